@@ -1,0 +1,48 @@
+"""What a routing matrix looks like in three numbers.
+
+References:
+    Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, equations 8 to 10; the direction of
+    discreteness as in the EACL 2023 version, appendix D (1 is binary).
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def discreteness(probabilities: Float[Tensor, "G T H K"]) -> float:
+    """Return 1 minus the mean entropy of the cells in bits: 1 for a binary matrix, 0 for 0.5.
+
+    Args:
+        probabilities: Probability of each task to use each skill.
+    """
+    p = probabilities.double()
+    bits = (torch.special.entr(p) + torch.special.entr(1 - p)) / math.log(2)
+    return float(1 - bits.mean())
+
+
+def sparsity(probabilities: Float[Tensor, "G T H K"]) -> float:
+    """Return the fraction of active cells: those with a probability above one half.
+
+    Args:
+        probabilities: Probability of each task to use each skill.
+    """
+    return float((probabilities > 0.5).double().mean())
+
+
+def usage(probabilities: Float[Tensor, "G T H K"]) -> float:
+    """Return how evenly skills are used: the entropy of the column sums over its maximum.
+
+    Averaged over groups and heads; 1 where all skills are used alike, 0 where one serves all.
+
+    Args:
+        probabilities: Non-negative use of each skill by each task.
+    """
+    n_skills = probabilities.shape[-1]
+    if n_skills == 1:
+        return 1.0
+    columns = probabilities.double().sum(dim=1)  # (G, H, K)
+    shares = columns / columns.sum(-1, keepdim=True).clamp_min(1e-12)
+    return float((torch.special.entr(shares).sum(-1) / math.log(n_skills)).mean())

@@ -1,0 +1,267 @@
+"""The trained inventory on disk: what later work starts from.
+
+A folder ``skills/`` holds
+
+| file | content |
+|---|---|
+| ``skills.safetensors`` | the skills of every layer, ``<path of the layer>.<parameter>`` |
+| ``router.safetensors`` | parameters and buffers of the router |
+| ``backbone.safetensors`` | the backbone's parameters, only where it was trained |
+| ``tasks.json`` | names of the tasks in the order of their ids |
+| ``meta.json`` | format version, backbone and its fingerprint, library versions, settings |
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from mttl.errors import CheckpointError
+from mttl.skills.skilled_model import SkilledModel
+
+FORMAT_VERSION = 1
+LIBRARIES = ("mttl", "torch", "transformers", "pytorch-lightning")
+# Values of each tensor that enter the fingerprint.
+SAMPLED_VALUES = 256
+
+
+@dataclass(frozen=True)
+class SavedInventory:
+    """A folder ``skills/`` as read from disk."""
+
+    folder: Path
+    meta: dict[str, Any]
+    tasks: tuple[str, ...]
+    skills: dict[str, Tensor]
+    router: dict[str, Tensor]
+    backbone: dict[str, Tensor] | None
+
+
+def save_inventory(
+    folder: str | Path,
+    model: SkilledModel,
+    tasks: Sequence[str],
+    *,
+    backbone_name: str,
+    backbone_trained: bool,
+    settings: Mapping[str, Any],
+) -> None:
+    """Write a folder ``skills/``, whole or not at all.
+
+    Args:
+        folder: Where; an earlier one is replaced once the new one is complete.
+        model: Backbone, skills and router.
+        tasks: Names of the tasks in the order of their ids.
+        backbone_name: What the backbone is called, for people.
+        backbone_trained: Whether its weights changed and have to be kept.
+        settings: What is needed to build the same model again; must be JSON.
+    """
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    parameters = backbone_parameters(model.backbone)
+    meta = {
+        "format_version": FORMAT_VERSION,
+        "backbone": {
+            "name": backbone_name,
+            "trained": backbone_trained,
+            "fingerprint": fingerprint(parameters, values=not backbone_trained),
+        },
+        "libraries": {name: _version(name) for name in LIBRARIES},
+        "settings": dict(settings),
+    }
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        save_file(skill_tensors(model), temporary / "skills.safetensors")
+        save_file(_contiguous(model.router.state_dict()), temporary / "router.safetensors")
+        if backbone_trained:
+            save_file(_contiguous(parameters), temporary / "backbone.safetensors")
+        _write_json(temporary / "tasks.json", list(tasks))
+        _write_json(temporary / "meta.json", meta)
+        if folder.exists():
+            shutil.rmtree(folder)
+        temporary.replace(folder)
+        folder.chmod(0o755)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def read_inventory(folder: str | Path) -> SavedInventory:
+    """Read a folder ``skills/``, or the run folder around it.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        CheckpointError: If it is no such folder, a file is missing or damaged, or the format is
+            not this version's.
+    """
+    folder = Path(folder)
+    if (folder / "skills" / "meta.json").is_file():
+        folder = folder / "skills"
+    if not (folder / "meta.json").is_file():
+        raise CheckpointError(
+            f"'{folder}' holds no trained inventory: it has no meta.json, nor a folder skills/ "
+            "with one. Give the folder of a run that has ended"
+        )
+    meta = _read_json(folder / "meta.json")
+    version = meta.get("format_version") if isinstance(meta, dict) else None
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"'{folder}' has format version {version}; this mttl reads {FORMAT_VERSION}. Load it "
+            f"with the mttl that wrote it ({meta.get('libraries', {}).get('mttl', 'unknown')})"
+        )
+    backbone = folder / "backbone.safetensors"
+    return SavedInventory(
+        folder=folder,
+        meta=meta,
+        tasks=tuple(_read_json(folder / "tasks.json")),
+        skills=_read_tensors(folder / "skills.safetensors"),
+        router=_read_tensors(folder / "router.safetensors"),
+        backbone=_read_tensors(backbone) if meta["backbone"]["trained"] else None,
+    )
+
+
+def load_into(model: SkilledModel, saved: SavedInventory) -> None:
+    """Copy a saved inventory into a model built with the same settings.
+
+    Args:
+        model: Backbone, skills and router.
+        saved: What was read.
+
+    Raises:
+        CheckpointError: If the backbone is another one, or tensors are missing, unexpected or of
+            another shape; nothing is copied then, and the message lists them by cause.
+    """
+    parameters = backbone_parameters(model.backbone)
+    trained = saved.backbone is not None
+    found = fingerprint(parameters, values=not trained)
+    expected = saved.meta["backbone"]["fingerprint"]
+    if found != expected:
+        raise CheckpointError(
+            f"'{saved.folder}' was trained on the backbone '{saved.meta['backbone']['name']}' "
+            f"(fingerprint {expected[:12]}), not on this one ({found[:12]}). Its weights "
+            "must be the same ones"
+        )
+    targets = {"skills": skill_tensors(model), "router": model.router.state_dict()}
+    sources = {"skills": saved.skills, "router": saved.router}
+    if saved.backbone is not None:
+        targets["backbone"] = parameters
+        sources["backbone"] = saved.backbone
+    problems = [
+        problem for part in targets for problem in _compare(part, targets[part], sources[part])
+    ]
+    if problems:
+        raise CheckpointError(f"'{saved.folder}' does not fit the model:\n" + "\n".join(problems))
+    with torch.no_grad():
+        for part, tensors in targets.items():
+            for name, tensor in tensors.items():
+                tensor.copy_(sources[part][name])
+
+
+def skill_tensors(model: SkilledModel) -> dict[str, Tensor]:
+    """Return the skills of every layer by ``<path of the layer>.<parameter>``."""
+    return {
+        f"{path}.{name}": tensor.detach()
+        for path, layer in model.skilled_layers().items()
+        for name, tensor in layer.inventory.state_dict().items()
+    }
+
+
+def backbone_parameters(backbone: nn.Module) -> dict[str, Tensor]:
+    """Return the backbone's own parameters under the names they have without skills.
+
+    Tied parameters appear once.
+    """
+    return {
+        re.sub(r"\.base\.(?=[^.]+$)", ".", name): parameter.detach()
+        for name, parameter in backbone.named_parameters()
+        if ".inventory." not in name
+    }
+
+
+def fingerprint(parameters: Mapping[str, Tensor], *, values: bool) -> str:
+    """Return a hash of names and shapes, and of a sample of the values.
+
+    Values are read in bfloat16, so that a backbone loaded in half precision is still the same one.
+
+    Args:
+        parameters: The backbone's parameters.
+        values: Whether their values matter; they do not where they are saved themselves.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(parameters):
+        tensor = parameters[name]
+        digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
+        if values and tensor.numel():
+            step = max(1, tensor.numel() // SAMPLED_VALUES)
+            sample = tensor.flatten()[::step].to("cpu", torch.bfloat16)
+            digest.update(sample.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _compare(part: str, targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> list[str]:
+    missing = sorted(set(targets) - set(sources))
+    unexpected = sorted(set(sources) - set(targets))
+    shapes = [
+        f"{name} {tuple(sources[name].shape)} instead of {tuple(targets[name].shape)}"
+        for name in sorted(set(targets) & set(sources))
+        if targets[name].shape != sources[name].shape
+    ]
+    return [
+        f"{part}, {cause}: {_some(names)}"
+        for cause, names in (
+            ("missing", missing),
+            ("unexpected", unexpected),
+            ("of another shape", shapes),
+        )
+        if names
+    ]
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"'{path}' is missing") from error
+    except ValueError as error:
+        raise CheckpointError(f"'{path}' is damaged: {error}") from error
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"'{path}' is missing") from error
+    except SafetensorError as error:
+        raise CheckpointError(f"'{path}' is damaged: {error}") from error
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,85 @@
+"""What all commands share: exit statuses, messages without tracebacks, quiet libraries."""
+
+import errno
+import logging
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.logging import RichHandler
+
+from mttl.errors import MttlError
+from mttl.training.stopping import StopRequested
+
+SUCCESS, FAULT, USER_MISTAKE, INTERRUPTED = 0, 1, 2, 130
+
+# Library messages that a user can do nothing about, each with the reason it is harmless.
+HARMLESS = (
+    # Loaders are built with 0 workers on purpose: rows are tokenised beforehand.
+    ".*does not have many workers.*",
+    # The folder is ours, and a resumed run writes into it knowingly.
+    ".*Checkpoint directory .* exists and is not empty.*",
+    # Evaluation batches differ in number between processes; nothing synchronises inside them.
+    ".*Total length of .* across ranks is zero.*",
+    # Batch size for logged means is given where it matters.
+    ".*Trying to infer the `batch_size`.*",
+    # One epoch may be shorter than the logging interval in short runs.
+    ".*The number of training batches .* is smaller than the logging interval.*",
+    # Raised by Lightning's own use of a PyTorch interface.
+    ".*isinstance\\(treespec, LeafSpec\\).*",
+    # No learning rate monitor is wanted when there is only our own metrics file.
+    ".*You defined a `validation_step` but have no `val_dataloader`.*",
+)
+
+
+def run_command(main: Callable[[], int]) -> int:
+    """Run a command and turn what went wrong into a message and an exit status.
+
+    Args:
+        main: The command.
+
+    Returns:
+        0 on success, 2 on a mistake of the user's, 130 after Ctrl-C, 1 otherwise. Faults of the
+        program are raised: their traceback is wanted.
+    """
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    _quiet(console)
+    try:
+        return main()
+    except MttlError as error:
+        console.print(f"error: {error}", markup=False)
+        return USER_MISTAKE
+    except StopRequested as stop:
+        console.print(f"{stop}; the state was saved, continue with --resume", markup=False)
+        return INTERRUPTED if stop.number == signal.SIGINT else FAULT
+    except KeyboardInterrupt:
+        console.print("interrupted")
+        return INTERRUPTED
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM):
+            raise
+        where = f" '{error.filename}'" if error.filename else ""
+        console.print(f"error: cannot write{where}: {error.strerror}", markup=False)
+        return USER_MISTAKE
+
+
+def _quiet(console: Console) -> None:
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(message)s",
+        handlers=[RichHandler(console=console, show_time=False, show_path=False, show_level=False)],
+        force=True,
+    )
+    for noisy in ("httpx", "datasets", "fsspec", "filelock", "torch", "urllib3"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    for lightning in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch"):
+        logging.getLogger(lightning).setLevel(logging.WARNING)
+    for message in HARMLESS:
+        warnings.filterwarnings("ignore", message)
+
+
+def exit_with(main: Callable[[], int]) -> None:
+    """Run a command and leave the process with its status."""
+    sys.exit(run_command(main))

@@ -1,0 +1,274 @@
+"""From a validated configuration to objects. The dictionaries here are the registry."""
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from mttl.config.load import resolve_path
+from mttl.config.schema import Backbone, Config, Optim, Router, Skills
+from pydantic import TypeAdapter
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from mttl.checkpoint import SavedInventory, load_into, read_inventory
+from mttl.errors import ConfigError, nearest
+from mttl.models.backbone import build_random, load_pretrained, load_tokenizer
+from mttl.routing.context import RoutingSlot
+from mttl.routing.fixed import (
+    FixedRouter,
+    average_router,
+    expert_router,
+    private_router,
+    shared_router,
+)
+from mttl.routing.hyperformer import HyperFormerRouter
+from mttl.routing.polytropon import PolytroponRouter
+from mttl.routing.priors import RoutingPrior
+from mttl.routing.task_moe import TaskMoERouter
+from mttl.routing.task_router import TaskRouter
+from mttl.skills.attach import Attachment, attach_skills
+from mttl.skills.dense import DenseInventory
+from mttl.skills.ia3 import IA3Inventory
+from mttl.skills.inventory import Inventory
+from mttl.skills.lora import LoRAInventory
+from mttl.skills.skilled_model import SkilledModel
+from mttl.training.optim import Optimization
+
+INVENTORIES: dict[str, Callable[..., Inventory]] = {
+    "lora": LoRAInventory,
+    "ia3": IA3Inventory,
+    "dense": DenseInventory,
+}
+LEARNED_ROUTERS: dict[str, Callable[..., TaskRouter]] = {
+    "polytropon": PolytroponRouter,
+    "task_moe": TaskMoERouter,
+    "hyperformer": HyperFormerRouter,
+}
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model ready to train or to use.
+
+    Attributes:
+        model: Backbone, skills and router.
+        tokenizer: The backbone's.
+        attachment: Which layers have skills.
+        tasks: Names of the tasks in the order of their ids.
+    """
+
+    model: SkilledModel
+    tokenizer: PreTrainedTokenizerBase
+    attachment: Attachment
+    tasks: tuple[str, ...]
+
+
+def build_model(config: Config, tasks: Sequence[str]) -> Built:
+    """Build backbone, skills and router for some tasks.
+
+    Args:
+        config: The configuration; its sections backbone, skills and router are read.
+        tasks: Names of the tasks in the order of their ids.
+
+    Raises:
+        ConfigError: If a part cannot be built; the message names the section.
+    """
+    return _assemble(config.backbone, config.skills, config.router, tasks, saved=None)
+
+
+def load_run(folder: str | Path) -> Built:
+    """Load the trained inventory of a run, in evaluation mode.
+
+    Args:
+        folder: The run folder, or its ``skills/``.
+
+    Raises:
+        CheckpointError: If the folder holds no inventory, or it does not fit its backbone.
+        ConfigError: If the backbone cannot be loaded.
+    """
+    saved = read_inventory(folder)
+    settings = saved.meta["settings"]
+    built = _assemble(
+        TypeAdapter(Backbone).validate_python(settings["backbone"]),
+        TypeAdapter(Skills).validate_python(settings["skills"]),
+        TypeAdapter(Router).validate_python(settings["router"]),
+        saved.tasks,
+        saved,
+    )
+    load_into(built.model, saved)
+    built.model.eval()
+    return built
+
+
+def inventory_settings(config: Config) -> dict[str, Any]:
+    """Return what a saved inventory needs to be built again, as JSON."""
+    return {
+        "backbone": config.backbone.model_dump(mode="json"),
+        "skills": config.skills.model_dump(mode="json"),
+        "router": config.router.model_dump(mode="json"),
+        "data": config.data.model_dump(
+            mode="json", include={"prefix", "descriptions", "max_input_length", "max_output_length"}
+        ),
+    }
+
+
+def backbone_name(backbone: Backbone) -> str:
+    """Return what to call a backbone."""
+    return backbone.name if backbone.kind == "pretrained" else f"random {backbone.model_type}"
+
+
+def build_tokenizer(backbone: Backbone) -> PreTrainedTokenizerBase:
+    """Load the tokenizer that the configuration names."""
+    if backbone.kind == "random":
+        return load_tokenizer(backbone.tokenizer)
+    if backbone.tokenizer is not None:
+        return load_tokenizer(backbone.tokenizer)
+    return load_tokenizer(backbone.name, revision=backbone.revision, gguf_file=backbone.gguf_file)
+
+
+def build_backbone(backbone: Backbone) -> PreTrainedModel:
+    """Load or build the backbone; frozen unless it is trained too."""
+    if backbone.kind == "random":
+        model = build_random(backbone.model_type, dict(backbone.config))
+    else:
+        model = load_pretrained(
+            backbone.name,
+            revision=backbone.revision,
+            gguf_file=backbone.gguf_file,
+            dtype=backbone.dtype,
+        )
+    model.requires_grad_(backbone.train)
+    return model
+
+
+def build_optimization(optim: Optim) -> Optimization:
+    """Return the optimization that the configuration describes."""
+    settings: dict[str, Any] = {}
+    if optim.kind in ("adamw", "adam"):
+        settings = {"betas": tuple(optim.betas), "eps": optim.eps}
+    else:
+        settings = {"beta2_decay": optim.beta2_decay, "d": optim.clip_threshold}
+    return Optimization(
+        kind=optim.kind,
+        lr=optim.lr,
+        router_lr=optim.router_lr,
+        backbone_lr=optim.backbone_lr,
+        weight_decay=optim.weight_decay,
+        schedule=optim.schedule,
+        warmup=optim.warmup,
+        settings=tuple(settings.items()),
+    )
+
+
+def _assemble(
+    backbone: Backbone,
+    skills: Skills,
+    router: Router,
+    tasks: Sequence[str],
+    saved: SavedInventory | None,
+) -> Built:
+    tokenizer = build_tokenizer(backbone)
+    model = build_backbone(backbone)
+    n_skills = len(tasks) if skills.n_skills == "per_task" else skills.n_skills
+    settings = skills.model_dump(exclude={"kind", "targets", "n_skills"})
+
+    def make_inventory(in_features: int, out_features: int) -> Inventory:
+        return INVENTORIES[skills.kind](in_features, out_features, n_skills, **settings)
+
+    slot = RoutingSlot()
+    try:
+        attachment = attach_skills(
+            model,
+            make_inventory,
+            targets=skills.targets,
+            slot=slot,
+            granularity=router.granularity,
+        )
+    except ValueError as error:
+        raise ConfigError(f"section skills: {error}") from error
+    n_groups = len(attachment.groups)
+    try:
+        if saved is not None and router.kind not in LEARNED_ROUTERS:
+            # A fixed matrix is its own description: the file it came from need not exist any more.
+            task_router: TaskRouter = FixedRouter(saved.router["weights"], n_groups, skills.n_heads)
+        else:
+            task_router = _build_router(router, n_groups, tasks, skills.n_heads, n_skills)
+        skilled = SkilledModel(model, task_router, slot)
+    except ValueError as error:
+        raise ConfigError(f"section router: {error}") from error
+    if backbone.gradient_checkpointing:
+        skilled.enable_gradient_checkpointing()
+    if backbone.compile:
+        skilled.backbone.compile()
+    return Built(skilled, tokenizer, attachment, tuple(tasks))
+
+
+def _build_router(
+    router: Router, n_groups: int, tasks: Sequence[str], n_heads: int, n_skills: int
+) -> TaskRouter:
+    if router.kind == "shared":
+        return shared_router(n_groups, len(tasks), n_heads)
+    if router.kind == "private":
+        return private_router(n_groups, len(tasks), n_heads)
+    if router.kind == "average":
+        return average_router(n_groups, len(tasks), n_skills, n_heads)
+    if router.kind == "expert":
+        return expert_router(read_expert_matrix(router.matrix, tasks), n_groups, n_heads)
+    settings = router.model_dump(exclude={"kind", "granularity"})
+    if router.kind == "polytropon":
+        prior = router.prior
+        settings = {
+            "relaxed": router.relaxed,
+            "hard": router.straight_through,
+            "temperature": router.temperature,
+            "init_scale": router.init_scale,
+            "normalisation": router.normalise,
+            "shared_skill": router.shared_skill,
+            "logit_dropout": router.logit_dropout,
+            "prior": RoutingPrior(
+                ibp_alpha=prior.ibp.alpha if prior.ibp else 1.0,
+                ibp_weight=prior.ibp.weight if prior.ibp else 0.0,
+                sparsity=prior.sparsity,
+                mutual_information=prior.mutual_information,
+                orthogonality=prior.orthogonality,
+            ),
+        }
+    return LEARNED_ROUTERS[router.kind](n_groups, len(tasks), n_heads, n_skills, **settings)
+
+
+def read_expert_matrix(name: str, tasks: Sequence[str]) -> torch.Tensor:
+    """Read the weights of the Expert baseline.
+
+    Args:
+        name: A CSV file: a header ``task`` and the skills' names, then a row per task; looked up as
+            given, then under the shipped configurations.
+        tasks: The tasks whose rows to return, in this order; the file may hold more.
+
+    Returns:
+        Weights, shape (T, K).
+
+    Raises:
+        ConfigError: If the file is missing or malformed, or a task has no row.
+    """
+    path = resolve_path(name)
+    rows: dict[str, list[float]] = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        lines = csv.reader(file)
+        header = next(lines, [])
+        if not header or header[0] != "task" or len(header) < 2:
+            raise ConfigError(f"'{path}': the first line must be `task` and the names of skills")
+        for number, cells in enumerate(lines, start=2):
+            if len(cells) != len(header):
+                raise ConfigError(
+                    f"'{path}' line {number} has {len(cells)} cells; the header has {len(header)}"
+                )
+            try:
+                rows[cells[0]] = [float(cell) for cell in cells[1:]]
+            except ValueError as error:
+                raise ConfigError(f"'{path}' line {number}: {error}") from error
+    for task in tasks:
+        if task not in rows:
+            raise ConfigError(f"'{path}' has no row for the task '{task}'.{nearest(task, rows)}")
+    return torch.tensor([rows[task] for task in tasks])

@@ -1,0 +1,93 @@
+"""The Lightning trainer that a configuration describes."""
+
+from mttl.config.schema import Config
+from pytorch_lightning import Trainer
+from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
+
+from mttl.config.build import Built
+from mttl.errors import ConfigError
+from mttl.training.annealing import TemperatureAnnealing
+from mttl.training.metrics_file import MetricsFile
+from mttl.training.progress import TrainingProgress
+from mttl.training.routing_monitor import RoutingMonitor
+from mttl.training.run_folder import RunFolder
+from mttl.training.stopping import GracefulStop, SaveLast
+
+
+def build_trainer(
+    config: Config, folder: RunFolder, built: Built, *, resumed_step: int = 0
+) -> Trainer:
+    """Return a trainer with the callbacks and loggers of a run.
+
+    Args:
+        config: The configuration; its sections trainer, router and run are read.
+        folder: Where the run writes.
+        built: The model; names of tasks and groups are read.
+        resumed_step: The step that a resumed run continues from.
+
+    Raises:
+        ConfigError: If Lightning refuses a setting, or a logger is not installed.
+    """
+    settings = config.trainer.model_dump(exclude={"loggers", "early_stopping"})
+    if settings["val_check_interval"] is None:
+        settings.pop("val_check_interval")
+    if isinstance(settings.get("val_check_interval"), int):
+        # An interval in steps counts over the whole run, not within an epoch.
+        settings["check_val_every_n_epoch"] = None
+    try:
+        return Trainer(
+            **settings,
+            default_root_dir=folder.path,
+            logger=_loggers(config, folder, resumed_step),
+            callbacks=_callbacks(config, folder, built),
+            # Batches are dealt to the processes by the data module.
+            use_distributed_sampler=False,
+            num_sanity_val_steps=0,
+            enable_model_summary=False,
+        )
+    except (ValueError, TypeError, ModuleNotFoundError, RuntimeError) as error:
+        raise ConfigError(f"section trainer: {error}") from error
+    except Exception as error:
+        # Lightning's MisconfigurationException derives from Exception alone.
+        if type(error).__name__ != "MisconfigurationException":
+            raise
+        raise ConfigError(f"section trainer: {error}") from error
+
+
+def _callbacks(config: Config, folder: RunFolder, built: Built) -> list[Callback]:
+    callbacks: list[Callback] = [
+        TrainingProgress(),
+        RoutingMonitor(folder.plots, built.attachment.groups, built.tasks),
+    ]
+    router = config.router
+    if router.kind == "polytropon" and router.final_temperature is not None:
+        callbacks.append(TemperatureAnnealing(router.temperature, router.final_temperature))
+    if config.data.validation != "none":
+        callbacks.append(
+            ModelCheckpoint(
+                dirpath=folder.checkpoints,
+                filename=folder.best.stem,
+                monitor="val/score",
+                mode="max",
+                save_weights_only=True,
+                auto_insert_metric_name=False,
+                enable_version_counter=False,
+            )
+        )
+        if config.trainer.early_stopping is not None:
+            callbacks.append(
+                EarlyStopping("val/score", mode="max", patience=config.trainer.early_stopping)
+            )
+    # Last, so that the state of all others is in what they save.
+    return [*callbacks, SaveLast(folder.last), GracefulStop(folder.last)]
+
+
+def _loggers(config: Config, folder: RunFolder, resumed_step: int) -> list[Logger]:
+    loggers: list[Logger] = [MetricsFile(folder.metrics, keep_before=resumed_step)]
+    for name in config.trainer.loggers:
+        if name == "tensorboard":
+            loggers.append(TensorBoardLogger(folder.path, name="tensorboard", version=""))
+        else:
+            loggers.append(WandbLogger(name=config.run.name, save_dir=folder.path, project="mttl"))
+    return loggers

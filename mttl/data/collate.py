@@ -1,0 +1,144 @@
+"""Rows to padded batches, for encoder-decoder and for decoder-only models.
+
+A prepared row holds the ids of the prompt (`input_ids`) and of the answer with its end
+(`labels`). An encoder-decoder reads the first and predicts the second. A decoder-only model reads
+both in one sequence, prompt + answer, and its loss is on the answer only: labels are -100 on the
+prompt and on the padding.
+
+Training pads on the right. To generate, a decoder-only model needs its prompts padded on the
+left, so that all answers start at the same position.
+
+Masks come from lengths, never from comparing ids: a tokenizer without a padding token pads with
+its end token, which real sequences hold too.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class TrainCollator:
+    """Makes {input_ids, attention_mask, labels, task_ids} of a list of prepared rows.
+
+    Task ids are range-checked here, once and on the CPU, so that no layer has to.
+
+    Args:
+        pad_id: Fills up `input_ids`; see `pad_id_of`.
+        n_tasks: Task ids lie in [0, n_tasks).
+        decoder_only: The kind of model.
+    """
+
+    pad_id: int
+    n_tasks: int
+    decoder_only: bool
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return `input_ids`, `attention_mask`, `labels` (each B L, long) and `task_ids` (B,).
+
+        Raises:
+            ValueError: If a task id is out of range.
+        """
+        prompts = [row["input_ids"] for row in rows]
+        answers = [row["labels"] for row in rows]
+        inputs, labels = prompts, answers
+        if self.decoder_only:
+            inputs = [[*p, *a] for p, a in zip(prompts, answers, strict=True)]
+            labels = [[IGNORED] * len(p) + [*a] for p, a in zip(prompts, answers, strict=True)]
+        return {
+            **padded_inputs(inputs, self.pad_id),
+            "labels": pad(labels, IGNORED),
+            "task_ids": checked_task_ids([row["task_id"] for row in rows], self.n_tasks),
+        }
+
+
+@dataclass(frozen=True)
+class EvalCollator:
+    """Adds to a training batch what generation and scoring need.
+
+    `generation_inputs` ({input_ids, attention_mask}: the prompts alone), `references`
+    (list[list[str]]), `inputs` (list[str]), `samples` (list[int]) and `rows` (list[int], each
+    row's place in the prepared data, to put predictions back into the order of the files).
+
+    Args:
+        pad_id: Fills up `input_ids`; see `pad_id_of`.
+        n_tasks: Task ids lie in [0, n_tasks).
+        decoder_only: The kind of model.
+    """
+
+    pad_id: int
+    n_tasks: int
+    decoder_only: bool
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return a training batch and the fields above.
+
+        Raises:
+            ValueError: If a task id is out of range.
+        """
+        batch = TrainCollator(self.pad_id, self.n_tasks, self.decoder_only)(rows)
+        prompts = [row["input_ids"] for row in rows]
+        batch["generation_inputs"] = (
+            padded_inputs(prompts, self.pad_id, left=True)
+            if self.decoder_only
+            else {key: batch[key] for key in ("input_ids", "attention_mask")}
+        )
+        batch["references"] = [list(row["references"]) for row in rows]
+        batch["inputs"] = [row["input"] for row in rows]
+        batch["samples"] = [row["sample"] for row in rows]
+        batch["rows"] = [row["row"] for row in rows]
+        return batch
+
+
+def pad_id_of(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the id to pad with: the tokenizer's own, else its end token's.
+
+    Raises:
+        ValueError: If it has neither.
+    """
+    for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if token_id is not None:
+            return int(token_id)  # pyright: ignore[reportArgumentType]
+    raise ValueError(
+        f"{type(tokenizer).__name__} has neither a padding nor an end token; set its pad_token."
+    )
+
+
+def checked_task_ids(task_ids: Sequence[int], n_tasks: int) -> Int[Tensor, "B"]:
+    """Return the ids as a tensor.
+
+    Raises:
+        ValueError: If one is outside [0, n_tasks).
+    """
+    for task_id in task_ids:
+        if not 0 <= task_id < n_tasks:
+            raise ValueError(
+                f"task id {task_id} is out of range: there are {n_tasks} tasks, so ids lie in "
+                f"[0, {n_tasks})."
+            )
+    return torch.tensor(task_ids, dtype=torch.long)
+
+
+def padded_inputs(
+    sequences: Sequence[Sequence[int]], pad_id: int, left: bool = False
+) -> dict[str, Tensor]:
+    """Return `input_ids` (B L) and `attention_mask` (B L), 1 on every real token."""
+    ones = [[1] * len(sequence) for sequence in sequences]
+    return {"input_ids": pad(sequences, pad_id, left), "attention_mask": pad(ones, 0, left)}
+
+
+def pad(sequences: Sequence[Sequence[int]], value: int, left: bool = False) -> Int[Tensor, "B L"]:
+    """Fill all sequences up to the longest, on the right or on the left."""
+    longest = max(len(sequence) for sequence in sequences)
+    filled = []
+    for sequence in sequences:
+        filling = [value] * (longest - len(sequence))
+        filled.append([*filling, *sequence] if left else [*sequence, *filling])
+    return torch.tensor(filled, dtype=torch.long)

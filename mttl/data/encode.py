@@ -1,0 +1,138 @@
+r"""Text to ids, with room kept for the tokens that must not be cut off.
+
+An input reads ``[task] input`` (with the prefix on) and an answer is the first accepted output.
+CrossFit puts a blank before both. That blank is kept exactly where it does what it was meant to
+do: for tokenizers in which it changes a word's token without costing one (the byte-level BPE of
+GPT-2 and BART, to which " word" in mid-sentence and "word" at the start are different tokens).
+Elsewhere it would be dropped, doubled or, for bytes, spend a position on nothing.
+
+Special tokens are the tokenizer's own. Encoder-decoder: inputs and answers both carry them, and
+an answer always ends with the end token. Decoder-only: beginning + input + newline, then answer +
+end; the newline tells the model where the input is over. What is too long loses its tail: the
+prefix, the newline and the end token stay.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import transformers
+from transformers import PreTrainedTokenizerBase
+
+_PROBE = "the"
+_BEHAVIOUR_PROBE = " [Task_1] Café  naïve\tÅß 12,345.60\n日本 </s> the end."
+
+
+class TextEncoder:
+    """Encodes prompts and answers for one kind of model.
+
+    Args:
+        tokenizer: Any transformers tokenizer that has an end token.
+        decoder_only: The kind of model.
+        max_input_length: The most ids of a prompt, special tokens included.
+        max_output_length: The most ids of an answer, special tokens included.
+
+    Raises:
+        ValueError: If there is no end token, or a length leaves no room for text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        decoder_only: bool,
+        max_input_length: int,
+        max_output_length: int,
+    ):
+        eos_id: Any = tokenizer.eos_token_id
+        if eos_id is None:
+            raise ValueError(
+                f"{type(tokenizer).__name__} has no end token, so generation could not stop; set "
+                "its eos_token."
+            )
+        self.tokenizer = tokenizer
+        self.leading_space = " " if wants_leading_space(tokenizer) else ""
+        before, after = special_ids(tokenizer)
+        ends = after if eos_id in after else [*after, eos_id]
+        self._prompt_ends, self._answer_ends = (
+            ((before, _bare(tokenizer, "\n")), ([], [eos_id]))
+            if decoder_only
+            else ((before, after), (before, ends))
+        )
+        self._max_lengths = max_input_length, max_output_length
+        for name, length, (head, tail) in (
+            ("max_input_length", max_input_length, self._prompt_ends),
+            ("max_output_length", max_output_length, self._answer_ends),
+        ):
+            if length <= len(head) + len(tail):
+                raise ValueError(
+                    f"{name} ({length}) must be larger than {len(head) + len(tail)}, the number of "
+                    "special tokens around the text."
+                )
+
+    def prompts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each input."""
+        return self._encode(texts, self._prompt_ends, self._max_lengths[0])
+
+    def answers(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each answer, the end token included."""
+        return self._encode(texts, self._answer_ends, self._max_lengths[1])
+
+    def _encode(
+        self, texts: Sequence[str], ends: tuple[list[int], list[int]], max_length: int
+    ) -> list[list[int]]:
+        before, after = ends
+        room = max_length - len(before) - len(after)
+        encoded = self._ids([self.leading_space + text for text in texts])
+        return [[*before, *ids[:room], *after] for ids in encoded]
+
+    def _ids(self, texts: list[str]) -> list[list[int]]:
+        # verbose=False: a text over the model's length is cut here, and needs no warning.
+        encoded = self.tokenizer(texts, add_special_tokens=False, verbose=False)
+        return encoded["input_ids"]  # pyright: ignore[reportReturnType]
+
+
+def wants_leading_space(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether a blank in front changes a word's tokens without adding one."""
+    without = _bare(tokenizer, _PROBE)
+    spaced = _bare(tokenizer, " " + _PROBE)
+    return spaced != without and len(spaced) <= len(without)
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """Return the ids that the tokenizer puts before and after a single text."""
+    bare = _bare(tokenizer, _PROBE)
+    full = list(tokenizer(_PROBE)["input_ids"])  # pyright: ignore[reportArgumentType]
+    for start in range(len(full) - len(bare) + 1):
+        if full[start : start + len(bare)] == bare:
+            return full[:start], full[start + len(bare) :]
+    raise ValueError(
+        f"{type(tokenizer).__name__} encodes '{_PROBE}' as {bare} without and {full} with special "
+        "tokens; the first must be part of the second."
+    )
+
+
+def tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a hash of all that decides how the tokenizer encodes.
+
+    Its class, vocabulary, special tokens and settings; for the fast ones their whole pipeline,
+    without padding and truncation (every call sets these anew); and the ids of a probe text.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    pipeline = json.loads(backend.to_str()) if backend is not None else {}
+    pipeline = {k: v for k, v in pipeline.items() if k not in ("padding", "truncation")}
+    parts = {
+        "class": type(tokenizer).__name__,
+        "transformers": transformers.__version__,
+        "pipeline": pipeline,
+        "vocabulary": sorted(tokenizer.get_vocab().items()),
+        "special": {key: str(value) for key, value in tokenizer.special_tokens_map.items()},
+        "ids": [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id],
+        "probe": tokenizer(_BEHAVIOUR_PROBE, verbose=False)["input_ids"],
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _bare(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])  # pyright: ignore

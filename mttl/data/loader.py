@@ -1,0 +1,49 @@
+"""A data loader that knows which batch comes next, so that a run can stop and go on anywhere.
+
+Lightning saves and restores the state of loaders that have one, but its own idea of the epoch
+counts a stop in the middle (`max_steps`, `max_time`) as the end. So the position is kept here: it
+moves when a batch is handed out, not when a worker reads ahead, and it moves to the next epoch
+with the last batch.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from mttl.data.samplers import TaskBatchSampler
+
+
+class ResumableLoader(DataLoader):
+    """Hands out the batches of ``sampler`` from its position on, and keeps that position.
+
+    Its length is that of a whole epoch also where `iter` begins in the middle, as Lightning
+    expects.
+
+    Args:
+        dataset: The rows, a map-style data set.
+        sampler: Decides the batches and holds the position.
+        options: Of `torch.utils.data.DataLoader`.
+    """
+
+    def __init__(self, dataset: Any, sampler: TaskBatchSampler, **options: Any):
+        # Its own generator: workers' seeds must not advance the global one, on which dropout
+        # depends, once more in a run that is resumed.
+        generator = torch.Generator().manual_seed(sampler.seed)
+        super().__init__(dataset, batch_sampler=sampler, generator=generator, **options)
+        self.position = sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch, first = self.position.epoch, self.position.batch
+        for batch, content in enumerate(super().__iter__(), first):
+            self.position.set_position(epoch, batch + 1)
+            yield content
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the next batch."""
+        return self.position.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to a saved position; the next `iter` begins there."""
+        self.position.load_state_dict(state_dict)

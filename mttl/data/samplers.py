@@ -1,0 +1,218 @@
+r"""Which rows make up each training batch, as a pure function of (seed, epoch, batch).
+
+Four kinds, for tasks t with n_t rows out of N:
+
+* `proportional`: every row once per epoch, shuffled;
+* `uniform`: each row's task drawn with p_t = 1/T;
+* `temperature`: each row's task drawn with p_t ∝ n_t^(1/τ) (τ = 1: by size; τ → ∞: uniform);
+* `homogeneous`: every batch of one task, drawn with p_t ∝ n_t.
+
+An epoch is ⌈N / (batch_size × world_size)⌉ batches for all of them, so that schedules compare.
+Tasks are drawn with replacement; the rows of a task are dealt like a deck of cards, each once
+before any comes again.
+
+Processes share one plan: step s of all ranks together holds the rows that step s of one process
+with the same global batch would hold.
+
+References:
+    Raffel et al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+    Transformer, JMLR 2020, arXiv:1910.10683 (temperature-scaled mixing, section 3.5.2).
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from mttl.errors import CheckpointError, nearest
+
+KINDS = ("proportional", "uniform", "temperature", "homogeneous")
+
+
+class TaskBatchSampler(Sampler[list[int]]):
+    """Yields the batches of one process from its position to the end of the epoch.
+
+    The position is where the next `iter` begins; `set_position` moves it. Iterating does not: a
+    data loader reads batches ahead, so only the loader knows how many were really used.
+
+    Args:
+        task_ids: The task of every row.
+        batch_size: Rows per batch and process.
+        temperature: Draws tasks with p ∝ n^(1/temperature), `math.inf` being uniform. None takes
+            every row once per epoch (or, with ``homogeneous``, draws by size).
+        homogeneous: Fill each global batch from one task.
+        seed: Of the plan; the same on all ranks.
+        rank: This process.
+        world_size: Number of processes.
+        drop_last: Leave out the rows that do not fill the last global batch. If False, and they
+            are fewer than the processes, the ranks left without one repeat a row of that batch:
+            every rank must take every step.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        task_ids: Sequence[int] | np.ndarray,
+        *,
+        batch_size: int,
+        temperature: float | None = None,
+        homogeneous: bool = False,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        drop_last: bool = False,
+    ):
+        ids = np.asarray(task_ids, dtype=np.int64)
+        if ids.size == 0:
+            raise ValueError("task_ids is empty; there is no row to sample.")
+        if batch_size < 1:
+            raise ValueError(f"batch_size ({batch_size}) must be at least 1.")
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank ({rank}) must lie in [0, world_size = {world_size}).")
+        if seed < 0:
+            raise ValueError(f"seed ({seed}) must not be negative.")
+        self.global_batch_size = batch_size * world_size
+        if drop_last and ids.size < self.global_batch_size:
+            raise ValueError(
+                f"drop_last leaves no batch: {ids.size} rows do not fill one of "
+                f"{self.global_batch_size}."
+            )
+        self.n_rows = ids.size
+        self.rank, self.world_size, self.seed = rank, world_size, seed
+        self.homogeneous = homogeneous
+        self.tasks, sizes = np.unique(ids, return_counts=True)
+        self.rows_of_task = [np.flatnonzero(ids == task) for task in self.tasks]
+        self.probabilities = (
+            None
+            if temperature is None and not homogeneous
+            else task_probabilities(sizes, 1.0 if temperature is None else temperature)
+        )
+        round_ = math.floor if drop_last else math.ceil
+        self.n_batches = round_(self.n_rows / self.global_batch_size)
+        self.epoch = self.batch = 0
+
+    def __len__(self) -> int:
+        """Return the number of batches of a whole epoch, wherever the position is."""
+        return self.n_batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order, size = self.plan(self.epoch), self.global_batch_size
+        for i in range(self.batch, self.n_batches):
+            batch = order[i * size : (i + 1) * size]
+            share = batch[self.rank :: self.world_size]
+            if share.size == 0:
+                share = batch[[self.rank % batch.size]]
+            yield share.tolist()
+
+    def plan(self, epoch: int) -> np.ndarray:
+        """Return the rows of all global batches of ``epoch``, one after the other."""
+        rng = np.random.default_rng([self.seed, epoch])
+        if self.probabilities is None:
+            return rng.permutation(self.n_rows)
+        if self.homogeneous:
+            tasks = rng.choice(len(self.tasks), size=self.n_batches, p=self.probabilities)
+            tasks = np.repeat(tasks, self.global_batch_size)
+        else:
+            n_slots = self.n_batches * self.global_batch_size
+            tasks = rng.choice(len(self.tasks), size=n_slots, p=self.probabilities)
+        order = np.empty(len(tasks), dtype=np.int64)
+        for task, rows in enumerate(self.rows_of_task):
+            slots = np.flatnonzero(tasks == task)
+            n_decks = math.ceil(slots.size / rows.size)
+            decks = [rng.permutation(rows) for _ in range(n_decks)]
+            order[slots] = np.concatenate([*decks, rows[:0]])[: slots.size]
+        return order
+
+    def set_position(self, epoch: int, batch: int = 0) -> None:
+        """Let the next `iter` begin at ``batch`` of ``epoch``; past the end is the next epoch."""
+        self.epoch, self.batch = (epoch + 1, 0) if batch >= self.n_batches else (epoch, batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, and what it depends on."""
+        return {"epoch": self.epoch, "batch": self.batch, "plan": self._plan_identity()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go back to a saved position.
+
+        Raises:
+            CheckpointError: If it lies inside an epoch that was planned over other data.
+        """
+        mine, saved = self._plan_identity(), state["plan"]
+        if state["batch"] and saved != mine:
+            differs = ", ".join(
+                f"{key} {saved.get(key)} there, {mine[key]} here"
+                for key in mine
+                if saved.get(key) != mine[key]
+            )
+            raise CheckpointError(
+                f"the checkpoint was saved at batch {state['batch']} of epoch {state['epoch']}, "
+                f"which cannot be continued with other data settings: {differs}. Resume with "
+                "those it was saved with."
+            )
+        self.set_position(state["epoch"], state["batch"])
+
+    def _plan_identity(self) -> dict[str, Any]:
+        return {
+            "n_rows": self.n_rows,
+            "global_batch_size": self.global_batch_size,
+            "n_batches": self.n_batches,
+            "seed": self.seed,
+            "homogeneous": self.homogeneous,
+            "probabilities": None
+            if self.probabilities is None
+            else [round(p, 9) for p in self.probabilities.tolist()],
+        }
+
+
+def task_probabilities(sizes: Sequence[int] | np.ndarray, temperature: float) -> np.ndarray:
+    """Return p_t = n_t^(1/temperature) / Σ n^(1/temperature), computed without overflow.
+
+    Raises:
+        ValueError: If ``temperature`` is not positive.
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature ({temperature}) must be positive.")
+    scores = np.log(np.asarray(sizes, dtype=np.float64)) / temperature
+    weights = np.exp(scores - scores.max())
+    return weights / weights.sum()
+
+
+def build_sampler(
+    kind: str,
+    task_ids: Sequence[int] | np.ndarray,
+    *,
+    batch_size: int,
+    seed: int,
+    temperature: float = 1.0,
+    rank: int = 0,
+    world_size: int = 1,
+    drop_last: bool = False,
+) -> TaskBatchSampler:
+    """Build the sampler of a kind; ``temperature`` matters to the kind of that name only.
+
+    Raises:
+        ValueError: If the kind is unknown.
+    """
+    options = {
+        "proportional": {},
+        "uniform": {"temperature": math.inf},
+        "temperature": {"temperature": temperature},
+        "homogeneous": {"homogeneous": True},
+    }
+    if kind not in options:
+        raise ValueError(
+            f"sampler kind is '{kind}'; it must be one of {', '.join(KINDS)}.{nearest(kind, KINDS)}"
+        )
+    return TaskBatchSampler(
+        task_ids,
+        batch_size=batch_size,
+        seed=seed,
+        rank=rank,
+        world_size=world_size,
+        drop_last=drop_last,
+        **options[kind],
+    )

@@ -1,0 +1,38 @@
+"""The project's own errors: mistakes a user can mend, told apart from faults of the program.
+
+A command catches `MttlError`, prints its message and exits with status 2. Everything else is a
+fault and keeps its traceback.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class MttlError(Exception):
+    """Something the user can mend; the message says what, and how."""
+
+
+class ConfigError(MttlError, ValueError):
+    """A configuration that cannot be read, does not validate, or cannot be built."""
+
+
+class TaskError(MttlError, ValueError):
+    """A task, a partition or a data file that is missing, malformed or inconsistent."""
+
+
+class CheckpointError(MttlError, ValueError):
+    """A saved inventory that is damaged, of another format, or made for another backbone."""
+
+
+def nearest(name: str, options: Iterable[str], n: int = 3) -> str:
+    """Return ``" Did you mean 'a' or 'b'?"`` for the options closest to ``name``, or ``""``.
+
+    Args:
+        name: What was asked for.
+        options: What exists.
+        n: The most suggestions to give.
+    """
+    close = difflib.get_close_matches(name, [str(option) for option in options], n=n, cutoff=0.5)
+    if not close:
+        return ""
+    return " Did you mean " + " or ".join(f"'{option}'" for option in close) + "?"

@@ -1,0 +1,53 @@
+"""Files that are written whole or not at all."""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
+    """Give a temporary path beside ``path`` that takes its name once the block has succeeded.
+
+    The content is flushed to the disk before the rename, so that after a crash the file is the old
+    one or the new one. After an error nothing is left behind.
+
+    Args:
+        path: The file to write; missing parent folders are made.
+
+    Yields:
+        Where to write.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        # mkstemp makes private files; give the usual permissions.
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_atomic(path: str | Path, write: Callable[[Path], object]) -> None:
+    """Call ``write`` with a temporary path and give the result the name ``path``."""
+    with atomic_path(path) as temporary:
+        write(temporary)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write UTF-8 text atomically."""
+    write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current

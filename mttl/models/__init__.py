@@ -1,0 +1,5 @@
+"""Language models that skills are put on."""
+
+from mttl.models.backbone import build_random, is_decoder_only, load_pretrained, load_tokenizer
+
+__all__ = ["build_random", "is_decoder_only", "load_pretrained", "load_tokenizer"]

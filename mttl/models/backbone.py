@@ -1,0 +1,135 @@
+"""Language models to put skills on: pretrained ones, or new ones with random weights."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    ByT5Tokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from mttl.errors import ConfigError, nearest
+
+logger = logging.getLogger(__name__)
+
+BYTE_TOKENIZER = "byte"
+
+
+def load_pretrained(
+    name: str,
+    *,
+    revision: str | None = None,
+    gguf_file: str | None = None,
+    dtype: str = "float32",
+) -> PreTrainedModel:
+    """Load an encoder–decoder or decoder-only language model.
+
+    Args:
+        name: A model of the hub, or a folder.
+        revision: Branch, tag or commit on the hub.
+        gguf_file: Name of a GGUF file inside ``name`` to read the weights from.
+        dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"`` for the stored one.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        ConfigError: If it cannot be found, reached or read; the message says what to do.
+    """
+    where = {"revision": revision or "main"}
+    if gguf_file:
+        where["gguf_file"] = gguf_file
+    torch_dtype = dtype if dtype == "auto" else getattr(torch, dtype)
+    try:
+        config = AutoConfig.from_pretrained(name, **where)
+        kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        return kind.from_pretrained(name, dtype=torch_dtype, **where)
+    except (OSError, ImportError, ValueError) as error:
+        raise ConfigError(_unreachable("backbone.name", name, error)) from error
+
+
+def build_random(model_type: str, settings: dict[str, Any]) -> PreTrainedModel:
+    """Build a language model with random weights.
+
+    Args:
+        model_type: A model type of transformers, such as ``"t5"`` or ``"llama"``.
+        settings: Arguments of its configuration class.
+
+    Returns:
+        The model, in training mode.
+
+    Raises:
+        ConfigError: If the type is unknown, a setting is not one of its configuration's, or the
+            type is no language model.
+    """
+    if model_type not in CONFIG_MAPPING:
+        raise ConfigError(
+            f"backbone.model_type ('{model_type}') is no model type of transformers."
+            f"{nearest(model_type, CONFIG_MAPPING.keys())}"
+        )
+    known = AutoConfig.for_model(model_type)
+    # Configurations keep whatever they are given, so a misspelt setting would pass unnoticed.
+    for key in settings:
+        if not hasattr(known, key):
+            raise ConfigError(
+                f"backbone.config.{key} is no setting of '{model_type}'."
+                f"{nearest(key, known.to_dict())}"
+            )
+    try:
+        config = AutoConfig.for_model(model_type, **settings)
+        kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        return kind.from_config(config)
+    except (TypeError, ValueError, KeyError) as error:
+        raise ConfigError(f"backbone.config does not fit '{model_type}': {error}") from error
+
+
+def load_tokenizer(
+    name: str, *, revision: str | None = None, gguf_file: str | None = None
+) -> PreTrainedTokenizerBase:
+    """Load a tokenizer.
+
+    Args:
+        name: ``"byte"`` for ByT5's, which reads UTF-8 bytes and needs no files; else a model of the
+            hub or a folder.
+        revision: Branch, tag or commit on the hub.
+        gguf_file: Name of a GGUF file inside ``name`` that holds it.
+
+    Raises:
+        ConfigError: If it cannot be found, reached or read.
+    """
+    if name == BYTE_TOKENIZER:
+        return ByT5Tokenizer()
+    where = {"revision": revision or "main"}
+    if gguf_file:
+        where["gguf_file"] = gguf_file
+    try:
+        return AutoTokenizer.from_pretrained(name, **where)
+    except (OSError, ImportError, ValueError) as error:
+        raise ConfigError(_unreachable("backbone.tokenizer", name, error)) from error
+
+
+def is_decoder_only(backbone: nn.Module) -> bool:
+    """Tell whether a model continues its input rather than answering it from an encoder."""
+    return not backbone.config.is_encoder_decoder  # type: ignore[union-attr]
+
+
+def _unreachable(key: str, name: str, error: Exception) -> str:
+    cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if isinstance(error, ImportError):
+        return f"{key} ('{name}') needs a package that is not installed: {cause}"
+    if Path(name).is_dir():
+        return f"{key} ('{name}') is a folder that could not be read: {cause}"
+    return (
+        f"{key} ('{name}') is no folder here and could not be loaded from the model hub: {cause} "
+        f"Where the hub can be reached, run `hf download {name} --local-dir DIR`, copy DIR to this "
+        f"machine and pass {key}=DIR"
+    )

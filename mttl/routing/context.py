@@ -1,0 +1,146 @@
+"""How the routing of one forward pass reaches the layers that need it.
+
+A model and all of its skilled layers share one `RoutingSlot`. The model fills the slot for the
+length of a forward pass; layers read it. Nothing is left behind afterwards, uses may be nested,
+and activation checkpointing replays the routing it was recorded with.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TypeVar
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+Merged = TypeVar("Merged")
+
+
+class Routing:
+    """Who uses which skills in one forward pass.
+
+    Args:
+        task_ids: The task of each example, shape (B,).
+        mixing: The weight of each skill in each routed group, shape (G, B, H, K).
+        expansion: Rows of a layer per example where it sees more than B of them: beam search
+            repeats every example this often, in neighbouring rows.
+        reuse_merged: Keep what layers merged for this routing until it ends. Only for repeated
+            calls without gradients, such as generation, where the skills do not change.
+
+    Attributes:
+        losses: What layers owe to the objective in this pass (load balance, z-loss …).
+    """
+
+    def __init__(
+        self,
+        task_ids: Int[Tensor, "B"],
+        mixing: Float[Tensor, "G B H K"],
+        *,
+        expansion: int = 1,
+        reuse_merged: bool = False,
+    ) -> None:
+        self.task_ids = task_ids
+        self.mixing = mixing
+        self.expansion = expansion
+        self.losses: list[Tensor] = []
+        # One slice per group, made once: layers of a group share its autograd node.
+        self.weights = mixing.unbind(0)
+        self._merged: dict[int, object] | None = {} if reuse_merged else None
+
+    def merged(self, key: int, merge: Callable[[], Merged]) -> Merged:
+        """Return ``merge()``, computed once per routing where reuse was asked for.
+
+        Args:
+            key: Identifies the layer.
+            merge: Computes what the layer keeps.
+        """
+        if self._merged is None:
+            return merge()
+        if key not in self._merged:
+            self._merged[key] = merge()
+        return self._merged[key]  # type: ignore[return-value]
+
+    def examples(self, x: Tensor) -> Tensor:
+        """View the rows of a layer's input as (B, rows per example × positions, features).
+
+        Args:
+            x: Shape (R, …, I) with R = B, or B × ``expansion``.
+
+        Returns:
+            The same values with all that belongs to one example along the second axis.
+
+        Raises:
+            ValueError: If the number of rows is neither.
+        """
+        n_rows, n_examples = x.shape[0], self.mixing.shape[1]
+        if n_rows != n_examples and n_rows != n_examples * self.expansion:
+            raise ValueError(
+                f"a skilled layer received {n_rows} rows for {n_examples} examples with expansion "
+                f"{self.expansion}; it accepts {n_examples} or {n_examples * self.expansion}. Pass "
+                "one task id per example, and generate through SkilledModel.generate"
+            )
+        return x.reshape(n_examples, -1, x.shape[-1])
+
+
+class RoutingSlot:
+    """The place where a model and its layers meet: a stack of the routings in use.
+
+    The slot is a plain shared object. Storage bound to a thread or to a call would be lost when
+    the backward pass recomputes activations on another thread, or after the call.
+    """
+
+    def __init__(self) -> None:
+        self._stack: list[Routing] = []
+
+    @property
+    def current(self) -> Routing:
+        """The innermost routing in use.
+
+        Raises:
+            RuntimeError: If there is none.
+        """
+        if not self._stack:
+            raise RuntimeError(
+                "a skilled layer was called without a routing; call the SkilledModel with "
+                "task_ids, or wrap the call in `with slot.use(routing):`. In a backward pass this "
+                "means reentrant activation checkpointing, which forgets the routing: use "
+                "SkilledModel.enable_gradient_checkpointing"
+            )
+        return self._stack[-1]
+
+    @contextmanager
+    def use(self, routing: Routing) -> Iterator[Routing]:
+        """Make ``routing`` the current one inside the ``with`` block."""
+        self._stack.append(routing)
+        try:
+            yield routing
+        finally:
+            self._stack.pop()
+
+    def checkpoint_contexts(
+        self,
+    ) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
+        """Give activation checkpointing its two contexts: as it is now, and for the replay.
+
+        Pass it as ``context_fn`` to `torch.utils.checkpoint.checkpoint` (non-reentrant).
+        """
+        return nullcontext(), self.use(self.current)
+
+
+def check_task_ids(task_ids: Int[Tensor, "B"], n_tasks: int) -> None:
+    """Refuse ids that no row of a router has.
+
+    Reads the values, so it belongs where they are on the CPU (collation), never in a layer.
+
+    Args:
+        task_ids: Shape (B,).
+        n_tasks: How many tasks the router knows.
+
+    Raises:
+        ValueError: If an id is negative or not below ``n_tasks``.
+    """
+    wrong = task_ids[(task_ids < 0) | (task_ids >= n_tasks)]
+    if wrong.numel():
+        raise ValueError(
+            f"task id {int(wrong[0])} is out of range: the router knows {n_tasks} tasks, "
+            f"with ids 0 to {n_tasks - 1}"
+        )

@@ -1,0 +1,103 @@
+"""The interface of all routers that choose skills by task."""
+
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+NewTaskInit = Literal["mean", "fresh"]
+
+
+class TaskRouter(nn.Module, ABC):
+    """Maps tasks to mixing weights over skills, for all routed groups of a model at once.
+
+    One stacked parameter serves every layer, so the routing costs a handful of operations per
+    forward pass, however deep the model is.
+
+    Args:
+        n_groups: Routed groups G: layers of a group share a row.
+        n_tasks: Tasks T.
+        n_heads: Heads H: blocks of features that are routed apart.
+        n_skills: Skills K.
+
+    Raises:
+        ValueError: If one of them is not positive.
+    """
+
+    role = "router"
+
+    def __init__(self, n_groups: int, n_tasks: int, n_heads: int, n_skills: int) -> None:
+        super().__init__()
+        sizes = {
+            "n_groups": n_groups,
+            "n_tasks": n_tasks,
+            "n_heads": n_heads,
+            "n_skills": n_skills,
+        }
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"{name} ({size}) must be at least 1")
+        self.n_groups = n_groups
+        self.n_tasks = n_tasks
+        self.n_heads = n_heads
+        self.n_skills = n_skills
+
+    @abstractmethod
+    def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
+        """Return the mixing weights of each example; random while training, if the kind is."""
+
+    @abstractmethod
+    def matrix(self) -> Float[Tensor, "G T H K"]:
+        """Return the mixing weights of every task, without noise."""
+
+    def probabilities(self) -> Float[Tensor, "G T H K"]:
+        """Return how likely each task is to use each skill, before any normalisation."""
+        return self.matrix()
+
+    def prior_loss(self) -> Float[Tensor, ""]:
+        """Return what the router's prior adds to the loss; zero unless a kind says otherwise."""
+        return torch.zeros(())
+
+    @abstractmethod
+    def for_new_tasks(self, n_tasks: int, *, init: NewTaskInit = "mean") -> "TaskRouter":
+        """Return a new router of this kind for tasks it has never seen.
+
+        Args:
+            n_tasks: How many tasks the new router serves.
+            init: ``"mean"`` starts every row at the mean of the known rows, ``"fresh"`` as an
+                untrained router starts.
+        """
+
+    def extra_repr(self) -> str:
+        """Name the sizes in the module's printed form."""
+        return (
+            f"n_groups={self.n_groups}, n_tasks={self.n_tasks}, "
+            f"n_heads={self.n_heads}, n_skills={self.n_skills}"
+        )
+
+
+def initial_rows(
+    rows: Float[Tensor, "G T ..."], n_tasks: int, init: NewTaskInit, scale: float
+) -> Float[Tensor, "G N ..."]:
+    """Make the rows of a router for new tasks.
+
+    Args:
+        rows: The known rows; tasks along the second axis.
+        n_tasks: Rows to make, N.
+        init: ``"mean"`` repeats the mean row, ``"fresh"`` draws from U(-scale, scale).
+        scale: The range of a fresh row.
+
+    Returns:
+        A detached tensor with N in the place of T.
+
+    Raises:
+        ValueError: If ``init`` is neither.
+    """
+    shape = (rows.shape[0], n_tasks, *rows.shape[2:])
+    if init == "mean":
+        return rows.detach().mean(dim=1, keepdim=True).expand(shape).clone()
+    if init == "fresh":
+        return torch.empty(shape, dtype=rows.dtype, device=rows.device).uniform_(-scale, scale)
+    raise ValueError(f"init ('{init}') must be 'mean' or 'fresh'")

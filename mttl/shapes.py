@@ -1,0 +1,18 @@
+"""The one legend of letters that every shape in the project uses.
+
+| letter | counts |
+|---|---|
+| `B` | examples of a batch, each with one task |
+| `R` | rows a layer sees: `B`, or `B` × expansion while beam search runs |
+| `L` | positions (tokens) |
+| `I`, `O` | input and output features of a layer |
+| `T` | tasks |
+| `K` | skills of an inventory |
+| `H` | heads: blocks of features that are routed apart |
+| `r` | rank of a low-rank skill |
+| `G` | routed groups: layers that share one routing row |
+| `V` | vocabulary |
+
+Annotations are jaxtyping's (`Float[Tensor, "B H K"]`). They cost nothing at run time; the test
+suite switches the checks on.
+"""

@@ -1,0 +1,21 @@
+"""COMPUTATION: what one skill does, and how skills sit on a backbone."""
+
+from mttl.skills.attach import Attached, Attachment, attach_skills
+from mttl.skills.dense import DenseInventory
+from mttl.skills.ia3 import IA3Inventory
+from mttl.skills.inventory import Inventory
+from mttl.skills.lora import LoRAInventory
+from mttl.skills.skilled_linear import SkilledLinear
+from mttl.skills.skilled_model import SkilledModel
+
+__all__ = [
+    "Attached",
+    "Attachment",
+    "DenseInventory",
+    "IA3Inventory",
+    "Inventory",
+    "LoRAInventory",
+    "SkilledLinear",
+    "SkilledModel",
+    "attach_skills",
+]

@@ -1,0 +1,189 @@
+"""Put inventories of skills on the linear layers of a backbone."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal, get_args
+
+from torch import nn
+
+from mttl.errors import nearest
+from mttl.routing.context import RoutingSlot
+from mttl.skills.inventory import Inventory
+from mttl.skills.skilled_linear import SkilledLinear
+
+Granularity = Literal["model", "stack", "block", "layer", "linear"]
+
+# Words for the projections of common architectures (T5, BART, Llama, GPT-2, OPT, BERT …).
+TARGET_WORDS = {
+    "attention": [
+        *("SelfAttention.[qkvo]", "EncDecAttention.[qkvo]"),
+        *("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "qkv_proj"),
+        *("attn.c_attn", "attn.c_proj", "attention.*.query", "attention.*.key"),
+        *("attention.*.value", "attention.output.dense"),
+    ],
+    "mlp": [
+        *("DenseReluDense.wi", "DenseReluDense.wi_?", "DenseReluDense.wo", "fc1", "fc2"),
+        *("gate_proj", "up_proj", "down_proj", "gate_up_proj", "mlp.c_fc", "mlp.c_proj"),
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Attached:
+    """One row of the report: a layer that has skills now."""
+
+    path: str
+    in_features: int
+    out_features: int
+    group: str
+    n_parameters: int
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """What `attach_skills` did.
+
+    Attributes:
+        layers: The layers with skills, in the backbone's order.
+        groups: Names of the routed groups; a layer's ``group`` is an index into them.
+    """
+
+    layers: tuple[Attached, ...]
+    groups: tuple[str, ...]
+
+    def summary(self) -> list[tuple[str, int, str, int]]:
+        """Return one row per kind of layer: pattern, count, shape, skill parameters."""
+        rows: dict[tuple[str, str], list[int]] = {}
+        for layer in self.layers:
+            pattern = re.sub(r"\.\d+(?=\.|$)", ".*", layer.path)
+            key = (pattern, f"{layer.in_features} -> {layer.out_features}")
+            rows.setdefault(key, []).append(layer.n_parameters)
+        return [
+            (pattern, len(counts), shape, sum(counts)) for (pattern, shape), counts in rows.items()
+        ]
+
+
+def attach_skills(
+    backbone: nn.Module,
+    make_inventory: Callable[[int, int], Inventory],
+    *,
+    targets: Sequence[str],
+    slot: RoutingSlot,
+    granularity: Granularity = "linear",
+) -> Attachment:
+    """Replace the targeted linear layers by skilled ones, in place; base weights are not touched.
+
+    Args:
+        backbone: Any model.
+        make_inventory: Makes the skills of a layer from its ``in_features`` and ``out_features``.
+        targets: Which layers: ``"attention"``, ``"mlp"``, ``"all"`` (every linear layer inside a
+            block), or patterns with ``*`` and ``?`` that match the end of a layer's dotted path
+            (``"q_proj"``, ``"decoder.*.wo"``).
+        slot: Where the layers find the routing of a forward pass.
+        granularity: Which layers share a routing row: all of the ``"model"``, of a ``"stack"``
+            (encoder, decoder), of a ``"block"``, of a ``"layer"`` (attention, feed-forward), or
+            none: each ``"linear"`` has its own.
+
+    Returns:
+        The layers and the groups.
+
+    Raises:
+        ValueError: If a target or the granularity is unknown, or a target matches no layer; the
+            message lists near names. If a layer cannot hold the inventory, the message names it.
+    """
+    if granularity not in get_args(Granularity):
+        raise ValueError(
+            f"granularity ('{granularity}') must be one of {', '.join(get_args(Granularity))}"
+        )
+    linears = {
+        path: features
+        for path, module in backbone.named_modules()
+        if (features := _linear_features(module)) is not None
+    }
+    blocks = _block_paths(backbone)
+    chosen = _choose(linears, targets, blocks)
+    groups: dict[str, int] = {}
+    layers = []
+    for path in chosen:
+        in_features, out_features = linears[path]
+        name = _group_name(path, granularity, blocks)
+        group = groups.setdefault(name, len(groups))
+        try:
+            inventory = make_inventory(in_features, out_features)
+        except ValueError as error:
+            raise ValueError(f"{error} of '{path}'") from error
+        parent_path, _, child = path.rpartition(".")
+        parent = backbone.get_submodule(parent_path)
+        base = backbone.get_submodule(path)
+        weight: nn.Parameter = base.weight  # type: ignore[assignment]
+        inventory.to(weight.device)
+        setattr(parent, child, SkilledLinear(base, inventory, slot, group))
+        n_parameters = sum(parameter.numel() for parameter in inventory.parameters())
+        layers.append(Attached(path, in_features, out_features, name, n_parameters))
+    return Attachment(tuple(layers), tuple(groups))
+
+
+def _linear_features(module: nn.Module) -> tuple[int, int] | None:
+    """Return the features in and out of a linear layer, or None for any other module."""
+    if isinstance(module, nn.Linear):
+        return module.in_features, module.out_features
+    # GPT-2 keeps its linear layers transposed, in a class of transformers' own.
+    if type(module).__name__ == "Conv1D" and getattr(module, "nf", None) is not None:
+        weight: nn.Parameter = module.weight  # type: ignore[assignment]
+        return weight.shape[0], weight.shape[1]
+    return None
+
+
+def _block_paths(backbone: nn.Module) -> list[str]:
+    """Return the paths of the outermost blocks: the members of module lists."""
+    found: list[str] = []
+    for path, module in backbone.named_modules():
+        if isinstance(module, nn.ModuleList) and not _inside(path, found):
+            found.extend(f"{path}.{index}" if path else str(index) for index in range(len(module)))
+    return found
+
+
+def _inside(path: str, blocks: list[str]) -> str | None:
+    return next((block for block in blocks if path.startswith(f"{block}.")), None)
+
+
+def _choose(
+    linears: dict[str, tuple[int, int]], targets: Sequence[str], blocks: list[str]
+) -> list[str]:
+    """Return the paths that any target matches, in the order of the backbone."""
+    if not targets:
+        raise ValueError("targets must name at least one layer, for example ['attention', 'mlp']")
+    matched: set[str] = set()
+    for target in targets:
+        if target == "all":
+            # The output head stands outside the blocks and stays as it is.
+            found = {path for path in linears if _inside(path, blocks)}
+        else:
+            patterns = TARGET_WORDS.get(target, [target])
+            found = {path for path in linears if any(_matches(path, one) for one in patterns)}
+        if not found:
+            names = sorted({path.rpartition(".")[2] for path in linears})
+            known = [*names, *TARGET_WORDS, "all"]
+            raise ValueError(
+                f"the target '{target}' matches no linear layer of this backbone."
+                f"{nearest(target, known)} Its linear layers end in: {', '.join(names)}"
+            )
+        matched |= found
+    return [path for path in linears if path in matched]
+
+
+def _matches(path: str, pattern: str) -> bool:
+    return fnmatchcase(path, pattern) or fnmatchcase(path, f"*.{pattern}")
+
+
+def _group_name(path: str, granularity: Granularity, blocks: list[str]) -> str:
+    parent = path.rpartition(".")[0]
+    if granularity == "model":
+        return "model"
+    if granularity == "stack":
+        return next((part for part in path.split(".") if part in ("encoder", "decoder")), "model")
+    if granularity == "block":
+        return _inside(path, blocks) or parent
+    return parent if granularity == "layer" else path

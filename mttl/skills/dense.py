@@ -1,0 +1,76 @@
+"""Dense skills: full weight changes, for small layers and as the upper bound of the others."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mttl.aggregation.mix import mix_blocks
+from mttl.skills.inventory import Inventory, Merged, active_dtype, require_divisible
+
+DenseMix = Literal["deltas", "outputs"]
+
+
+class DenseInventory(Inventory):
+    r"""K full changes of a linear layer: :math:`y = W_0 x + \sum_k w_k \Delta_k x`.
+
+    Args:
+        in_features: Features I of the layer's input.
+        out_features: Features O of the layer's output.
+        n_skills: Skills K.
+        n_heads: Heads H: blocks of output features that are mixed apart; must divide O.
+        mix: ``"deltas"`` builds one weight change per example (less arithmetic while an example
+            has more positions than there are skills), ``"outputs"`` one output per skill (less
+            memory where the layer is large and the text short).
+
+    Raises:
+        ValueError: If a size is not positive, H does not divide O, or ``mix`` is unknown.
+
+    References:
+        Ponti et al., *Combining Modular Skills in Multitask Learning*, 2022, arXiv:2202.13914,
+        section 3 (dense skills in the BabyAI ablation).
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        n_skills: int,
+        *,
+        n_heads: int = 1,
+        mix: DenseMix = "deltas",
+    ) -> None:
+        super().__init__(in_features, out_features, n_skills, n_heads)
+        require_divisible(n_heads, out_features=out_features)
+        if mix not in ("deltas", "outputs"):
+            raise ValueError(f"mix ('{mix}') must be 'deltas' or 'outputs'")
+        self.mix: DenseMix = mix
+        self.change = nn.Parameter(torch.zeros(n_skills, out_features, in_features))
+
+    def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
+        """Return each example's weight change, or the weights themselves."""
+        if self.mix == "deltas":
+            return (mix_blocks(self.change, weights),)
+        return (weights,)
+
+    def combine(
+        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
+    ) -> Float[Tensor, "B L O"]:
+        """Add the change to the base output."""
+        dtype = active_dtype(x)
+        x = x.to(dtype)
+        if self.mix == "deltas":
+            return torch.baddbmm(y.to(dtype), x, merged[0].to(dtype).transpose(1, 2))
+        weights = merged[0].to(dtype)
+        outputs = torch.einsum("bli,koi->blko", x, self.change.to(dtype))
+        blocks = outputs.unflatten(-1, (self.n_heads, -1))  # (B, L, K, H, O / H)
+        return y + torch.einsum("blkho,bhk->blho", blocks, weights).flatten(2)
+
+    def delta(self, weights: Float[Tensor, "H K"]) -> Float[Tensor, "O I"]:
+        """Return the change of the base weight for one task's mixing weights."""
+        return mix_blocks(self.change, weights[None])[0]
+
+    def extra_repr(self) -> str:
+        """Name the sizes in the module's printed form."""
+        return f"{super().extra_repr()}, mix={self.mix}"

@@ -1,0 +1,46 @@
+"""Multiplicative skills: one scale per output feature."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mttl.aggregation.mix import mix_blocks
+from mttl.skills.inventory import Inventory, Merged, active_dtype, require_divisible
+
+
+class IA3Inventory(Inventory):
+    r"""K vectors that rescale a layer's output: :math:`y' = y \odot (1 + \sum_k w_k d_k)`.
+
+    The vectors are stored as differences from 1, so that a fresh skill changes nothing for any
+    weights; for weights that sum to 1 this is the mixture of the scales themselves.
+
+    Args:
+        in_features: Features I of the layer's input.
+        out_features: Features O of the layer's output.
+        n_skills: Skills K.
+        n_heads: Heads H; must divide O.
+
+    Raises:
+        ValueError: If a size is not positive or H does not divide O.
+
+    References:
+        Liu et al., *Few-Shot Parameter-Efficient Fine-Tuning is Better and Cheaper than In-Context
+        Learning*, NeurIPS 2022, arXiv:2205.05638.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, n_skills: int, *, n_heads: int = 1
+    ) -> None:
+        super().__init__(in_features, out_features, n_skills, n_heads)
+        require_divisible(n_heads, out_features=out_features)
+        self.difference = nn.Parameter(torch.zeros(n_skills, out_features))
+
+    def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
+        """Return the scale of every output feature for each example."""
+        return (1 + mix_blocks(self.difference, weights),)
+
+    def combine(
+        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
+    ) -> Float[Tensor, "B L O"]:
+        """Rescale the base output."""
+        return y * merged[0].to(active_dtype(y)).unsqueeze(1)

@@ -1,0 +1,118 @@
+"""Low-rank skills."""
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mttl.aggregation.mix import mix_deltas, mix_factors, mix_outputs
+from mttl.skills.inventory import Inventory, Merged, active_dtype, require_divisible
+from mttl.skills.low_rank import low_rank_linear
+
+LoRAMix = Literal["factors", "deltas", "outputs"]
+
+
+class LoRAInventory(Inventory):
+    r"""K low-rank changes of a linear layer.
+
+    With mixing weights w, :math:`y = W_0 x + s \sum_k w_k B_k A_k^\top x` for the mixings
+    ``"deltas"`` and ``"outputs"``, and, for ``"factors"``,
+    :math:`y = W_0 x + s (\sum_k w_k B_k)(\sum_k w_k A_k)^\top x` (see `mttl.aggregation.mix`).
+
+    Args:
+        in_features: Features I of the layer's input.
+        out_features: Features O of the layer's output.
+        n_skills: Skills K.
+        rank: Rank r of each skill.
+        n_heads: Heads H; for ``"factors"`` it must divide I and O, else O.
+        scale: The factor s; 1 / rank by default.
+        mix: How skills combine.
+
+    Raises:
+        ValueError: If a size is not positive, H does not divide, or ``mix`` is unknown.
+
+    References:
+        Hu et al., *LoRA: Low-Rank Adaptation of Large Language Models*, ICLR 2022,
+        arXiv:2106.09685. As skills: Ponti et al., arXiv:2202.13914; with heads: Caccia et al.,
+        arXiv:2211.03831.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        n_skills: int,
+        *,
+        rank: int = 16,
+        n_heads: int = 1,
+        scale: float | None = None,
+        mix: LoRAMix = "factors",
+    ) -> None:
+        super().__init__(in_features, out_features, n_skills, n_heads)
+        if rank < 1:
+            raise ValueError(f"rank ({rank}) must be at least 1")
+        if mix not in ("factors", "deltas", "outputs"):
+            raise ValueError(f"mix ('{mix}') must be 'factors', 'deltas' or 'outputs'")
+        if mix == "factors":
+            require_divisible(n_heads, in_features=in_features)
+        require_divisible(n_heads, out_features=out_features)
+        self.rank = rank
+        self.scale = 1 / rank if scale is None else scale
+        self.mix: LoRAMix = mix
+        self.down = nn.Parameter(torch.empty(n_skills, in_features, rank))
+        self.up = nn.Parameter(torch.empty(n_skills, out_features, rank))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the input side as `nn.Linear` does and set the output side to 0: no change yet."""
+        bound = 1 / math.sqrt(self.in_features)
+        nn.init.uniform_(self.down, -bound, bound)
+        nn.init.zeros_(self.up)
+
+    def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
+        """Return each example's factors, its weight change, or the weights themselves."""
+        if self.mix == "factors":
+            down, up = mix_factors(self.down, self.up, weights)
+            return down, self.scale * up
+        if self.mix == "deltas":
+            return (self.scale * mix_deltas(self.down, self.up, weights),)
+        return (self.scale * weights,)
+
+    def combine(
+        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
+    ) -> Float[Tensor, "B L O"]:
+        """Add the low-rank change to the base output."""
+        dtype = active_dtype(x)
+        if self.mix == "factors":
+            down, up = (factor.to(dtype) for factor in merged)
+            return torch.baddbmm(y.to(dtype), torch.bmm(x.to(dtype), down), up.transpose(1, 2))
+        if self.mix == "deltas":
+            return torch.baddbmm(y.to(dtype), x.to(dtype), merged[0].to(dtype).transpose(1, 2))
+        down, up, weights = (tensor.to(dtype) for tensor in (self.down, self.up, merged[0]))
+        return y + mix_outputs(x.to(dtype), down, up, weights)
+
+    def combine_linear(
+        self, x: Float[Tensor, "B L I"], base: nn.Linear, merged: Merged
+    ) -> Float[Tensor, "B L O"]:
+        """Compute base and change in one operation where the factors are merged."""
+        if self.mix != "factors":
+            return self.combine(x, base(x), merged)
+        dtype = active_dtype(x)
+        down, up = merged
+        bias = None if base.bias is None else base.bias.to(dtype)
+        return low_rank_linear(
+            x.to(dtype), base.weight.to(dtype), bias, down.to(dtype), up.to(dtype)
+        )
+
+    def delta(self, weights: Float[Tensor, "H K"]) -> Float[Tensor, "O I"]:
+        """Return the change of the base weight for one task's mixing weights."""
+        if self.mix == "factors":
+            down, up = mix_factors(self.down, self.up, weights[None])
+            return self.scale * up[0] @ down[0].t()
+        return self.scale * mix_deltas(self.down, self.up, weights[None])[0]
+
+    def extra_repr(self) -> str:
+        """Name the sizes in the module's printed form."""
+        return f"{super().extra_repr()}, rank={self.rank}, scale={self.scale:g}, mix={self.mix}"

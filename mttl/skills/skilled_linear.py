@@ -1,0 +1,69 @@
+"""A linear layer of the backbone together with its skills.
+
+::
+
+    x ──┬──> base ────────────> y ──┐
+        │                           ├──> combine ──> y'
+        └──> inventory (K skills) ──┘
+                  ▲
+      routing.weights[group]  (B, H, K), read from the slot
+"""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mttl.routing.context import RoutingSlot
+from mttl.skills.inventory import Inventory
+
+
+class SkilledLinear(nn.Module):
+    """The base layer, its inventory, and its place in the routing.
+
+    Args:
+        base: The layer of the backbone: `nn.Linear`, or any module that maps I features to O.
+        inventory: Its skills.
+        slot: Where the routing of a forward pass is found; shared by all layers of a model.
+        group: The routed group whose mixing weights this layer reads.
+    """
+
+    def __init__(
+        self, base: nn.Module, inventory: Inventory, slot: RoutingSlot, group: int
+    ) -> None:
+        super().__init__()
+        self.base = base
+        self.inventory = inventory
+        self.slot = slot
+        self.group = group
+
+    @property
+    def weight(self) -> Tensor:
+        """The base layer's weight: backbones look at its dtype."""
+        return self.base.weight  # type: ignore[return-value]
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The base layer's bias."""
+        return self.base.bias  # type: ignore[return-value]
+
+    def forward(self, x: Float[Tensor, "R *positions I"]) -> Float[Tensor, "R *positions O"]:
+        """Return the layer's output with the skills of the current routing.
+
+        Args:
+            x: Inputs; the rows of one example are neighbours.
+
+        Raises:
+            RuntimeError: If no routing is in use.
+            ValueError: If the rows do not fit the examples of the routing.
+        """
+        routing = self.slot.current
+        merged = routing.merged(id(self), lambda: self.inventory.merge(routing.weights[self.group]))
+        examples = routing.examples(x)
+        if type(self.base) is nn.Linear:
+            y = self.inventory.combine_linear(examples, self.base, merged)
+        else:
+            y = self.inventory.combine(examples, self.base(examples), merged)
+        return y.view(*x.shape[:-1], y.shape[-1])
+
+    def extra_repr(self) -> str:
+        """Name the group in the module's printed form."""
+        return f"group={self.group}"

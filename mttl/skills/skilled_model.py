@@ -1,0 +1,125 @@
+"""A backbone, its skills and their router: one module that takes task ids beside the inputs."""
+
+import copy
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from mttl.routing.context import Routing, RoutingSlot, check_task_ids
+from mttl.routing.task_router import TaskRouter
+from mttl.skills.skilled_linear import SkilledLinear
+
+
+class SkilledModel(nn.Module):
+    """Computes the routing once per forward pass and runs the backbone inside it.
+
+    Args:
+        backbone: A model with skilled layers (see `attach_skills`).
+        router: Gives the mixing weights of all its groups.
+        slot: The slot its layers read.
+
+    Raises:
+        ValueError: If the backbone has no skilled layer, a layer reads another slot or a group the
+            router lacks, or a layer's skills or heads differ from the router's.
+    """
+
+    def __init__(self, backbone: nn.Module, router: TaskRouter, slot: RoutingSlot) -> None:
+        super().__init__()
+        layers = {
+            name: module
+            for name, module in backbone.named_modules()
+            if isinstance(module, SkilledLinear)
+        }
+        if not layers:
+            raise ValueError("the backbone has no skilled layer; call attach_skills first")
+        for name, layer in layers.items():
+            _check_layer(name, layer, router, slot)
+        self.backbone = backbone
+        self.router = router
+        self.slot = slot
+
+    def skilled_layers(self) -> dict[str, SkilledLinear]:
+        """Return the skilled layers by their path in the backbone."""
+        return {
+            name: module
+            for name, module in self.backbone.named_modules()
+            if isinstance(module, SkilledLinear)
+        }
+
+    def forward(self, task_ids: Int[Tensor, "B"], **inputs: Any) -> Any:
+        """Run the backbone with the skills of each example's task.
+
+        Args:
+            task_ids: One task per example.
+            **inputs: What the backbone takes.
+
+        Returns:
+            What the backbone returns.
+
+        Raises:
+            ValueError: If the ids are on the CPU and one is out of range.
+        """
+        with self.slot.use(self.route(task_ids)):
+            return self.backbone(**inputs)
+
+    def route(
+        self, task_ids: Int[Tensor, "B"], *, expansion: int = 1, reuse_merged: bool = False
+    ) -> Routing:
+        """Ask the router for the routing of a batch.
+
+        Args:
+            task_ids: One task per example.
+            expansion: See `Routing`.
+            reuse_merged: See `Routing`.
+        """
+        if task_ids.device.type == "cpu":  # on an accelerator, reading them would stall it
+            check_task_ids(task_ids, self.router.n_tasks)
+        return Routing(
+            task_ids, self.router(task_ids), expansion=expansion, reuse_merged=reuse_merged
+        )
+
+    @torch.no_grad()
+    def generate(self, task_ids: Int[Tensor, "B"], **inputs: Any) -> Any:
+        """Generate with the backbone; skills are merged once per call, not once per token.
+
+        Args:
+            task_ids: One task per example.
+            **inputs: What the backbone's ``generate`` takes.
+        """
+        settings = copy.copy(inputs.get("generation_config") or self.backbone.generation_config)
+        n_beams = inputs.get("num_beams") or getattr(settings, "num_beams", None) or 1
+        n_returned = (
+            inputs.get("num_return_sequences")
+            or getattr(settings, "num_return_sequences", None)
+            or 1
+        )
+        routing = self.route(
+            task_ids, expansion=n_beams if n_beams > 1 else n_returned, reuse_merged=True
+        )
+        with self.slot.use(routing):
+            return self.backbone.generate(**inputs)  # type: ignore[operator]
+
+    def enable_gradient_checkpointing(self) -> None:
+        """Trade time for memory: recompute activations in the backward pass, routing included."""
+        settings = {"use_reentrant": False, "context_fn": self.slot.checkpoint_contexts}
+        # transformers 5 renames the method; both names exist until 6.
+        enable = getattr(self.backbone, "activation_checkpointing_enable", None)
+        enable = enable or self.backbone.gradient_checkpointing_enable
+        enable(settings)  # type: ignore[operator]
+
+
+def _check_layer(name: str, layer: SkilledLinear, router: TaskRouter, slot: RoutingSlot) -> None:
+    inventory = layer.inventory
+    if layer.slot is not slot:
+        raise ValueError(f"'{name}' reads another routing slot than the model's")
+    if layer.group >= router.n_groups:
+        raise ValueError(
+            f"'{name}' reads group {layer.group}, but the router has {router.n_groups} groups"
+        )
+    if (inventory.n_skills, inventory.n_heads) != (router.n_skills, router.n_heads):
+        raise ValueError(
+            f"'{name}' has {inventory.n_skills} skills and {inventory.n_heads} heads, "
+            f"the router {router.n_skills} and {router.n_heads}; they must be equal"
+        )

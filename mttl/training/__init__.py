@@ -1,0 +1,1 @@
+"""TRAINING: the Lightning modules and what runs beside their steps."""

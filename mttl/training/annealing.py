@@ -1,0 +1,36 @@
+"""The temperature of the relaxed choices over training."""
+
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import Callback
+
+from mttl.routing.polytropon import PolytroponRouter
+
+
+class TemperatureAnnealing(Callback):
+    """Lowers the temperature of a Polytropon router along a geometric path over training.
+
+    At fraction p of the steps it is ``start^(1 - p) · end^p``.
+
+    Args:
+        start: Temperature at the first step.
+        end: Temperature at the last.
+
+    Raises:
+        ValueError: If one of them is not positive.
+    """
+
+    def __init__(self, start: float, end: float) -> None:
+        if start <= 0 or end <= 0:
+            raise ValueError(f"temperatures ({start} to {end}) must be positive")
+        self.start = start
+        self.end = end
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Set the temperature of the coming step."""
+        router: PolytroponRouter = pl_module.model.router  # type: ignore[union-attr]
+        progress = min(1.0, trainer.global_step / max(1, trainer.estimated_stepping_batches))
+        router.temperature.fill_(self.start ** (1 - progress) * self.end**progress)

@@ -1,0 +1,59 @@
+"""The negative log-likelihood of answers."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+# Positions with this label do not count.
+IGNORED = -100
+
+
+def token_losses(
+    logits: Float[Tensor, "B L V"], labels: Int[Tensor, "B L"], label_smoothing: float = 0.0
+) -> Float[Tensor, "B L"]:
+    """Return the loss of every position, 0 where the label is ignored.
+
+    With smoothing ε the target is ``1 - ε`` on the label plus ``ε / V`` everywhere.
+
+    Args:
+        logits: Scores of the vocabulary, aligned with the labels.
+        labels: Token ids, or -100.
+        label_smoothing: ε in [0, 1).
+    """
+    losses = functional.cross_entropy(
+        logits.float().flatten(0, 1),
+        labels.flatten(),
+        ignore_index=IGNORED,
+        reduction="none",
+        label_smoothing=label_smoothing,
+    )
+    return losses.view_as(labels)
+
+
+def global_mean(losses: Float[Tensor, "B L"], labels: Int[Tensor, "B L"]) -> Float[Tensor, ""]:
+    """Return the mean over the tokens of all processes, scaled for averaged gradients.
+
+    Data-parallel training averages the gradients of its processes. Dividing by the mean number of
+    tokens per process, rather than by this process's own, makes that average the gradient of the
+    mean over all tokens: the same as one process with the whole batch.
+
+    Args:
+        losses: Loss of every position.
+        labels: Token ids, or -100.
+    """
+    count = (labels != IGNORED).sum().to(losses.dtype)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.all_reduce(count)
+        count = count / torch.distributed.get_world_size()
+    return losses.sum() / count.clamp_min(1)
+
+
+def example_means(losses: Float[Tensor, "B L"], labels: Int[Tensor, "B L"]) -> Float[Tensor, "B"]:
+    """Return the mean loss per token of each example.
+
+    Args:
+        losses: Loss of every position.
+        labels: Token ids, or -100.
+    """
+    return losses.sum(1) / (labels != IGNORED).sum(1).clamp_min(1)

@@ -1,0 +1,72 @@
+"""``metrics.csv``: one row per step at which something was logged."""
+
+import csv
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from lightning_fabric.utilities.rank_zero import rank_zero_only
+from pytorch_lightning.loggers.logger import Logger
+
+from mttl.files import atomic_path
+
+
+class MetricsFile(Logger):
+    """Writes metrics as CSV, whole each time, and continues the file of a resumed run.
+
+    Lightning's own CSV logger starts a new file in a folder that has one, which loses the metrics
+    from before an interruption.
+
+    Args:
+        path: The file.
+        keep_before: Keep the rows of an earlier start below this step; 0 starts anew.
+    """
+
+    def __init__(self, path: Path, keep_before: int = 0) -> None:
+        super().__init__()
+        self.path = path
+        self.rows: dict[int, dict[str, Any]] = {}
+        if keep_before and path.is_file():
+            with path.open(newline="", encoding="utf-8") as file:
+                for row in csv.DictReader(file):
+                    values = {name: value for name, value in row.items() if value != ""}
+                    if int(values["step"]) < keep_before:
+                        self.rows[int(values["step"])] = values
+
+    @property
+    def name(self) -> str:
+        """The name of the file."""
+        return self.path.name
+
+    @property
+    def version(self) -> str:
+        """Always empty: a run has one file."""
+        return ""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Add values to the row of a step."""
+        step = max(self.rows, default=0) if step is None else step
+        self.rows.setdefault(step, {"step": step}).update(metrics)
+
+    @rank_zero_only
+    def log_hyperparams(
+        self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any
+    ) -> None:
+        """Do nothing: the run folder holds the configuration."""
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Write the file."""
+        if not self.rows:
+            return
+        columns = sorted({name for row in self.rows.values() for name in row} - {"step"})
+        with atomic_path(self.path) as path, path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, ["step", *columns])
+            writer.writeheader()
+            writer.writerows(self.rows[step] for step in sorted(self.rows))
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Write what is left."""
+        self.save()

@@ -1,0 +1,170 @@
+"""Optimizers with one learning rate per role, and their schedules."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+OptimizerKind = Literal["adamw", "adam", "adafactor"]
+ScheduleKind = Literal["constant", "linear", "cosine"]
+ROLES = ("skills", "router", "backbone")
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """How parameters are trained: the two-speed learning rate and what goes with it.
+
+    Args:
+        kind: The optimizer.
+        lr: Learning rate of the skills: the slow one.
+        router_lr: Learning rate of the router: the fast one; ``lr`` by default.
+        backbone_lr: Learning rate of a trained backbone; ``lr`` by default.
+        weight_decay: Of matrices; never of router parameters, biases and norms.
+        schedule: The course of all learning rates after the warm-up.
+        warmup: Steps of linear warm-up; below 1, a fraction of all steps.
+        settings: The optimizer's further arguments (betas, eps …).
+
+    References:
+        Two speeds: Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, section 2.
+    """
+
+    kind: OptimizerKind = "adamw"
+    lr: float = 1e-3
+    router_lr: float | None = None
+    backbone_lr: float | None = None
+    weight_decay: float = 0.01
+    schedule: ScheduleKind = "linear"
+    warmup: float = 0.06
+    settings: tuple[tuple[str, Any], ...] = ()
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        """Return an optimizer over the trainable parameters of ``model``, grouped by role."""
+        groups = parameter_groups(
+            model,
+            lr={
+                "skills": self.lr,
+                "router": self.lr if self.router_lr is None else self.router_lr,
+                "backbone": self.lr if self.backbone_lr is None else self.backbone_lr,
+            },
+            weight_decay=self.weight_decay,
+        )
+        settings = dict(self.settings)
+        if self.kind == "adafactor":
+            return torch.optim.Adafactor(groups, lr=self.lr, **settings)
+        kind = torch.optim.AdamW if self.kind == "adamw" else torch.optim.Adam
+        return kind(groups, lr=self.lr, fused=True, **settings)
+
+    def scheduler(self, optimizer: Optimizer, total_steps: int) -> LambdaLR:
+        """Return the schedule of ``optimizer`` over ``total_steps`` steps."""
+        warmup = self.warmup if self.warmup >= 1 else self.warmup * total_steps
+        return LambdaLR(optimizer, learning_rate_factor(self.schedule, int(warmup), total_steps))
+
+
+def parameter_roles(model: nn.Module) -> dict[str, str]:
+    """Return the role of every trainable parameter, by name.
+
+    A parameter takes the role of the nearest module above it that has one (`module.role`);
+    parameters under ``backbone`` without one have the role ``"backbone"``.
+
+    Args:
+        model: A model whose parts carry roles.
+
+    Raises:
+        ValueError: If trainable parameters have no role; the message lists them.
+    """
+    module_roles = {
+        name: role
+        for name, module in model.named_modules()
+        if isinstance(role := getattr(module, "role", None), str)
+    }
+    roles: dict[str, str] = {}
+    orphans = []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        above = name.split(".")[:-1]
+        paths = [".".join(above[:depth]) for depth in range(len(above), -1, -1)]
+        role = next((module_roles[path] for path in paths if path in module_roles), None)
+        if role is None and "backbone" in above:
+            role = "backbone"
+        if role is None:
+            orphans.append(name)
+        else:
+            roles[name] = role
+    if orphans:
+        raise ValueError(
+            f"these trainable parameters have no role: {', '.join(orphans)}. Give their module a "
+            f"`role` ({', '.join(ROLES)}) or freeze them"
+        )
+    return roles
+
+
+def parameter_groups(
+    model: nn.Module, *, lr: dict[str, float], weight_decay: float
+) -> list[dict[str, Any]]:
+    """Return optimizer groups by role, with and without weight decay.
+
+    Args:
+        model: A model whose parts carry roles.
+        lr: Learning rate of each role.
+        weight_decay: For parameters of two or more axes outside the router.
+
+    Raises:
+        ValueError: If there is nothing to train, or a parameter has no (known) role.
+    """
+    groups: dict[tuple[str, bool], list[nn.Parameter]] = {}
+    parameters = dict(model.named_parameters())
+    for name, role in parameter_roles(model).items():
+        if role not in lr:
+            raise ValueError(f"'{name}' has the role '{role}'; known are {', '.join(lr)}")
+        decays = role != "router" and parameters[name].ndim > 1
+        groups.setdefault((role, decays), []).append(parameters[name])
+    if not groups:
+        raise ValueError("the model has no trainable parameter")
+    return [
+        {
+            "name": role if decays or role == "router" else f"{role} (no decay)",
+            "params": members,
+            "lr": lr[role],
+            "weight_decay": weight_decay if decays else 0.0,
+        }
+        for (role, decays), members in groups.items()
+    ]
+
+
+def learning_rate_factor(
+    schedule: ScheduleKind, warmup_steps: int, total_steps: int
+) -> Callable[[int], float]:
+    """Return the factor on all learning rates as a function of the step.
+
+    It rises linearly from 0 to 1 over ``warmup_steps``; after that it stays (``"constant"``), falls
+    linearly to 0 at ``total_steps``, or falls along half a cosine.
+
+    Args:
+        schedule: The course after the warm-up.
+        warmup_steps: Steps of warm-up.
+        total_steps: Steps in all.
+
+    Raises:
+        ValueError: If the schedule is unknown.
+    """
+    if schedule not in ("constant", "linear", "cosine"):
+        raise ValueError(f"schedule ('{schedule}') must be 'constant', 'linear' or 'cosine'")
+
+    def factor(step: int) -> float:
+        if step < warmup_steps:
+            return step / warmup_steps
+        progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+        progress = min(1.0, progress)
+        if schedule == "linear":
+            return 1 - progress
+        if schedule == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * progress))
+        return 1.0
+
+    return factor

@@ -1,0 +1,161 @@
+"""One progress bar for the whole of training, with an honest estimate."""
+
+import math
+import time
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import ProgressBar
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+# Where no terminal redraws a bar (a log file), a line is printed this often.
+SECONDS_BETWEEN_LINES = 15.0
+
+
+class TrainingProgress(ProgressBar):
+    """Counts all steps of a run, not those of an epoch, so that the time left is the run's.
+
+    Validations and predictions get a bar of their own below it. Where the output is no terminal,
+    it prints a line from time to time instead.
+
+    Args:
+        console: Where to draw; standard error by default.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        super().__init__()
+        self.console = console or Console(stderr=True)
+        self._progress: Progress | None = None
+        self._training: TaskID | None = None
+        self._evaluation: TaskID | None = None
+        self._last_line = 0.0
+        self._enabled = True
+
+    def disable(self) -> None:
+        """Draw nothing: Lightning asks for this on all processes but the first."""
+        self._enabled = False
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Begin the bar at the step of a resumed run."""
+        total = trainer.estimated_stepping_batches
+        self._training = self._add(
+            "training", None if math.isinf(total) else int(total), trainer.global_step
+        )
+        self._last_line = self._started = time.monotonic()
+        self._first_step = trainer.global_step
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Move the bar to the current step."""
+        if not self._enabled or self._training is None:
+            return
+        assert self._progress is not None
+        shown = self._shown(trainer)
+        self._progress.update(self._training, completed=trainer.global_step, shown=shown)
+        now = time.monotonic()
+        if not self.console.is_terminal and now - self._last_line > SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            total = trainer.estimated_stepping_batches
+            done = trainer.global_step - self._first_step
+            left = (total - trainer.global_step) * (now - self._started) / max(1, done)
+            self.console.print(
+                f"step {trainer.global_step} of {total:g}{shown}, about {left:.0f} s left",
+                highlight=False,
+            )
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Close the bar."""
+        self._close()
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Close the bar, so that a message starts on a line of its own."""
+        self._close()
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Show a bar of the validation."""
+        self._evaluation = self._add("validating", _total(trainer.num_val_batches))
+
+    def on_validation_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
+        """Move the bar of the validation."""
+        self._advance_evaluation()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Remove the bar of the validation and say what came out."""
+        self._end_evaluation()
+        score = trainer.callback_metrics.get("val/score")
+        if self._enabled and score is not None and not trainer.sanity_checking:
+            self.console.print(
+                f"step {trainer.global_step}: mean score {float(score):.3f} on development rows",
+                highlight=False,
+            )
+
+    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Show a bar of the prediction."""
+        self._evaluation = self._add("answering", _total(trainer.num_predict_batches))
+
+    def on_predict_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
+        """Move the bar of the prediction."""
+        self._advance_evaluation()
+
+    def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Close the bar of the prediction."""
+        self._end_evaluation()
+        self._close()
+
+    def _add(self, name: str, total: int | None, completed: int = 0) -> TaskID | None:
+        if not self._enabled:
+            return None
+        if self._progress is None:
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(elapsed_when_finished=False),
+                TextColumn("{task.fields[shown]}"),
+                console=self.console,
+                transient=True,
+            )
+            self._progress.start()
+        return self._progress.add_task(name, total=total, completed=completed, shown="")
+
+    def _advance_evaluation(self) -> None:
+        if self._progress is not None and self._evaluation is not None:
+            self._progress.advance(self._evaluation)
+
+    def _end_evaluation(self) -> None:
+        if self._progress is not None and self._evaluation is not None:
+            self._progress.remove_task(self._evaluation)
+        self._evaluation = None
+
+    def _close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+        self._progress = self._training = self._evaluation = None
+
+    def _shown(self, trainer: pl.Trainer) -> str:
+        loss = trainer.progress_bar_metrics.get("train/loss")
+        return "" if loss is None else f" loss {float(loss):.3f}"  # type: ignore[arg-type]
+
+
+def _total(batches: list[int | float] | int | float) -> int | None:
+    counts = batches if isinstance(batches, list) else [batches]
+    total = sum(counts)
+    return None if math.isinf(total) else int(total)

@@ -1,0 +1,138 @@
+"""Tables that a run prints, and the arrays behind its plots."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import numpy as np
+from rich.table import Table
+
+from mttl.data.gym import Gym
+from mttl.files import atomic_path
+from mttl.routing.task_router import TaskRouter
+from mttl.skills.attach import Attachment
+from mttl.skills.skilled_model import SkilledModel
+from mttl.tasks.baselines import copy_predictions, majority_prediction
+from mttl.tasks.metrics import build_metric
+from mttl.training.evaluate import Result
+from mttl.training.routing_monitor import head_names, routing_weights
+from mttl.training.text_to_text import mean_score
+
+COPY, MAJORITY = "copy", "majority"
+
+
+def attachment_table(attachment: Attachment, model: SkilledModel) -> Table:
+    """Return what was attached: a row per kind of layer, then the totals."""
+    table = Table(title="Skills on the backbone", title_justify="left")
+    for heading in ("layers", "count", "shape", "skill parameters"):
+        table.add_column(heading, justify="left" if heading == "layers" else "right")
+    for pattern, count, shape, n_parameters in attachment.summary():
+        table.add_row(pattern, str(count), shape, f"{n_parameters:,}")
+    router = model.router
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    total = sum(p.numel() for p in model.parameters())
+    table.caption = (
+        f"{type(router).__name__}: {router.n_tasks} tasks, {router.n_skills} skills, "
+        f"{router.n_heads} heads, {router.n_groups} routed groups. "
+        f"{trainable:,} of {total:,} parameters are trained."
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def baseline_results(
+    gym: Gym, metrics: Mapping[str, str], split: str, samples: Sequence[int], seed: int
+) -> dict[str, list[Result]]:
+    """Score copying the input and the most frequent training answer, on the first sample.
+
+    Args:
+        gym: The tasks.
+        metrics: Metric of every task.
+        split: The split to score.
+        samples: The samples of the run; a task's first one among them is used.
+        seed: Of the run, for the results.
+
+    Returns:
+        Results of the two baselines, a row per task and their means.
+    """
+    results: dict[str, list[Result]] = {COPY: [], MAJORITY: []}
+    for task, metric_name in metrics.items():
+        sample = next(sample for sample in samples if sample in gym.samples(task))
+        rows = gym.rows(task, split, sample)
+        trained = [row.outputs[0] for row in gym.rows(task, "train", sample)]
+        answers = {
+            COPY: copy_predictions([row.input for row in rows]),
+            MAJORITY: [majority_prediction(trained)] * len(rows),
+        }
+        for name, predictions in answers.items():
+            metric = build_metric(metric_name)
+            metric.update(predictions, [row.outputs for row in rows])
+            value = float(metric.compute())
+            results[name].append(
+                Result(task, split, str(sample), seed, metric_name, value, len(rows))
+            )
+    for rows_of_baseline in results.values():
+        mean = float(mean_score([result.score for result in rows_of_baseline]))
+        total = sum(result.n for result in rows_of_baseline)
+        rows_of_baseline.append(Result("mean", split, "all", seed, "mean", mean, total))
+    return results
+
+
+def write_baselines(path: Path, baselines: Mapping[str, Mapping[str, Sequence[Result]]]) -> None:
+    """Write ``baselines.csv``: the columns of ``results.csv`` and the name of the baseline."""
+    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ["baseline", *(field.name for field in fields(Result))])
+        writer.writeheader()
+        for by_name in baselines.values():
+            for name, rows in by_name.items():
+                for row in rows:
+                    score = f"{row.score:.6f}"
+                    writer.writerow({"baseline": name} | asdict(row) | {"score": score})
+
+
+def result_table(
+    results: Sequence[Result], baselines: Mapping[str, Mapping[str, Sequence[Result]]]
+) -> Table:
+    """Return the scores per task, in per cent, beside the baselines of each split.
+
+    Args:
+        results: Scores; the samples of a task are averaged.
+        baselines: Per split, the results of each baseline.
+    """
+    splits = list(dict.fromkeys(result.split for result in results))
+    table = Table(title="Scores per task (per cent)", title_justify="left")
+    table.add_column("task")
+    table.add_column("metric")
+    for split in splits:
+        for column in (split, *baselines.get(split, {})):
+            table.add_column(column if column == split else f"{split}: {column}", justify="right")
+    tasks = list(dict.fromkeys(result.task for result in results if result.task != "mean"))
+    names = {result.task: result.metric for result in results}
+    for task in (*tasks, "mean"):
+        if task == "mean":
+            table.add_section()
+        cells = []
+        for split in splits:
+            for rows in (results, *baselines.get(split, {}).values()):
+                scores = [row.score for row in rows if (row.task, row.split) == (task, split)]
+                cells.append(f"{100 * sum(scores) / len(scores):.1f}" if scores else "")
+        table.add_row(task, names[task] if task != "mean" else "", *cells)
+    return table
+
+
+def write_routing(
+    path: Path, router: TaskRouter, attachment: Attachment, tasks: Sequence[str]
+) -> None:
+    """Write ``routing.npz``: ``weights (G, T, K)``, ``tasks`` and ``groups``.
+
+    With several heads each head counts as a group, named ``<group>/head <h>``.
+    """
+    weights = routing_weights(router)
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(
+            file,
+            weights=weights,
+            tasks=np.array(tasks),
+            groups=np.array(head_names(attachment.groups, weights.shape[0])),
+        )

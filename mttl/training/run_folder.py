@@ -1,0 +1,137 @@
+"""The folder that a run leaves behind. Other programs read it: its layout is a contract."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from lightning_fabric.utilities.rank_zero import rank_zero_only
+
+from mttl.errors import ConfigError
+from mttl.files import write_text
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths inside a run's folder.
+
+    Args:
+        path: The folder itself: ``run.dir / run.name``.
+    """
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """What was logged, by step."""
+        return self.path / "metrics.csv"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Lightning's checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def last(self) -> Path:
+        """The checkpoint to resume from."""
+        return self.checkpoints / "last.ckpt"
+
+    @property
+    def best(self) -> Path:
+        """The checkpoint with the best mean score."""
+        return self.checkpoints / "best.ckpt"
+
+    @property
+    def results(self) -> Path:
+        """The score of every task."""
+        return self.path / "results.csv"
+
+    @property
+    def baselines(self) -> Path:
+        """What copying the input and the most frequent answer score."""
+        return self.path / "baselines.csv"
+
+    @property
+    def predictions(self) -> Path:
+        """The answers to every row."""
+        return self.path / "predictions"
+
+    @property
+    def skills(self) -> Path:
+        """The trained inventory: what later work starts from."""
+        return self.path / "skills"
+
+    @property
+    def plots(self) -> Path:
+        """Figures and the arrays behind them."""
+        return self.path / "plots"
+
+
+def open_run_folder(folder: RunFolder, config_text: str, *, resume: bool) -> int:
+    """Make the folder of a new run, or check that an interrupted one can continue.
+
+    Args:
+        folder: The folder.
+        config_text: The resolved configuration, as YAML.
+        resume: Whether to continue.
+
+    Returns:
+        The step to continue from; 0 for a new run.
+
+    Raises:
+        ConfigError: If a new run would overwrite an earlier one, or there is nothing to continue,
+            or the configuration has changed outside its section ``trainer``.
+    """
+    if not resume:
+        if rank_zero_only.rank == 0:
+            if folder.path.exists() and any(folder.path.iterdir()):
+                raise ConfigError(
+                    f"the run folder '{folder.path}' exists already and is never overwritten. "
+                    "Continue that run with --resume, choose another name with "
+                    "-k run.name=NAME, or delete the folder"
+                )
+            write_text(folder.config, config_text)
+        return 0
+    if not folder.last.is_file():
+        raise ConfigError(
+            f"there is nothing to resume: '{folder.last}' does not exist. Start without --resume"
+        )
+    changed = changed_settings(folder.config.read_text(encoding="utf-8"), config_text)
+    if changed:
+        raise ConfigError(
+            f"the run in '{folder.path}' was started with other settings: {', '.join(changed)}. "
+            "Resume it with its own (only those of `trainer` may change), or start a new run with "
+            "-k run.name=NAME"
+        )
+    checkpoint = torch.load(folder.last, map_location="cpu", weights_only=False)
+    return int(checkpoint["global_step"])
+
+
+def changed_settings(before: str, now: str) -> list[str]:
+    """Return the dotted names of settings outside ``trainer`` that differ, with both values.
+
+    Args:
+        before: A configuration as YAML.
+        now: Another one.
+    """
+    first, second = _flat(yaml.safe_load(before)), _flat(yaml.safe_load(now))
+    return [
+        f"{name} ({first.get(name)} before, {second.get(name)} now)"
+        for name in sorted(first.keys() | second.keys())
+        if first.get(name) != second.get(name) and not name.startswith("trainer.")
+    ]
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(tree, dict):
+        return {prefix.removesuffix("."): tree}
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.")
+    return flat

@@ -1,0 +1,242 @@
+"""The Lightning module for text-to-text tasks."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from jaxtyping import Float, Int
+from pytorch_lightning.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torchmetrics import Metric
+from transformers import PreTrainedTokenizerBase
+
+from mttl.skills.skilled_model import SkilledModel
+from mttl.tasks.metrics import build_metric
+from mttl.training.loss import example_means, global_mean, token_losses
+from mttl.training.optim import Optimization
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model answered to one row."""
+
+    task_id: int
+    sample: int
+    row: int
+    input: str
+    references: tuple[str, ...]
+    prediction: str
+
+
+class TextToTextModule(pl.LightningModule):
+    """Trains a skilled model on text-to-text tasks and scores it by generation.
+
+    Args:
+        model: Backbone, skills and router.
+        tokenizer: Turns generated ids into text.
+        metrics: Metric of every task; the order gives the task ids.
+        optimization: Optimizer, learning rates and schedule.
+        label_smoothing: ε of the training loss.
+        max_output_length: Most tokens to generate.
+        num_beams: Beams of the search; 1 is greedy.
+        length_penalty: Exponent of the length in the score of a beam.
+    """
+
+    loss_totals: Tensor
+
+    def __init__(
+        self,
+        model: SkilledModel,
+        tokenizer: PreTrainedTokenizerBase,
+        metrics: Mapping[str, str],
+        optimization: Optimization | None = None,
+        *,
+        label_smoothing: float = 0.0,
+        max_output_length: int = 64,
+        num_beams: int = 1,
+        length_penalty: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.tokenizer = tokenizer
+        self.tasks = tuple(metrics)
+        self.optimization = optimization or Optimization()
+        self.label_smoothing = label_smoothing
+        self.generation: dict[str, Any] = {
+            "max_new_tokens": max_output_length,
+            "num_beams": num_beams,
+            "do_sample": False,
+        }
+        if num_beams > 1:
+            self.generation["length_penalty"] = length_penalty
+        # Lists by task id: names of tasks may hold characters that module names may not.
+        self.scores = nn.ModuleList(build_metric(metric) for metric in metrics.values())
+        # Sum and count of the validation losses of each task.
+        self.register_buffer("loss_totals", torch.zeros(2, len(metrics)), persistent=False)
+        # Frozen weights are not in the checkpoint.
+        self.strict_loading = False
+
+    @property
+    def _metrics(self) -> list[Metric]:
+        return [metric for metric in self.scores if isinstance(metric, Metric)]
+
+    def nll(
+        self, batch: Mapping[str, Any], label_smoothing: float = 0.0
+    ) -> tuple[Float[Tensor, "B L"], Int[Tensor, "B L"], list[Tensor]]:
+        """Run the model on a batch.
+
+        Args:
+            batch: ``input_ids``, ``attention_mask``, ``labels`` and ``task_ids``.
+            label_smoothing: ε of the loss.
+
+        Returns:
+            The loss of every position, the labels they belong to, and what layers owe besides.
+        """
+        labels = batch["labels"]
+        inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        backbone = self.model.backbone
+        if backbone.config.is_encoder_decoder:  # type: ignore[union-attr]
+            # The backbone would compute a loss of its own if it were given the labels.
+            prepare = backbone.prepare_decoder_input_ids_from_labels
+            inputs["decoder_input_ids"] = prepare(labels=labels)  # type: ignore[operator]
+        routing = self.model.route(batch["task_ids"])
+        with self.model.slot.use(routing):
+            logits = backbone(**inputs, use_cache=False).logits
+        if not backbone.config.is_encoder_decoder:  # type: ignore[union-attr]
+            logits, labels = logits[:, :-1], labels[:, 1:].contiguous()
+        return token_losses(logits, labels, label_smoothing), labels, routing.losses
+
+    def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor:
+        """Return the loss of a batch, with the router's prior and what layers owe."""
+        losses, labels, owed = self.nll(batch, self.label_smoothing)
+        loss = global_mean(losses, labels)
+        prior = self.model.router.prior_loss().to(loss.device)
+        total = loss + prior + sum(owed)
+        self.log("train/loss", loss, prog_bar=True, batch_size=len(labels))
+        if prior.requires_grad:
+            self.log("train/prior", prior, batch_size=len(labels))
+        return total
+
+    def validation_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
+        """Add a batch to the losses and scores of its tasks."""
+        losses, labels, _ = self.nll(batch)
+        means = example_means(losses, labels)
+        entries = torch.stack([means, torch.ones_like(means)])
+        self.loss_totals.index_add_(1, batch["task_ids"], entries)
+        by_task: dict[int, tuple[list[str], list[Sequence[str]]]] = {}
+        for row in self.predict(batch):
+            texts, references = by_task.setdefault(row.task_id, ([], []))
+            texts.append(row.prediction)
+            references.append(row.references)
+        for task_id, (texts, references) in by_task.items():
+            self._metrics[task_id].update(texts, references)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the loss and score of every task, and their means over tasks."""
+        # Every process computes every metric, also of tasks it saw no row of: they synchronise.
+        scores = [metric.compute().float() for metric in self._metrics]
+        for metric in self._metrics:
+            metric.reset()
+        totals = self.trainer.strategy.reduce(self.loss_totals.clone(), reduce_op="sum")
+        self.loss_totals.zero_()
+        seen = totals[1].nonzero().flatten().tolist()
+        if not seen:
+            return
+        losses = totals[0] / totals[1]
+        values = {}
+        for task_id in seen:
+            values[f"val/{self.tasks[task_id]}/score"] = scores[task_id]
+            values[f"val/{self.tasks[task_id]}/loss"] = losses[task_id]
+        values["val/loss"] = losses[seen].mean()
+        self.log_dict(values, sync_dist=True)
+        mean = mean_score([scores[task_id] for task_id in seen]).to(self.device)
+        self.log("val/score", mean, prog_bar=True, sync_dist=True)
+
+    def predict_step(self, batch: Mapping[str, Any], batch_idx: int) -> list[Prediction]:
+        """Return the model's answers to a batch."""
+        return self.predict(batch)
+
+    def predict(self, batch: Mapping[str, Any]) -> list[Prediction]:
+        """Generate an answer to every row of an evaluation batch.
+
+        Args:
+            batch: ``generation_inputs``, ``task_ids``, ``references``, ``inputs``, ``samples``,
+                ``rows``.
+        """
+        inputs = batch["generation_inputs"]
+        ids = self.model.generate(batch["task_ids"], **inputs, **self.generation)
+        if not self.model.backbone.config.is_encoder_decoder:  # type: ignore[union-attr]
+            ids = ids[:, inputs["input_ids"].shape[1] :]
+        texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        rows = zip(
+            batch["task_ids"].tolist(),
+            batch["samples"],
+            batch["rows"],
+            batch["inputs"],
+            batch["references"],
+            texts,
+            strict=True,
+        )
+        return [
+            Prediction(task_id, int(sample), int(row), text, tuple(references), answer.strip())
+            for task_id, sample, row, text, references, answer in rows
+        ]
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """Return the optimizer with one group per role, and its schedule by step."""
+        optimizer = self.optimization.optimizer(self.model)
+        total_steps = int(self.trainer.estimated_stepping_batches)
+        scheduler = self.optimization.scheduler(optimizer, total_steps)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
+
+    def load_weights(self, checkpoint: Path) -> None:
+        """Take the trained weights of a checkpoint, and nothing else of it."""
+        state = torch.load(checkpoint, map_location=self.device, weights_only=False)
+        self.on_load_checkpoint(state)
+        self.load_state_dict(state["state_dict"], strict=False)
+        self._random_state = None
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep what training changes, and leave the frozen weights out."""
+        frozen = {name for name, value in self.named_parameters() if not value.requires_grad}
+        state = checkpoint["state_dict"]
+        checkpoint["state_dict"] = {
+            name: value for name, value in state.items() if name not in frozen
+        }
+        checkpoint["random_state"] = torch.get_rng_state()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Check that nothing trainable is missing, and remember the random state."""
+        trainable = {name for name, value in self.named_parameters() if value.requires_grad}
+        missing = sorted(trainable - set(checkpoint["state_dict"]))
+        if missing:
+            raise ValueError(
+                f"the checkpoint lacks {len(missing)} trained tensors, first {missing[0]}; it was "
+                "made by a run with other settings"
+            )
+        self._random_state = checkpoint.get("random_state")
+
+    def on_train_start(self) -> None:
+        """After a resume, continue the stream of random numbers where it stopped."""
+        state = getattr(self, "_random_state", None)
+        if state is not None and self.trainer.world_size == 1:
+            torch.set_rng_state(state.cpu())
+            self._random_state = None
+
+
+def mean_score(scores: Sequence[Tensor | float]) -> Tensor:
+    """Return the plain mean over tasks; an undefined score counts as 0.
+
+    Correlations are undefined where the model answered with something that is no number, or with
+    one answer only: no credit is the honest reading.
+    """
+    return torch.tensor([float(score) for score in scores]).nan_to_num(0.0).mean()

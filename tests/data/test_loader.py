@@ -1,0 +1,54 @@
+from itertools import chain
+
+import torch
+from torch.utils.data import Dataset
+
+from mttl.data.loader import ResumableLoader
+from mttl.data.samplers import build_sampler
+
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return index
+
+
+def loader(n_workers=0):
+    sampler = build_sampler("proportional", [0] * 10, batch_size=3, seed=0)
+    return ResumableLoader(Numbers(), sampler, collate_fn=list, num_workers=n_workers)
+
+
+def test_the_position_counts_what_was_handed_out_not_what_was_read_ahead():
+    for n_workers in (0, 2):
+        batches = loader(n_workers)
+        iterator = iter(batches)
+        assert batches.state_dict()["batch"] == 0
+        next(iterator)
+        next(iterator)
+        state = batches.state_dict()
+        assert (state["epoch"], state["batch"]) == (0, 2)
+        rest = list(iterator)
+        resumed = loader(n_workers)
+        resumed.load_state_dict(state)
+        assert list(resumed) == rest
+        assert len(resumed) == 4
+
+
+def test_epochs_follow_one_another():
+    batches = loader()
+    first, second = list(batches), list(batches)
+    assert first != second
+    assert sorted(chain(*first)) == sorted(chain(*second)) == list(range(10))
+    resumed = loader()
+    resumed.load_state_dict({**batches.state_dict(), "epoch": 1, "batch": 0})
+    assert list(resumed) == second
+
+
+def test_iterating_leaves_the_global_generator_alone():
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    list(loader())
+    assert torch.equal(torch.rand(3), expected)

@@ -1,0 +1,219 @@
+import logging
+from pathlib import Path
+
+import pytest
+from transformers import ByT5Tokenizer
+
+from mttl.data import prepare as module
+from mttl.data.gym import Gym
+from mttl.errors import TaskError
+
+DEFAULTS = {"decoder_only": False, "max_input_length": 64, "max_output_length": 16}
+
+
+def prepare(gym, tokenizer, tasks=("a", "b"), split="train", samples=(100, 13), **settings):
+    return module.prepare(gym, tasks, split, samples, tokenizer, **{**DEFAULTS, **settings})
+
+
+@pytest.fixture
+def gym(make_gym):
+    return make_gym({"a": 2, "b": 3}, table="task,metric,description\na,EM,Do a.\nb,EM,Do b.\n")
+
+
+@pytest.fixture
+def tokenised(monkeypatch):
+    """Count how often texts are really tokenised."""
+    calls = []
+    original = module._build
+    monkeypatch.setattr(module, "_build", lambda *a: (calls.append(1), original(*a))[1])
+    return calls
+
+
+def test_columns_and_order(gym, byte_tokenizer):
+    data = prepare(gym, byte_tokenizer)
+    assert data.column_names == [
+        "row",
+        "task_id",
+        "sample",
+        "input",
+        "references",
+        "input_ids",
+        "labels",
+    ]
+    assert data["row"][:] == list(range(10))
+    assert data["task_id"][:] == [0] * 4 + [1] * 6
+    assert data["sample"][:] == [100, 100, 13, 13, 100, 100, 100, 13, 13, 13]
+    assert data[2]["input"] == "[a] a train 13 0"
+    assert data[2]["references"] == ["answer 0", "other 0"]
+    assert data[2]["input_ids"] == byte_tokenizer("[a] a train 13 0")["input_ids"]
+    # The first output is the target.
+    assert data[2]["labels"] == byte_tokenizer("answer 0")["input_ids"]
+
+
+def test_ids_follow_the_order_of_the_tasks(gym, byte_tokenizer):
+    data = prepare(gym, byte_tokenizer, tasks=["b", "a"], samples=[13])
+    assert [(row["task_id"], row["input"][:3]) for row in data] == [(0, "[b]")] * 3 + [
+        (1, "[a]")
+    ] * 2
+
+
+def test_prefix_and_descriptions(gym, byte_tokenizer):
+    for prefix, descriptions, expected in (
+        (False, False, "a train 100 0"),
+        (True, True, "[a] Do a. a train 100 0"),
+        (False, True, "Do a. a train 100 0"),
+    ):
+        data = prepare(gym, byte_tokenizer, prefix=prefix, descriptions=descriptions)
+        assert data[0]["input"] == expected
+
+
+def test_a_missing_description(make_gym, byte_tokenizer):
+    gym = make_gym({"a": 1, "b": 1}, table="task,metric,description\na,EM,Do a.\nb,EM,\n")
+    with pytest.raises(TaskError, match=r"TASKS.csv' has no description of 'b'; add one in"):
+        prepare(gym, byte_tokenizer, descriptions=True)
+
+
+def test_joined_splits(gym, byte_tokenizer):
+    data = prepare(gym, byte_tokenizer, tasks=["a"], split="train+dev", samples=[100])
+    assert [text[4:] for text in data["input"][:]] == [
+        *(f"a train 100 {i}" for i in range(2)),
+        *(f"a dev 100 {i}" for i in range(4)),
+    ]
+
+
+def test_rows_that_samples_share_are_kept(gym, byte_tokenizer):
+    same = gym.file("a", "train", 100).read_bytes()
+    gym.file("a", "train", 13).write_bytes(same)
+    assert len(prepare(gym, byte_tokenizer, tasks=["a"])) == 4
+
+
+def test_equal_test_files_are_read_once_and_others_all(gym, byte_tokenizer):
+    data = prepare(gym, byte_tokenizer, split="test")
+    assert data["sample"][:] == [100] * 6
+    with gym.file("b", "test", 13).open("a") as file:
+        file.write("more\trows\n")
+    data = prepare(gym, byte_tokenizer, split="test")
+    assert data["sample"][:] == [100] * 6 + [13] * 4
+
+
+def test_max_rows(gym, byte_tokenizer):
+    assert len(prepare(gym, byte_tokenizer, max_rows=1)) == 4
+
+
+def test_long_rows_keep_their_end(gym, byte_tokenizer):
+    data = prepare(gym, byte_tokenizer, max_input_length=6, max_output_length=4)
+    assert data[0]["input_ids"] == byte_tokenizer("[a] a")["input_ids"]
+    assert data[0]["labels"] == byte_tokenizer("ans")["input_ids"]
+    assert data[0]["input"] == "[a] a train 100 0"
+
+
+def test_the_second_call_reads_the_cache(gym, byte_tokenizer, tmp_path, tokenised):
+    cache = tmp_path / "cache"
+    first = prepare(gym, byte_tokenizer, cache_dir=cache)
+    second = prepare(Gym(gym.directory), ByT5Tokenizer(), cache_dir=cache)
+    assert len(tokenised) == 1
+    assert first.to_dict() == second.to_dict() == prepare(gym, byte_tokenizer).to_dict()
+    assert second.features == first.features == prepare(gym, byte_tokenizer).features
+
+
+def test_a_gym_that_was_moved_uses_the_same_cache(gym, byte_tokenizer, tmp_path, tokenised):
+    prepare(gym, byte_tokenizer, cache_dir=tmp_path / "cache")
+    moved = gym.directory.rename(tmp_path / "elsewhere")
+    prepare(Gym(moved), byte_tokenizer, cache_dir=tmp_path / "cache")
+    assert len(tokenised) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"decoder_only": True},
+        {"max_input_length": 63},
+        {"max_output_length": 15},
+        {"prefix": False},
+        {"descriptions": True},
+        {"max_rows": 1},
+        {"tasks": ("b", "a")},
+        {"samples": (100,)},
+        {"samples": (13, 100)},
+        {"split": "dev"},
+        {"split": "train+dev"},
+    ],
+    ids=str,
+)
+def test_another_setting_is_another_cache(gym, byte_tokenizer, tmp_path, tokenised, change):
+    prepare(gym, byte_tokenizer, cache_dir=tmp_path / "cache")
+    changed = prepare(gym, byte_tokenizer, cache_dir=tmp_path / "cache", **change)
+    assert len(tokenised) == 2
+    assert changed.to_dict() == prepare(gym, byte_tokenizer, **change).to_dict()
+
+
+def test_another_tokenizer_is_another_cache(
+    gym, byte_tokenizer, bart_like_tokenizer, tmp_path, tokenised
+):
+    for tokenizer in (byte_tokenizer, bart_like_tokenizer, ByT5Tokenizer(extra_ids=9)):
+        prepare(gym, tokenizer, cache_dir=tmp_path / "cache")
+    assert len(tokenised) == 3
+
+
+def test_a_changed_file_or_description_is_seen(gym, byte_tokenizer, tmp_path, tokenised):
+    cache = tmp_path / "cache"
+    prepare(gym, byte_tokenizer, cache_dir=cache, descriptions=True)
+    path: Path = gym.file("b", "train", 13)
+    text = path.read_text()
+    path.write_text(text.replace("answer 2", "answer 9"))
+    data = prepare(gym, byte_tokenizer, cache_dir=cache, descriptions=True)
+    assert data[-1]["references"][0] == "answer 9"
+    table = gym.directory / "TASKS.csv"
+    table.write_text(table.read_text().replace("Do b.", "Now do b."))
+    data = prepare(Gym(gym.directory), byte_tokenizer, cache_dir=cache, descriptions=True)
+    assert data[-1]["input"].startswith("[b] Now do b. ")
+    assert len(tokenised) == 3
+
+
+def test_the_format_version_is_part_of_the_key(
+    gym, byte_tokenizer, tmp_path, tokenised, monkeypatch
+):
+    prepare(gym, byte_tokenizer, cache_dir=tmp_path / "cache")
+    monkeypatch.setattr("mttl.data.prepare.FORMAT_VERSION", 2)
+    prepare(gym, byte_tokenizer, cache_dir=tmp_path / "cache")
+    assert len(tokenised) == 2
+
+
+def test_a_damaged_cache_is_rebuilt(gym, byte_tokenizer, tmp_path, tokenised, caplog):
+    cache = tmp_path / "cache"
+    first = prepare(gym, byte_tokenizer, cache_dir=cache)
+    next(cache.glob("*/*.arrow")).write_bytes(b"")
+    with caplog.at_level(logging.WARNING):
+        again = prepare(gym, byte_tokenizer, cache_dir=cache)
+    assert "is damaged; it is built again" in caplog.text
+    assert len(tokenised) == 2
+    assert again["input"][:] == [row["input"] for row in prepare(gym, byte_tokenizer)]
+    del first
+
+
+def test_mistakes(gym, byte_tokenizer):
+    with pytest.raises(ValueError, match=r"split is 'train\+vali'; it must be train, dev, test"):
+        prepare(gym, byte_tokenizer, split="train+vali")
+    with pytest.raises(TaskError, match="tasks is empty: there is nothing to read"):
+        prepare(gym, byte_tokenizer, tasks=[])
+    with pytest.raises(TaskError, match="samples is empty"):
+        prepare(gym, byte_tokenizer, samples=[])
+    with pytest.raises(TaskError, match="has no task 'c'"):
+        prepare(gym, byte_tokenizer, tasks=["c"])
+    with pytest.raises(TaskError, match="task 'a' has no sample 42"):
+        prepare(gym, byte_tokenizer, samples=[42])
+    path = gym.file("a", "train", 100)
+    path.write_text("no tab\n")
+    with pytest.raises(TaskError, match="line 1: no tab"):
+        prepare(gym, byte_tokenizer)
+    path.unlink()
+    with pytest.raises(TaskError, match=r"cannot read '.*a_16_100_train.tsv': No such file"):
+        prepare(gym, byte_tokenizer)
+
+
+def test_the_real_crossfit_files(crossfit, byte_tokenizer):
+    tasks = crossfit.tasks()
+    data = prepare(crossfit, byte_tokenizer, tasks=tasks, split="test", max_rows=2)
+    # Every test file is the same in both samples, so each is read once.
+    assert data["sample"][:] == [100] * (2 * len(tasks))
+    assert data["task_id"][:] == [i for i in range(len(tasks)) for _ in range(2)]
