@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 
 import pytorch_lightning as pl
-from mttl.config.load import dump_config, load_config, resolve_path
+from mttl.config.load import dump_config, load_config, resolve_folder, resolve_path
 from mttl.config.schema import Config
 from rich.console import Console
 
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console()
 
     # What to learn: tasks, their rows, and the model over them.
-    gym = Gym(config.data.dir)
+    gym = Gym(resolve_folder(config.data.dir))
     tasks = select_tasks(
         load_partition(resolve_path(config.data.partition)).train, gym, config.data.skip_missing
     )
@@ -121,6 +121,7 @@ def build_data(config: Config, gym: Gym, built: Built) -> TextToTextDataModule:
         validation=data.validation,
         sampler=sampler.kind,
         temperature=sampler.temperature if sampler.kind == "temperature" else 1.0,
+        length_window=data.length_window,
         batch_size=data.batch_size,
         eval_batch_size=data.eval_batch_size,
         max_input_length=data.max_input_length,

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mttl.config.load import resolve_path
-from mttl.config.schema import Backbone, Config, Optim, Router, Skills
 from pydantic import TypeAdapter
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mttl.checkpoint import SavedInventory, load_into, read_inventory
+from mttl.config.load import resolve_path
+from mttl.config.schema import Backbone, Config, Optim, Router, Skills
 from mttl.errors import ConfigError, nearest
 from mttl.models.backbone import build_random, load_pretrained, load_tokenizer
 from mttl.routing.context import RoutingSlot

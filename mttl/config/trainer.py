@@ -1,11 +1,11 @@
 """The Lightning trainer that a configuration describes."""
 
-from mttl.config.schema import Config
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
 
 from mttl.config.build import Built
+from mttl.config.schema import Config
 from mttl.errors import ConfigError
 from mttl.training.annealing import TemperatureAnnealing
 from mttl.training.metrics_file import MetricsFile

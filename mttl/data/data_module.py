@@ -38,6 +38,8 @@ class TextToTextDataModule(pl.LightningDataModule):
             `none`.
         sampler: `proportional`, `uniform`, `temperature` or `homogeneous`.
         temperature: Of the sampler of that name.
+        length_window: Batches whose rows are sorted by length before they are cut anew; see
+            `TaskBatchSampler`. 0 leaves them as drawn.
         batch_size: Training rows per step and process.
         eval_batch_size: The most rows per batch and process in validation and scoring.
         max_input_length: The most ids of a prompt.
@@ -65,6 +67,7 @@ class TextToTextDataModule(pl.LightningDataModule):
         validation: str = "dev",
         sampler: str = "proportional",
         temperature: float = 1.0,
+        length_window: int = 0,
         batch_size: int = 32,
         eval_batch_size: int = 64,
         max_input_length: int = 512,
@@ -92,6 +95,7 @@ class TextToTextDataModule(pl.LightningDataModule):
         self.tokenizer, self.decoder_only = tokenizer, decoder_only
         self.split, self.validation = split, validation
         self.sampler, self.temperature, self.seed = sampler, temperature, seed
+        self.length_window = length_window
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self.n_workers = n_workers
         self._form = {
@@ -125,9 +129,14 @@ class TextToTextDataModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> ResumableLoader:
         """Return the training batches, from the restored position on if there is one."""
+        # Prompt and answer both cost padding; the answer is read again by cross-attention.
+        inputs, labels = self.train_rows["input_ids"][:], self.train_rows["labels"][:]
+        lengths = [len(x) + 2 * len(y) for x, y in zip(inputs, labels, strict=True)]
         sampler = build_sampler(
             self.sampler,
             self.train_rows["task_id"][:],
+            lengths=lengths,
+            length_window=self.length_window,
             batch_size=self.batch_size,
             seed=self.seed,
             temperature=self.temperature,

@@ -11,6 +11,10 @@ An epoch is ⌈N / (batch_size × world_size)⌉ batches for all of them, so tha
 Tasks are drawn with replacement; the rows of a task are dealt like a deck of cards, each once
 before any comes again.
 
+With `lengths`, the rows of a window of batches are sorted by length before they are cut into
+batches, and the batches put back into a random order: batches then hold rows of similar length and
+little padding, while the rows of the window stay the ones that were drawn.
+
 Processes share one plan: step s of all ranks together holds the rows that step s of one process
 with the same global batch would hold.
 
@@ -49,6 +53,8 @@ class TaskBatchSampler(Sampler[list[int]]):
         drop_last: Leave out the rows that do not fill the last global batch. If False, and they
             are fewer than the processes, the ranks left without one repeat a row of that batch:
             every rank must take every step.
+        lengths: Of every row; needed for windows only.
+        length_window: Sort the rows of this many batches by length; 0 leaves them as drawn.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -65,6 +71,8 @@ class TaskBatchSampler(Sampler[list[int]]):
         rank: int = 0,
         world_size: int = 1,
         drop_last: bool = False,
+        lengths: Sequence[int] | np.ndarray | None = None,
+        length_window: int = 0,
     ):
         ids = np.asarray(task_ids, dtype=np.int64)
         if ids.size == 0:
@@ -75,6 +83,19 @@ class TaskBatchSampler(Sampler[list[int]]):
             raise ValueError(f"rank ({rank}) must lie in [0, world_size = {world_size}).")
         if seed < 0:
             raise ValueError(f"seed ({seed}) must not be negative.")
+        if length_window < 0:
+            raise ValueError(f"length_window ({length_window}) must not be negative.")
+        if length_window and homogeneous:
+            raise ValueError(
+                f"length_window ({length_window}) must be 0 for homogeneous batches: sorting by "
+                "length would mix their tasks."
+            )
+        if length_window and (lengths is None or len(lengths) != ids.size):
+            raise ValueError(
+                f"length_window ({length_window}) needs the length of each of the {ids.size} rows."
+            )
+        self.lengths = np.asarray(lengths if length_window else [], dtype=np.int64)
+        self.length_window = length_window
         self.global_batch_size = batch_size * world_size
         if drop_last and ids.size < self.global_batch_size:
             raise ValueError(
@@ -111,6 +132,10 @@ class TaskBatchSampler(Sampler[list[int]]):
     def plan(self, epoch: int) -> np.ndarray:
         """Return the rows of all global batches of ``epoch``, one after the other."""
         rng = np.random.default_rng([self.seed, epoch])
+        order = self._drawn(rng)
+        return self._sorted_in_windows(order, rng) if self.length_window else order
+
+    def _drawn(self, rng: np.random.Generator) -> np.ndarray:
         if self.probabilities is None:
             return rng.permutation(self.n_rows)
         if self.homogeneous:
@@ -126,6 +151,18 @@ class TaskBatchSampler(Sampler[list[int]]):
             decks = [rng.permutation(rows) for _ in range(n_decks)]
             order[slots] = np.concatenate([*decks, rows[:0]])[: slots.size]
         return order
+
+    def _sorted_in_windows(self, order: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        size = self.global_batch_size
+        window = self.length_window * size
+        # A last batch that is not full stays the last: every other batch must be full.
+        full = order.size - order.size % size
+        parts = []
+        for start in range(0, full, window):
+            rows = order[start : min(start + window, full)]
+            batches = rows[np.argsort(self.lengths[rows], kind="stable")].reshape(-1, size)
+            parts.append(batches[rng.permutation(len(batches))].ravel())
+        return np.concatenate([*parts, order[full:]])
 
     def set_position(self, epoch: int, batch: int = 0) -> None:
         """Let the next `iter` begin at ``batch`` of ``epoch``; past the end is the next epoch."""
@@ -162,6 +199,7 @@ class TaskBatchSampler(Sampler[list[int]]):
             "n_batches": self.n_batches,
             "seed": self.seed,
             "homogeneous": self.homogeneous,
+            "length_window": self.length_window,
             "probabilities": None
             if self.probabilities is None
             else [round(p, 9) for p in self.probabilities.tolist()],
@@ -191,6 +229,8 @@ def build_sampler(
     rank: int = 0,
     world_size: int = 1,
     drop_last: bool = False,
+    lengths: Sequence[int] | np.ndarray | None = None,
+    length_window: int = 0,
 ) -> TaskBatchSampler:
     """Build the sampler of a kind; ``temperature`` matters to the kind of that name only.
 
@@ -214,5 +254,7 @@ def build_sampler(
         rank=rank,
         world_size=world_size,
         drop_last=drop_last,
+        lengths=lengths,
+        length_window=length_window,
         **options[kind],
     )

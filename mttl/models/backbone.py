@@ -22,6 +22,8 @@ from mttl.errors import ConfigError, nearest
 logger = logging.getLogger(__name__)
 
 BYTE_TOKENIZER = "byte"
+# Settings every configuration takes, though not all of them list these.
+SHARED_SETTINGS = ("bos_token_id", "decoder_start_token_id", "attn_implementation")
 
 
 def load_pretrained(
@@ -79,13 +81,15 @@ def build_random(model_type: str, settings: dict[str, Any]) -> PreTrainedModel:
     known = AutoConfig.for_model(model_type)
     # Configurations keep whatever they are given, so a misspelt setting would pass unnoticed.
     for key in settings:
-        if not hasattr(known, key):
+        if not hasattr(known, key) and key not in SHARED_SETTINGS:
             raise ConfigError(
                 f"backbone.config.{key} is no setting of '{model_type}'."
                 f"{nearest(key, known.to_dict())}"
             )
     try:
         config = AutoConfig.for_model(model_type, **settings)
+        if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+            config.decoder_start_token_id = config.pad_token_id
         kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         return kind.from_config(config)
     except (TypeError, ValueError, KeyError) as error:

@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 import torch
 
 from mttl.files import atomic_path
-from mttl.tasks.metrics import build_metric
+from mttl.tasks.metrics import score_answers
 from mttl.training.text_to_text import Prediction, TextToTextModule, mean_score
 
 
@@ -36,8 +36,9 @@ def predict(trainer: pl.Trainer, module: TextToTextModule, loader: Any) -> list[
         module: The trained module.
         loader: Evaluation batches; each process gets its own share.
     """
-    batches = trainer.predict(module, dataloaders=loader) or []
-    rows = [row for batch in batches for row in batch]  # type: ignore[union-attr]
+    # Lightning's own prediction loop rebuilds the loader, batches and all; its test loop does not.
+    trainer.test(module, dataloaders=loader, verbose=False)
+    rows = list(module.answers)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         gathered: list[list[Prediction]] = [[]] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(gathered, rows)
@@ -63,9 +64,9 @@ def score(
     results = []
     for (task_id, sample), group in sorted(by_key.items()):
         task = tasks[task_id]
-        metric = build_metric(metrics[task])
-        metric.update([row.prediction for row in group], [row.references for row in group])
-        value = float(metric.compute())
+        value = score_answers(
+            metrics[task], [row.prediction for row in group], [row.references for row in group]
+        )
         results.append(Result(task, split, str(sample), seed, metrics[task], value, len(group)))
     if results:
         mean = float(mean_score([result.score for result in results]))

@@ -24,7 +24,7 @@ SECONDS_BETWEEN_LINES = 15.0
 class TrainingProgress(ProgressBar):
     """Counts all steps of a run, not those of an epoch, so that the time left is the run's.
 
-    Validations and predictions get a bar of their own below it. Where the output is no terminal,
+    Validations and tests get a bar of their own below it. Where the output is no terminal,
     it prints a line from time to time instead.
 
     Args:
@@ -106,16 +106,16 @@ class TrainingProgress(ProgressBar):
                 highlight=False,
             )
 
-    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Show a bar of the prediction."""
-        self._evaluation = self._add("answering", _total(trainer.num_predict_batches))
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Show a bar of the test."""
+        self._evaluation = self._add("answering", _total(trainer.num_test_batches))
 
-    def on_predict_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
-        """Move the bar of the prediction."""
+    def on_test_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
+        """Move the bar of the test."""
         self._advance_evaluation()
 
-    def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Close the bar of the prediction."""
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Close the bar of the test."""
         self._end_evaluation()
         self._close()
 

@@ -14,7 +14,7 @@ from mttl.routing.task_router import TaskRouter
 from mttl.skills.attach import Attachment
 from mttl.skills.skilled_model import SkilledModel
 from mttl.tasks.baselines import copy_predictions, majority_prediction
-from mttl.tasks.metrics import build_metric
+from mttl.tasks.metrics import score_answers
 from mttl.training.evaluate import Result
 from mttl.training.routing_monitor import head_names, routing_weights
 from mttl.training.text_to_text import mean_score
@@ -25,8 +25,9 @@ COPY, MAJORITY = "copy", "majority"
 def attachment_table(attachment: Attachment, model: SkilledModel) -> Table:
     """Return what was attached: a row per kind of layer, then the totals."""
     table = Table(title="Skills on the backbone", title_justify="left")
-    for heading in ("layers", "count", "shape", "skill parameters"):
-        table.add_column(heading, justify="left" if heading == "layers" else "right")
+    table.add_column("layers", overflow="fold")
+    for heading in ("count", "shape", "parameters"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for pattern, count, shape, n_parameters in attachment.summary():
         table.add_row(pattern, str(count), shape, f"{n_parameters:,}")
     router = model.router
@@ -66,9 +67,7 @@ def baseline_results(
             MAJORITY: [majority_prediction(trained)] * len(rows),
         }
         for name, predictions in answers.items():
-            metric = build_metric(metric_name)
-            metric.update(predictions, [row.outputs for row in rows])
-            value = float(metric.compute())
+            value = score_answers(metric_name, predictions, [row.outputs for row in rows])
             results[name].append(
                 Result(task, split, str(sample), seed, metric_name, value, len(rows))
             )
@@ -102,11 +101,11 @@ def result_table(
     """
     splits = list(dict.fromkeys(result.split for result in results))
     table = Table(title="Scores per task (per cent)", title_justify="left")
-    table.add_column("task")
+    table.add_column("task", no_wrap=True)
     table.add_column("metric")
     for split in splits:
         for column in (split, *baselines.get(split, {})):
-            table.add_column(column if column == split else f"{split}: {column}", justify="right")
+            table.add_column(column, justify="right")
     tasks = list(dict.fromkeys(result.task for result in results if result.task != "mean"))
     names = {result.task: result.metric for result in results}
     for task in (*tasks, "mean"):

@@ -79,6 +79,7 @@ class TextToTextModule(pl.LightningModule):
         self.scores = nn.ModuleList(build_metric(metric) for metric in metrics.values())
         # Sum and count of the validation losses of each task.
         self.register_buffer("loss_totals", torch.zeros(2, len(metrics)), persistent=False)
+        self.answers: list[Prediction] = []
         # Frozen weights are not in the checkpoint.
         self.strict_loading = False
 
@@ -158,9 +159,13 @@ class TextToTextModule(pl.LightningModule):
         mean = mean_score([scores[task_id] for task_id in seen]).to(self.device)
         self.log("val/score", mean, prog_bar=True, sync_dist=True)
 
-    def predict_step(self, batch: Mapping[str, Any], batch_idx: int) -> list[Prediction]:
-        """Return the model's answers to a batch."""
-        return self.predict(batch)
+    def on_test_epoch_start(self) -> None:
+        """Forget earlier answers."""
+        self.answers.clear()
+
+    def test_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
+        """Keep the model's answers to a batch in ``answers``."""
+        self.answers.extend(self.predict(batch))
 
     def predict(self, batch: Mapping[str, Any]) -> list[Prediction]:
         """Generate an answer to every row of an evaluation batch.

@@ -1,0 +1,148 @@
+"""Validation errors in words: file, key, value, what is allowed, and the nearest match."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from mttl.config.merge import Sources
+from mttl.config.schema import Config
+from mttl.errors import nearest
+
+TYPES = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "string_type": "text (quote it if it looks like a number or a boolean)",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a mapping of settings",
+    "model_type": "a mapping of settings",
+    "model_attributes_type": "a mapping of settings",
+}
+
+
+def explain(error: ValidationError, tree: Mapping[str, Any], sources: Sources) -> str:
+    """Return one line per mistake.
+
+    Args:
+        error: What pydantic found.
+        tree: The merged settings.
+        sources: Where each dotted key came from.
+    """
+    lines: dict[str, list[str]] = {}
+    for mistake in error.errors(include_url=False):
+        key, value, models = _locate(mistake["loc"], tree)
+        lines.setdefault(key, []).append(_line(mistake, key, value, models))
+    found = []
+    for key, messages in lines.items():
+        source = _source(key, sources)
+        # Alternatives of a union each complain about the same value.
+        text = " or ".join(dict.fromkeys(messages))
+        found.append(f"{source}{text}")
+    return "\n".join(found)
+
+
+def _locate(
+    location: tuple[int | str, ...], tree: Mapping[str, Any]
+) -> tuple[str, Any, list[type[BaseModel]]]:
+    """Follow a location through the tree; parts that name a member of a union are no keys."""
+    keys: list[str] = []
+    value: Any = tree
+    models: list[type[BaseModel]] = [Config]
+    for part in location:
+        inside = isinstance(value, Mapping) and part in value
+        field = any(part in model.model_fields for model in models)
+        if isinstance(value, Mapping) and (inside or field) and part != value.get("kind"):
+            models = [
+                inner
+                for model in models
+                if part in model.model_fields
+                for inner in _models(model.model_fields[str(part)].annotation)
+            ]
+            value = value.get(part)
+            keys.append(str(part))
+        elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+            value = value[part]
+            keys.append(str(part))
+        elif isinstance(value, Mapping) and part == value.get("kind"):
+            models = [model for model in models if _kind(model) == part]
+        elif location[-1] == part and not isinstance(value, Mapping | list):
+            continue
+        elif location[-1] == part and isinstance(value, Mapping):
+            keys.append(str(part))
+            value = None
+    return ".".join(keys), value, models
+
+
+def _line(mistake: Any, key: str, value: Any, models: list[type[BaseModel]]) -> str:
+    kind, context = mistake["type"], mistake.get("ctx", {})
+    if kind == "extra_forbidden":
+        parent, _, name = key.rpartition(".")
+        known = _known(parent)
+        hint = nearest(name, known) or f" It has: {', '.join(known)}."
+        place = f"section '{parent}'" if parent else "the configuration"
+        return f"{key}: {place} has no '{name}'.{hint}"
+    if kind == "missing":
+        return f"{key}: is required and missing"
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        allowed = [name for model in models if (name := _kind(model))]
+        if kind == "union_tag_not_found":
+            return f"{key}.kind: is required; one of {', '.join(allowed)}"
+        given = str(context.get("tag"))
+        listed = ", ".join(allowed)
+        return f"{key}.kind: '{given}' must be one of {listed}.{nearest(given, allowed)}"
+    if kind == "literal_error":
+        expected = context["expected"].replace(" or ", ", ").replace("'", "")
+        near = nearest(str(value), expected.split(", "))
+        return f"{key}: {_shown(value)} must be one of {expected}.{near}"
+    if kind == "value_error":
+        text = str(context["error"])
+        return f"{key}: {text}" if key else text
+    if kind in TYPES:
+        return f"{key}: {_shown(value)} must be {TYPES[kind]}"
+    if kind == "string_pattern_mismatch" and key == "trainer.max_time":
+        return f"{key}: {_shown(value)} must have the form days:hours:minutes:seconds"
+    text = re.sub(r"^(Input|Value|String|List) should", "must", mistake["msg"])
+    return f"{key}: {_shown(value)} {text[0].lower()}{text[1:]}"
+
+
+def _known(section: str) -> list[str]:
+    """Return the settings of a section, of all its kinds."""
+    models: list[type[BaseModel]] = [Config]
+    for part in filter(None, section.split(".")):
+        models = [
+            inner
+            for model in models
+            if part in model.model_fields
+            for inner in _models(model.model_fields[part].annotation)
+        ]
+    return list(dict.fromkeys(name for model in models for name in model.model_fields))
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models(part)]
+
+
+def _kind(model: type[BaseModel]) -> str | None:
+    field = model.model_fields.get("kind")
+    return str(get_args(field.annotation)[0]) if field is not None else None
+
+
+def _source(key: str, sources: Sources) -> str:
+    while key:
+        if key in sources:
+            return f"{sources[key]}: "
+        key = key.rpartition(".")[0]
+    return ""
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"'{value}'"

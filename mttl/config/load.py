@@ -1,0 +1,126 @@
+"""From names of files and overrides to a validated configuration."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+import mttl
+from mttl.config import yaml12
+from mttl.config.explain import explain
+from mttl.config.merge import Sources, Tree, merge, nested
+from mttl.config.schema import Config
+from mttl.errors import ConfigError, nearest
+
+COMMAND_LINE = "-k"
+
+
+def configs_dir() -> Path:
+    """Return the folder of the shipped configurations."""
+    return Path(mttl.__file__).parent.parent / "configs"
+
+
+def load_config(names: str | Sequence[str], overrides: Sequence[str] = ()) -> Config:
+    """Read, merge, override and validate.
+
+    Args:
+        names: Files to merge left to right: ``"a.yaml+b.yaml"``, or a list. Each is looked up as
+            given, then under ``configs/``, with or without ``.yaml``.
+        overrides: ``"section.key=value"``; the value is YAML, the later wins.
+
+    Returns:
+        The configuration. Its name comes from the files where none is given.
+
+    Raises:
+        ConfigError: If a file is missing or malformed, or values do not validate; the message
+            names file, key, value and what is allowed, for all mistakes at once.
+    """
+    listed = names.split("+") if isinstance(names, str) else list(names)
+    tree: Tree = {}
+    sources: Sources = {}
+    for name in listed:
+        path = find_file(name, suffix=".yaml")
+        tree = merge(tree, _read(path), str(path), sources)
+    for text in overrides:
+        tree = _override(tree, text, sources)
+    default_name = "-".join(Path(name).stem for name in listed)
+    if isinstance(tree.get("run", {}), dict) and "name" not in tree.get("run", {}):
+        tree = {**tree, "run": {"name": default_name, **tree.get("run", {})}}
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(explain(error, tree, sources)) from None
+
+
+def find_file(name: str, suffix: str = "") -> Path:
+    """Return the path of a file, as given or under ``configs/``.
+
+    Args:
+        name: What the user wrote.
+        suffix: May be left out of the name.
+
+    Raises:
+        ConfigError: If there is none; the message lists near names.
+    """
+    folder = configs_dir()
+    candidates = [Path(name), folder / name]
+    if suffix and not name.endswith(suffix):
+        candidates += [Path(name + suffix), folder / (name + suffix)]
+    for path in candidates:
+        if path.is_file():
+            return path
+    shipped = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    raise ConfigError(f"there is no file '{name}', nor one in {folder}.{nearest(name, shipped)}")
+
+
+def resolve_path(name: str) -> Path:
+    """Return the path of a file that a setting names: as given, then under ``configs/``."""
+    return find_file(name)
+
+
+def resolve_folder(name: str) -> Path:
+    """Return a folder that a setting names: as given, then beside ``configs/``."""
+    path, shipped = Path(name), configs_dir().parent / name
+    return shipped if not path.exists() and shipped.is_dir() else path
+
+
+def dump_config(config: Config) -> str:
+    """Return the configuration as YAML that `load_config` reads back to an equal one."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _read(path: Path) -> Tree:
+    try:
+        tree = yaml12.parse(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        text = yaml12.problem(error) if isinstance(error, yaml.YAMLError) else str(error)
+        raise ConfigError(f"{path}: {text}") from error
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: must hold sections with settings, not {_kind_of(tree)}")
+    for section, settings in tree.items():
+        if not isinstance(settings, dict):
+            raise ConfigError(
+                f"{path}: section '{section}' must hold settings, not {_kind_of(settings)}"
+            )
+    return tree
+
+
+def _override(tree: Tree, text: str, sources: Sources) -> Tree:
+    key, equals, value = text.partition("=")
+    if not equals or "." not in key or not all(key.split(".")):
+        raise ConfigError(f"{COMMAND_LINE} {text}: must have the form section.key=value")
+    try:
+        parsed = yaml12.parse(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{COMMAND_LINE} {text}: {yaml12.problem(error)}") from error
+    return merge(tree, nested(key, parsed), COMMAND_LINE, sources)
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, list):
+        return "a list"
+    return "nothing" if value is None else f"'{value}'"

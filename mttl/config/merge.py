@@ -1,0 +1,53 @@
+"""Trees of settings: merged left to right, each value knowing where it came from."""
+
+from collections.abc import Mapping
+from typing import Any
+
+Tree = dict[str, Any]
+Sources = dict[str, str]
+
+
+def merge(tree: Tree, later: Mapping[str, Any], source: str, sources: Sources) -> Tree:
+    """Return ``tree`` with the values of ``later`` on top.
+
+    Mappings merge key by key. A mapping whose ``kind`` differs from the earlier one's replaces it:
+    settings of one kind mean nothing to another.
+
+    Args:
+        tree: Earlier values; not changed.
+        later: Values that win.
+        source: Where ``later`` comes from.
+        sources: Receives the source of every dotted key.
+    """
+    return _merge(tree, later, source, sources, "")
+
+
+def _merge(
+    tree: Tree, later: Mapping[str, Any], source: str, sources: Sources, prefix: str
+) -> Tree:
+    result = dict(tree)
+    for key, value in later.items():
+        name = f"{prefix}{key}"
+        before = result.get(key)
+        sources[name] = source
+        if not isinstance(value, Mapping):
+            result[key] = value
+            continue
+        if not isinstance(before, Mapping) or _changes_kind(before, value):
+            for old in [known for known in sources if known.startswith(f"{name}.")]:
+                del sources[old]
+            before = {}
+        result[key] = _merge(dict(before), value, source, sources, f"{name}.")
+    return result
+
+
+def _changes_kind(before: Mapping[str, Any], later: Mapping[str, Any]) -> bool:
+    return "kind" in later and "kind" in before and later["kind"] != before["kind"]
+
+
+def nested(dotted: str, value: Any) -> Tree:
+    """Return ``{"a": {"b": value}}`` for ``"a.b"``."""
+    tree: Any = value
+    for part in reversed(dotted.split(".")):
+        tree = {part: tree}
+    return tree

@@ -1,0 +1,1 @@
+"""What a task is: its metric, its category, and what trivial answers score."""

@@ -1,0 +1,237 @@
+"""The seven metrics of CrossFit as torchmetrics metrics, exact across processes.
+
+All take ``update(predictions, references)`` with one list of accepted answers per prediction, and
+return a number between 0 and 1 (the two correlations: between -1 and 1). Without any row the
+result is NaN. States are tensors, also where the metric compares strings, so that processes may
+hold different numbers of rows, or none.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.functional import matthews_corrcoef, pearson_corrcoef
+
+from mttl.errors import nearest
+from mttl.tasks.answers import best, exact_match, rouge_l, same_ignoring_case, word_f1
+
+
+class TextMetric(Metric):
+    """Base of the metrics: checks the rows and silences nothing but the call before any row."""
+
+    full_state_update = False
+    higher_is_better = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        # A process may hold no row of a task; NaN says so, a warning per task and epoch does not.
+        self._update_count = 1
+
+    def reset(self) -> None:
+        """Forget all rows."""
+        super().reset()
+        self._update_count = 1
+
+
+def check_rows(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+    """Refuse rows that cannot be scored.
+
+    Raises:
+        ValueError: If the lengths differ, or a row has no reference.
+    """
+    if len(predictions) != len(references):
+        raise ValueError(
+            f"{len(predictions)} predictions and {len(references)} lists of references; "
+            "there must be one list per prediction"
+        )
+    for row, accepted in enumerate(references):
+        if not accepted:
+            raise ValueError(f"row {row} has no reference; every row needs at least one")
+
+
+class MeanComparison(TextMetric):
+    """The mean over rows of the best comparison with any accepted answer.
+
+    Args:
+        compare: Scores one answer against one reference, from 0 to 1.
+    """
+
+    total: Tensor
+    count: Tensor
+
+    def __init__(self, compare: Callable[[str, str], float]) -> None:
+        super().__init__()
+        self.compare = compare
+        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+        """Add rows."""
+        check_rows(predictions, references)
+        for prediction, accepted in zip(predictions, references, strict=True):
+            self.total += best(self.compare, prediction, accepted)
+        self.count += len(predictions)
+
+    def compute(self) -> Float[Tensor, ""]:
+        """Return the mean."""
+        return self.total / self.count
+
+
+class ClassificationF1(TextMetric):
+    """Macro F1 over the strings themselves; the first reference is the label.
+
+    A class is any string that stands among the labels or the predictions, so an answer that is no
+    label adds a class with F1 0.
+    """
+
+    characters: Tensor
+    lengths: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Strings as bytes, label and prediction in turn: what processes can exchange exactly.
+        empty = torch.empty(0, dtype=torch.uint8)
+        self.add_state("characters", empty, dist_reduce_fx="cat")
+        self.add_state("lengths", torch.empty(0, dtype=torch.int64), dist_reduce_fx="cat")
+
+    def update(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+        """Add rows."""
+        check_rows(predictions, references)
+        texts = [
+            text.encode()
+            for prediction, accepted in zip(predictions, references, strict=True)
+            for text in (accepted[0], prediction.strip())
+        ]
+        self.characters = torch.cat([self.characters, _bytes(b"".join(texts)).to(self.device)])
+        lengths = torch.tensor([len(text) for text in texts], dtype=torch.int64)
+        self.lengths = torch.cat([self.lengths, lengths.to(self.device)])
+
+    def compute(self) -> Float[Tensor, ""]:
+        """Return the unweighted mean of the classes' F1."""
+        texts, start = [], 0
+        data = self.characters.cpu().numpy().tobytes()
+        for length in self.lengths.tolist():
+            texts.append(data[start : start + length])
+            start += length
+        labels, predictions = texts[0::2], texts[1::2]
+        classes = sorted(set(texts))
+        if not classes:
+            return torch.tensor(math.nan)
+        scores = []
+        for name in classes:
+            hits = sum(a == b == name for a, b in zip(labels, predictions, strict=True))
+            scores.append(2 * hits / (labels.count(name) + predictions.count(name)))
+        return torch.tensor(sum(scores) / len(scores), dtype=torch.float64)
+
+
+class NumberMetric(TextMetric):
+    """Base of the correlations: pairs of numbers, label first."""
+
+    pairs: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        empty = torch.empty(0, 2, dtype=torch.float64)
+        self.add_state("pairs", empty, dist_reduce_fx="cat")
+
+    def update(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+        """Add rows; the first reference counts."""
+        check_rows(predictions, references)
+        pairs = [
+            (self.number(accepted[0]), self.number(prediction.strip()))
+            for prediction, accepted in zip(predictions, references, strict=True)
+        ]
+        added = torch.tensor(pairs, dtype=torch.float64).view(-1, 2)
+        self.pairs = torch.cat([self.pairs, added.to(self.device)])
+
+    def number(self, text: str) -> float:
+        """Return the number that a text stands for."""
+        raise NotImplementedError
+
+
+class MatthewsCorrelation(NumberMetric):
+    """Matthews correlation of two classes: ``acceptable`` against everything else."""
+
+    def number(self, text: str) -> float:
+        """Return 1 for ``acceptable``, else 0."""
+        return float(text == "acceptable")
+
+    def compute(self) -> Float[Tensor, ""]:
+        """Return the correlation; 0 where label or prediction is constant, as scikit-learn does."""
+        if not len(self.pairs):
+            return torch.tensor(math.nan)
+        labels, predictions = self.pairs.long().unbind(1)
+        if len(labels.unique()) < 2 or len(predictions.unique()) < 2:
+            return torch.tensor(0.0)
+        return matthews_corrcoef(predictions, labels, task="binary")
+
+
+class PearsonCorrelation(NumberMetric):
+    """Pearson's correlation of numbers; NaN where an answer is no number or all are equal."""
+
+    def number(self, text: str) -> float:
+        """Return the number, or NaN."""
+        try:
+            return float(text)
+        except ValueError:
+            return math.nan
+
+    def compute(self) -> Float[Tensor, ""]:
+        """Return the correlation."""
+        if len(self.pairs) < 2 or not bool(torch.isfinite(self.pairs).all()):
+            return torch.tensor(math.nan)
+        labels, predictions = self.pairs.unbind(1)
+        if len(labels.unique()) < 2 or len(predictions.unique()) < 2:
+            return torch.tensor(math.nan)
+        return pearson_corrcoef(predictions, labels)
+
+
+METRICS: dict[str, Callable[[], Metric]] = {
+    "ACC": lambda: MeanComparison(same_ignoring_case),
+    "EM": lambda: MeanComparison(exact_match),
+    "QA-F1": lambda: MeanComparison(word_f1),
+    "Rouge-L": lambda: MeanComparison(rouge_l),
+    "Classification-F1": ClassificationF1,
+    "Matthew-Correlation": MatthewsCorrelation,
+    "Pearson-Correlation": PearsonCorrelation,
+}
+
+
+def build_metric(name: str) -> Metric:
+    """Return a metric by the name that CrossFit gives it.
+
+    Args:
+        name: One of `METRICS`.
+
+    Raises:
+        ValueError: If there is none of that name.
+    """
+    if name not in METRICS:
+        raise ValueError(
+            f"metric ('{name}') must be one of {', '.join(METRICS)}.{nearest(name, METRICS)}"
+        )
+    return METRICS[name]()
+
+
+def _bytes(text: bytes) -> UInt8[Tensor, "n"]:
+    if not text:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+def score_answers(
+    name: str, predictions: Sequence[str], references: Sequence[Sequence[str]]
+) -> float:
+    """Return the score of a list of answers.
+
+    Args:
+        name: The metric.
+        predictions: One answer per row.
+        references: Accepted answers of each row.
+    """
+    metric = build_metric(name)
+    metric.update(predictions, references)
+    return float(metric.compute())

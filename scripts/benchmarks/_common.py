@@ -1,0 +1,238 @@
+"""Measure variants of one computation side by side.
+
+Each variant lives in a process of its own: several models in one heap slow each other down. The
+processes take turns, one step at a time, in a new random order each round, so that a slow phase of
+the machine hits all of them. Time is the CPU time of the process, on one thread, and ratios to the
+floor are paired within a round.
+"""
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import re
+import resource
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+Step = Callable[[], object]
+# Makes the step of a variant and what is worth knowing about it (columns of the table).
+Build = Callable[[str, argparse.Namespace], tuple[Step, dict[str, float]]]
+
+USER_MISTAKE = 2
+PEERS_HINT = (
+    "missing peft: install the peers that the benchmarks compare with by `pip install -e "
+    "'.[peers]'`, or choose other variants with --only"
+)
+
+
+def parse_arguments(
+    parser: argparse.ArgumentParser, variants: Sequence[str], argv: list[str] | None
+) -> argparse.Namespace:
+    """Add the options of every benchmark and parse; the first variant is the floor.
+
+    Args:
+        parser: Has the benchmark's own options.
+        variants: Names of all variants, the floor first.
+        argv: Arguments, or None for those of the command line.
+
+    Returns:
+        The settings; ``only`` lists the chosen variants, the floor always first.
+    """
+    parser.add_argument("--size", choices=("t5-small", "tiny"), default="t5-small")
+    parser.add_argument("--rounds", type=_positive, default=7, help="timed steps (%(default)s)")
+    parser.add_argument("--warmup", type=_positive, default=2, help="untimed steps (%(default)s)")
+    parser.add_argument("--only", nargs="+", choices=variants, metavar="VARIANT", default=variants)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
+    settings = parser.parse_args(argv)
+    settings.only = [name for name in variants if name == variants[0] or name in settings.only]
+    if any(name.startswith("PEFT") for name in settings.only) and find_spec("peft") is None:
+        print(PEERS_HINT, file=sys.stderr)
+        raise SystemExit(USER_MISTAKE)
+    return settings
+
+
+def run(build: Build, settings: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure the chosen variants.
+
+    Args:
+        build: Makes a variant; called in its process, so it must be a function of a module.
+        settings: As from `parse_arguments`.
+
+    Returns:
+        One row per variant: ``name``; ``median``, ``min`` and ``max`` of the milliseconds of a
+        step; ``ratio``, ``ratio_min`` and ``ratio_max`` to the first variant; ``peak_mib``, the
+        rise of the process's memory over that before its first step; and what ``build`` tells. A
+        variant that fails has no figures but an ``error``.
+    """
+    os.environ["OMP_NUM_THREADS"] = "1"
+    workers = {name: _Worker(build, name, settings) for name in settings.only}
+    times: dict[str, list[float]] = {name: [] for name in workers}
+    order = list(workers)
+    shuffle = random.Random(0).shuffle
+    try:
+        for worker in workers.values():
+            worker.receive()
+        n_rounds = settings.warmup + settings.rounds
+        console = Console(stderr=True)
+        for _ in track(range(n_rounds), "measuring", console=console, transient=True):
+            shuffle(order)
+            for name in order:
+                times[name].append(workers[name].step())
+    finally:
+        for worker in workers.values():
+            worker.stop()
+    timed = {name: values[settings.warmup :] for name, values in times.items()}
+    return [_row(workers[name], timed[name], timed[settings.only[0]]) for name in settings.only]
+
+
+def report(
+    rows: list[dict[str, Any]],
+    settings: argparse.Namespace,
+    *,
+    title: str,
+    unit: str,
+    columns: dict[str, str],
+) -> None:
+    """Print the table, and write it where ``--json`` says.
+
+    Args:
+        rows: As from `run`.
+        settings: As from `parse_arguments`.
+        title: Heads the table.
+        unit: Of the median.
+        columns: Key and heading of further columns.
+    """
+    table = Table(title=title)
+    table.add_column("variant")
+    for heading in (f"{unit}: min / median / max", f"ratio to {settings.only[0]}"):
+        table.add_column(heading, justify="right")
+    for heading in columns.values():
+        table.add_column(heading, justify="right")
+    for row in rows:
+        if "error" in row:
+            table.add_row(row["name"], "fails")
+            continue
+        spread = f"{row['min']:.1f} / {row['median']:.1f} / {row['max']:.1f}"
+        ratios = f"{row['ratio_min']:.3f} / {row['ratio']:.3f} / {row['ratio_max']:.3f}"
+        table.add_row(row["name"], spread, ratios, *(f"{row[key]:.1f}" for key in columns))
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    for row in rows:
+        if "error" in row:
+            print(f"{row['name']} fails: {row['error']}")
+    if settings.json:
+        shown = {key: value for key, value in vars(settings).items() if key != "json"}
+        text = json.dumps({"rows": rows, "settings": shown | {"unit": unit}}, indent=2)
+        settings.json.write_text(text + "\n", encoding="utf-8")
+
+
+def summarise(times: Sequence[float], floor: Sequence[float]) -> dict[str, float]:
+    """Return the extremes and the median of times, and of their ratios paired with the floor's."""
+    ratios = [value / reference for value, reference in zip(times, floor, strict=True)]
+    return {
+        "median": statistics.median(times),
+        "min": min(times),
+        "max": max(times),
+        "ratio": statistics.median(ratios),
+        "ratio_min": min(ratios),
+        "ratio_max": max(ratios),
+    }
+
+
+def _row(worker: "_Worker", times: list[float], floor: list[float]) -> dict[str, Any]:
+    if worker.error:
+        return {"name": worker.name, "median": None, "ratio": None, "error": worker.error}
+    return {"name": worker.name, **summarise(times, floor), **worker.facts}
+
+
+class _Worker:
+    """A variant in its process: steps when told to."""
+
+    def __init__(self, build: Build, name: str, settings: argparse.Namespace) -> None:
+        self.name = name
+        self.error: str | None = None
+        self.facts: dict[str, float] = {}
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, build, name, settings))
+        self.process.start()
+        theirs.close()
+
+    def receive(self) -> float:
+        """Wait for the answer: milliseconds; a failure is kept and counts as not a number."""
+        try:
+            answer = self.connection.recv()
+        except EOFError:
+            answer = "the process died"
+        if isinstance(answer, str):
+            self.error = answer
+            return float("nan")
+        self.facts |= answer
+        return self.facts.pop("ms", 0.0)
+
+    def step(self) -> float:
+        if self.error:
+            return float("nan")
+        self.connection.send("step")
+        return self.receive()
+
+    def stop(self) -> None:
+        self.connection.close()
+        self.process.join()
+
+
+def _serve(
+    connection: Connection, build: Build, name: str, settings: argparse.Namespace
+) -> None:
+    """Answer every message with the time of one step, until the other side hangs up."""
+    import torch
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # of the peers: they would garble the progress
+    with contextlib.suppress(EOFError, KeyboardInterrupt):
+        try:
+            step, facts = build(name, settings)
+            with contextlib.suppress(OSError):  # forget the peak of building, where the OS can
+                Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+            before = _peak_mib()
+            connection.send(facts)
+            while connection.recv():
+                start = time.process_time()
+                step()
+                elapsed = time.process_time() - start
+                connection.send({"ms": 1000 * elapsed, "peak_mib": _peak_mib() - before})
+        except EOFError:
+            raise
+        except Exception as error:
+            connection.send(f"{type(error).__name__}: {error}")
+
+
+def _peak_mib() -> float:
+    """Return the largest resident memory of this process so far."""
+    status = Path("/proc/self/status")
+    if status.exists():  # ru_maxrss would include the parent's memory before exec
+        found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text(encoding="ascii"))
+        if found:
+            return int(found[1]) / 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 1024
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not a positive number")
+    return number

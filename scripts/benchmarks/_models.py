@@ -1,0 +1,76 @@
+"""The models that the benchmarks compare: one random T5, alone or with adapters."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the parent process of a benchmark never loads these
+    from torch import Tensor, nn
+    from transformers import T5ForConditionalGeneration
+
+RANK, N_SKILLS, N_TASKS = 16, 8, 16
+TINY = {"d_model": 128, "d_kv": 32, "num_heads": 4, "d_ff": 512, "num_layers": 2, "vocab_size": 2048}
+
+
+def make_backbone(size: str) -> "T5ForConditionalGeneration":
+    """Return a frozen T5 with random weights: T5-small's sizes (the default ones), or tiny."""
+    import torch
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    config = T5Config(
+        **(TINY if size == "tiny" else {}), dropout_rate=0.0, decoder_start_token_id=0
+    )
+    return T5ForConditionalGeneration(config).requires_grad_(False)
+
+
+def add_adapters(backbone: "T5ForConditionalGeneration", variant: str) -> "nn.Module":
+    """Put the adapters of a variant on all attention and feed-forward layers.
+
+    Args:
+        backbone: As from `make_backbone`.
+        variant: ``"PEFT LoRA"``, ``"PEFT Poly H=…"`` or ``"ours H=…"``.
+    """
+    targets = ["q", "k", "v", "o", "wi", "wo"]
+    if variant == "PEFT LoRA":
+        from peft import LoraConfig, get_peft_model
+
+        config = LoraConfig(r=RANK, lora_alpha=RANK, lora_dropout=0.0, target_modules=targets)
+        return get_peft_model(backbone, config)
+    kind, _, n_heads = variant.rpartition(" H=")
+    if kind == "PEFT Poly":
+        from peft import PolyConfig, get_peft_model
+
+        config = PolyConfig(
+            task_type="SEQ_2_SEQ_LM",  # without it, task ids do not reach the layers
+            r=RANK,
+            n_tasks=N_TASKS,
+            n_skills=N_SKILLS,
+            n_splits=int(n_heads),
+            target_modules=targets,
+        )
+        return get_peft_model(backbone, config)
+    return _ours(backbone, int(n_heads))
+
+
+def task_ids(variant: str) -> "dict[str, Tensor]":
+    """Return the argument that routes 16 examples of 16 tasks, for the models that take it."""
+    import torch
+
+    routed = variant.startswith(("PEFT Poly", "ours"))
+    return {"task_ids": torch.arange(N_TASKS)} if routed else {}
+
+
+def _ours(backbone: "T5ForConditionalGeneration", n_heads: int) -> "nn.Module":
+    from mttl.routing import PolytroponRouter, RoutingSlot
+    from mttl.skills import LoRAInventory, SkilledModel, attach_skills
+
+    slot = RoutingSlot()
+    attachment = attach_skills(
+        backbone,
+        lambda in_features, out_features: LoRAInventory(
+            in_features, out_features, N_SKILLS, rank=RANK, n_heads=n_heads
+        ),
+        targets=["attention", "mlp"],
+        slot=slot,
+    )
+    router = PolytroponRouter(len(attachment.groups), N_TASKS, n_heads, N_SKILLS)
+    return SkilledModel(backbone, router, slot)

@@ -1,0 +1,75 @@
+"""Compare the speed of generation: the bare backbone, and with skills.
+
+    python scripts/benchmarks/generation.py [--size tiny] [--rounds 7] [--json FILE]
+
+Each call generates the same number of tokens for 16 examples of 16 tasks of 128 tokens: greedily,
+and with 4 beams. Figures are tokens per second; the floor is the bare backbone at the same number
+of beams.
+"""
+
+import argparse
+import sys
+from typing import Any
+
+from _common import Step, parse_arguments, report, run
+from _models import N_TASKS, add_adapters, make_backbone, task_ids
+
+FLOOR = "bare"
+VARIANTS = (FLOOR, "PEFT Poly H=1", "ours H=1", "ours H=4")
+LENGTH_IN = 128
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    parser = argparse.ArgumentParser(description="Tokens per second, by kind of adapter.")
+    parser.add_argument("--tokens", type=int, default=32, help="new tokens (%(default)s)")
+    parser.add_argument("--beams", type=int, nargs="+", default=[1, 4], help="(%(default)s)")
+    settings = parse_arguments(parser, VARIANTS, argv)
+    rows: list[dict[str, Any]] = []
+    for n_beams in settings.beams:
+        settings.n_beams = n_beams
+        name = "greedy" if n_beams == 1 else f"{n_beams} beams"
+        found = [as_speed(row, N_TASKS * settings.tokens) for row in run(build, settings)]
+        rows += [{**row, "name": f"{row['name']}, {name}"} for row in found]
+    del settings.n_beams
+    title = f"generation, {settings.size}, {N_TASKS} x {LENGTH_IN} in, {settings.tokens} out"
+    report(rows, settings, title=title, unit="tokens/s", columns={})
+    return 0
+
+
+def build(variant: str, settings: argparse.Namespace) -> tuple[Step, dict[str, float]]:
+    """Make the call that generates."""
+    import torch
+
+    backbone = make_backbone(settings.size)
+    model: torch.nn.Module = backbone if variant == FLOOR else add_adapters(backbone, variant)
+    model.eval()
+    batch = {
+        "input_ids": torch.randint(2, backbone.config.vocab_size, (N_TASKS, LENGTH_IN)),
+        "num_beams": settings.n_beams,
+        "do_sample": False,
+        # No end before the last token: all variants decode the same number of steps.
+        "min_new_tokens": settings.tokens,
+        "max_new_tokens": settings.tokens,
+        **task_ids(variant),
+    }
+    return lambda: model.generate(**batch), {}  # type: ignore[operator]
+
+
+def as_speed(row: dict[str, Any], n_tokens: int) -> dict[str, Any]:
+    """Turn milliseconds per call into tokens per second, and ratios of time into ones of speed."""
+    if "error" in row:
+        return row
+    return {
+        **row,
+        "median": 1000 * n_tokens / row["median"],
+        "min": 1000 * n_tokens / row["max"],
+        "max": 1000 * n_tokens / row["min"],
+        "ratio": 1 / row["ratio"],
+        "ratio_min": 1 / row["ratio_max"],
+        "ratio_max": 1 / row["ratio_min"],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

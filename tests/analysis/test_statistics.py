@@ -1,0 +1,35 @@
+import math
+
+import pytest
+import torch
+from scipy.stats import entropy
+
+from mttl.analysis import discreteness, sparsity, usage
+
+
+def test_discreteness_of_binary_and_undecided():
+    binary = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).view(1, 2, 1, 2)
+    assert discreteness(binary) == 1
+    assert discreteness(torch.full((2, 3, 1, 4), 0.5)) == pytest.approx(0)
+
+
+def test_discreteness_is_one_minus_the_mean_entropy_in_bits():
+    p = torch.tensor([0.1, 0.7, 0.9]).view(1, 1, 1, 3)
+    expected = 1 - sum(entropy([x, 1 - x], base=2) for x in (0.1, 0.7, 0.9)) / 3
+    # float32 probabilities
+    assert discreteness(p) == pytest.approx(expected, abs=1e-6)
+
+
+def test_sparsity_counts_active_cells():
+    p = torch.tensor([0.1, 0.5, 0.51, 0.9]).view(1, 2, 1, 2)
+    assert sparsity(p) == 0.5
+
+
+def test_usage():
+    even = torch.eye(3).view(1, 3, 1, 3)
+    assert usage(even) == pytest.approx(1)
+    one = torch.tensor([[1.0, 0.0], [1.0, 0.0]]).view(1, 2, 1, 2)
+    assert usage(one) == 0
+    assert usage(torch.ones(1, 4, 1, 1)) == 1
+    mixed = torch.tensor([[3.0, 1.0]]).view(1, 1, 1, 2)
+    assert usage(mixed) == pytest.approx(entropy([0.75, 0.25]) / math.log(2))

@@ -1,0 +1,25 @@
+import os
+import stat
+
+import pytest
+
+from mttl.files import atomic_path, write_text
+
+
+def test_writes_with_usual_permissions_and_makes_parents(tmp_path):
+    path = tmp_path / "a" / "b.txt"
+    write_text(path, "zwölf\n")
+    assert path.read_text(encoding="utf-8") == "zwölf\n"
+    umask = os.umask(0)
+    os.umask(umask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
+
+
+def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "b.txt"
+    write_text(path, "old")
+    with pytest.raises(OSError, match="full"), atomic_path(path) as temporary:
+        temporary.write_text("half of the n")
+        raise OSError(28, "full")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["b.txt"]

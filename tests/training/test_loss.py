@@ -1,0 +1,43 @@
+import torch
+from torch.nn import functional
+
+from mttl.training.loss import example_means, global_mean, token_losses
+
+
+def batch():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 4, 7, generator=generator)
+    labels = torch.randint(0, 7, (3, 4), generator=generator)
+    labels[0, 2:] = -100
+    labels[2, 1:] = -100
+    return logits, labels
+
+
+def test_equals_cross_entropy_with_and_without_smoothing():
+    logits, labels = batch()
+    for smoothing in (0.0, 0.1):
+        expected = functional.cross_entropy(
+            logits.flatten(0, 1), labels.flatten(), label_smoothing=smoothing
+        )
+        found = global_mean(token_losses(logits, labels, smoothing), labels)
+        torch.testing.assert_close(found, expected)
+
+
+def test_labels_are_not_changed():
+    logits, labels = batch()
+    before = labels.clone()
+    token_losses(logits, labels, 0.1)
+    assert torch.equal(labels, before)
+
+
+def test_example_means():
+    logits, labels = batch()
+    losses = token_losses(logits, labels)
+    expected = [losses[0, :2].mean(), losses[1].mean(), losses[2, :1].mean()]
+    torch.testing.assert_close(example_means(losses, labels), torch.stack(expected))
+
+
+def test_a_batch_without_any_label_has_loss_zero():
+    logits, labels = batch()
+    labels = torch.full_like(labels, -100)
+    assert global_mean(token_losses(logits, labels), labels) == 0

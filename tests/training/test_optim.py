@@ -1,0 +1,133 @@
+import pytest
+import torch
+from torch import nn
+from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
+
+from mttl.routing import PolytroponRouter, RoutingSlot
+from mttl.skills import IA3Inventory, LoRAInventory, SkilledModel, attach_skills
+from mttl.training.optim import (
+    Optimization,
+    learning_rate_factor,
+    parameter_groups,
+    parameter_roles,
+)
+
+LR = {"skills": 1e-3, "router": 1e-1, "backbone": 1e-4}
+
+
+class TwoLayers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))])
+
+    def forward(self, x):
+        return self.blocks[0](x)
+
+
+def skilled(train_backbone=False, kind=LoRAInventory):
+    backbone = TwoLayers().requires_grad_(train_backbone)
+    slot = RoutingSlot()
+    attach_skills(backbone, lambda i, o: kind(i, o, 2), targets=["all"], slot=slot)
+    return SkilledModel(backbone, PolytroponRouter(1, 3, 1, 2), slot)
+
+
+def test_roles_follow_the_nearest_module_that_has_one():
+    roles = parameter_roles(skilled(train_backbone=True))
+    assert roles["router.logits"] == "router"
+    assert roles["backbone.blocks.0.0.inventory.up"] == "skills"
+    assert roles["backbone.blocks.0.0.base.weight"] == "backbone"
+    assert roles["backbone.blocks.0.1.weight"] == "backbone"
+
+
+def test_frozen_parameters_have_no_role_and_no_group():
+    model = skilled()
+    assert set(parameter_roles(model).values()) == {"router", "skills"}
+    chosen = {id(p) for group in parameter_groups(model, lr=LR, weight_decay=0.1) for p in group["params"]}
+    assert chosen == {id(p) for p in model.parameters() if p.requires_grad}
+
+
+def test_a_parameter_without_a_role_is_listed():
+    model = skilled()
+    model.extra = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"have no role: extra\.weight, extra\.bias"):
+        parameter_roles(model)
+
+
+def test_an_unknown_role_is_an_error():
+    model = skilled()
+    model.router.role = "navigator"
+    with pytest.raises(ValueError, match=r"'router\.logits' has the role 'navigator'"):
+        parameter_groups(model, lr=LR, weight_decay=0.0)
+
+
+def test_nothing_to_train_is_an_error():
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        parameter_groups(skilled().requires_grad_(False), lr=LR, weight_decay=0.0)
+
+
+def test_two_speeds_and_weight_decay_by_role():
+    groups = parameter_groups(skilled(train_backbone=True), lr=LR, weight_decay=0.3)
+    found = {(g["name"], g["lr"], g["weight_decay"]) for g in groups}
+    assert found == {
+        ("router", 1e-1, 0.0),
+        ("skills", 1e-3, 0.3),
+        ("backbone", 1e-4, 0.3),
+        ("backbone (no decay)", 1e-4, 0.0),
+    }
+
+
+def test_router_logits_never_decay():
+    model = skilled()
+    with torch.no_grad():
+        model.router.logits.fill_(2.0)
+    optimizer = Optimization(lr=0.1, router_lr=0.5, weight_decay=0.9).optimizer(model)
+    model.router.logits.grad = torch.zeros_like(model.router.logits)
+    optimizer.step()
+    assert torch.equal(model.router.logits, torch.full_like(model.router.logits, 2.0))
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "adafactor"])
+def test_every_optimizer_lowers_a_loss(kind):
+    torch.manual_seed(0)
+    model = skilled()
+    x, y = torch.randn(3, 5, 4), torch.randn(3, 5, 4)
+    settings = (("eps", 1e-6),) if kind != "adafactor" else (("d", 2.0),)
+    optimizer = Optimization(kind=kind, lr=0.05, settings=settings).optimizer(model)
+    assert all(group.get("eps", 1e-6) == 1e-6 or kind == "adafactor" for group in optimizer.param_groups)
+    losses = []
+    for _ in range(30):
+        loss = (model(torch.arange(3), x=x) - y).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_defaults_of_router_and_backbone_are_the_skills_rate():
+    optimizer = Optimization(lr=0.25).optimizer(skilled(train_backbone=True, kind=IA3Inventory))
+    assert {group["lr"] for group in optimizer.param_groups} == {0.25}
+
+
+@pytest.mark.parametrize(
+    ("kind", "reference"),
+    [("linear", get_linear_schedule_with_warmup), ("cosine", get_cosine_schedule_with_warmup)],
+)
+def test_schedules_equal_those_of_transformers(kind, reference):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    expected = reference(optimizer, 6, 40).lr_lambdas[0]
+    factor = learning_rate_factor(kind, 6, 40)
+    # The reference rounds nothing: the formulas are the same.
+    assert [factor(step) for step in range(41)] == pytest.approx([expected(s) for s in range(41)])
+
+
+def test_constant_schedule_and_warmup_as_a_fraction():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = Optimization(schedule="constant", warmup=0.25).scheduler(optimizer, 8)
+    factor = scheduler.lr_lambdas[0]
+    assert [factor(step) for step in (0, 1, 2, 7, 80)] == [0.0, 0.5, 1.0, 1.0, 1.0]
+
+
+def test_an_unknown_schedule_is_an_error():
+    with pytest.raises(ValueError, match=r"schedule \('zigzag'\) must be"):
+        learning_rate_factor("zigzag", 0, 1)
