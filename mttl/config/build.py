@@ -146,10 +146,10 @@ def build_backbone(backbone: Backbone) -> PreTrainedModel:
 def build_optimization(optim: Optim) -> Optimization:
     """Return the optimization that the configuration describes."""
     settings: dict[str, Any] = {}
-    if optim.kind in ("adamw", "adam"):
-        settings = {"betas": tuple(optim.betas), "eps": optim.eps}
-    else:
+    if optim.kind == "adafactor":
         settings = {"beta2_decay": optim.beta2_decay, "d": optim.clip_threshold}
+    else:
+        settings = {"betas": tuple(optim.betas), "eps": optim.eps}
     return Optimization(
         kind=optim.kind,
         lr=optim.lr,

@@ -22,6 +22,12 @@ TYPES = {
     "model_attributes_type": "a mapping of settings",
 }
 
+# What the patterns of text settings ask for.
+FORMS = {
+    "trainer.max_time": "have the form days:hours:minutes:seconds",
+    "run.name": "be the name of a folder, without slashes",
+}
+
 
 def explain(error: ValidationError, tree: Mapping[str, Any], sources: Sources) -> str:
     """Return one line per mistake.
@@ -38,10 +44,15 @@ def explain(error: ValidationError, tree: Mapping[str, Any], sources: Sources) -
     found = []
     for key, messages in lines.items():
         source = _source(key, sources)
-        # Alternatives of a union each complain about the same value.
-        text = " or ".join(dict.fromkeys(messages))
-        found.append(f"{source}{text}")
+        found.append(f"{source}{_alternatives(list(dict.fromkeys(messages)))}")
     return "\n".join(found)
+
+
+def _alternatives(messages: list[str]) -> str:
+    """Join what the members of a union each say about one value."""
+    first, *others = messages
+    start = f"{first.partition(' must ')[0]} must "
+    return first + "".join(f", or {other.removeprefix(start)}" for other in others)
 
 
 def _locate(
@@ -96,16 +107,21 @@ def _line(mistake: Any, key: str, value: Any, models: list[type[BaseModel]]) -> 
     if kind == "literal_error":
         expected = context["expected"].replace(" or ", ", ").replace("'", "")
         near = nearest(str(value), expected.split(", "))
-        return f"{key}: {_shown(value)} must be one of {expected}.{near}"
+        return f"{key}: {_shown(value)} must be {_one_of(expected)}{'.' + near if near else ''}"
     if kind == "value_error":
         text = str(context["error"])
         return f"{key}: {text}" if key else text
     if kind in TYPES:
         return f"{key}: {_shown(value)} must be {TYPES[kind]}"
-    if kind == "string_pattern_mismatch" and key == "trainer.max_time":
-        return f"{key}: {_shown(value)} must have the form days:hours:minutes:seconds"
+    if kind == "string_pattern_mismatch":
+        form = FORMS.get(key, context["pattern"])
+        return f"{key}: {_shown(value)} must {form}"
     text = re.sub(r"^(Input|Value|String|List) should", "must", mistake["msg"])
     return f"{key}: {_shown(value)} {text[0].lower()}{text[1:]}"
+
+
+def _one_of(expected: str) -> str:
+    return f"one of {expected}" if "," in expected else expected
 
 
 def _known(section: str) -> list[str]:

@@ -10,6 +10,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from rouge import Rouge
 
@@ -56,7 +57,7 @@ def rouge_l(prediction: str, reference: str) -> float:
         or not reference.translate(PUNCTUATION).strip()
     ):
         return 0.0
-    scores = Rouge(metrics=["rouge-l"]).get_scores(prediction, reference)
+    scores: Any = Rouge(metrics=["rouge-l"]).get_scores(prediction, reference)
     return float(scores[0]["rouge-l"]["f"])
 
 

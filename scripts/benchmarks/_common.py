@@ -194,9 +194,7 @@ class _Worker:
         self.process.join()
 
 
-def _serve(
-    connection: Connection, build: Build, name: str, settings: argparse.Namespace
-) -> None:
+def _serve(connection: Connection, build: Build, name: str, settings: argparse.Namespace) -> None:
     """Answer every message with the time of one step, until the other side hangs up."""
     import torch
 

@@ -7,7 +7,14 @@ if TYPE_CHECKING:  # the parent process of a benchmark never loads these
     from transformers import T5ForConditionalGeneration
 
 RANK, N_SKILLS, N_TASKS = 16, 8, 16
-TINY = {"d_model": 128, "d_kv": 32, "num_heads": 4, "d_ff": 512, "num_layers": 2, "vocab_size": 2048}
+TINY = {
+    "d_model": 128,
+    "d_kv": 32,
+    "num_heads": 4,
+    "d_ff": 512,
+    "num_layers": 2,
+    "vocab_size": 2048,
+}
 
 
 def make_backbone(size: str) -> "T5ForConditionalGeneration":
