@@ -74,7 +74,13 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 def _progress(console: Console) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TextColumn("{task.fields[name]}"), console=console, transient=True)
+    return Progress(
+        *columns,
+        TextColumn("{task.fields[name]}"),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from mttl.checkpoint import SavedInventory, load_into, read_inventory
 from mttl.config.load import resolve_path
 from mttl.config.schema import Backbone, Config, Optim, Router, Skills
-from mttl.errors import ConfigError, nearest
+from mttl.errors import ConfigError, TaskError, nearest
 from mttl.models.backbone import build_random, load_pretrained, load_tokenizer
 from mttl.routing.context import RoutingSlot
 from mttl.routing.fixed import (
@@ -63,6 +63,17 @@ class Built:
     tokenizer: PreTrainedTokenizerBase
     attachment: Attachment
     tasks: tuple[str, ...]
+
+    def task_ids(self, names: Sequence[str]) -> torch.Tensor:
+        """Return the ids of tasks by name, shape (B,).
+
+        Raises:
+            TaskError: If a name is unknown.
+        """
+        for name in names:
+            if name not in self.tasks:
+                raise TaskError(f"the model knows no task '{name}'.{nearest(name, self.tasks)}")
+        return torch.tensor([self.tasks.index(name) for name in names])
 
 
 def build_model(config: Config, tasks: Sequence[str]) -> Built:

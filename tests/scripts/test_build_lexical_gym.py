@@ -137,11 +137,8 @@ MONTHS = {
 NUMERALS = """one two three four five six seven eight nine ten eleven twelve thirteen fourteen
 fifteen sixteen seventeen eighteen nineteen"""
 UNITS = {word: n for n, word in enumerate(NUMERALS.split(), 1)}
-TENS = {
-    word: 10 * n
-    for n, word in enumerate("ten twenty thirty forty fifty sixty seventy eighty ninety".split(), 1)
-    if n > 1
-}
+TENS_IN_WORDS = "twenty thirty forty fifty sixty seventy eighty ninety"
+TENS = {word: 10 * n for n, word in enumerate(TENS_IN_WORDS.split(), 2)}
 
 
 def number_in_words(text: str) -> int:

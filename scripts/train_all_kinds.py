@@ -1,0 +1,140 @@
+"""Train every router and every kind of skill on the main job's tasks, and print one table.
+
+python scripts/train_all_kinds.py --steps 800 --out runs/all_kinds
+
+Each run is `pl_train.py -c crossfit.yaml+<fragment>` with the same budget and seed, in a process of
+its own. Runs that have ended are read, not repeated; an interrupted one is resumed.
+"""
+
+import argparse
+import csv
+import json
+import math
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+
+from mttl.command import exit_with
+from mttl.config.load import load_config
+from mttl.errors import MttlError
+from mttl.files import write_text
+
+ROOT = Path(__file__).resolve().parent.parent
+FRAGMENTS = (
+    "router/polytropon",
+    "router/polytropon_ibp",
+    "router/multi_head",
+    "router/shared",
+    "router/private",
+    "router/expert",
+    "router/average",
+    "router/task_moe",
+    "router/hyperformer",
+    "skills/ia3",
+    "skills/dense",
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    name: str
+    parameters: int
+    dev: float
+    test: float
+    minutes: float
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train what is missing, and print and write the table."""
+    options = parse(arguments)
+    out = Path(options.out)
+    rows = []
+    for fragment in track(options.fragments, description="training", transient=True):
+        rows.append(train(fragment, options.steps, options.seed, out))
+        write_text(out / "table.md", markdown(rows, options.steps, options.seed))
+    Console().print(markdown(rows, options.steps, options.seed), markup=False, highlight=False)
+    return 0
+
+
+def train(fragment: str, steps: int, seed: int, out: Path) -> Row:
+    """Run one fragment, unless it has ended before, and read its scores."""
+    name = fragment.replace("/", "-")
+    folder = out / name
+    minutes = folder / "minutes.json"
+    if not minutes.is_file():
+        files = f"crossfit.yaml+{fragment}.yaml"
+        settings = [
+            f"run.dir={out}",
+            f"run.name={name}",
+            f"run.seed={seed}",
+            f"trainer.max_steps={steps}",
+            f"trainer.val_check_interval={steps}",
+        ]
+        load_config(files, settings)  # a mistake should not cost the runs before it
+        command = [sys.executable, str(ROOT / "pl_train.py"), "-c", files, "-k", *settings]
+        if (folder / "checkpoints" / "last.ckpt").is_file():
+            command.append("--resume")
+        started = time.monotonic()
+        out.mkdir(parents=True, exist_ok=True)
+        with (out / f"{name}.log").open("a") as log:
+            ended = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False)
+        if ended.returncode:
+            raise MttlError(f"training {fragment} failed; see {out / f'{name}.log'}")
+        write_text(minutes, json.dumps((time.monotonic() - started) / 60))
+    with (folder / "results.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["task"] == "mean"]
+    means = {row["split"]: float(row["score"]) for row in rows}
+    return Row(
+        fragment,
+        count_parameters(folder / "skills" / "skills.safetensors"),
+        100 * means["dev"],
+        100 * means["test"],
+        json.loads(minutes.read_text()),
+    )
+
+
+def markdown(rows: list[Row], steps: int, seed: int) -> str:
+    """Return the table as Markdown."""
+    lines = [
+        f"{steps} steps, seed {seed}; mean score over the training tasks in per cent.",
+        "",
+        "| fragment | skill parameters | dev | test | minutes |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| `{row.name}` | {row.parameters:,} | {row.dev:.1f} | {row.test:.1f} | {row.minutes:.1f} |"
+        for row in rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def count_parameters(path: Path) -> int:
+    """Return the number of values in a safetensors file, from its header alone."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return sum(
+        math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"
+    )
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=800, help="optimizer steps of each run")
+    parser.add_argument("--seed", type=int, default=13)
+    parser.add_argument("--out", default="runs/all_kinds", help="folder of the runs and the table")
+    parser.add_argument("--fragments", nargs="+", default=list(FRAGMENTS), metavar="ROOM/NAME")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    exit_with(main)
