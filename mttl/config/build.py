@@ -14,7 +14,12 @@ from mttl.checkpoint import SavedInventory, load_into, read_inventory
 from mttl.config.load import resolve_path
 from mttl.config.schema import Backbone, Config, Optim, Router, Skills
 from mttl.errors import ConfigError, TaskError, nearest
-from mttl.models.backbone import build_random, load_pretrained, load_tokenizer
+from mttl.models.backbone import (
+    build_random,
+    load_pretrained,
+    load_tokenizer,
+    scale_initial_weights,
+)
 from mttl.routing.context import RoutingSlot
 from mttl.routing.fixed import (
     FixedRouter,
@@ -143,6 +148,7 @@ def build_backbone(backbone: Backbone) -> PreTrainedModel:
     """Load or build the backbone; frozen unless it is trained too."""
     if backbone.kind == "random":
         model = build_random(backbone.model_type, dict(backbone.config))
+        scale_initial_weights(model, backbone.initial_scale)
     else:
         model = load_pretrained(
             backbone.name,

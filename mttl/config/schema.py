@@ -141,6 +141,8 @@ class Random(_AnyBackbone):
     """A model type of transformers, such as t5 or llama."""
     config: dict[str, Any] = {}
     """Arguments of its configuration class."""
+    initial_scale: dict[str, PositiveFloat] = {}
+    """Factors on the initial weights, by pattern of parameter names."""
     tokenizer: str = "byte"
     """A name, a folder, or `byte`: one id per UTF-8 byte."""
     train: bool = True

@@ -1,6 +1,8 @@
 """Language models to put skills on: pretrained ones, or new ones with random weights."""
 
 import logging
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,34 @@ def build_random(model_type: str, settings: dict[str, Any]) -> PreTrainedModel:
         return kind.from_config(config)
     except (TypeError, ValueError, KeyError) as error:
         raise ConfigError(f"backbone.config does not fit '{model_type}': {error}") from error
+
+
+def scale_initial_weights(model: nn.Module, factors: Mapping[str, float]) -> None:
+    """Multiply freshly drawn weights in place, by patterns of their names.
+
+    Some weights start too small for the optimizer: T5's relative position biases are drawn with a
+    standard deviation of d^-0.5, and attention to one neighbouring position, without which nothing
+    can be copied, needs differences of several units. Adam moves a weight by at most the learning
+    rate per step, so a small start costs thousands of steps.
+
+    Args:
+        model: A model with random weights.
+        factors: Factors by pattern of parameter names, with ``*`` and ``?``.
+
+    Raises:
+        ConfigError: If a pattern matches no parameter.
+    """
+    parameters = dict(model.named_parameters())
+    for pattern, factor in factors.items():
+        names = [name for name in parameters if fnmatchcase(name, pattern)]
+        if not names:
+            raise ConfigError(
+                f"backbone.initial_scale: '{pattern}' matches no parameter."
+                f"{nearest(pattern, parameters)}"
+            )
+        with torch.no_grad():
+            for name in names:
+                parameters[name].mul_(factor)
 
 
 def load_tokenizer(
