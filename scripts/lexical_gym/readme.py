@@ -17,7 +17,8 @@ share skills on purpose: the tasks that training never sees recombine what it do
 - `<task>/<task>_<k>_<sample>_{{train,dev,test}}.tsv`: UTF-8 lines `input<TAB>output[<TAB>another
   accepted output ...]`.
 - `TASKS.csv`: metric, category, family, description and source of each task. `EM` is exact match
-  of free text; `ACC` is exact match too, of a small set of labels.
+  as CrossFit defines it, without punctuation and articles; `ACC` compares every character but its
+  case, for labels, and for numbers and dates, whose punctuation is what is to be learned.
 - The partition into {n_train} training, {n_dev} development and {n_test} unseen test tasks is
   `configs/partitions/lexical.json`. Training tasks have one sample (100) with k training rows, 64
   dev and 200 test rows. The others have five samples (100, 13, 21, 42, 87) of 32 train and 32 dev

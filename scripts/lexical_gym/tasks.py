@@ -21,7 +21,8 @@ class Task:
         source: The packages its data come from.
         description: What to do, in words.
         items: Yields all its examples.
-        metric: `EM` for free text, `ACC` for a small set of labels.
+        metric: `EM` for words; `ACC` for labels, and for numbers and dates: `EM` drops the
+            punctuation that these tasks are about.
         label_share: The largest share of a file's rows that one answer may have.
     """
 
@@ -37,7 +38,7 @@ class Task:
     @property
     def category(self) -> str:
         """Return `classification` or `generation`, and the family after a slash."""
-        kind = "classification" if self.metric == "ACC" else "generation"
+        kind = "classification" if self.label_share < 1 else "generation"
         return f"{kind}/{self.family}"
 
 
@@ -85,11 +86,11 @@ def _sound(role: str, name: str, description: str, items: Generator, share: floa
 
 
 def _number(role: str, name: str, description: str, items: Generator, source="babel") -> Task:
-    return Task(name, role, "number", source, description, items)
+    return Task(name, role, "number", source, description, items, "ACC")
 
 
 def _date(role: str, name: str, description: str, items: Generator) -> Task:
-    return Task(name, role, "date", "babel", description, items)
+    return Task(name, role, "date", "babel", description, items, "ACC")
 
 
 TASKS = (
