@@ -8,8 +8,6 @@ import argparse
 from pathlib import Path
 
 import pytorch_lightning as pl
-from mttl.config.load import dump_config, load_config, resolve_folder, resolve_path
-from mttl.config.schema import Config
 from rich.console import Console
 
 from mttl.checkpoint import save_inventory
@@ -21,6 +19,8 @@ from mttl.config.build import (
     build_optimization,
     inventory_settings,
 )
+from mttl.config.load import dump_config, load_config, resolve_folder, resolve_path
+from mttl.config.schema import Config
 from mttl.config.trainer import build_trainer
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.gym import Gym

@@ -38,16 +38,18 @@ def load_config(names: str | Sequence[str], overrides: Sequence[str] = ()) -> Co
             names file, key, value and what is allowed, for all mistakes at once.
     """
     listed = names.split("+") if isinstance(names, str) else list(names)
+    stems: list[str] = []
     tree: Tree = {}
     sources: Sources = {}
     for name in listed:
         path = find_file(name, suffix=".yaml")
         tree = merge(tree, _read(path), str(path), sources)
+        stems.append(path.stem)
     for text in overrides:
         tree = _override(tree, text, sources)
-    default_name = "-".join(Path(name).stem for name in listed)
-    if isinstance(tree.get("run", {}), dict) and "name" not in tree.get("run", {}):
-        tree = {**tree, "run": {"name": default_name, **tree.get("run", {})}}
+    run = tree.get("run", {})
+    if isinstance(run, dict):
+        tree = {**tree, "run": {"name": "-".join(stems), **run}}
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
@@ -64,6 +66,8 @@ def find_file(name: str, suffix: str = "") -> Path:
     Raises:
         ConfigError: If there is none; the message lists near names.
     """
+    if not name:
+        raise ConfigError("the name of a file is empty; files are joined as a.yaml+b.yaml")
     folder = configs_dir()
     candidates = [Path(name), folder / name]
     if suffix and not name.endswith(suffix):
@@ -88,15 +92,35 @@ def resolve_folder(name: str) -> Path:
 
 def dump_config(config: Config) -> str:
     """Return the configuration as YAML that `load_config` reads back to an equal one."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    settings = config.model_dump(mode="json")
+    return yaml.dump(settings, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what PyYAML or our own reader would take for something else than text."""
+
+
+_Dumper.yaml_implicit_resolvers = {
+    first: [
+        *yaml.SafeDumper.yaml_implicit_resolvers.get(first, []),
+        *yaml12.Loader.yaml_implicit_resolvers.get(first, []),
+    ]
+    for first in {
+        **yaml.SafeDumper.yaml_implicit_resolvers,
+        **yaml12.Loader.yaml_implicit_resolvers,
+    }
+}
 
 
 def _read(path: Path) -> Tree:
     try:
         tree = yaml12.parse(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        text = yaml12.problem(error) if isinstance(error, yaml.YAMLError) else str(error)
-        raise ConfigError(f"{path}: {text}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: {' '.join(yaml12.problem(error).split())}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: must be UTF-8 text; byte {error.start} is not") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     if tree is None:
         return {}
     if not isinstance(tree, dict):

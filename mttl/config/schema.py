@@ -2,7 +2,15 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -12,14 +20,20 @@ class Section(BaseModel):
     """A frozen group of settings that refuses what it does not know."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
     )
 
 
 class Run(Section):
     """What the run is called and where it goes."""
 
-    name: Annotated[str, Field(min_length=1, pattern=r"^[^/\\]+$")] = "run"
+    name: Annotated[str, Field(min_length=1, pattern=r"^[^/\\\s.]([^/\\\r\n\t]*[^/\\\s])?$")] = (
+        "run"
+    )
     """Name of the run's folder; by default from the names of the configuration files."""
     dir: str = "runs"
     """Folder of all runs."""
@@ -95,6 +109,13 @@ class Data(Section):
     """Processes that collate; 0 collates in the training process."""
     cache_dir: str | None = None
     """Where tokenised rows are kept; by default `<run.dir>/.cache`."""
+
+    @field_validator("samples", "evaluate")
+    @classmethod
+    def _once(cls, values: list[Any]) -> list[Any]:
+        if len(set(values)) < len(values):
+            raise ValueError(f"{values} must name each only once")
+        return values
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -313,6 +334,13 @@ class _AnyOptim(Section):
     label_smoothing: Fraction = 0.0
     """Of the training loss."""
 
+    @field_validator("warmup")
+    @classmethod
+    def _whole_steps(cls, warmup: float) -> float:
+        if warmup >= 1 and not warmup.is_integer():
+            raise ValueError(f"{warmup} must be below 1 (a fraction) or a whole number of steps")
+        return warmup
+
 
 class _AdamLike(_AnyOptim):
     betas: Annotated[list[Fraction], Field(min_length=2, max_length=2)] = [0.9, 0.999]
@@ -372,8 +400,12 @@ class Trainer(Section):
     """Longest time, as days:hours:minutes:seconds."""
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps", "tpu"] = "auto"
     """Kind of device."""
-    devices: int | list[int] | Literal["auto"] = "auto"
-    """How many devices, or which."""
+    devices: (
+        PositiveInt
+        | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+        | Literal[-1, "auto"]
+    ) = "auto"
+    """How many devices, or which; -1 for all."""
     num_nodes: PositiveInt = 1
     """Machines."""
     strategy: str = "auto"
@@ -431,20 +463,25 @@ class Config(Section):
     @model_validator(mode="after")
     def _checked(self) -> Self:
         kind, n_skills, n_heads = self.router.kind, self.skills.n_skills, self.skills.n_heads
+        problems: list[str] = []
         if kind == "shared" and n_skills != 1:
-            raise ValueError(f"skills.n_skills ({n_skills}) must be 1 for the shared router")
+            problems.append(f"skills.n_skills ({n_skills}) must be 1 for the shared router")
         if kind == "private" and n_skills != "per_task":
-            raise ValueError(
+            problems.append(
                 f"skills.n_skills ({n_skills}) must be 'per_task' for the private router"
             )
-        if n_skills == "per_task" and kind != "private":
-            raise ValueError(f"skills.n_skills 'per_task' is for the private router, not '{kind}'")
-        if self.router.kind == "task_moe" and self.router.top_k > int(n_skills):
-            raise ValueError(
-                f"router.top_k ({self.router.top_k}) must not exceed skills.n_skills ({n_skills})"
-            )
+        if n_skills == "per_task" and kind not in ("private", "shared"):
+            problems.append(f"skills.n_skills 'per_task' is for the private router, not '{kind}'")
+        if self.router.kind == "task_moe" and n_skills != "per_task":
+            top_k = self.router.top_k
+            if top_k > n_skills:
+                problems.append(
+                    f"router.top_k ({top_k}) must not exceed skills.n_skills ({n_skills})"
+                )
         if kind == "hyperformer" and n_heads != 1:
-            raise ValueError(f"skills.n_heads ({n_heads}) must be 1 for the hyperformer router")
+            problems.append(f"skills.n_heads ({n_heads}) must be 1 for the hyperformer router")
         if self.data.validation == "none" and self.trainer.early_stopping is not None:
-            raise ValueError("trainer.early_stopping needs data.validation: dev")
+            problems.append("trainer.early_stopping needs data.validation: dev")
+        if problems:
+            raise ValueError("\n".join(problems))
         return self

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mttl.routing.task_router import NewTaskInit, TaskRouter
+from mttl.routing.task_router import TaskRouter
 
 
 class FixedRouter(TaskRouter):
@@ -30,7 +30,7 @@ class FixedRouter(TaskRouter):
         """Return the given matrix, repeated for every group and head."""
         return self._in_all_groups(self.weights)
 
-    def for_new_tasks(self, n_tasks: int, *, init: NewTaskInit = "mean") -> "FixedRouter":
+    def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "FixedRouter":
         """Return a router whose new tasks use the mean of the known rows, or all skills alike."""
         if init == "mean":
             row = self.weights.mean(dim=0, keepdim=True)

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.routing.task_router import NewTaskInit, TaskRouter, initial_rows
+from mttl.routing.task_router import TaskRouter, initial_rows
 
 
 class HyperFormerRouter(TaskRouter):
@@ -58,7 +58,7 @@ class HyperFormerRouter(TaskRouter):
         """Return the generated weights of every task."""
         return self._generate(self.embeddings)
 
-    def for_new_tasks(self, n_tasks: int, *, init: NewTaskInit = "mean") -> "HyperFormerRouter":
+    def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "HyperFormerRouter":
         """Return a router with the trained networks and embeddings for new tasks."""
         router = HyperFormerRouter(
             self.n_groups, n_tasks, 1, self.n_skills, embedding_size=self.embedding_size

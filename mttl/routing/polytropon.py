@@ -1,7 +1,6 @@
 """Polytropon: a soft partition of tasks over skills; with several heads, multi-head routing."""
 
 import math
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -9,12 +8,10 @@ from torch import Tensor, nn
 
 from mttl.routing.priors import RoutingPrior
 from mttl.routing.relaxations import relaxed_bernoulli, straight_through
-from mttl.routing.task_router import NewTaskInit, TaskRouter, initial_rows
+from mttl.routing.task_router import TaskRouter, initial_rows
 
 # As in the published code: keeps a row without any active skill finite.
 SMALLEST_SUM = 1e-12
-
-Normalisation = Literal["sum", "average_correction"]
 
 
 class PolytroponRouter(TaskRouter):
@@ -64,7 +61,7 @@ class PolytroponRouter(TaskRouter):
         hard: bool = False,
         temperature: float = 1.0,
         init_scale: float = 1e-3,
-        normalisation: Normalisation = "sum",
+        normalisation: str = "sum",
         shared_skill: bool = False,
         logit_dropout: float = 0.0,
         prior: RoutingPrior | None = None,
@@ -83,7 +80,7 @@ class PolytroponRouter(TaskRouter):
         self.relaxed = relaxed
         self.hard = hard
         self.init_scale = init_scale
-        self.normalisation: Normalisation = normalisation
+        self.normalisation = normalisation
         self.shared_skill = shared_skill
         self.logit_dropout = logit_dropout
         self.prior = prior or RoutingPrior()
@@ -118,7 +115,7 @@ class PolytroponRouter(TaskRouter):
         """Return the loss of the prior for the routed (not the always-on) skills."""
         return self.prior(self.logits.sigmoid())
 
-    def for_new_tasks(self, n_tasks: int, *, init: NewTaskInit = "mean") -> "PolytroponRouter":
+    def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "PolytroponRouter":
         """Return a router with the same settings and rows for new tasks."""
         router = PolytroponRouter(
             self.n_groups,

@@ -84,7 +84,7 @@ def negative_log_ibp(probabilities: Float[Tensor, "T K"], alpha: float) -> Float
         log_histories = probabilities.new_zeros(())
     else:
         _, counts = torch.unique(binary.detach()[:, used], dim=1, return_counts=True)
-        log_histories = torch.lgamma(counts + 1.0).sum()
+        log_histories = torch.lgamma(counts.to(probabilities.dtype) + 1).sum()
     harmonic = sum(1.0 / task for task in range(1, n_tasks + 1))
     all_orders = torch.lgamma(sums.new_tensor(n_tasks + 1.0))
     columns = torch.lgamma(n_tasks - sums + 1) + torch.lgamma(sums) - all_orders

@@ -50,4 +50,5 @@ def straight_through(soft: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         Neurons for Conditional Computation*, 2013, arXiv:1308.3432.
     """
     hard = (soft > 0.5).to(soft.dtype)
-    return hard + soft - soft.detach()
+    # The brackets make the sum exact: rounding must not tell equal columns apart.
+    return hard + (soft - soft.detach())

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.routing.task_router import NewTaskInit, TaskRouter, initial_rows
+from mttl.routing.task_router import TaskRouter, initial_rows
 
 
 class TaskMoERouter(TaskRouter):
@@ -63,7 +63,7 @@ class TaskMoERouter(TaskRouter):
         """Return the mixing weights of every task, without noise."""
         return self._top(self.logits)
 
-    def for_new_tasks(self, n_tasks: int, *, init: NewTaskInit = "mean") -> "TaskMoERouter":
+    def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "TaskMoERouter":
         """Return a router with the same settings and rows for new tasks."""
         router = TaskMoERouter(
             self.n_groups,

@@ -1,13 +1,10 @@
 """The interface of all routers that choose skills by task."""
 
 from abc import ABC, abstractmethod
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-
-NewTaskInit = Literal["mean", "fresh"]
 
 
 class TaskRouter(nn.Module, ABC):
@@ -61,7 +58,7 @@ class TaskRouter(nn.Module, ABC):
         return torch.zeros(())
 
     @abstractmethod
-    def for_new_tasks(self, n_tasks: int, *, init: NewTaskInit = "mean") -> "TaskRouter":
+    def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "TaskRouter":
         """Return a new router of this kind for tasks it has never seen.
 
         Args:
@@ -79,7 +76,7 @@ class TaskRouter(nn.Module, ABC):
 
 
 def initial_rows(
-    rows: Float[Tensor, "G T ..."], n_tasks: int, init: NewTaskInit, scale: float
+    rows: Float[Tensor, "G T ..."], n_tasks: int, init: str, scale: float
 ) -> Float[Tensor, "G N ..."]:
     """Make the rows of a router for new tasks.
 

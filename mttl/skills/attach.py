@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal, get_args
 
 from torch import nn
 
@@ -13,7 +12,7 @@ from mttl.routing.context import RoutingSlot
 from mttl.skills.inventory import Inventory
 from mttl.skills.skilled_linear import SkilledLinear
 
-Granularity = Literal["model", "stack", "block", "layer", "linear"]
+GRANULARITIES = ("model", "stack", "block", "layer", "linear")
 
 # Words for the projections of common architectures (T5, BART, Llama, GPT-2, OPT, BERT …).
 TARGET_WORDS = {
@@ -71,7 +70,7 @@ def attach_skills(
     *,
     targets: Sequence[str],
     slot: RoutingSlot,
-    granularity: Granularity = "linear",
+    granularity: str = "linear",
 ) -> Attachment:
     """Replace the targeted linear layers by skilled ones, in place; base weights are not touched.
 
@@ -93,10 +92,8 @@ def attach_skills(
         ValueError: If a target or the granularity is unknown, or a target matches no layer; the
             message lists near names. If a layer cannot hold the inventory, the message names it.
     """
-    if granularity not in get_args(Granularity):
-        raise ValueError(
-            f"granularity ('{granularity}') must be one of {', '.join(get_args(Granularity))}"
-        )
+    if granularity not in GRANULARITIES:
+        raise ValueError(f"granularity ('{granularity}') must be one of {', '.join(GRANULARITIES)}")
     linears = {
         path: features
         for path, module in backbone.named_modules()
@@ -146,7 +143,7 @@ def _block_paths(backbone: nn.Module) -> list[str]:
 
 
 def _inside(path: str, blocks: list[str]) -> str | None:
-    return next((block for block in blocks if path.startswith(f"{block}.")), None)
+    return next((block for block in blocks if f"{path}.".startswith(f"{block}.")), None)
 
 
 def _choose(
@@ -178,7 +175,7 @@ def _matches(path: str, pattern: str) -> bool:
     return fnmatchcase(path, pattern) or fnmatchcase(path, f"*.{pattern}")
 
 
-def _group_name(path: str, granularity: Granularity, blocks: list[str]) -> str:
+def _group_name(path: str, granularity: str, blocks: list[str]) -> str:
     parent = path.rpartition(".")[0]
     if granularity == "model":
         return "model"

@@ -1,15 +1,11 @@
 """Dense skills: full weight changes, for small layers and as the upper bound of the others."""
 
-from typing import Literal
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.skills.inventory import Inventory, Merged, active_dtype, require_divisible
-
-DenseMix = Literal["deltas", "outputs"]
 
 
 class DenseInventory(Inventory):
@@ -39,13 +35,13 @@ class DenseInventory(Inventory):
         n_skills: int,
         *,
         n_heads: int = 1,
-        mix: DenseMix = "deltas",
+        mix: str = "deltas",
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
         require_divisible(n_heads, out_features=out_features)
         if mix not in ("deltas", "outputs"):
             raise ValueError(f"mix ('{mix}') must be 'deltas' or 'outputs'")
-        self.mix: DenseMix = mix
+        self.mix = mix
         self.change = nn.Parameter(torch.zeros(n_skills, out_features, in_features))
 
     def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:

@@ -1,7 +1,6 @@
 """Low-rank skills."""
 
 import math
-from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -10,8 +9,6 @@ from torch import Tensor, nn
 from mttl.aggregation.mix import mix_deltas, mix_factors, mix_outputs
 from mttl.skills.inventory import Inventory, Merged, active_dtype, require_divisible
 from mttl.skills.low_rank import low_rank_linear
-
-LoRAMix = Literal["factors", "deltas", "outputs"]
 
 
 class LoRAInventory(Inventory):
@@ -48,7 +45,7 @@ class LoRAInventory(Inventory):
         rank: int = 16,
         n_heads: int = 1,
         scale: float | None = None,
-        mix: LoRAMix = "factors",
+        mix: str = "factors",
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
         if rank < 1:
@@ -60,7 +57,7 @@ class LoRAInventory(Inventory):
         require_divisible(n_heads, out_features=out_features)
         self.rank = rank
         self.scale = 1 / rank if scale is None else scale
-        self.mix: LoRAMix = mix
+        self.mix = mix
         self.down = nn.Parameter(torch.empty(n_skills, in_features, rank))
         self.up = nn.Parameter(torch.empty(n_skills, out_features, rank))
         self.reset_parameters()

@@ -50,7 +50,7 @@ def ordinal(_: Lexicon) -> Iterator[Item]:
     """Yield 21 -> 21st."""
     english = engine()
     for value in _draw("ordinal", lambda rng: Decimal(_digits(rng, 1, 5))):
-        yield _item(value, str(value), str(english.ordinal(int(value))))
+        yield _item(value, str(value), str(english.ordinal(str(value))))
 
 
 def number_words(_: Lexicon) -> Iterator[Item]:
@@ -73,7 +73,7 @@ def ordinal_words(_: Lexicon) -> Iterator[Item]:
 def _in_words() -> Iterator[tuple[Decimal, str]]:
     english = engine()
     for value in range(1, 1000):
-        yield Decimal(value), str(english.number_to_words(value, andword=""))
+        yield Decimal(value), str(english.number_to_words(str(value), andword=""))
 
 
 def _item(value: Decimal, given: str, wanted: str) -> Item:

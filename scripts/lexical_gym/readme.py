@@ -44,7 +44,7 @@ A word is used when its base form has 3 to 10 letters, all plain lower-case ones
 inflection table and the pronouncing dictionary; this drops names, abbreviations, compounds and
 rare technical words. Inflected and derived forms have 2 to 14 letters. Where the table gives
 several spellings, all are accepted and the first is trained. Sound tasks use words of one
-pronunciation. Mass nouns (plural equal to the singular) are left out of the number tasks, as is any
+pronunciation. Mass nouns (plural equal to the singular) are left out of the noun tasks, as is any
 form that equals its source. Answers of the labelled tasks are limited to a share of the rows of a
 file, so that the commonest label is no good guess. The table's own oddities (*atonaler*) stay.
 

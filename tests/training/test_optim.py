@@ -42,7 +42,9 @@ def test_roles_follow_the_nearest_module_that_has_one():
 def test_frozen_parameters_have_no_role_and_no_group():
     model = skilled()
     assert set(parameter_roles(model).values()) == {"router", "skills"}
-    chosen = {id(p) for group in parameter_groups(model, lr=LR, weight_decay=0.1) for p in group["params"]}
+    chosen = {
+        id(p) for group in parameter_groups(model, lr=LR, weight_decay=0.1) for p in group["params"]
+    }
     assert chosen == {id(p) for p in model.parameters() if p.requires_grad}
 
 
@@ -93,7 +95,9 @@ def test_every_optimizer_lowers_a_loss(kind):
     x, y = torch.randn(3, 5, 4), torch.randn(3, 5, 4)
     settings = (("eps", 1e-6),) if kind != "adafactor" else (("d", 2.0),)
     optimizer = Optimization(kind=kind, lr=0.05, settings=settings).optimizer(model)
-    assert all(group.get("eps", 1e-6) == 1e-6 or kind == "adafactor" for group in optimizer.param_groups)
+    assert all(
+        group.get("eps", 1e-6) == 1e-6 or kind == "adafactor" for group in optimizer.param_groups
+    )
     losses = []
     for _ in range(30):
         loss = (model(torch.arange(3), x=x) - y).square().mean()

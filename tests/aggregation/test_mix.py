@@ -1,0 +1,166 @@
+import pytest
+import torch
+from helpers.skills import mixing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mttl.aggregation import mix_blocks, mix_deltas, mix_factors, mix_outputs
+
+sizes = st.fixed_dictionaries(
+    {
+        "n_examples": st.integers(1, 4),
+        "n_positions": st.integers(1, 4),
+        "n_skills": st.integers(1, 5),
+        "n_heads": st.integers(1, 4),
+        "in_block": st.integers(1, 3),
+        "out_block": st.integers(1, 3),
+        "rank": st.integers(1, 3),
+        "seed": st.integers(0, 1000),
+    }
+)
+
+
+def tensors(
+    *, n_examples, n_positions, n_skills, n_heads, in_block, out_block, rank, seed, dtype=None
+):
+    """Random input, factors and weights; float64, so that only mistakes differ."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=dtype or torch.float64)
+
+    n_in, n_out = n_heads * in_block, n_heads * out_block
+    return (
+        draw(n_examples, n_positions, n_in),
+        draw(n_skills, n_in, rank),
+        draw(n_skills, n_out, rank),
+        draw(n_examples, n_heads, n_skills),
+    )
+
+
+FIXED = {
+    "n_examples": 3,
+    "n_positions": 2,
+    "n_skills": 3,
+    "n_heads": 2,
+    "in_block": 2,
+    "out_block": 3,
+    "rank": 2,
+    "seed": 0,
+}
+
+
+@given(sizes)
+def test_blocks_equal_a_loop_over_examples_features_and_skills(size):
+    _, down, _, weights = tensors(**size)
+    mixed = mix_blocks(down, weights)
+    for b in range(size["n_examples"]):
+        for feature in range(down.shape[1]):
+            head = feature // size["in_block"]
+            expected = sum(weights[b, head, k] * down[k, feature] for k in range(size["n_skills"]))
+            torch.testing.assert_close(mixed[b, feature], expected)
+
+
+@pytest.mark.parametrize("n_heads", [1, 3])
+def test_blocks_of_vectors_and_of_larger_tensors(n_heads):
+    weights = mixing(2, n_heads, 4)
+    vector, cube = torch.randn(4, 6), torch.randn(4, 6, 2, 5)
+    assert mix_blocks(vector, weights).shape == (2, 6)
+    mixed = mix_blocks(cube, weights)
+    assert mixed.shape == (2, 6, 2, 5)
+    torch.testing.assert_close(mixed[..., 1, 3], mix_blocks(cube[..., 1, 3], weights))
+
+
+@given(sizes)
+def test_deltas_and_outputs_agree(size):
+    x, down, up, weights = tensors(**size)
+    torch.testing.assert_close(
+        x @ mix_deltas(down, up, weights).transpose(1, 2), mix_outputs(x, down, up, weights)
+    )
+
+
+@given(sizes)
+def test_factors_are_the_product_of_the_two_averages(size):
+    x, down, up, weights = tensors(**{**size, "n_heads": 1})
+    merged_down, merged_up = mix_factors(down, up, weights)
+    for b in range(size["n_examples"]):
+        average_down = torch.tensordot(weights[b, 0], down, dims=1)
+        average_up = torch.tensordot(weights[b, 0], up, dims=1)
+        torch.testing.assert_close(
+            x[b] @ merged_down[b] @ merged_up[b].t(), x[b] @ average_down @ average_up.t()
+        )
+
+
+@given(sizes, st.data())
+def test_all_three_agree_where_each_example_uses_one_skill(size, data):
+    x, down, up, weights = tensors(**size)
+    n_skills = size["n_skills"]
+    chosen = data.draw(
+        st.lists(
+            st.integers(0, n_skills - 1),
+            min_size=size["n_examples"],
+            max_size=size["n_examples"],
+        )
+    )
+    one_hot = torch.nn.functional.one_hot(torch.tensor(chosen), n_skills).to(x)
+    weights = one_hot[:, None, :].expand_as(weights).contiguous()
+    merged_down, merged_up = mix_factors(down, up, weights)
+    by_factors = x @ merged_down @ merged_up.transpose(1, 2)
+    by_deltas = x @ mix_deltas(down, up, weights).transpose(1, 2)
+    by_outputs = mix_outputs(x, down, up, weights)
+    expected = torch.stack([x[b] @ down[k] @ up[k].t() for b, k in enumerate(chosen)])
+    for found in (by_factors, by_deltas, by_outputs):
+        torch.testing.assert_close(found, expected)
+
+
+def test_factors_and_deltas_differ_for_a_real_mixture():
+    # Otherwise the choice between them would be idle.
+    x, down, up, weights = tensors(**FIXED)
+    merged_down, merged_up = mix_factors(down, up, weights)
+    by_factors = x @ merged_down @ merged_up.transpose(1, 2)
+    by_deltas = x @ mix_deltas(down, up, weights).transpose(1, 2)
+    assert (by_factors - by_deltas).abs().max() > 0.1
+
+
+@given(sizes)
+def test_heads_with_equal_weights_are_one_head(size):
+    x, down, up, weights = tensors(**size)
+    one = weights[:, :1]
+    same = one.expand_as(weights).contiguous()
+    for found, expected in zip(
+        mix_factors(down, up, same), mix_factors(down, up, one), strict=True
+    ):
+        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(mix_deltas(down, up, same), mix_deltas(down, up, one))
+    torch.testing.assert_close(mix_outputs(x, down, up, same), mix_outputs(x, down, up, one))
+
+
+@given(sizes, st.randoms(use_true_random=False))
+def test_permuting_skills_and_weights_together_changes_nothing(size, random):
+    x, down, up, weights = tensors(**size)
+    order = list(range(size["n_skills"]))
+    random.shuffle(order)
+    for found, expected in zip(
+        mix_factors(down[order], up[order], weights[..., order]),
+        mix_factors(down, up, weights),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        mix_deltas(down[order], up[order], weights[..., order]), mix_deltas(down, up, weights)
+    )
+    torch.testing.assert_close(
+        mix_outputs(x, down[order], up[order], weights[..., order]),
+        mix_outputs(x, down, up, weights),
+    )
+
+
+@pytest.mark.parametrize("n_heads", [1, 2])
+def test_gradients_agree_with_finite_differences(n_heads):
+    x, down, up, weights = (
+        tensor.requires_grad_() for tensor in tensors(**{**FIXED, "n_heads": n_heads})
+    )
+    assert torch.autograd.gradcheck(mix_factors, (down, up, weights))
+    assert torch.autograd.gradcheck(mix_deltas, (down, up, weights))
+    assert torch.autograd.gradcheck(mix_outputs, (x, down, up, weights))
+    assert torch.autograd.gradcheck(mix_blocks, (down, weights))

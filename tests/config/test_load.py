@@ -1,0 +1,266 @@
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mttl.config import load as load_module
+from mttl.config.load import (
+    configs_dir,
+    dump_config,
+    find_file,
+    load_config,
+    resolve_folder,
+    resolve_path,
+)
+from mttl.errors import ConfigError
+
+Writer = Callable[[str], str]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Writer:
+    """Return a function that writes f.yaml into an empty current folder, on top of the default."""
+    monkeypatch.chdir(tmp_path)
+
+    def write_file(text: str) -> str:
+        Path("f.yaml").write_text(text, encoding="utf-8")
+        return "crossfit.yaml+f.yaml"
+
+    return write_file
+
+
+# Where files come from
+
+
+def test_a_file_is_looked_up_as_given_first(write: Writer) -> None:
+    write("")
+    Path("crossfit.yaml").write_text("run: {seed: 99}\n")
+    assert find_file("crossfit.yaml") == Path("crossfit.yaml")
+    assert find_file("router/shared", suffix=".yaml") == configs_dir() / "router" / "shared.yaml"
+    assert resolve_path("partitions/lexical.json").parent == configs_dir() / "partitions"
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("crosfit.yaml", r"there is no file 'crosfit.yaml', nor one in .*Did you mean 'crossfit.y"),
+        ("crossfit.yaml+", r"the name of a file is empty; files are joined as a.yaml\+b.yaml"),
+        ("", r"the name of a file is empty"),
+    ],
+)
+def test_a_file_that_is_missing(names: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(names)
+
+
+def test_a_folder_is_looked_up_beside_the_configurations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolve_folder("data/lexical") == configs_dir().parent / "data" / "lexical"
+    assert resolve_folder("nowhere") == Path("nowhere")
+    (tmp_path / "data" / "lexical").mkdir(parents=True)
+    assert resolve_folder("data/lexical") == Path("data/lexical")
+
+
+@pytest.mark.parametrize(
+    ("names", "name"),
+    [
+        ("crossfit.yaml", "crossfit"),
+        ("crossfit.yaml+router/shared.yaml", "crossfit-shared"),
+        ("crossfit+router/shared", "crossfit-shared"),
+        (["crossfit.yaml", "my.own"], "crossfit-my.own"),
+    ],
+)
+def test_the_run_is_named_after_its_files(write: Writer, names: str | list[str], name: str) -> None:
+    write("")
+    Path("my.own.yaml").write_text("")
+    assert load_config(names).run.name == name
+
+
+def test_a_given_name_wins(write: Writer) -> None:
+    assert load_config(write("run: {name: mine}")).run.name == "mine"
+    assert load_config("crossfit.yaml", ["run.name=other"]).run.name == "other"
+
+
+# Merging
+
+
+def test_later_files_and_overrides_win(write: Writer) -> None:
+    config = load_config(write("optim: {lr: 0.5}\nrun: {seed: 1}\n"), ["run.seed=2", "run.seed=3"])
+    assert config.optim.lr == 0.5
+    assert config.optim.router_lr == load_config("crossfit.yaml").optim.router_lr
+    assert config.run.seed == 3
+
+
+def test_another_kind_replaces_a_section(write: Writer) -> None:
+    config = load_config(write("optim: {kind: adafactor}\ndata: {sampler: {kind: uniform}}\n"))
+    assert config.optim.kind == "adafactor"
+    assert config.optim.router_lr is None
+    assert config.data.sampler.kind == "uniform"
+    assert config.data.batch_size == load_config("crossfit.yaml").data.batch_size
+
+
+def test_the_same_kind_merges(write: Writer) -> None:
+    config = load_config(write("skills: {kind: lora, rank: 4}"))
+    assert config.skills.kind == "lora"
+    assert (config.skills.rank, config.skills.targets) == (4, ["attention", "mlp"])
+
+
+def test_an_override_of_the_kind_replaces_too() -> None:
+    config = load_config("crossfit.yaml", ["data.length_window=0", "data.sampler.kind=homogeneous"])
+    assert config.data.sampler.kind == "homogeneous"
+    config = load_config("crossfit.yaml", ["router.kind=shared", "skills.n_skills=1"])
+    assert config.router.model_dump() == {"kind": "shared", "granularity": "linear"}
+
+
+# YAML
+
+
+@pytest.mark.parametrize("text", ["1e-3", "1E-3", "0.001", ".001", "1.0e-3", "+1e-3"])
+def test_exponents_are_numbers(write: Writer, text: str) -> None:
+    assert load_config(write(f"optim: {{lr: {text}}}")).optim.lr == 0.001
+
+
+@pytest.mark.parametrize("word", ["no", "yes", "on", "off", "No", "NO", "y", "1:30", "0x10"])
+def test_words_stay_words(write: Writer, word: str) -> None:
+    assert load_config(write(f"run: {{name: {word}}}"), ["data.dir=" + word]).run.name == word
+
+
+def test_a_word_is_no_boolean(write: Writer) -> None:
+    with pytest.raises(ConfigError, match=r"f.yaml: data.prefix: 'yes' must be true or false"):
+        load_config(write("data: {prefix: yes}"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data:\n  dir: a\n  dir: b\n", r"f.yaml: the key 'dir' stands in lines 2 and 3"),
+        ("data: {dir: x\n", r"f.yaml: line 2: expected ',' or '}'"),
+        ("data: {dir: !foo x}", r"f.yaml: line 1: could not determine a constructor"),
+        ("- 1", r"f.yaml: must hold sections with settings, not a list"),
+        ("3", r"f.yaml: must hold sections with settings, not '3'"),
+        ("data:\n", r"f.yaml: section 'data' must hold settings, not nothing"),
+        ("data: [1]\n", r"f.yaml: section 'data' must hold settings, not a list"),
+    ],
+)
+def test_malformed_files(write: Writer, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(write(text))
+
+
+def test_a_file_that_is_no_text(write: Writer) -> None:
+    names = write("")
+    Path("f.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"f.yaml: must be UTF-8 text; byte 0 is not"):
+        load_config(names)
+    Path("f.yaml").write_bytes(b"run: {name: a\x00b}")
+    with pytest.raises(ConfigError, match=r"^f.yaml: unacceptable character[^\n]*$"):
+        load_config(names)
+
+
+def test_a_file_that_cannot_be_read(write: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = write("")
+
+    def refuse(path: Path, encoding: str) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(ConfigError, match=r"cannot be read: Permission denied"):
+        load_config(names)
+
+
+# Overrides
+
+
+@pytest.mark.parametrize("text", ["data", "data=3", "data.=3", ".dir=3"])
+def test_the_form_of_an_override(text: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"-k {text}: must have the form section.key")):
+        load_config("crossfit.yaml", [text])
+
+
+def test_a_malformed_value() -> None:
+    with pytest.raises(ConfigError, match=r"-k data.dir=\[a: line 1: expected ',' or '\]'"):
+        load_config("crossfit.yaml", ["data.dir=[a"])
+
+
+# Mistakes in values
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("datta: {dir: x}", "f.yaml: datta: the configuration has no 'datta'. Did you mean 'data'"),
+        (
+            "data: {batchsize: 3}",
+            "f.yaml: data.batchsize: section 'data' has no 'batchsize'. Did you mean 'batch_size'",
+        ),
+        ("optim: {zzz: 3}", "f.yaml: optim.zzz: section 'optim' has no 'zzz'. It has: lr, "),
+        ("router: {kind: null}", "router.kind: "),
+        (
+            "router: {kind: polytropn}",
+            "f.yaml: router.kind: 'polytropn' must be one of polytropon, shared, private, average, "
+            "expert, task_moe, hyperformer. Did you mean 'polytropon'?",
+        ),
+        (
+            "data: {split: trein}",
+            "f.yaml: data.split: 'trein' must be one of train, train+dev. Did you mean 'train'",
+        ),
+        ("data: {sampler: uniform}", "data.sampler: 'uniform' must be a mapping of settings"),
+        ("data: {samples: 100}", "f.yaml: data.samples: '100' must be a list"),
+        ("data: {samples: [a]}", "f.yaml: data.samples.0: 'a' must be a whole number"),
+        ("run: {name: 3}", "f.yaml: run.name: '3' must be text (quote it if"),
+        ("optim: {lr: '1e-3'}", "f.yaml: optim.lr: '1e-3' must be a number"),
+        ("backbone: {config: 3}", "f.yaml: backbone.config: '3' must be a mapping of settings"),
+    ],
+)
+def test_mistakes_name_file_key_value_and_alternatives(
+    write: Writer, text: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        load_config(write(text))
+    assert "pydantic" not in str(caught.value)
+    assert "http" not in str(caught.value)
+
+
+def test_all_mistakes_are_told_at_once_with_their_sources(write: Writer) -> None:
+    names = write("data: {n_workers: -1}\noptim: {lr: -1, bogus: 2}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(names, ["run.seed=-3"])
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 4
+    assert lines[0].startswith("-k: run.seed: '-3' must be")
+    assert all(line.startswith("f.yaml: ") for line in lines[1:])
+
+
+def test_a_fragment_alone_lacks_sections() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config("router/shared.yaml")
+    assert "data: is required and missing" in str(caught.value)
+    assert "skills.kind: is required; one of lora, ia3, dense" in str(caught.value)
+
+
+# Writing
+
+
+@pytest.mark.parametrize("name", ["crossfit", "crossfit_paper", "crossfit+router/polytropon_ibp"])
+def test_what_is_written_reads_back(write: Writer, name: str) -> None:
+    write("")
+    config = load_config(name)
+    Path("resolved.yaml").write_text(dump_config(config), encoding="utf-8")
+    assert load_config("resolved.yaml") == config
+
+
+# "1e-3", "08" and "no" are text to one version of YAML and something else to the other.
+@given(
+    st.sampled_from(["1e-3", "08", "no", "true", "~", "null", "1:30", ".5", "0x1f", "é", "=", "<<"])
+    | st.text(alphabet="aé01eE+-.:#'\" yn~", min_size=1, max_size=6)
+)
+def test_text_reads_back_as_text(text: str) -> None:
+    settings = load_config("crossfit.yaml").model_dump()
+    settings["data"]["dir"] = text
+    config = load_module.Config.model_validate(settings)
+    assert load_module.yaml12.parse(dump_config(config))["data"]["dir"] == text

@@ -1,0 +1,151 @@
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from mttl.config.load import load_config
+from mttl.config.schema import Config
+from mttl.errors import ConfigError
+
+
+def load(*overrides: str) -> Config:
+    return load_config("crossfit.yaml", overrides)
+
+
+def models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+        for field in annotation.model_fields.values():
+            yield from models(field.annotation)
+    for part in get_args(annotation):
+        yield from models(part)
+
+
+def test_the_sections_are_the_contract() -> None:
+    assert list(Config.model_fields) == [
+        "run", "data", "backbone", "skills", "router", "optim", "generation", "trainer"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("model", sorted(set(models(Config)), key=lambda model: model.__name__))
+def test_every_setting_is_described_and_every_section_closed(model: type[BaseModel]) -> None:
+    assert model.__doc__
+    assert model.model_config.get("extra") == "forbid"
+    assert model.model_config.get("frozen")
+    missing = [
+        name
+        for name, field in model.model_fields.items()
+        if name != "kind" and not field.description
+    ]
+    assert missing == []
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        load().run.seed = 3  # type: ignore[misc]
+
+
+def test_defaults() -> None:
+    config = load()
+    assert (config.run.dir, config.run.seed) == ("runs", 13)
+    assert config.optim.label_smoothing == 0.0
+    assert config.optim.backbone_lr is None
+    assert config.router.kind == "polytropon"
+    assert config.router.prior.ibp is None
+    assert config.skills.kind == "lora"
+    assert config.skills.scale is None
+    assert config.trainer.max_epochs is None
+    assert config.data.skip_missing is False
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["skills.n_heads=0"], "skills.n_heads: '0' must be greater than 0"),
+        (["skills.n_skills=0"], "skills.n_skills: '0' must be greater than 0, or be per_task"),
+        (["skills.rank=1.5"], "skills.rank: '1.5' must be a whole number"),
+        (["skills.rank='3'"], "skills.rank: '3' must be a whole number"),
+        (["skills.targets=[]"], "skills.targets: '[]' must have at least 1 item"),
+        (["router.temperature=0"], "router.temperature: '0' must be greater than 0"),
+        (["router.logit_dropout=1"], "router.logit_dropout: '1' must be less than 1"),
+        (
+            ["router.relaxed=false", "router.final_temperature=0.1"],
+            "final_temperature needs relaxed: true",
+        ),
+        (["router.kind=shared"], "skills.n_skills (8) must be 1 for the shared router"),
+        (["router.kind=private"], "skills.n_skills (8) must be 'per_task' for the private router"),
+        (
+            ["skills.n_skills=per_task"],
+            "skills.n_skills 'per_task' is for the private router, not 'polytropon'",
+        ),
+        (
+            ["router.kind=task_moe", "skills.n_skills=per_task"],
+            "skills.n_skills 'per_task' is for the private router, not 'task_moe'",
+        ),
+        (
+            ["router.kind=task_moe", "router.top_k=9"],
+            "router.top_k (9) must not exceed skills.n_skills (8)",
+        ),
+        (
+            ["router.kind=hyperformer", "skills.n_heads=4"],
+            "skills.n_heads (4) must be 1 for the hyperformer router",
+        ),
+        (["data.split=train+dev"], "set validation: none or split: train"),
+        (
+            ["data.sampler.kind=homogeneous", "data.length_window=2"],
+            "length_window must be 0 with the homogeneous sampler",
+        ),
+        (["data.samples=[100, 100]"], "data.samples: [100, 100] must name each only once"),
+        (["data.evaluate=[dev, dev]"], "data.evaluate: ['dev', 'dev'] must name each only once"),
+        (
+            ["data.validation=none", "trainer.early_stopping=3"],
+            "trainer.early_stopping needs data.validation: dev",
+        ),
+        (
+            ["trainer.max_steps=-1"],
+            "one of max_steps, max_epochs and max_time must bound the training",
+        ),
+        (["trainer.max_time=7m"], "must have the form days:hours:minutes:seconds"),
+        (["trainer.devices=0"], "trainer.devices: '0' must be greater than 0"),
+        (["generation.length_penalty=2"], "length_penalty needs num_beams above 1"),
+        (["optim.warmup=-1"], "optim.warmup: '-1' must be greater than or equal to 0"),
+        (
+            ["optim.warmup=3.5"],
+            "optim.warmup: 3.5 must be below 1 (a fraction) or a whole number of steps",
+        ),
+        (["optim.lr=.inf"], "optim.lr: 'inf' must be a finite number"),
+        (["run.name=.."], "run.name: '..' must be the name of a folder"),
+        (["run.name=a/b"], "run.name: 'a/b' must be the name of a folder"),
+        (["run.name=.cache"], "run.name: '.cache' must be the name of a folder"),
+    ],
+)
+def test_what_is_refused(overrides: Sequence[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load(*overrides)
+
+
+def test_problems_between_sections_are_told_together() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("router.kind=shared", "data.validation=none", "trainer.early_stopping=3")
+    assert "shared router" in str(caught.value)
+    assert "early_stopping" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["optim.warmup=0"],
+        ["optim.warmup=100"],
+        ["trainer.max_steps=-1", "trainer.max_epochs=1"],
+        ["trainer.max_steps=-1", "trainer.max_time=00:00:07:00"],
+        ["trainer.devices=-1"],
+        ["trainer.devices=[0, 1]"],
+        ["router.kind=shared", "skills.n_skills=1"],
+        ["router.kind=private", "skills.n_skills=per_task"],
+        ["data.split=train+dev", "data.validation=none"],
+    ],
+)
+def test_what_is_accepted(overrides: Sequence[str]) -> None:
+    load(*overrides)

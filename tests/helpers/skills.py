@@ -1,0 +1,111 @@
+"""Inventories of every kind, routers of every kind, and models that have both."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from helpers.backbones import fill
+from torch import Tensor, nn
+
+from mttl.routing import (
+    HyperFormerRouter,
+    PolytroponRouter,
+    RoutingSlot,
+    TaskMoERouter,
+    TaskRouter,
+    average_router,
+    expert_router,
+)
+from mttl.skills import (
+    DenseInventory,
+    IA3Inventory,
+    Inventory,
+    LoRAInventory,
+    SkilledModel,
+    attach_skills,
+)
+
+RANK = 2
+
+# (in_features, out_features, n_skills, n_heads) -> inventory
+INVENTORIES: dict[str, Callable[[int, int, int, int], Inventory]] = {
+    "lora-factors": lambda i, o, k, h: LoRAInventory(i, o, k, rank=RANK, n_heads=h, mix="factors"),
+    "lora-deltas": lambda i, o, k, h: LoRAInventory(i, o, k, rank=RANK, n_heads=h, mix="deltas"),
+    "lora-outputs": lambda i, o, k, h: LoRAInventory(i, o, k, rank=RANK, n_heads=h, mix="outputs"),
+    "ia3": lambda i, o, k, h: IA3Inventory(i, o, k, n_heads=h),
+    "dense-deltas": lambda i, o, k, h: DenseInventory(i, o, k, n_heads=h, mix="deltas"),
+    "dense-outputs": lambda i, o, k, h: DenseInventory(i, o, k, n_heads=h, mix="outputs"),
+}
+
+# (n_groups, n_tasks, n_heads, n_skills) -> router
+ROUTERS: dict[str, Callable[[int, int, int, int], TaskRouter]] = {
+    "polytropon": PolytroponRouter,
+    "polytropon-plain": lambda g, t, h, k: PolytroponRouter(g, t, h, k, relaxed=False),
+    "polytropon-hard": lambda g, t, h, k: PolytroponRouter(g, t, h, k, hard=True),
+    "polytropon-shared": lambda g, t, h, k: PolytroponRouter(g, t, h, k, shared_skill=True),
+    "task_moe": lambda g, t, h, k: TaskMoERouter(g, t, h, k, top_k=2),
+    "hyperformer": lambda g, t, h, k: HyperFormerRouter(g, t, 1, k),
+    "average": lambda g, t, h, k: average_router(g, t, k, h),
+    "expert": lambda g, t, h, k: expert_router(torch.ones(t, k).tril() + 0.5, g, h),
+}
+LEARNED = [name for name in ROUTERS if name not in ("average", "expert")]
+
+
+def mixing(n_examples: int, n_heads: int, n_skills: int, seed: int = 0) -> Tensor:
+    """Return random weights (B, H, K) whose rows sum to 1."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(n_examples, n_heads, n_skills, generator=generator).softmax(-1)
+
+
+def filled(inventory: Inventory, seed: int = 0) -> Inventory:
+    """Give the skills fixed weights that change the output."""
+    fill(inventory, seed)
+    return inventory
+
+
+def spread(router: TaskRouter, seed: int = 0) -> TaskRouter:
+    """Give the router fixed parameters under which tasks differ clearly."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in router.parameters():
+            parameter.copy_(1.5 * torch.randn(parameter.shape, generator=generator))
+    return router
+
+
+def skilled(
+    backbone: nn.Module,
+    *,
+    inventory: str = "lora-factors",
+    router: str = "polytropon",
+    n_tasks: int = 3,
+    n_skills: int = 3,
+    n_heads: int = 1,
+    targets: Sequence[str] = ("attention", "mlp"),
+    granularity: str = "linear",
+    train_backbone: bool = False,
+) -> SkilledModel:
+    """Return a model whose skills and router are far from their initialisation."""
+    backbone.requires_grad_(train_backbone)
+    slot = RoutingSlot()
+    attachment = attach_skills(
+        backbone,
+        lambda i, o: INVENTORIES[inventory](i, o, n_skills, n_heads),
+        targets=targets,
+        slot=slot,
+        granularity=granularity,
+    )
+    model = SkilledModel(
+        backbone, ROUTERS[router](len(attachment.groups), n_tasks, n_heads, n_skills), slot
+    )
+    spread(model.router)
+    for seed, layer in enumerate(model.skilled_layers().values()):
+        fill(layer.inventory, seed)
+    return model.eval()
+
+
+def gradients(module: nn.Module) -> dict[str, Tensor]:
+    """Return a copy of every gradient by name."""
+    return {
+        name: parameter.grad.clone()
+        for name, parameter in module.named_parameters()
+        if parameter.grad is not None
+    }
