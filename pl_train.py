@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
 
     # What came out: scores beside the baselines, answers, and the inventory.
-    if config.data.validation != "none":
+    if folder.best.is_file():  # there is none where nothing was validated
         module.load_weights(folder.best)
     results, baselines = [], {}
     for split in config.data.evaluate:

@@ -52,7 +52,7 @@ def run_command(main: Callable[[], int]) -> int:
         console.print(f"error: {error}", markup=False)
         return USER_MISTAKE
     except StopRequested as stop:
-        console.print(f"{stop}; the state was saved, continue with --resume", markup=False)
+        console.print(str(stop), markup=False)
         return INTERRUPTED if stop.number == signal.SIGINT else FAULT
     except KeyboardInterrupt:
         console.print("interrupted")

@@ -108,10 +108,9 @@ def markdown(rows: list[Row], steps: int, seed: int) -> str:
         "| fragment | skill parameters | dev | test | minutes |",
         "|---|---:|---:|---:|---:|",
     ]
-    lines += [
-        f"| `{row.name}` | {row.parameters:,} | {row.dev:.1f} | {row.test:.1f} | {row.minutes:.1f} |"
-        for row in rows
-    ]
+    for row in rows:
+        scores = f"{row.dev:.1f} | {row.test:.1f} | {row.minutes:.1f}"
+        lines.append(f"| `{row.name}` | {row.parameters:,} | {scores} |")
     return "\n".join(lines) + "\n"
 
 

@@ -3,7 +3,7 @@ import stat
 
 import pytest
 
-from mttl.files import atomic_path, write_text
+from mttl.files import write_atomic, write_text
 
 
 def test_writes_with_usual_permissions_and_makes_parents(tmp_path):
@@ -18,8 +18,12 @@ def test_writes_with_usual_permissions_and_makes_parents(tmp_path):
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
     path = tmp_path / "b.txt"
     write_text(path, "old")
-    with pytest.raises(OSError, match="full"), atomic_path(path) as temporary:
+
+    def fill_the_disk(temporary):
         temporary.write_text("half of the n")
         raise OSError(28, "full")
+
+    with pytest.raises(OSError, match="full"):
+        write_atomic(path, fill_the_disk)
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["b.txt"]

@@ -43,8 +43,9 @@ def explain(error: ValidationError, tree: Mapping[str, Any], sources: Sources) -
         lines.setdefault(key, []).append(_line(mistake, key, value, models))
     found = []
     for key, messages in lines.items():
-        source = _source(key, sources)
-        found.append(f"{source}{_alternatives(list(dict.fromkeys(messages)))}")
+        for line in _alternatives(list(dict.fromkeys(messages))).splitlines():
+            # What holds between sections has no place of its own; it begins with a setting's name.
+            found.append(f"{_source(key or line.split(' ')[0], sources)}{line}")
     return "\n".join(found)
 
 
@@ -65,7 +66,8 @@ def _locate(
     for part in location:
         inside = isinstance(value, Mapping) and part in value
         field = any(part in model.model_fields for model in models)
-        if isinstance(value, Mapping) and (inside or field) and part != value.get("kind"):
+        tag = isinstance(value, Mapping) and part == value.get("kind") and len(models) > 1
+        if isinstance(value, Mapping) and (inside or field) and not tag:
             models = [
                 inner
                 for model in models
@@ -77,7 +79,7 @@ def _locate(
         elif isinstance(value, list) and isinstance(part, int) and part < len(value):
             value = value[part]
             keys.append(str(part))
-        elif isinstance(value, Mapping) and part == value.get("kind"):
+        elif tag:
             models = [model for model in models if _kind(model) == part]
         elif location[-1] == part and not isinstance(value, Mapping | list):
             continue
@@ -91,8 +93,8 @@ def _line(mistake: Any, key: str, value: Any, models: list[type[BaseModel]]) -> 
     kind, context = mistake["type"], mistake.get("ctx", {})
     if kind == "extra_forbidden":
         parent, _, name = key.rpartition(".")
-        known = _known(parent)
-        hint = nearest(name, known) or f" It has: {', '.join(known)}."
+        known = [field for model in models for field in model.model_fields] or _known(parent)
+        hint = _other_kinds(name, parent) or nearest(name, known) or f" It has: {', '.join(known)}."
         place = f"section '{parent}'" if parent else "the configuration"
         return f"{key}: {place} has no '{name}'.{hint}"
     if kind == "missing":
@@ -101,7 +103,7 @@ def _line(mistake: Any, key: str, value: Any, models: list[type[BaseModel]]) -> 
         allowed = [name for model in models if (name := _kind(model))]
         if kind == "union_tag_not_found":
             return f"{key}.kind: is required; one of {', '.join(allowed)}"
-        given = str(context.get("tag"))
+        given = "nothing" if context.get("tag") == "None" else str(context.get("tag"))
         listed = ", ".join(allowed)
         return f"{key}.kind: '{given}' must be one of {listed}.{nearest(given, allowed)}"
     if kind == "literal_error":
@@ -124,8 +126,22 @@ def _one_of(expected: str) -> str:
     return f"one of {expected}" if "," in expected else expected
 
 
+def _other_kinds(name: str, section: str) -> str:
+    kinds = [
+        kind
+        for model in _section_models(section)
+        if name in model.model_fields and (kind := _kind(model))
+    ]
+    return f" It belongs to kind {', '.join(kinds)}." if kinds else ""
+
+
 def _known(section: str) -> list[str]:
     """Return the settings of a section, of all its kinds."""
+    models = _section_models(section)
+    return list(dict.fromkeys(name for model in models for name in model.model_fields))
+
+
+def _section_models(section: str) -> list[type[BaseModel]]:
     models: list[type[BaseModel]] = [Config]
     for part in filter(None, section.split(".")):
         models = [
@@ -134,7 +150,7 @@ def _known(section: str) -> list[str]:
             if part in model.model_fields
             for inner in _models(model.model_fields[part].annotation)
         ]
-    return list(dict.fromkeys(name for model in models for name in model.model_fields))
+    return models
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:

@@ -10,8 +10,8 @@ Sources = dict[str, str]
 def merge(tree: Tree, later: Mapping[str, Any], source: str, sources: Sources) -> Tree:
     """Return ``tree`` with the values of ``later`` on top.
 
-    Mappings merge key by key. A mapping whose ``kind`` differs from the earlier one's replaces it:
-    settings of one kind mean nothing to another.
+    Mappings merge key by key. A mapping whose ``kind`` or ``model_type`` differs from the earlier
+    one's replaces it: settings of one kind mean nothing to another.
 
     Args:
         tree: Earlier values; not changed.
@@ -42,7 +42,10 @@ def _merge(
 
 
 def _changes_kind(before: Mapping[str, Any], later: Mapping[str, Any]) -> bool:
-    return "kind" in later and "kind" in before and later["kind"] != before["kind"]
+    return any(
+        name in later and name in before and later[name] != before[name]
+        for name in ("kind", "model_type")
+    )
 
 
 def nested(dotted: str, value: Any) -> Tree:

@@ -73,11 +73,18 @@ def _callbacks(config: Config, folder: RunFolder, built: Built) -> list[Callback
                 save_weights_only=True,
                 auto_insert_metric_name=False,
                 enable_version_counter=False,
+                # Right after a validation, so that it is in the state that is saved next.
+                save_on_train_epoch_end=False,
             )
         )
         if config.trainer.early_stopping is not None:
             callbacks.append(
-                EarlyStopping("val/score", mode="max", patience=config.trainer.early_stopping)
+                EarlyStopping(
+                    "val/score",
+                    mode="max",
+                    patience=config.trainer.early_stopping,
+                    check_on_train_epoch_end=False,
+                )
             )
     # Last, so that the state of all others is in what they save.
     return [*callbacks, SaveLast(folder.last), GracefulStop(folder.last)]

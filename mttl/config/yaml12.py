@@ -1,6 +1,7 @@
 """YAML without its traps: `1e-3` is a number, `no` is a word, and no key stands twice."""
 
 import re
+from collections.abc import Hashable
 from typing import Any
 
 import yaml
@@ -13,8 +14,14 @@ class Loader(yaml.SafeLoader):
         """Build a mapping and refuse a key that stands twice."""
         seen: dict[Any, int] = {}
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
             key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
             line = key_node.start_mark.line + 1
+            if not isinstance(key, Hashable):
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key in line {line} must be a word", None
+                )
             if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key '{key}' stands in lines {seen[key]} and {line}", None

@@ -38,6 +38,8 @@ class TrainingProgress(ProgressBar):
         self._training: TaskID | None = None
         self._evaluation: TaskID | None = None
         self._last_line = 0.0
+        self._started = 0.0
+        self._first_step = self._answered = 0
         self._enabled = True
 
     def disable(self) -> None:
@@ -67,14 +69,13 @@ class TrainingProgress(ProgressBar):
         assert self._progress is not None
         shown = self._shown(trainer)
         self._progress.update(self._training, completed=trainer.global_step, shown=shown)
-        now = time.monotonic()
-        if not self.console.is_terminal and now - self._last_line > SECONDS_BETWEEN_LINES:
-            self._last_line = now
+        if self._line_is_due():
             total = trainer.estimated_stepping_batches
             done = trainer.global_step - self._first_step
-            left = (total - trainer.global_step) * (now - self._started) / max(1, done)
+            left = (total - trainer.global_step) * (time.monotonic() - self._started)
             self.console.print(
-                f"step {trainer.global_step} of {total:g}{shown}, about {left:.0f} s left",
+                f"step {trainer.global_step} of {total:.0f}{shown}, "
+                f"about {left / max(1, done):.0f} s left",
                 highlight=False,
             )
 
@@ -109,15 +110,32 @@ class TrainingProgress(ProgressBar):
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Show a bar of the test."""
         self._evaluation = self._add("answering", _total(trainer.num_test_batches))
+        self._last_line = time.monotonic()
+        self._answered = 0
 
     def on_test_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
         """Move the bar of the test."""
         self._advance_evaluation()
+        self._answered += 1
+        if self._line_is_due():
+            self.console.print(
+                f"answered {self._answered} of {_total(trainer.num_test_batches)} batches",
+                highlight=False,
+            )
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Close the bar of the test."""
         self._end_evaluation()
         self._close()
+
+    def _line_is_due(self) -> bool:
+        now = time.monotonic()
+        if self.console.is_terminal or not self._enabled:
+            return False
+        if now - self._last_line <= SECONDS_BETWEEN_LINES:
+            return False
+        self._last_line = now
+        return True
 
     def _add(self, name: str, total: int | None, completed: int = 0) -> TaskID | None:
         if not self._enabled:
@@ -132,6 +150,7 @@ class TrainingProgress(ProgressBar):
                 TextColumn("{task.fields[shown]}"),
                 console=self.console,
                 transient=True,
+                disable=not self.console.is_terminal,
             )
             self._progress.start()
         return self._progress.add_task(name, total=total, completed=completed, shown="")

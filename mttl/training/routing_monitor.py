@@ -33,6 +33,8 @@ class RoutingMonitor(Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the routing that training starts from."""
+        if self.steps and self.steps[-1] != trainer.global_step:
+            return  # resumed between two records
         self._record(trainer, pl_module.model.router)  # type: ignore[union-attr]
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -59,12 +61,12 @@ class RoutingMonitor(Callback):
         self.history = [weights.numpy() for weights in state_dict["history"]]
 
     def _record(self, trainer: pl.Trainer, router: TaskRouter) -> None:
-        if self.steps and self.steps[-1] == trainer.global_step:
-            return
         with torch.no_grad():
             probabilities = router.probabilities()
+        if not self.steps or self.steps[-1] != trainer.global_step:
             self.steps.append(trainer.global_step)
             self.history.append(routing_weights(router).astype(np.float16))
+        # Logged once more where a run is resumed: its metrics file begins at that step.
         for trainer_logger in trainer.loggers:
             trainer_logger.log_metrics(
                 routing_statistics(probabilities, self.groups), trainer.global_step

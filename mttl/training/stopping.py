@@ -2,18 +2,23 @@
 
 import logging
 import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.callbacks import Checkpoint
 
 logger = logging.getLogger(__name__)
 
 
-class SaveLast(Callback):
+class SaveLast(Checkpoint):
     """Saves the state to resume from: after validations, at the end, and every so many steps.
+
+    It is a `Checkpoint` because Lightning runs those after all other callbacks, in the order given:
+    put it after them, so that what they learned from a validation is in the state.
 
     Args:
         checkpoint: Where to save.
@@ -52,11 +57,11 @@ class SaveLast(Callback):
             trainer.save_checkpoint(self.checkpoint)
 
 
-class GracefulStop(Callback):
-    """On Ctrl-C or SIGTERM, finishes the step, saves, and leaves.
+class GracefulStop(Checkpoint):
+    """On Ctrl-C or SIGTERM, finishes the step or validation, saves, and leaves.
 
-    The first signal asks; a second one ends the process at once, which loses what came after the
-    last checkpoint.
+    The first signal asks; a second one ends the training at once, which loses what came after the
+    last checkpoint. After training, while answers are generated, the first one does.
 
     Args:
         checkpoint: Where to save.
@@ -70,17 +75,28 @@ class GracefulStop(Callback):
         self.received: signal.Signals | None = None
         self._previous: dict[signal.Signals, Any] = {}
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Start listening."""
-        if stage == "fit":
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._ask)
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Listen."""
+        self._listen(self._ask)
 
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Leave if asked to after the last step; else give the signals back."""
+        self._leave_if_asked(trainer)
+        self._give_back()
+
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Listen."""
+        self._listen(self._leave)
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Give the signals back."""
-        while self._previous:
-            number, handler = self._previous.popitem()
-            signal.signal(number, handler)
+        self._give_back()
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Give the signals back."""
+        self._give_back()
 
     def on_train_batch_end(
         self,
@@ -90,30 +106,57 @@ class GracefulStop(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Save and leave if asked to, on all processes alike."""
+        """Save and leave if asked to."""
+        self._leave_if_asked(trainer)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Leave if asked to during a validation."""
+        self._leave_if_asked(trainer)
+
+    def _leave_if_asked(self, trainer: pl.Trainer) -> None:
+        # All processes together, whichever was asked.
         asked = self.received is not None
         if trainer.world_size > 1:
             asked = trainer.strategy.reduce_boolean_decision(asked, all=False)
         if asked:
             trainer.save_checkpoint(self.checkpoint)
-            raise StopRequested(self.received or signal.SIGINT)
+            raise StopRequested(self.received or signal.SIGINT, self.checkpoint)
+
+    def _listen(self, handler: Callable[[int, FrameType | None], None]) -> None:
+        # Later than `setup`: Lightning's own handlers for training, which would end a validation
+        # with exit status 0, are in place by now and come back afterwards.
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, handler)
+
+    def _give_back(self) -> None:
+        while self._previous:
+            number, handler = self._previous.popitem()
+            signal.signal(number, handler)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
-            raise KeyboardInterrupt
+            self._leave(number, frame)
         self.received = signal.Signals(number)
         logger.warning(
             "stopping after this step, with a checkpoint; once more to stop at once without one"
         )
 
+    def _leave(self, number: int, frame: FrameType | None) -> None:
+        # Not a KeyboardInterrupt, which Lightning turns into an exit status of its own.
+        raise StopRequested(signal.Signals(number), self.checkpoint)
+
 
 class StopRequested(Exception):
-    """A run was asked to stop and has saved its state.
+    """A run was asked to stop.
 
     Args:
         number: The signal that asked.
+        checkpoint: Where its state is, if it was saved.
     """
 
-    def __init__(self, number: signal.Signals) -> None:
-        super().__init__(f"stopped by {number.name}")
+    def __init__(self, number: signal.Signals, checkpoint: Path) -> None:
+        saved = "the state was saved, continue with --resume"
+        unsaved = "no state had been saved yet"
+        super().__init__(f"stopped by {number.name}; {saved if checkpoint.is_file() else unsaved}")
         self.number = number

@@ -1,6 +1,7 @@
 """The Lightning module for text-to-text tasks."""
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from transformers import PreTrainedTokenizerBase
 
+from mttl.errors import ConfigError
 from mttl.skills.skilled_model import SkilledModel
 from mttl.tasks.metrics import build_metric
 from mttl.training.loss import example_means, global_mean, token_losses
@@ -80,6 +82,7 @@ class TextToTextModule(pl.LightningModule):
         # Sum and count of the validation losses of each task.
         self.register_buffer("loss_totals", torch.zeros(2, len(metrics)), persistent=False)
         self.answers: list[Prediction] = []
+        self._random_state: Tensor | None = None
         # Frozen weights are not in the checkpoint.
         self.strict_loading = False
 
@@ -194,10 +197,19 @@ class TextToTextModule(pl.LightningModule):
         ]
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Return the optimizer with one group per role, and its schedule by step."""
+        """Return the optimizer with one group per role, and its schedule by step.
+
+        Raises:
+            ConfigError: If nothing bounds the number of steps.
+        """
         optimizer = self.optimization.optimizer(self.model)
-        total_steps = int(self.trainer.estimated_stepping_batches)
-        scheduler = self.optimization.scheduler(optimizer, total_steps)
+        total_steps = self.trainer.estimated_stepping_batches
+        if math.isinf(total_steps):
+            raise ConfigError(
+                "section trainer: max_time alone does not say how many steps there will be, which "
+                "the learning rates' schedule needs; set max_steps or max_epochs too"
+            )
+        scheduler = self.optimization.scheduler(optimizer, int(total_steps))
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
@@ -212,7 +224,9 @@ class TextToTextModule(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep what training changes, and leave the frozen weights out."""
-        frozen = {name for name, value in self.named_parameters() if not value.requires_grad}
+        # Tied weights stand in the state under each of their names.
+        parameters = self.named_parameters(remove_duplicate=False)
+        frozen = {name for name, value in parameters if not value.requires_grad}
         state = checkpoint["state_dict"]
         checkpoint["state_dict"] = {
             name: value for name, value in state.items() if name not in frozen
@@ -231,11 +245,17 @@ class TextToTextModule(pl.LightningModule):
         self._random_state = checkpoint.get("random_state")
 
     def on_train_start(self) -> None:
-        """After a resume, continue the stream of random numbers where it stopped."""
-        state = getattr(self, "_random_state", None)
-        if state is not None and self.trainer.world_size == 1:
-            torch.set_rng_state(state.cpu())
-            self._random_state = None
+        """After a resume, continue the stream of random numbers where it stopped.
+
+        Several processes start from one seed: each gets a stream of its own, or all would draw the
+        same noise for different rows.
+        """
+        if self.trainer.world_size > 1:
+            past = self.trainer.world_size * self.trainer.global_step
+            torch.manual_seed(torch.initial_seed() + past + self.global_rank)
+        elif self._random_state is not None:
+            torch.set_rng_state(self._random_state.cpu())
+        self._random_state = None
 
 
 def mean_score(scores: Sequence[Tensor | float]) -> Tensor:

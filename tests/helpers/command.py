@@ -1,0 +1,62 @@
+"""The training command, in this process or in one of its own, and what it wrote."""
+
+import csv
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from mttl.training.run_folder import RunFolder
+
+ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "pl_train.py"
+
+
+def load_recipe(path: Path = RECIPE) -> ModuleType:
+    """Import a script that is no part of the package."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def arguments(config: Path, name: str, overrides: tuple[str, ...], resume: bool) -> list[str]:
+    return [
+        *("-c", str(config), "-k", f"run.name={name}", *overrides),
+        *(["--resume"] if resume else []),
+    ]
+
+
+def train(config: Path, name: str, *overrides: str, resume: bool = False) -> RunFolder:
+    """Run the command here; its run folder is ``runs/<name>`` beside the configuration."""
+    status = load_recipe().main(arguments(config, name, overrides, resume))
+    assert status == 0
+    return RunFolder(config.parent / "runs" / name)
+
+
+def start(
+    config: Path, name: str, *overrides: str, resume: bool = False
+) -> "subprocess.Popen[str]":
+    """Start the command in a process of its own."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        [sys.executable, str(RECIPE), *arguments(config, name, overrides, resume)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+    )
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def column(path: Path, name: str) -> dict[int, float]:
+    """Return a column of a metrics file by step, where it has values."""
+    return {int(row["step"]): float(row[name]) for row in read_csv(path) if row.get(name)}

@@ -1,0 +1,155 @@
+import pytest
+import torch
+
+from helpers.skills import spread
+from mttl.routing import PolytroponRouter, RoutingPrior, negative_log_ibp
+
+TASK_IDS = torch.tensor([2, 0, 1, 1])
+
+
+def make(**settings):
+    return spread(PolytroponRouter(2, 3, 2, 4, **settings))
+
+
+def test_evaluation_normalises_the_probabilities():
+    router = make().eval()
+    probabilities = 1 / (1 + torch.exp(-router.logits[:, TASK_IDS]))
+    expected = probabilities / probabilities.sum(-1, keepdim=True)
+    torch.testing.assert_close(router(TASK_IDS), expected)
+    torch.testing.assert_close(router.probabilities(), router.logits.sigmoid())
+
+
+def test_logits_start_near_zero():
+    router = PolytroponRouter(10, 10, 1, 10, init_scale=0.01)
+    assert router.logits.abs().max() <= 0.01
+    assert router.logits.std() > 0.005
+    assert (router.probabilities() - 0.5).abs().max() < 0.003
+
+
+def test_average_correction_does_not_normalise():
+    router = make(normalisation="average_correction").eval()
+    # The square root of heads over skills: 2 / 4.
+    torch.testing.assert_close(router(TASK_IDS), router.logits[:, TASK_IDS].sigmoid() * 0.5**0.5)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_shared_skill_is_always_on(training):
+    router = make(shared_skill=True).train(training)
+    assert router.logits.shape == (2, 3, 2, 3)
+    assert torch.equal(router.probabilities()[..., -1], torch.ones(2, 3, 2))
+    weights = router(TASK_IDS)
+    # A skill that is fully on has the largest share of its row.
+    assert (weights[..., -1] >= weights.max(-1).values).all()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 2))
+
+
+def test_the_prior_leaves_the_shared_skill_out():
+    prior = RoutingPrior(sparsity=1.0)
+    router = make(shared_skill=True, prior=prior)
+    torch.testing.assert_close(router.prior_loss(), router.logits.sigmoid().mean())
+
+
+def test_the_prior_is_the_sum_over_groups_and_heads():
+    router = make(prior=RoutingPrior(ibp_alpha=2.0, ibp_weight=0.5))
+    probabilities = router.logits.sigmoid()
+    expected = sum(
+        negative_log_ibp(probabilities[group, :, head], 2.0) for group in (0, 1) for head in (0, 1)
+    )
+    torch.testing.assert_close(router.prior_loss(), 0.5 * expected)
+    router.prior_loss().backward()
+    assert router.logits.grad.any()
+
+
+def test_there_is_no_prior_by_default():
+    assert make().prior_loss() == 0
+
+
+def test_logit_dropout_sets_probabilities_to_one_half_while_training_only():
+    router = make(logit_dropout=0.5, relaxed=False, normalisation="average_correction")
+    factor = 0.5**0.5
+    ids = torch.zeros(2000, dtype=torch.long)
+    dropped = torch.isclose(router.train()(ids) / factor, torch.tensor(0.5))
+    # 32 000 draws: the standard error is 0.3 %.
+    assert dropped.double().mean().item() == pytest.approx(0.5, abs=0.015)
+    torch.testing.assert_close(router.eval()(ids), router.matrix()[:, ids])
+
+
+def test_dropout_needs_no_submodule_that_could_be_in_another_mode():
+    assert len(list(make(logit_dropout=0.5).modules())) == 1
+
+
+def test_hard_choices_are_binary_and_learn():
+    router = make(hard=True, normalisation="average_correction").train()
+    weights = router(TASK_IDS) / 0.5**0.5
+    torch.testing.assert_close(weights, weights.round())
+    assert set(weights.round().unique().tolist()) == {0.0, 1.0}
+    weights.square().sum().backward()
+    assert router.logits.grad.abs().sum() > 0
+    router.eval()
+    torch.testing.assert_close(router(TASK_IDS), router.matrix()[:, TASK_IDS])
+
+
+def test_a_row_without_any_skill_is_zero_and_finite():
+    router = PolytroponRouter(1, 1, 1, 3, hard=True, relaxed=False).train()
+    torch.nn.init.constant_(router.logits, -5.0)
+    weights = router(torch.tensor([0]))
+    assert not weights.any()
+    weights.sum().backward()
+    assert router.logits.grad.isfinite().all()
+
+
+def test_relaxed_draws_of_a_low_temperature_are_almost_binary():
+    ids = torch.zeros(500, dtype=torch.long)
+    settings = {"normalisation": "average_correction"}
+    cold = make(temperature=0.01, **settings).train()(ids) / 0.5**0.5
+    warm = make(temperature=100.0, **settings).train()(ids) / 0.5**0.5
+    assert torch.minimum(cold, 1 - cold).mean() < 0.01
+    assert (warm - 0.5).abs().max() < 0.2
+
+
+def test_the_temperature_is_saved_and_can_be_annealed():
+    router = make(temperature=2.0)
+    assert router.state_dict()["temperature"] == 2.0
+    router.temperature.fill_(0.5)
+    assert router.for_new_tasks(2).temperature == 0.5
+
+
+def test_settings_are_kept_for_new_tasks():
+    settings = {
+        "relaxed": False,
+        "hard": True,
+        "init_scale": 0.2,
+        "normalisation": "average_correction",
+        "shared_skill": True,
+        "logit_dropout": 0.1,
+        "prior": RoutingPrior(sparsity=0.3),
+    }
+    grown = make(**settings).for_new_tasks(5, init="fresh")
+    for name, value in settings.items():
+        assert getattr(grown, name) == value
+    assert 0.1 < grown.logits.abs().max() <= 0.2
+
+
+def test_new_tasks_start_at_the_mean_logits():
+    router = make()
+    grown = router.for_new_tasks(2)
+    torch.testing.assert_close(grown.logits[:, 1], router.logits.mean(1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": 0.0}, r"temperature \(0\.0\) must be positive"),
+        ({"logit_dropout": 1.0}, r"logit_dropout \(1\.0\) must lie in \[0, 1\)"),
+        ({"logit_dropout": -0.1}, r"logit_dropout \(-0\.1\) must lie in \[0, 1\)"),
+        ({"normalisation": "l2"}, r"normalisation \('l2'\) must be 'sum' or 'average_correction'"),
+    ],
+)
+def test_wrong_settings(settings, message):
+    with pytest.raises(ValueError, match=message):
+        PolytroponRouter(1, 2, 1, 2, **settings)
+
+
+def test_a_shared_skill_needs_another():
+    with pytest.raises(ValueError, match=r"shared_skill needs n_skills \(1\) to be at least 2"):
+        PolytroponRouter(1, 2, 1, 1, shared_skill=True)

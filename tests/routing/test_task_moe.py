@@ -1,0 +1,70 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.skills import spread
+from mttl.routing import TaskMoERouter
+
+
+@given(n_skills=st.integers(1, 6), data=st.data())
+def test_equals_a_loop_that_keeps_the_best_and_renormalises(n_skills, data):
+    top_k = data.draw(st.integers(1, n_skills))
+    router = spread(TaskMoERouter(2, 3, 2, n_skills, top_k=top_k)).eval()
+    matrix = router.matrix()
+    for group in range(2):
+        for task in range(3):
+            for head in range(2):
+                probabilities = router.logits[group, task, head].softmax(0).tolist()
+                best = sorted(range(n_skills), key=lambda k: -probabilities[k])[:top_k]
+                total = sum(probabilities[k] for k in best)
+                expected = [probabilities[k] / total if k in best else 0 for k in range(n_skills)]
+                torch.testing.assert_close(
+                    matrix[group, task, head], torch.tensor(expected).float()
+                )
+
+
+@pytest.mark.parametrize("n_heads", [1, 2])
+@pytest.mark.parametrize("top_k", [2, 3])
+def test_kept_skills_have_a_gradient(top_k, n_heads):
+    # Renormalising over the heads instead of the skills would leave none where there is one head.
+    router = spread(TaskMoERouter(1, 3, n_heads, 4, top_k=top_k)).eval()
+    weights = router(torch.arange(3))
+    (weights * torch.randn_like(weights)).sum().backward()
+    kept = weights > 0
+    assert (kept.sum(-1) == top_k).all()
+    assert (router.logits.grad[kept] != 0).all()
+    assert not router.logits.grad[~kept].any()
+
+
+def test_noise_changes_the_choice_while_training_only():
+    router = spread(TaskMoERouter(1, 1, 1, 4, top_k=2))
+    ids = torch.zeros(200, dtype=torch.long)
+    assert len(router.train()(ids).unique(dim=1)[0]) > 1
+    assert len(router.eval()(ids).unique(dim=1)[0]) == 1
+
+
+def test_without_noise_training_equals_evaluation():
+    router = spread(TaskMoERouter(2, 3, 1, 4, noise=False)).train()
+    assert torch.equal(router(torch.arange(3)), router.matrix())
+
+
+def test_the_noise_has_one_over_the_skills_as_its_deviation():
+    router = TaskMoERouter(1, 1, 1, 4, top_k=4, init_scale=0.0).train()
+    logits = router(torch.zeros(20_000, dtype=torch.long)).log()[0, :, 0]
+    # The softmax removes the mean of the four draws: 3/4 of their variance is left.
+    centred = logits - logits.mean(1, keepdim=True)
+    assert centred.square().mean().item() == pytest.approx(3 / 4 / 16, rel=0.03)
+
+
+def test_settings_are_kept_for_new_tasks():
+    grown = TaskMoERouter(1, 2, 1, 4, top_k=3, noise=False, init_scale=0.2).for_new_tasks(3)
+    assert (grown.top_k, grown.noise, grown.init_scale) == (3, False, 0.2)
+
+
+@pytest.mark.parametrize("top_k", [0, 5])
+def test_the_number_kept_must_lie_between_one_and_the_skills(top_k):
+    with pytest.raises(
+        ValueError, match=rf"top_k \({top_k}\) must lie between 1 and n_skills \(4\)"
+    ):
+        TaskMoERouter(1, 2, 1, 4, top_k=top_k)

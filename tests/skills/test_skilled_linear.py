@@ -1,0 +1,186 @@
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from transformers.pytorch_utils import Conv1D
+
+from helpers.skills import INVENTORIES, filled, mixing
+from mttl.routing import Routing, RoutingSlot
+from mttl.skills import SkilledLinear
+
+KINDS = sorted(INVENTORIES)
+TASK_IDS = torch.tensor([0, 1, 2])
+
+
+def make(kind, base=None, n_heads=2):
+    slot = RoutingSlot()
+    base = (base or nn.Linear(8, 12)).double()
+    inventory = filled(INVENTORIES[kind](8, 12, 3, n_heads)).double()
+    return SkilledLinear(base, inventory, slot, 1), slot
+
+
+def routing(n_heads=2, **settings):
+    # Two groups: the layer must read the second.
+    other, own = mixing(3, n_heads, 3, seed=1), mixing(3, n_heads, 3, seed=2)
+    return Routing(TASK_IDS, torch.stack([other, own]).double(), **settings)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_reads_the_weights_of_its_group(kind):
+    layer, slot = make(kind)
+    x = torch.randn(3, 4, 8).double()
+    with slot.use(routing()) as current:
+        y = layer(x)
+    torch.testing.assert_close(y, layer.inventory(x, layer.base(x), current.mixing[1]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("positions", [(), (4,), (2, 3), (2, 1, 3)])
+def test_any_number_of_position_axes(kind, positions):
+    layer, slot = make(kind)
+    x = torch.randn(3, *positions, 8).double()
+    with slot.use(routing()):
+        y = layer(x)
+        flat = layer(x.reshape(3, -1, 8))
+    assert y.shape == (3, *positions, 12)
+    torch.testing.assert_close(y.reshape(3, -1, 12), flat)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_inputs_that_are_not_contiguous(kind):
+    layer, slot = make(kind)
+    x = torch.randn(5, 3, 8).double().transpose(0, 1)
+    with slot.use(routing()):
+        torch.testing.assert_close(layer(x), layer(x.contiguous()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_beams_are_neighbours(kind):
+    layer, slot = make(kind)
+    x = torch.randn(6, 4, 8).double()
+    with slot.use(routing(expansion=2)):
+        y = layer(x)
+    with slot.use(routing()):
+        torch.testing.assert_close(y[0::2], layer(x[0::2]))
+        torch.testing.assert_close(y[1::2], layer(x[1::2]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_transposed_base_as_gpt2_has_it(kind):
+    base = Conv1D(12, 8)
+    nn.init.normal_(base.bias)
+    layer, slot = make(kind, base)
+    plain, plain_slot = make(kind)
+    with torch.no_grad():
+        plain.base.weight.copy_(base.weight.t())
+        plain.base.bias.copy_(base.bias)
+    x = torch.randn(3, 4, 8).double()
+    with slot.use(routing()), plain_slot.use(routing()):
+        found, expected = layer(x), plain(x)
+    torch.testing.assert_close(found, expected)
+    found.square().sum().backward()
+    expected.square().sum().backward()
+    for one, other in zip(layer.inventory.parameters(), plain.inventory.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    torch.testing.assert_close(base.weight.grad.t(), plain.base.weight.grad)
+
+
+def test_a_class_derived_from_linear_keeps_its_own_forward():
+    # Quantised layers are such: reading their weight instead would be wrong.
+    class Doubled(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    layer, slot = make("lora-factors", Doubled(8, 12))
+    with torch.no_grad():
+        layer.inventory.up.zero_()
+    x = torch.randn(3, 4, 8).double()
+    with slot.use(routing()):
+        torch.testing.assert_close(layer(x), 2 * nn.functional.linear(x, layer.weight, layer.bias))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_a_trained_base(kind, bias):
+    layer, slot = make(kind, nn.Linear(8, 12, bias=bias))
+    x = torch.randn(3, 4, 8).double().requires_grad_()
+    with slot.use(routing()) as current:
+        layer(x).square().sum().backward()
+    wanted = [x, *layer.base.parameters(), *layer.inventory.parameters()]
+    found = [tensor.grad.clone() for tensor in wanted]
+    y = nn.functional.linear(x, layer.weight, layer.bias)
+    loss = layer.inventory(x, y, current.mixing[1]).square().sum()
+    for one, other in zip(found, torch.autograd.grad(loss, wanted), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_the_base_keeps_its_weights_to_the_bit_while_the_skills_learn():
+    layer, slot = make("lora-factors")
+    layer.base.requires_grad_(False)
+    before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+    optimizer = torch.optim.AdamW(
+        [parameter for parameter in layer.parameters() if parameter.requires_grad], lr=0.1
+    )
+    for _ in range(3):
+        optimizer.zero_grad()
+        with slot.use(routing()):
+            layer(torch.randn(3, 4, 8).double()).square().sum().backward()
+        optimizer.step()
+    after = layer.state_dict()
+    assert torch.equal(after["base.weight"], before["base.weight"])
+    assert torch.equal(after["base.bias"], before["base.bias"])
+    assert not torch.equal(after["inventory.up"], before["inventory.up"])
+    assert layer.base.weight.grad is None
+
+
+def test_the_base_is_seen_from_outside():
+    layer, _ = make("lora-factors", nn.Linear(8, 12, bias=False))
+    assert layer.weight is layer.base.weight
+    assert layer.bias is None
+    # Each parameter has one name.
+    assert set(layer.state_dict()) == {"base.weight", "inventory.down", "inventory.up"}
+    assert "group=1" in repr(layer)
+
+
+def test_too_few_rows():
+    layer, slot = make("lora-factors")
+    with (
+        slot.use(routing()),
+        pytest.raises(
+            ValueError, match="received 2 rows for 3 examples with expansion 1; it accepts 3 or 3"
+        ),
+    ):
+        layer(torch.randn(2, 4, 8).double())
+
+
+def test_without_a_routing():
+    layer, _ = make("lora-factors")
+    with pytest.raises(
+        RuntimeError, match="without a routing; call the SkilledModel with task_ids"
+    ):
+        layer(torch.randn(3, 4, 8).double())
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiles_to_one_graph_that_serves_every_batch(kind):
+    layer, slot = make(kind)
+    counter = CompileCounterWithBackend("aot_eager")
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend=counter, fullgraph=True)
+    for seed in range(4):
+        weights = mixing(3, 2, 3, seed=seed).double()[None].repeat(2, 1, 1, 1)
+        torch.manual_seed(seed)
+        x = torch.randn(3, 4, 8).double().requires_grad_()
+        outcomes = []
+        for module in (layer, compiled):
+            mixed = weights.clone().requires_grad_()
+            with slot.use(Routing(TASK_IDS, mixed)):
+                y = module(x)
+            wanted = [x, mixed, *layer.inventory.parameters()]
+            outcomes.append([y, *torch.autograd.grad(y.square().sum(), wanted)])
+        for one, other in zip(*outcomes, strict=True):
+            torch.testing.assert_close(one, other)
+    torch._dynamo.reset()
+    # A new routing in every step must not mean a new compilation in every step.
+    assert counter.frame_count == 1

@@ -1,0 +1,350 @@
+"""Skills on whole language models of four families."""
+
+import copy
+import threading
+
+import pytest
+import torch
+from torch import nn
+from transformers import GenerationConfig
+
+from helpers.backbones import BACKBONES, batch, tiny_llama, tiny_t5
+from helpers.compare import relative_error
+from helpers.skills import INVENTORIES, ROUTERS, gradients, skilled
+from mttl.routing import PolytroponRouter, RoutingSlot
+from mttl.skills import LoRAInventory, SkilledModel, attach_skills
+
+TASK_IDS = torch.tensor([2, 0, 1, 0])
+KINDS = sorted(INVENTORIES)
+
+
+def run(model, task_ids=TASK_IDS, **changes):
+    return model(task_ids, **{**batch(len(task_ids)), **changes})
+
+
+def assert_same_gradients(found, expected):
+    """The same operations, but sums over the uses of a tensor may run in another order."""
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert relative_error(found[name], gradient) < 1e-5, name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", BACKBONES)
+def test_fresh_skills_change_nothing(family, kind):
+    backbone = BACKBONES[family]()
+    expected = backbone(**batch(4)).logits
+    slot = RoutingSlot()
+    attachment = attach_skills(
+        backbone, lambda i, o: INVENTORIES[kind](i, o, 3, 2), targets=["all"], slot=slot
+    )
+    router = PolytroponRouter(len(attachment.groups), 3, 2, 3)
+    model = SkilledModel(backbone, router, slot).train()
+    # Rounding only: of one fused operation instead of two, and of 1.0 times an output.
+    assert relative_error(run(model).logits, expected) < 1e-6
+
+
+@pytest.mark.parametrize("n_heads", [1, 2])
+@pytest.mark.parametrize("router", ROUTERS)
+def test_an_example_alone_equals_its_row_of_a_mixed_batch(router, n_heads):
+    if router == "hyperformer" and n_heads > 1:
+        pytest.skip("has one head")
+    model = skilled(tiny_t5(), router=router, n_heads=n_heads)
+    inputs = batch(4)
+    together = model(TASK_IDS, **inputs).logits
+    for row in range(4):
+        one = slice(row, row + 1)
+        alone = model(TASK_IDS[one], **{name: tensor[one] for name, tensor in inputs.items()})
+        assert relative_error(together[one], alone.logits) < 1e-5
+    if router != "average":  # tasks matter
+        assert relative_error(run(model, TASK_IDS.roll(1)).logits, together) > 1e-3
+
+
+def test_permuting_the_skills_of_all_layers_and_the_logits_changes_nothing():
+    model = skilled(tiny_t5(), n_heads=2)
+    expected = run(model).logits
+    order = torch.tensor([1, 2, 0])
+    with torch.no_grad():
+        model.router.logits.copy_(model.router.logits[..., order])
+        for layer in model.skilled_layers().values():
+            for parameter in layer.inventory.parameters():
+                parameter.copy_(parameter[order])
+    assert relative_error(run(model).logits, expected) < 1e-5
+
+
+@pytest.mark.parametrize("granularity", ["model", "block"])
+def test_layers_of_a_group_share_their_row(granularity):
+    model = skilled(tiny_t5(), granularity=granularity)
+    apart = skilled(tiny_t5(), granularity="linear")
+    with torch.no_grad():
+        for path, layer in model.skilled_layers().items():
+            own = apart.skilled_layers()[path].group
+            apart.router.logits[own].copy_(model.router.logits[layer.group])
+    assert model.router.n_groups < apart.router.n_groups
+    assert relative_error(run(model).logits, run(apart).logits) < 1e-6
+
+
+def test_evaluation_is_deterministic():
+    model = skilled(tiny_t5())
+    assert torch.equal(run(model).logits, run(model).logits)
+
+
+def test_a_frozen_backbone_keeps_its_weights_to_the_bit():
+    model = skilled(tiny_t5()).train()
+    before = {
+        name: parameter.clone()
+        for name, parameter in model.named_parameters()
+        if not parameter.requires_grad
+    }
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=0.1)
+    run(model).loss.backward()
+    optimizer.step()
+    after = dict(model.named_parameters())
+    assert before.keys() == {name for name in after if "inventory" not in name} - {"router.logits"}
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    assert all(parameter.grad is not None for parameter in trained)
+
+
+def test_generation_in_bfloat16_with_float32_skills():
+    model = skilled(tiny_t5())
+    model.backbone.to(torch.bfloat16)
+    for layer in model.skilled_layers().values():
+        layer.inventory.float()
+    assert run(model).logits.dtype == torch.bfloat16
+    assert model.generate(TASK_IDS, input_ids=batch(4)["input_ids"], max_new_tokens=3).shape[0] == 4
+
+
+@pytest.mark.parametrize("n_beams", [1, 3])
+@pytest.mark.parametrize("family", BACKBONES)
+def test_generating_for_a_mixed_batch_equals_one_by_one(family, n_beams):
+    model = skilled(BACKBONES[family](), n_heads=2)
+    ids = batch(4)["input_ids"]
+    settings = {"num_beams": n_beams, "max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    together = model.generate(TASK_IDS, input_ids=ids, **settings)
+    for row in range(4):
+        one = slice(row, row + 1)
+        alone = model.generate(TASK_IDS[one], input_ids=ids[one], **settings)
+        assert torch.equal(together[one], alone)
+    assert not torch.equal(model.generate(TASK_IDS.roll(1), input_ids=ids, **settings), together)
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_several_sequences_per_example(family):
+    model = skilled(BACKBONES[family]())
+    ids = batch(4)["input_ids"]
+    settings = {"max_new_tokens": 4, "min_new_tokens": 4, "num_return_sequences": 3}
+    beams = model.generate(TASK_IDS, input_ids=ids, num_beams=4, **settings)
+    assert beams.shape[0] == 12
+    # The best of each example is what the search alone returns.
+    best = model.generate(TASK_IDS, input_ids=ids, num_beams=4, max_new_tokens=4, min_new_tokens=4)
+    assert torch.equal(beams[0::3], best)
+    # With one token to choose from, sampling is greedy: each example thrice.
+    drawn = model.generate(TASK_IDS, input_ids=ids, do_sample=True, top_k=1, **settings)
+    greedy = model.generate(TASK_IDS, input_ids=ids, max_new_tokens=4, min_new_tokens=4)
+    assert torch.equal(drawn, greedy.repeat_interleave(3, dim=0))
+
+
+def test_beams_may_come_from_a_generation_config():
+    model = skilled(tiny_t5())
+    ids = batch(4)["input_ids"]
+    expected = model.generate(TASK_IDS, input_ids=ids, num_beams=3, max_new_tokens=5)
+    config = GenerationConfig(
+        num_beams=3,
+        max_new_tokens=5,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+        eos_token_id=model.backbone.generation_config.eos_token_id,
+    )
+    found = model.generate(TASK_IDS, input_ids=ids, generation_config=config)
+    assert torch.equal(found, expected)
+    model.backbone.generation_config.num_beams = 3
+    assert torch.equal(model.generate(TASK_IDS, input_ids=ids, max_new_tokens=5), expected)
+    # An argument of the call outweighs both.
+    greedy = model.generate(TASK_IDS, input_ids=ids, num_beams=1, max_new_tokens=5)
+    assert greedy.shape[0] == 4
+
+
+@pytest.mark.parametrize("n_beams", [1, 3])
+@pytest.mark.parametrize("make", [tiny_t5, tiny_llama])
+def test_generation_merges_each_layer_once(monkeypatch, make, n_beams):
+    model = skilled(make())
+    merges = []
+    merge = LoRAInventory.merge
+
+    def counted(inventory, weights):
+        merges.append(id(inventory))
+        return merge(inventory, weights)
+
+    monkeypatch.setattr(LoRAInventory, "merge", counted)
+    model.generate(
+        TASK_IDS,
+        input_ids=batch(4)["input_ids"],
+        num_beams=n_beams,
+        min_new_tokens=5,
+        max_length=12,
+    )
+    assert sorted(merges) == sorted(id(x.inventory) for x in model.skilled_layers().values())
+
+
+@pytest.mark.parametrize("family", BACKBONES)
+def test_gradient_checkpointing_changes_no_gradient(family):
+    found = []
+    for checkpointing in (False, True):
+        model = skilled(BACKBONES[family](), n_heads=2).train()
+        if checkpointing:
+            model.enable_gradient_checkpointing()
+        torch.manual_seed(3)  # the relaxed draws
+        loss = run(model).loss
+        assert not model.slot._stack
+        loss.backward()
+        found.append(gradients(model))
+    assert_same_gradients(*found)
+
+
+def test_gradient_checkpointing_replays_dropout_and_the_random_routing():
+    found = []
+    for checkpointing in (False, True):
+        model = skilled(tiny_t5(dropout=0.3), train_backbone=True).train()
+        if checkpointing:
+            model.enable_gradient_checkpointing()
+        torch.manual_seed(3)
+        run(model).loss.backward()
+        found.append(gradients(model))
+    assert_same_gradients(*found)
+
+
+def test_checkpointing_recomputes():
+    model = skilled(tiny_t5()).train()
+    calls = []
+    layer = next(iter(model.skilled_layers().values()))
+    layer.register_forward_hook(lambda *_: calls.append(1))
+    model.enable_gradient_checkpointing()
+    loss = run(model).loss
+    loss.backward()
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_two_forwards_before_one_backward_on_another_thread(checkpointing):
+    model = skilled(tiny_t5(), router="polytropon-plain").train()
+    expected = []
+    for ids in (TASK_IDS, TASK_IDS.roll(1)):
+        model.zero_grad()
+        run(model, ids).loss.backward()
+        expected.append(gradients(model))
+    model.zero_grad()
+    if checkpointing:
+        model.enable_gradient_checkpointing()
+    loss = run(model).loss + run(model, TASK_IDS.roll(1)).loss
+    thread = threading.Thread(target=loss.backward)
+    thread.start()
+    thread.join()
+    total = {name: gradient + expected[1][name] for name, gradient in expected[0].items()}
+    assert_same_gradients(gradients(model), total)
+
+
+def test_a_forward_between_forward_and_backward_does_not_disturb_it():
+    model = skilled(tiny_t5(), router="polytropon-plain").train()
+    run(model).loss.backward()
+    expected = gradients(model)
+    model.zero_grad()
+    model.enable_gradient_checkpointing()
+    loss = run(model).loss
+    with torch.no_grad(), model.slot.use(model.route(TASK_IDS.roll(1))):
+        run(model, TASK_IDS.roll(2))
+        loss.backward()
+    assert_same_gradients(gradients(model), expected)
+
+
+def test_a_deep_copy_is_independent():
+    model = skilled(tiny_t5())
+    expected = run(model).logits
+    twin = copy.deepcopy(model)
+    assert torch.equal(run(twin).logits, expected)
+    assert twin.slot is not model.slot
+    assert all(layer.slot is twin.slot for layer in twin.skilled_layers().values())
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.add_(0.1)
+    assert torch.equal(run(model).logits, expected)
+    assert not torch.equal(run(twin).logits, expected)
+    # Used inside each other, they do not see each other's routing.
+    with twin.slot.use(twin.route(torch.tensor([0]))):
+        assert torch.equal(run(model).logits, expected)
+
+
+def test_the_slot_is_emptied_after_an_error_and_the_model_goes_on():
+    model = skilled(tiny_t5())
+    expected = run(model).logits
+
+    def fail(*_):
+        raise KeyError("inside a layer")
+
+    layer = list(model.skilled_layers().values())[5]
+    handle = layer.register_forward_hook(fail)
+    with pytest.raises(KeyError, match="inside a layer"):
+        run(model)
+    with pytest.raises(KeyError, match="inside a layer"):
+        model.generate(TASK_IDS, input_ids=batch(4)["input_ids"], max_new_tokens=3)
+    handle.remove()
+    assert not model.slot._stack
+    assert torch.equal(run(model).logits, expected)
+
+
+def test_calling_the_backbone_alone_is_an_error():
+    model = skilled(tiny_t5())
+    with pytest.raises(RuntimeError, match="without a routing"):
+        model.backbone(**batch(4))
+
+
+def test_one_task_id_per_example():
+    model = skilled(tiny_t5())
+    with pytest.raises(
+        ValueError, match=r"received 4 rows for 3 examples.*one task id per example"
+    ):
+        model(TASK_IDS[:3], **batch(4))
+
+
+@pytest.mark.parametrize("wrong", [-1, 3])
+def test_task_ids_out_of_range(wrong):
+    model = skilled(tiny_t5())
+    message = rf"task id {wrong} is out of range: the router knows 3 tasks, with ids 0 to 2"
+    with pytest.raises(ValueError, match=message):
+        run(model, torch.tensor([0, wrong, 1, 0]))
+    with pytest.raises(ValueError, match=message):
+        model.generate(torch.tensor([wrong]), input_ids=batch(1)["input_ids"])
+
+
+def test_a_plain_module_needs_no_transformers():
+    class TwoLayers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList([nn.Linear(4, 6), nn.Linear(6, 2)])
+
+        def forward(self, x):
+            return self.blocks[1](self.blocks[0](x).relu())
+
+    model = skilled(TwoLayers(), targets=["all"])
+    assert list(model.skilled_layers()) == ["blocks.0", "blocks.1"]
+    assert model(TASK_IDS, x=torch.randn(4, 4)).shape == (4, 2)
+
+
+def test_parts_that_do_not_fit():
+    model = skilled(tiny_t5(), n_heads=2)
+    backbone, router, slot = model.backbone, model.router, model.slot
+    groups = router.n_groups
+    with pytest.raises(ValueError, match="the backbone has no skilled layer; call attach_skills"):
+        SkilledModel(nn.Linear(2, 2), router, slot)
+    with pytest.raises(
+        ValueError, match=r"'encoder.*q' reads another routing slot than the model's"
+    ):
+        SkilledModel(backbone, router, RoutingSlot())
+    with pytest.raises(ValueError, match="reads group 3, but the router has 3 groups"):
+        SkilledModel(backbone, PolytroponRouter(3, 3, 2, 3), slot)
+    with pytest.raises(
+        ValueError, match="has 3 skills and 2 heads, the router 4 and 2; they must be equal"
+    ):
+        SkilledModel(backbone, PolytroponRouter(groups, 3, 2, 4), slot)
+    with pytest.raises(ValueError, match="has 3 skills and 2 heads, the router 3 and 1"):
+        SkilledModel(backbone, PolytroponRouter(groups, 3, 1, 3), slot)
