@@ -98,7 +98,8 @@ def main(arguments: list[str] | None = None) -> int:
             built.model,
             tasks,
             backbone_name=backbone_name(config.backbone),
-            backbone_trained=config.backbone.train,
+            # Random weights come from nowhere else, frozen or not.
+            backbone_trained=config.backbone.train or config.backbone.kind == "random",
             settings=inventory_settings(config),
         )
         write_routing(folder.plots / "routing.npz", built.model.router, built.attachment, tasks)

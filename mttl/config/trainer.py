@@ -91,7 +91,7 @@ def _callbacks(config: Config, folder: RunFolder, built: Built) -> list[Callback
 
 
 def _loggers(config: Config, folder: RunFolder, resumed_step: int) -> list[Logger]:
-    loggers: list[Logger] = [MetricsFile(folder.metrics, keep_before=resumed_step)]
+    loggers: list[Logger] = [MetricsFile(folder.metrics, keep_until=resumed_step)]
     for name in config.trainer.loggers:
         if name == "tensorboard":
             loggers.append(TensorBoardLogger(folder.path, name="tensorboard", version=""))

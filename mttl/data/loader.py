@@ -6,7 +6,7 @@ moves when a batch is handed out, not when a worker reads ahead, and it moves to
 with the last batch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -25,6 +25,10 @@ class ResumableLoader(DataLoader):
         dataset: The rows, a map-style data set.
         sampler: Decides the batches and holds the position.
         options: Of `torch.utils.data.DataLoader`.
+
+    Attributes:
+        before_batch: Called before each batch is handed out: the one moment at which all that
+            belongs to earlier batches is over, validations and logs included.
     """
 
     def __init__(self, dataset: Any, sampler: TaskBatchSampler, **options: Any):
@@ -33,10 +37,18 @@ class ResumableLoader(DataLoader):
         generator = torch.Generator().manual_seed(sampler.seed)
         super().__init__(dataset, batch_sampler=sampler, generator=generator, **options)
         self.position = sampler
+        self.before_batch: Callable[[], None] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         epoch, first = self.position.epoch, self.position.batch
-        for batch, content in enumerate(super().__iter__(), first):
+        batches = enumerate(super().__iter__(), first)
+        while True:
+            if self.before_batch is not None:
+                self.before_batch()
+            try:
+                batch, content = next(batches)
+            except StopIteration:
+                return
             self.position.set_position(epoch, batch + 1)
             yield content
 

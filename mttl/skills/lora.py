@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.aggregation.mix import mix_deltas, mix_factors, mix_outputs
+from mttl.aggregation.mix import mix_blocks, mix_deltas, mix_factors, mix_outputs
 from mttl.skills.inventory import Inventory, Merged, active_dtype, require_divisible
 from mttl.skills.low_rank import low_rank_linear
 
@@ -70,12 +70,13 @@ class LoRAInventory(Inventory):
 
     def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
         """Return each example's factors, its weight change, or the weights themselves."""
+        # The scale goes into the weights, by far the smallest tensor it can go into.
+        scaled = self.scale * weights
         if self.mix == "factors":
-            down, up = mix_factors(self.down, self.up, weights)
-            return down, self.scale * up
+            return mix_blocks(self.down, weights), mix_blocks(self.up, scaled)
         if self.mix == "deltas":
-            return (self.scale * mix_deltas(self.down, self.up, weights),)
-        return (self.scale * weights,)
+            return (mix_deltas(self.down, self.up, scaled),)
+        return (scaled,)
 
     def combine(
         self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged

@@ -19,18 +19,18 @@ class MetricsFile(Logger):
 
     Args:
         path: The file.
-        keep_before: Keep the rows of an earlier start below this step; 0 starts anew.
+        keep_until: Keep the rows of an earlier start up to this step; 0 starts anew.
     """
 
-    def __init__(self, path: Path, keep_before: int = 0) -> None:
+    def __init__(self, path: Path, keep_until: int = 0) -> None:
         super().__init__()
         self.path = path
         self.rows: dict[int, dict[str, Any]] = {}
-        if keep_before and path.is_file():
+        if keep_until and path.is_file():
             with path.open(newline="", encoding="utf-8") as file:
                 for row in csv.DictReader(file):
                     values = {name: value for name, value in row.items() if value != ""}
-                    if int(values["step"]) < keep_before:
+                    if int(values["step"]) <= keep_until:
                         self.rows[int(values["step"])] = values
 
     @property

@@ -33,9 +33,8 @@ class RoutingMonitor(Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the routing that training starts from."""
-        if self.steps and self.steps[-1] != trainer.global_step:
-            return  # resumed between two records
-        self._record(trainer, pl_module.model.router)  # type: ignore[union-attr]
+        if not self.steps:  # else the run is resumed
+            self._record(trainer, pl_module.model.router)  # type: ignore[union-attr]
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the routing at each validation."""
@@ -43,10 +42,8 @@ class RoutingMonitor(Callback):
             self._record(trainer, pl_module.model.router)  # type: ignore[union-attr]
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Keep the final routing and write the history."""
+        """Keep the final routing."""
         self._record(trainer, pl_module.model.router)  # type: ignore[union-attr]
-        if trainer.is_global_zero:
-            self._write()
 
     def state_dict(self) -> dict[str, Any]:
         """Keep the history across a resume."""
@@ -61,16 +58,18 @@ class RoutingMonitor(Callback):
         self.history = [weights.numpy() for weights in state_dict["history"]]
 
     def _record(self, trainer: pl.Trainer, router: TaskRouter) -> None:
+        if self.steps and self.steps[-1] == trainer.global_step:
+            return
         with torch.no_grad():
             probabilities = router.probabilities()
-        if not self.steps or self.steps[-1] != trainer.global_step:
             self.steps.append(trainer.global_step)
             self.history.append(routing_weights(router).astype(np.float16))
-        # Logged once more where a run is resumed: its metrics file begins at that step.
         for trainer_logger in trainer.loggers:
             trainer_logger.log_metrics(
                 routing_statistics(probabilities, self.groups), trainer.global_step
             )
+        if trainer.is_global_zero:
+            self._write()
 
     def _write(self) -> None:
         with atomic_path(self.folder / "routing_history.npz") as path, path.open("wb") as file:

