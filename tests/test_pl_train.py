@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from helpers.command import ROOT, column, load_recipe, read_csv, start, train
-from helpers.gyms import TASKS, TINY_LLAMA, TINY_T5, write_config, write_gym
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import Callback
 from safetensors.torch import load_file
 
+from helpers.command import ROOT, column, load_recipe, read_csv, start, train
+from helpers.gyms import TASKS, TINY_LLAMA, TINY_T5, write_config, write_gym
 from mttl.config.build import load_run
 from mttl.config.load import dump_config, load_config
 from mttl.data.partition import load_partition
@@ -184,7 +184,7 @@ def test_prints_every_task_beside_the_baselines(
     ("name", "overrides"),
     [
         ("whole", []),
-        ("frozen", ["backbone.train=false"]),
+        ("frozen", ["backbone.train=false", "backbone.config.initializer_factor=3.0"]),
         ("beams", ["generation.num_beams=3", "generation.length_penalty=0.5"]),
         ("heads", ["skills.n_heads=2", "router.granularity=block"]),
         ("shared", ["skills.n_skills=1", "router.kind=shared"]),
@@ -199,9 +199,7 @@ def test_a_loaded_run_gives_the_same_answers(
 
 
 def test_a_decoder_only_model_trains_and_loads(folder: Path, gym: Path) -> None:
-    config = write_config(
-        folder / "llama.yaml", gym, backbone={**TINY_LLAMA, "tokenizer": "byte"}
-    )
+    config = write_config(folder / "llama.yaml", gym, backbone={**TINY_LLAMA, "tokenizer": "byte"})
     run = train(config, "llama")
     curve = losses(run)
     assert curve[-1] < curve[0]
@@ -517,13 +515,18 @@ def test_frozen_weights_are_not_in_the_checkpoints(config: Path) -> None:
 def test_a_frozen_backbone_from_a_folder_is_not_saved_but_recognised(
     config: Path, folder: Path
 ) -> None:
-    build_random("t5", TINY_T5["config"]).save_pretrained(folder / "t5")
-    backbone = f"backbone={{kind: pretrained, name: '{folder / 't5'}', tokenizer: byte}}"
-    run = train(config, "pretrained", backbone)
+    # Larger weights than usual, so that a random model says more than one thing.
+    settings = {**TINY_T5["config"], "initializer_factor": 3.0}
+    build_random("t5", settings).save_pretrained(folder / "t5")
+    pretrained = folder / "pretrained.yaml"
+    pretrained.write_text(
+        f"backbone: {{kind: pretrained, name: '{folder / 't5'}', tokenizer: byte}}"
+    )
+    run = train(f"{config}+{pretrained}", "pretrained")
     assert not (run.skills / "backbone.safetensors").exists()
     assert not json.loads((run.skills / "meta.json").read_text())["backbone"]["trained"]
     check_answers(run)
-    build_random("t5", TINY_T5["config"]).save_pretrained(folder / "t5")
+    build_random("t5", settings).save_pretrained(folder / "t5")
     with pytest.raises(CheckpointError, match="Its weights must be the same ones"):
         load_run(run.path)
 
@@ -549,7 +552,9 @@ def test_a_signal_to_the_process_gives_its_exit_status(
     assert "stopping after this step, with a checkpoint" in rest
     assert f"stopped by {number.name}; the state was saved, continue with --resume" in rest
     assert "Traceback" not in rest
-    saved = torch.load(config.parent / "runs" / name / "checkpoints" / "last.ckpt", weights_only=False)
+    saved = torch.load(
+        config.parent / "runs" / name / "checkpoints" / "last.ckpt", weights_only=False
+    )
     assert saved["global_step"] >= 10
 
 
@@ -587,9 +592,7 @@ def test_learns_two_groups_of_tasks_jointly(folder: Path) -> None:
         name: ("ACC" if "shift" in name else "EM", task if "shift" in name else doubled)
         for name, (_, task) in tasks.items()
     }
-    gym = write_gym(
-        folder / "groups", tasks, sizes=(256, 32, 32), letters=letters, lengths=(2, 3)
-    )
+    gym = write_gym(folder / "groups", tasks, sizes=(256, 32, 32), letters=letters, lengths=(2, 3))
     config = write_config(
         folder / "groups.yaml",
         gym,

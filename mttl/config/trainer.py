@@ -87,7 +87,8 @@ def _callbacks(config: Config, folder: RunFolder, built: Built) -> list[Callback
                 )
             )
     # Last, so that the state of all others is in what they save.
-    return [*callbacks, SaveLast(folder.last), GracefulStop(folder.last)]
+    last = SaveLast(folder.last)
+    return [*callbacks, last, GracefulStop(last)]
 
 
 def _loggers(config: Config, folder: RunFolder, resumed_step: int) -> list[Logger]:

@@ -25,7 +25,7 @@ class HyperFormerRouter(TaskRouter):
         embedding_size: Size of the task embedding; K by default.
 
     Raises:
-        ValueError: If ``n_heads`` is not 1.
+        ValueError: If ``n_heads`` is not 1, or the embedding has no size.
 
     References:
         Karimi Mahabadi, Ruder, Dehghani and Henderson, *Parameter-efficient Multi-task Fine-tuning
@@ -45,7 +45,9 @@ class HyperFormerRouter(TaskRouter):
         super().__init__(n_groups, n_tasks, n_heads, n_skills)
         if n_heads != 1:
             raise ValueError(f"n_heads ({n_heads}) must be 1 for a HyperFormer router")
-        self.embedding_size = embedding_size or n_skills
+        self.embedding_size = n_skills if embedding_size is None else embedding_size
+        if self.embedding_size < 1:
+            raise ValueError(f"embedding_size ({embedding_size}) must be at least 1")
         self.embeddings = nn.Parameter(torch.randn(n_groups, n_tasks, self.embedding_size))
         self.hidden = _GroupedLinear(n_groups, self.embedding_size, n_skills)
         self.output = _GroupedLinear(n_groups, n_skills, n_skills)

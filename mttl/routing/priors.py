@@ -30,6 +30,15 @@ class RoutingPrior:
     mutual_information: float = 0.0
     orthogonality: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Refuse a concentration without a logarithm.
+
+        Raises:
+            ValueError: If ``ibp_alpha`` is not positive.
+        """
+        if self.ibp_alpha <= 0:
+            raise ValueError(f"ibp_alpha ({self.ibp_alpha}) must be positive")
+
     def __call__(self, probabilities: Float[Tensor, "G T H K"]) -> Float[Tensor, ""]:
         """Return the loss, summed over groups and heads for the process, averaged for the rest."""
         # Each group and head has a matrix of tasks by skills of its own.

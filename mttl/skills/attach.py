@@ -91,19 +91,23 @@ def attach_skills(
     Raises:
         ValueError: If a target or the granularity is unknown, or a target matches no layer; the
             message lists near names. If a layer cannot hold the inventory, the message names it.
+            If the backbone has skills already. It is then left as it was.
     """
     if granularity not in GRANULARITIES:
         raise ValueError(f"granularity ('{granularity}') must be one of {', '.join(GRANULARITIES)}")
+    if any(isinstance(module, SkilledLinear) for module in backbone.modules()):
+        raise ValueError("the backbone has skills already; attach all of them in one call")
+    # A layer may stand at several paths (tied weights): it gets one inventory, under the first.
     linears = {
         path: features
         for path, module in backbone.named_modules()
         if (features := _linear_features(module)) is not None
     }
     blocks = _block_paths(backbone)
-    chosen = _choose(linears, targets, blocks)
     groups: dict[str, int] = {}
     layers = []
-    for path in chosen:
+    skilled: dict[nn.Module, SkilledLinear] = {}
+    for path in _choose(linears, targets, blocks):
         in_features, out_features = linears[path]
         name = _group_name(path, granularity, blocks)
         group = groups.setdefault(name, len(groups))
@@ -111,14 +115,17 @@ def attach_skills(
             inventory = make_inventory(in_features, out_features)
         except ValueError as error:
             raise ValueError(f"{error} of '{path}'") from error
-        parent_path, _, child = path.rpartition(".")
-        parent = backbone.get_submodule(parent_path)
         base = backbone.get_submodule(path)
         weight: nn.Parameter = base.weight  # type: ignore[assignment]
         inventory.to(weight.device)
-        setattr(parent, child, SkilledLinear(base, inventory, slot, group))
+        skilled[base] = SkilledLinear(base, inventory, slot, group)
         n_parameters = sum(parameter.numel() for parameter in inventory.parameters())
         layers.append(Attached(path, in_features, out_features, name, n_parameters))
+    # Only now is the backbone touched: an error above leaves it as it was.
+    for parent in list(backbone.modules()):
+        for child, module in list(parent._modules.items()):
+            if module in skilled:
+                setattr(parent, child, skilled[module])
     return Attachment(tuple(layers), tuple(groups))
 
 
@@ -156,7 +163,7 @@ def _choose(
     for target in targets:
         if target == "all":
             # The output head stands outside the blocks and stays as it is.
-            found = {path for path in linears if _inside(path, blocks)}
+            found = {path for path in linears if not blocks or _inside(path, blocks)}
         else:
             patterns = TARGET_WORDS.get(target, [target])
             found = {path for path in linears if any(_matches(path, one) for one in patterns)}

@@ -8,6 +8,7 @@ hold different numbers of rows, or none.
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, UInt8
@@ -27,8 +28,31 @@ class TextMetric(Metric):
 
     def __init__(self) -> None:
         super().__init__()
+        self._empty: dict[str, Tensor] = {}
         # A process may hold no row of a task; NaN says so, a warning per task and epoch does not.
         self._update_count = 1
+
+    def add_rows_state(self, name: str, empty: Tensor) -> None:
+        """Add a list of tensors to be joined along their first axis; ``empty`` has no row."""
+        self.add_state(name, [], dist_reduce_fx="cat")
+        self._empty[name] = empty
+
+    def rows(self, name: str) -> Tensor:
+        """Return a list state as one tensor, before and after processes joined theirs."""
+        state = getattr(self, name)
+        if isinstance(state, Tensor):
+            return state
+        return torch.cat([self._empty[name].to(self.device), *state])
+
+    def sync(self, *args: Any, **kwargs: Any) -> None:
+        """Join the states of all processes.
+
+        A process with an empty list would not take part, and the others would wait for ever.
+        """
+        for name, empty in self._empty.items():
+            if not getattr(self, name):
+                setattr(self, name, [empty.to(self.device)])
+        super().sync(*args, **kwargs)
 
     def reset(self) -> None:
         """Forget all rows."""
@@ -87,15 +111,14 @@ class ClassificationF1(TextMetric):
     label adds a class with F1 0.
     """
 
-    characters: Tensor
-    lengths: Tensor
+    characters: list[Tensor]
+    lengths: list[Tensor]
 
     def __init__(self) -> None:
         super().__init__()
         # Strings as bytes, label and prediction in turn: what processes can exchange exactly.
-        empty = torch.empty(0, dtype=torch.uint8)
-        self.add_state("characters", empty, dist_reduce_fx="cat")
-        self.add_state("lengths", torch.empty(0, dtype=torch.int64), dist_reduce_fx="cat")
+        self.add_rows_state("characters", torch.empty(0, dtype=torch.uint8))
+        self.add_rows_state("lengths", torch.empty(0, dtype=torch.int64))
 
     def update(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
         """Add rows."""
@@ -105,15 +128,15 @@ class ClassificationF1(TextMetric):
             for prediction, accepted in zip(predictions, references, strict=True)
             for text in (accepted[0], prediction.strip())
         ]
-        self.characters = torch.cat([self.characters, _bytes(b"".join(texts)).to(self.device)])
+        self.characters.append(_bytes(b"".join(texts)).to(self.device))
         lengths = torch.tensor([len(text) for text in texts], dtype=torch.int64)
-        self.lengths = torch.cat([self.lengths, lengths.to(self.device)])
+        self.lengths.append(lengths.to(self.device))
 
     def compute(self) -> Float[Tensor, ""]:
         """Return the unweighted mean of the classes' F1."""
         texts, start = [], 0
-        data = self.characters.cpu().numpy().tobytes()
-        for length in self.lengths.tolist():
+        data = self.rows("characters").cpu().numpy().tobytes()
+        for length in self.rows("lengths").tolist():
             texts.append(data[start : start + length])
             start += length
         labels, predictions = texts[0::2], texts[1::2]
@@ -130,12 +153,11 @@ class ClassificationF1(TextMetric):
 class NumberMetric(TextMetric):
     """Base of the correlations: pairs of numbers, label first."""
 
-    pairs: Tensor
+    pairs: list[Tensor]
 
     def __init__(self) -> None:
         super().__init__()
-        empty = torch.empty(0, 2, dtype=torch.float64)
-        self.add_state("pairs", empty, dist_reduce_fx="cat")
+        self.add_rows_state("pairs", torch.empty(0, 2, dtype=torch.float64))
 
     def update(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
         """Add rows; the first reference counts."""
@@ -145,7 +167,7 @@ class NumberMetric(TextMetric):
             for prediction, accepted in zip(predictions, references, strict=True)
         ]
         added = torch.tensor(pairs, dtype=torch.float64).view(-1, 2)
-        self.pairs = torch.cat([self.pairs, added.to(self.device)])
+        self.pairs.append(added.to(self.device))
 
     def number(self, text: str) -> float:
         """Return the number that a text stands for."""
@@ -161,9 +183,10 @@ class MatthewsCorrelation(NumberMetric):
 
     def compute(self) -> Float[Tensor, ""]:
         """Return the correlation; 0 where label or prediction is constant, as scikit-learn does."""
-        if not len(self.pairs):
+        pairs = self.rows("pairs")
+        if not len(pairs):
             return torch.tensor(math.nan)
-        labels, predictions = self.pairs.long().unbind(1)
+        labels, predictions = pairs.long().unbind(1)
         if len(labels.unique()) < 2 or len(predictions.unique()) < 2:
             return torch.tensor(0.0)
         return matthews_corrcoef(predictions, labels, task="binary")
@@ -181,9 +204,10 @@ class PearsonCorrelation(NumberMetric):
 
     def compute(self) -> Float[Tensor, ""]:
         """Return the correlation."""
-        if len(self.pairs) < 2 or not bool(torch.isfinite(self.pairs).all()):
+        pairs = self.rows("pairs")
+        if len(pairs) < 2 or not bool(torch.isfinite(pairs).all()):
             return torch.tensor(math.nan)
-        labels, predictions = self.pairs.unbind(1)
+        labels, predictions = pairs.unbind(1)
         if len(labels.unique()) < 2 or len(predictions.unique()) < 2:
             return torch.tensor(math.nan)
         return pearson_corrcoef(predictions, labels)

@@ -31,7 +31,16 @@ class SaveLast(Checkpoint):
     def __init__(self, checkpoint: Path, every_n_steps: int = 1000) -> None:
         self.checkpoint = checkpoint
         self.every_n_steps = every_n_steps
-        self._saved_at = -1
+        self._validated_at = -1
+
+    def save(self, trainer: pl.Trainer) -> None:
+        """Save, unless the validation of this very step did.
+
+        Lightning counts steps on from there; from any later point before the next step it would
+        count one of them twice.
+        """
+        if trainer.global_step != self._validated_at:
+            trainer.save_checkpoint(self.checkpoint)
 
     def on_train_batch_end(
         self,
@@ -43,21 +52,17 @@ class SaveLast(Checkpoint):
     ) -> None:
         """Save if the last time was long ago."""
         if trainer.global_step and trainer.global_step % self.every_n_steps == 0:
-            self._save(trainer)
+            self.save(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save after a validation."""
         if not trainer.sanity_checking and trainer.state.fn == "fit":
-            self._save(trainer)
+            self.save(trainer)
+            self._validated_at = trainer.global_step
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save the end."""
-        self._save(trainer)
-
-    def _save(self, trainer: pl.Trainer) -> None:
-        if trainer.global_step != self._saved_at:
-            self._saved_at = trainer.global_step
-            trainer.save_checkpoint(self.checkpoint)
+        self.save(trainer)
 
 
 class GracefulStop(Checkpoint):
@@ -67,19 +72,23 @@ class GracefulStop(Checkpoint):
     last checkpoint. After training, while answers are generated, the first one does.
 
     Args:
-        checkpoint: Where to save.
+        last: Saves the state.
 
     Attributes:
         received: The signal that asked, if any.
     """
 
-    def __init__(self, checkpoint: Path) -> None:
-        self.checkpoint = checkpoint
+    def __init__(self, last: SaveLast) -> None:
+        self.last = last
         self.received: signal.Signals | None = None
         self._previous: dict[signal.Signals, Any] = {}
+        self._first_step = 0
+        self._last_step = 0
+        self._accumulating = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Listen, and look before each batch whether to leave."""
+        self._first_step = self._last_step = trainer.global_step
         self._listen(self._ask)
         loader = trainer.train_dataloader
         if not isinstance(loader, ResumableLoader):
@@ -89,6 +98,18 @@ class GracefulStop(Checkpoint):
             )
         # Not at the end of a step: its validation and its metrics would be lost.
         loader.before_batch = partial(self._leave_if_asked, trainer)
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Notice gradients that wait for another batch: they are in no checkpoint."""
+        self._accumulating = trainer.global_step == self._last_step
+        self._last_step = trainer.global_step
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Leave if asked to after the last step; else give the signals back."""
@@ -110,13 +131,14 @@ class GracefulStop(Checkpoint):
         self._give_back()
 
     def _leave_if_asked(self, trainer: pl.Trainer) -> None:
-        # All processes together, whichever was asked.
-        asked = self.received is not None
+        asked = self.received is not None and not self._accumulating
         if trainer.world_size > 1:
+            # All processes together, whichever was asked.
             asked = trainer.strategy.reduce_boolean_decision(asked, all=False)
         if asked:
-            trainer.save_checkpoint(self.checkpoint)
-            raise StopRequested(self.received or signal.SIGINT, self.checkpoint)
+            if trainer.global_step != self._first_step:
+                self.last.save(trainer)
+            raise StopRequested(self.received or signal.SIGINT, self.last.checkpoint)
 
     def _listen(self, handler: Callable[[int, FrameType | None], None]) -> None:
         # Later than `setup`: Lightning's own handlers for training, which would end a validation
@@ -140,7 +162,7 @@ class GracefulStop(Checkpoint):
 
     def _leave(self, number: int, frame: FrameType | None) -> None:
         # Not a KeyboardInterrupt, which Lightning turns into an exit status of its own.
-        raise StopRequested(signal.Signals(number), self.checkpoint)
+        raise StopRequested(signal.Signals(number), self.last.checkpoint)
 
 
 class StopRequested(Exception):

@@ -122,7 +122,8 @@ class TextToTextModule(pl.LightningModule):
         loss = global_mean(losses, labels)
         prior = self.model.router.prior_loss().to(loss.device)
         total = loss + prior + sum(owed)
-        self.log("train/loss", loss, prog_bar=True, batch_size=len(labels))
+        # Each process holds its share of the mean over all tokens.
+        self.log("train/loss", loss, prog_bar=True, batch_size=len(labels), sync_dist=True)
         if prior.requires_grad:
             self.log("train/prior", prior, batch_size=len(labels))
         return total

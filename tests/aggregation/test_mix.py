@@ -1,9 +1,9 @@
 import pytest
 import torch
-from helpers.skills import mixing
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.skills import mixing
 from mttl.aggregation import mix_blocks, mix_deltas, mix_factors, mix_outputs
 
 sizes = st.fixed_dictionaries(

@@ -24,18 +24,18 @@ def load_recipe(path: Path = RECIPE) -> ModuleType:
     return module
 
 
-def arguments(config: Path, name: str, overrides: tuple[str, ...], resume: bool) -> list[str]:
+def arguments(config: Path | str, name: str, overrides: tuple[str, ...], resume: bool) -> list[str]:
     return [
         *("-c", str(config), "-k", f"run.name={name}", *overrides),
         *(["--resume"] if resume else []),
     ]
 
 
-def train(config: Path, name: str, *overrides: str, resume: bool = False) -> RunFolder:
-    """Run the command here; its run folder is ``runs/<name>`` beside the configuration."""
+def train(config: Path | str, name: str, *overrides: str, resume: bool = False) -> RunFolder:
+    """Run the command here; its run folder is ``runs/<name>`` beside the first file."""
     status = load_recipe().main(arguments(config, name, overrides, resume))
     assert status == 0
-    return RunFolder(config.parent / "runs" / name)
+    return RunFolder(Path(str(config).split("+")[0]).parent / "runs" / name)
 
 
 def start(

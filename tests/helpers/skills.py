@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from helpers.backbones import fill
 from torch import Tensor, nn
 
+from helpers.backbones import fill
 from mttl.routing import (
     HyperFormerRouter,
     PolytroponRouter,

@@ -1,7 +1,7 @@
 import pytest
 import torch
-from helpers.skills import spread
 
+from helpers.skills import spread
 from mttl.routing import PolytroponRouter, RoutingPrior, negative_log_ibp
 
 TASK_IDS = torch.tensor([2, 0, 1, 1])

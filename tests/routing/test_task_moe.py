@@ -1,9 +1,9 @@
 import pytest
 import torch
-from helpers.skills import spread
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.skills import spread
 from mttl.routing import TaskMoERouter
 
 

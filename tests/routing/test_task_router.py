@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from helpers.skills import LEARNED, ROUTERS, spread
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.skills import LEARNED, ROUTERS, spread
 from mttl.routing.task_router import initial_rows
 
 G, T, H, K = 2, 5, 3, 4

@@ -111,3 +111,37 @@ def test_works_on_any_module():
     attach(module, ["all"])
     assert isinstance(module[0][0], SkilledLinear)
     assert type(module[1]) is nn.Linear
+
+
+def test_all_without_blocks_is_every_linear_layer():
+    module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    assert len(attach(module, ["all"]).layers) == 2
+
+
+def test_an_error_leaves_the_backbone_as_it_was(make_backbone):
+    backbone = make_backbone("t5")
+    before = [type(module) for module in backbone.modules()]
+
+    def picky(n_in, n_out):
+        # divides the attention's 16 features, not the 24 of the feed-forward blocks
+        return LoRAInventory(n_in, n_out, 2, n_heads=16)
+
+    with pytest.raises(ValueError, match=r"n_heads \(16\) must divide out_features \(24\) of"):
+        attach(backbone, ["all"], make=picky)
+    assert [type(module) for module in backbone.modules()] == before
+
+
+def test_skills_are_attached_once(make_backbone):
+    backbone = make_backbone("t5")
+    attach(backbone, ["attention"])
+    with pytest.raises(ValueError, match="the backbone has skills already"):
+        attach(backbone, ["mlp"])
+
+
+def test_a_layer_at_two_paths_keeps_one_inventory():
+    shared = nn.Linear(4, 4)
+    module = nn.Sequential(shared, nn.ReLU(), shared)
+    attachment = attach(module, ["all"])
+    assert len(attachment.layers) == 1
+    assert module[0] is module[2]
+    assert isinstance(module[0], SkilledLinear)

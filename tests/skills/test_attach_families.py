@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from helpers.backbones import BACKBONES, batch, tiny_t5
 from torch import nn
 
+from helpers.backbones import BACKBONES, batch, tiny_t5
 from mttl.routing import RoutingSlot
 from mttl.skills import IA3Inventory, LoRAInventory, SkilledLinear, attach_skills
 

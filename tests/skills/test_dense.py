@@ -1,7 +1,7 @@
 import pytest
 import torch
-from helpers.skills import filled, mixing
 
+from helpers.skills import filled, mixing
 from mttl.skills import DenseInventory
 
 

@@ -1,6 +1,6 @@
 import torch
-from helpers.skills import filled, mixing
 
+from helpers.skills import filled, mixing
 from mttl.skills import IA3Inventory
 
 

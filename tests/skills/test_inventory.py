@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from helpers.skills import INVENTORIES, filled, mixing
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from helpers.skills import INVENTORIES, filled, mixing
 from mttl.skills import IA3Inventory, LoRAInventory
 
 KINDS = sorted(INVENTORIES)

@@ -1,8 +1,8 @@
 import pytest
 import torch
-from helpers.skills import filled, mixing
 from torch import nn
 
+from helpers.skills import filled, mixing
 from mttl.skills import LoRAInventory
 
 MIXES = ["factors", "deltas", "outputs"]

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from helpers.backbones import batch, fill, tiny_llama, tiny_t5
-from helpers.compare import relative_error
 from torch import nn
 
+from helpers.backbones import batch, fill, tiny_llama, tiny_t5
+from helpers.compare import relative_error
 from mttl.routing import RoutingSlot, private_router, shared_router
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
 

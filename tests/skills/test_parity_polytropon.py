@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+
 from helpers.backbones import batch, fill, tiny_t5
 from helpers.compare import relative_error
 from helpers.skills import spread
-
 from mttl.routing import PolytroponRouter, RoutingSlot
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
 

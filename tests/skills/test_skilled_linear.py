@@ -1,10 +1,10 @@
 import pytest
 import torch
-from helpers.skills import INVENTORIES, filled, mixing
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from transformers.pytorch_utils import Conv1D
 
+from helpers.skills import INVENTORIES, filled, mixing
 from mttl.routing import Routing, RoutingSlot
 from mttl.skills import SkilledLinear
 

@@ -5,12 +5,12 @@ import threading
 
 import pytest
 import torch
-from helpers.backbones import BACKBONES, batch, tiny_llama, tiny_t5
-from helpers.compare import relative_error
-from helpers.skills import INVENTORIES, ROUTERS, gradients, skilled
 from torch import nn
 from transformers import GenerationConfig
 
+from helpers.backbones import BACKBONES, batch, tiny_llama, tiny_t5
+from helpers.compare import relative_error
+from helpers.skills import INVENTORIES, ROUTERS, gradients, skilled
 from mttl.routing import PolytroponRouter, RoutingSlot
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
 

@@ -1,0 +1,104 @@
+"""Two processes on the CPU train as one does.
+
+Each step's gradient is the mean over all tokens of the global batch, however they are shared out:
+answers differ in length, so the processes hold different numbers of tokens. Without noise the two
+runs differ by the order in which numbers are added, about 1e-7 relative per step, which a dozen
+steps of AdamW amplify to some 1e-5.
+"""
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.command import column, read_csv, start, train
+from helpers.gyms import TASKS, write_config, write_gym
+from mttl.training.run_folder import RunFolder
+
+TWO = ("trainer.devices=2", "trainer.strategy=ddp", "data.batch_size=4")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ddp")
+    return write_config(
+        folder / "tiny.yaml",
+        write_gym(folder / "gym", lengths=(1, 6)),
+        backbone={"config": {**_still()}},
+        router={"relaxed": False},
+    )
+
+
+def _still() -> dict[str, object]:
+    return {
+        **{"vocab_size": 384, "d_model": 16, "d_kv": 4, "num_heads": 2, "d_ff": 32},
+        **{"num_layers": 1, "num_decoder_layers": 1, "dropout_rate": 0.0},
+    }
+
+
+@pytest.fixture(scope="module")
+def runs(config: Path) -> tuple[RunFolder, RunFolder, str]:
+    """One process, two processes, and what the two said."""
+    process = start(config, "two", *TWO)
+    one = train(config, "one")
+    printed, said = process.communicate(timeout=200)
+    assert process.returncode == 0, said
+    return one, RunFolder(one.path.parent / "two"), printed + said
+
+
+def test_the_loss_curve_is_that_of_one_process(runs: tuple[RunFolder, RunFolder, str]) -> None:
+    one, two, _ = runs
+    expected = column(one.metrics, "train/loss")
+    found = column(two.metrics, "train/loss")
+    assert len(expected) == 12
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_every_row_is_scored_once_and_alike(runs: tuple[RunFolder, RunFolder, str]) -> None:
+    one, two, _ = runs
+    assert read_csv(two.results) == read_csv(one.results)
+    for task in TASKS:
+        for split in ("dev", "test"):
+            name = f"{task}_{split}.jsonl"
+            assert (two.predictions / name).read_text() == (one.predictions / name).read_text()
+    for name in ("val/score", "val/loss", *(f"val/{task}/loss" for task in TASKS)):
+        expected = column(one.metrics, name)
+        assert len(expected) == 3, name
+        assert column(two.metrics, name) == pytest.approx(expected, rel=1e-4), name
+
+
+def test_the_weights_agree(runs: tuple[RunFolder, RunFolder, str]) -> None:
+    one, two, _ = runs
+    first, second = (torch.load(run.last, weights_only=False)["state_dict"] for run in (one, two))
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        # Steps whose gradients are near zero may differ in sign: hence the absolute part.
+        torch.testing.assert_close(second[name], value, rtol=1e-3, atol=1e-3, msg=name)
+
+
+def test_the_second_process_is_quiet(runs: tuple[RunFolder, RunFolder, str]) -> None:
+    _, _, said = runs
+    lines = said.splitlines()
+    assert sum("Skills on the backbone" in line for line in lines) == 1
+    assert sum("Scores per task" in line for line in lines) == 1
+    assert sum("step 4: mean score" in line for line in lines) == 1
+
+
+@pytest.mark.slow
+def test_both_processes_stop_together_and_continue(config: Path, runs: tuple) -> None:
+    process = start(config, "stopped", *TWO, "trainer.max_steps=4000")
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "mean score" in line:
+            break
+    process.send_signal(signal.SIGTERM)
+    _, rest = process.communicate(timeout=100)
+    assert process.returncode == 1, rest
+    assert "the state was saved, continue with --resume" in rest
+    stopped = RunFolder(runs[0].path.parent / "stopped")
+    step = torch.load(stopped.last, weights_only=False)["global_step"]
+    resumed = start(config, "stopped", *TWO, f"trainer.max_steps={step + 4}", resume=True)
+    _, rest = resumed.communicate(timeout=100)
+    assert resumed.returncode == 0, rest
+    assert torch.load(stopped.last, weights_only=False)["global_step"] == step + 4
