@@ -25,6 +25,7 @@ from mttl.config.trainer import build_trainer
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.gym import Gym
 from mttl.data.partition import load_partition, select_tasks
+from mttl.files import write_text
 from mttl.models.backbone import is_decoder_only
 from mttl.training.evaluate import predict, score, write_predictions, write_results
 from mttl.training.report import (
@@ -34,7 +35,7 @@ from mttl.training.report import (
     write_baselines,
     write_routing,
 )
-from mttl.training.run_folder import RunFolder, open_run_folder
+from mttl.training.run_folder import RunFolder, step_to_start_from
 from mttl.training.text_to_text import TextToTextModule
 
 
@@ -55,9 +56,9 @@ def main(arguments: list[str] | None = None) -> int:
     data = build_data(config, gym, built)
     data.prepare_data()
 
-    # Nothing is written before all of that is known to fit.
     folder = RunFolder(Path(config.run.dir) / config.run.name)
-    step = open_run_folder(folder, dump_config(config), resume=options.resume)
+    text = dump_config(config)
+    step = step_to_start_from(folder, text, resume=options.resume)
     module = TextToTextModule(
         built.model,
         built.tokenizer,
@@ -69,7 +70,10 @@ def main(arguments: list[str] | None = None) -> int:
         length_penalty=config.generation.length_penalty,
     )
     trainer = build_trainer(config, folder, built, resumed_step=step)
+
+    # Nothing is written before all of that is known to fit.
     if trainer.is_global_zero:
+        write_text(folder.config, text)
         console.print(attachment_table(built.attachment, built.model))
     trainer.fit(
         module,

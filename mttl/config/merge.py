@@ -11,7 +11,8 @@ def merge(tree: Tree, later: Mapping[str, Any], source: str, sources: Sources) -
     """Return ``tree`` with the values of ``later`` on top.
 
     Mappings merge key by key. A mapping whose ``kind`` or ``model_type`` differs from the earlier
-    one's replaces it: settings of one kind mean nothing to another.
+    one's replaces it: settings of one kind mean nothing to another. The kind itself stays where the
+    later one names only another model type.
 
     Args:
         tree: Earlier values; not changed.
@@ -34,11 +35,16 @@ def _merge(
             result[key] = value
             continue
         if not isinstance(before, Mapping) or _changes_kind(before, value):
+            before = {"kind": before["kind"]} if _has_kind(before) else {}
             for old in [known for known in sources if known.startswith(f"{name}.")]:
-                del sources[old]
-            before = {}
+                if old.removeprefix(f"{name}.") not in before:
+                    del sources[old]
         result[key] = _merge(dict(before), value, source, sources, f"{name}.")
     return result
+
+
+def _has_kind(value: Any) -> bool:
+    return isinstance(value, Mapping) and "kind" in value
 
 
 def _changes_kind(before: Mapping[str, Any], later: Mapping[str, Any]) -> bool:

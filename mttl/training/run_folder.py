@@ -9,7 +9,6 @@ import yaml
 from lightning_fabric.utilities.rank_zero import rank_zero_only
 
 from mttl.errors import ConfigError
-from mttl.files import write_text
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,8 @@ class RunFolder:
         return self.path / "plots"
 
 
-def open_run_folder(folder: RunFolder, config_text: str, *, resume: bool) -> int:
-    """Make the folder of a new run, or check that an interrupted one can continue.
+def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> int:
+    """Check that a new run overwrites nothing, or that an interrupted one can continue.
 
     Args:
         folder: The folder.
@@ -89,14 +88,13 @@ def open_run_folder(folder: RunFolder, config_text: str, *, resume: bool) -> int
             or the configuration has changed outside its section ``trainer``.
     """
     if not resume:
-        if rank_zero_only.rank == 0:
-            if folder.path.exists() and any(folder.path.iterdir()):
-                raise ConfigError(
-                    f"the run folder '{folder.path}' exists already and is never overwritten. "
-                    "Continue that run with --resume, choose another name with "
-                    "-k run.name=NAME, or delete the folder"
-                )
-            write_text(folder.config, config_text)
+        # Other processes may come when the first has begun to write.
+        if rank_zero_only.rank == 0 and folder.path.exists() and any(folder.path.iterdir()):
+            raise ConfigError(
+                f"the run folder '{folder.path}' exists already and is never overwritten. "
+                "Continue that run with --resume, choose another name with "
+                "-k run.name=NAME, or delete the folder"
+            )
         return 0
     if not folder.last.is_file():
         raise ConfigError(

@@ -1,0 +1,166 @@
+"""Mistakes of a user of the command: a clean message, status 2, nothing written, nothing lost."""
+
+import errno
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.command import ROOT, arguments, load_recipe
+from helpers.gyms import TASKS, write_config, write_gym
+from mttl.command import INTERRUPTED, USER_MISTAKE, run_command
+
+NAMES = tuple(TASKS)
+
+
+@pytest.fixture
+def gym(tmp_path: Path) -> Path:
+    return write_gym(tmp_path / "gym")
+
+
+@pytest.fixture
+def config(tmp_path: Path, gym: Path) -> Path:
+    return write_config(tmp_path / "tiny.yaml", gym)
+
+
+def fails(capsys, config, *overrides, name="run", resume=False) -> str:
+    """Run the command, which must fail as a user's mistake does, and return its message."""
+    main = load_recipe().main
+    status = run_command(lambda: main(arguments(config, name, overrides, resume)))
+    error = capsys.readouterr().err
+    assert status == USER_MISTAKE, error
+    assert "Traceback" not in error
+    assert not (Path(config).parent / "runs" / name / "skills").exists()
+    return " ".join(error.split())
+
+
+def nothing_written(config: Path) -> bool:
+    return not (config.parent / "runs" / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("skills.rnk=4", "section 'skills' has no 'rnk'. Did you mean 'rank'?"),
+        ("skils.rank=4", "has no 'skils'. Did you mean 'skills'?"),
+        ("optim.lr=fast", "optim.lr: 'fast' must be a number"),
+        ("router.kind=polytropn", "router.kind: 'polytropn' must be one of polytropon, shared"),
+        ("skills.n_heads=3", "section skills: n_heads (3) must divide in_features"),
+        ("skills.targets=[q_prj]", "the target 'q_prj' matches no linear layer"),
+        ("backbone.model_type=t55", "('t55') is no model type of transformers"),
+        ("backbone.config.d_modl=8", "backbone.config.d_modl is no setting of 't5'"),
+        ("data.dir=nowhere", "nowhere"),
+        ("data.partition=nowhere.json", "there is no file 'nowhere.json'"),
+        ("data.samples=[7]", "7"),
+        ("trainer.accelerator=tpu", "section trainer:"),
+        ("trainer.strategy=nonsense", "section trainer:"),
+    ],
+)
+def test_wrong_settings(capsys, config, override, message):
+    assert message in fails(capsys, config, override)
+    assert nothing_written(config)
+
+
+def test_a_task_that_is_not_in_the_gym(capsys, config, tmp_path):
+    partition = tmp_path / "more.json"
+    partition.write_text(json.dumps({"train": [NAMES[0], "revers"], "dev": [], "test": []}))
+    message = fails(capsys, config, f"data.partition={partition}")
+    assert "revers" in message
+    assert "skip_missing" in message
+    assert nothing_written(config)
+
+
+def test_a_task_named_twice(capsys, config, tmp_path):
+    partition = tmp_path / "twice.json"
+    partition.write_text(json.dumps({"train": [NAMES[0]], "dev": [NAMES[0]], "test": []}))
+    message = fails(capsys, config, f"data.partition={partition}")
+    assert NAMES[0] in message
+    assert nothing_written(config)
+
+
+@pytest.mark.parametrize(("content", "reason"), [("", "empty"), ("good\tfine\nbad line\n", "2")])
+def test_an_empty_or_malformed_file(capsys, config, gym, content, reason):
+    file = next((gym / NAMES[1]).glob("*_train.tsv"))
+    file.write_text(content)
+    message = fails(capsys, config)
+    assert file.name in message.replace(" ", "")
+    assert reason in message
+    assert nothing_written(config)
+
+
+def test_an_existing_run_is_never_overwritten(capsys, config, tmp_path):
+    earlier = tmp_path / "runs" / "run" / "results.csv"
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text("precious")
+    message = fails(capsys, config)
+    assert "exists already and is never overwritten" in message
+    assert "--resume" in message
+    assert earlier.read_text() == "precious"
+
+
+def test_nothing_to_resume(capsys, config):
+    assert "there is nothing to resume" in fails(capsys, config, resume=True)
+    assert nothing_written(config)
+
+
+def test_no_space_to_write(capsys, config, monkeypatch):
+    write_text = Path.write_text
+
+    def full(path: Path, *args, **kwargs) -> int:
+        if "config.yaml" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return write_text(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    message = fails(capsys, config)
+    assert "error: cannot write" in message
+    assert "config.yaml" in message
+    assert "No space left on device" in message
+    assert not list((config.parent / "runs" / "run").iterdir())
+
+
+def test_other_faults_keep_their_traceback():
+    def broken() -> int:
+        raise OSError(errno.EIO, "the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        run_command(broken)
+
+
+def test_ctrl_c_before_training(capsys):
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    assert run_command(interrupted) == INTERRUPTED
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_no_hub(capsys, config):
+    overrides = ("backbone.kind=pretrained", "backbone.name=nobody/nothing")
+    message = fails(capsys, config, *overrides)
+    assert "'nobody/nothing') is no folder here and could not be loaded from the" in message
+    assert "hf download nobody/nothing" in message
+    assert nothing_written(config)
+
+
+def test_the_paper_setting_says_what_is_missing(capsys):
+    main = load_recipe().main
+    assert run_command(lambda: main(["-c", "crossfit_paper.yaml"])) == USER_MISTAKE
+    error = " ".join(capsys.readouterr().err.split())
+    assert "data/crossfit" in error
+    assert "Traceback" not in error
+
+
+def test_in_a_process_of_its_own(config):
+    ended = subprocess.run(
+        [sys.executable, str(ROOT / "pl_train.py"), "-c", str(config), "-k", "optim.lrr=1"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == USER_MISTAKE
+    assert "Did you mean 'lr'" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ended.stdout == ""
