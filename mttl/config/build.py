@@ -82,7 +82,9 @@ class Built:
 
 
 def build_model(config: Config, tasks: Sequence[str]) -> Built:
-    """Build backbone, skills and router for some tasks.
+    """Build backbone, skills and router for some tasks, in training mode.
+
+    The backbone's dropout is on also where its weights are frozen, as in fine-tuning.
 
     Args:
         config: The configuration; its sections backbone, skills and router are read.
@@ -91,7 +93,9 @@ def build_model(config: Config, tasks: Sequence[str]) -> Built:
     Raises:
         ConfigError: If a part cannot be built; the message names the section.
     """
-    return _assemble(config.backbone, config.skills, config.router, tasks, saved=None)
+    built = _assemble(config.backbone, config.skills, config.router, tasks, saved=None)
+    built.model.train()
+    return built
 
 
 def load_run(folder: str | Path) -> Built:

@@ -35,7 +35,7 @@ def _merge(
             result[key] = value
             continue
         if not isinstance(before, Mapping) or _changes_kind(before, value):
-            before = {"kind": before["kind"]} if _has_kind(before) else {}
+            before = _only_kind(before)
             for old in [known for known in sources if known.startswith(f"{name}.")]:
                 if old.removeprefix(f"{name}.") not in before:
                     del sources[old]
@@ -43,8 +43,8 @@ def _merge(
     return result
 
 
-def _has_kind(value: Any) -> bool:
-    return isinstance(value, Mapping) and "kind" in value
+def _only_kind(before: Any) -> Tree:
+    return {"kind": before["kind"]} if isinstance(before, Mapping) and "kind" in before else {}
 
 
 def _changes_kind(before: Mapping[str, Any], later: Mapping[str, Any]) -> bool:

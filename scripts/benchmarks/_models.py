@@ -1,13 +1,13 @@
 """The models that the benchmarks compare: one random T5, alone or with adapters."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the parent process of a benchmark never loads these
     from torch import Tensor, nn
     from transformers import T5ForConditionalGeneration
 
 RANK, N_SKILLS, N_TASKS = 16, 8, 16
-TINY = {
+TINY: dict[str, Any] = {
     "d_model": 128,
     "d_kv": 32,
     "num_heads": 4,
@@ -23,9 +23,8 @@ def make_backbone(size: str) -> "T5ForConditionalGeneration":
     from transformers import T5Config, T5ForConditionalGeneration
 
     torch.manual_seed(0)
-    config = T5Config(
-        **(TINY if size == "tiny" else {}), dropout_rate=0.0, decoder_start_token_id=0
-    )
+    config = T5Config(**(TINY if size == "tiny" else {}), dropout_rate=0.0)
+    config.decoder_start_token_id = 0
     return T5ForConditionalGeneration(config).requires_grad_(False)
 
 

@@ -27,11 +27,10 @@ def main(argv: list[str] | None = None) -> int:
     settings = parse_arguments(parser, VARIANTS, argv)
     rows: list[dict[str, Any]] = []
     for n_beams in settings.beams:
-        settings.n_beams = n_beams
+        with_beams = argparse.Namespace(**vars(settings), n_beams=n_beams)
         name = "greedy" if n_beams == 1 else f"{n_beams} beams"
-        found = [as_speed(row, N_TASKS * settings.tokens) for row in run(build, settings)]
+        found = [as_speed(row, N_TASKS * settings.tokens) for row in run(build, with_beams)]
         rows += [{**row, "name": f"{row['name']}, {name}"} for row in found]
-    del settings.n_beams
     title = f"generation, {settings.size}, {N_TASKS} x {LENGTH_IN} in, {settings.tokens} out"
     report(rows, settings, title=title, unit="tokens/s", columns={})
     return 0
