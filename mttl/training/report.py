@@ -1,11 +1,13 @@
 """Tables that a run prints, and the arrays behind its plots."""
 
 import csv
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Table
 
 from mttl.data.gym import Gym
@@ -20,6 +22,7 @@ from mttl.training.routing_monitor import head_names, routing_weights
 from mttl.training.text_to_text import mean_score
 
 COPY, MAJORITY = "copy", "majority"
+HEADINGS = {COPY: "copy", MAJORITY: "major"}
 
 
 def attachment_table(attachment: Attachment, model: SkilledModel) -> Table:
@@ -101,11 +104,16 @@ def result_table(
     """
     splits = list(dict.fromkeys(result.split for result in results))
     table = Table(title="Scores per task (per cent)", title_justify="left")
-    table.add_column("task", no_wrap=True)
-    table.add_column("metric")
+    # Names fold where the terminal is narrow; numbers never do.
+    table.add_column("task", overflow="fold")
+    table.add_column("metric", overflow="fold")
     for split in splits:
-        for column in (split, *baselines.get(split, {})):
-            table.add_column(column, justify="right")
+        for column in (split, *(HEADINGS[name] for name in baselines.get(split, {}))):
+            table.add_column(column, justify="right", no_wrap=True, min_width=5)
+    table.caption = "copy: the input as the answer; major: the most frequent training answer"
+    if any(math.isnan(result.score) for result in results):
+        table.caption += "; nan: undefined, counts as 0 in the mean"
+    table.caption_justify = "left"
     tasks = list(dict.fromkeys(result.task for result in results if result.task != "mean"))
     names = {result.task: result.metric for result in results}
     for task in (*tasks, "mean"):
@@ -116,7 +124,7 @@ def result_table(
             for rows in (results, *baselines.get(split, {}).values()):
                 scores = [row.score for row in rows if (row.task, row.split) == (task, split)]
                 cells.append(f"{100 * sum(scores) / len(scores):.1f}" if scores else "")
-        table.add_row(task, names[task] if task != "mean" else "", *cells)
+        table.add_row(escape(task), names[task] if task != "mean" else "", *cells)
     return table
 
 
