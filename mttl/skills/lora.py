@@ -73,7 +73,10 @@ class LoRAInventory(Inventory):
         # The scale goes into the weights, by far the smallest tensor it can go into.
         scaled = self.scale * weights
         if self.mix == "factors":
-            return mix_blocks(self.down, weights), mix_blocks(self.up, scaled)
+            down, up = mix_blocks(self.down, weights), mix_blocks(self.up, scaled)
+            if not torch.is_grad_enabled():
+                up = up.mT.contiguous().mT  # generation reads the transpose at every token
+            return down, up
         if self.mix == "deltas":
             return (mix_deltas(self.down, self.up, scaled),)
         return (scaled,)
