@@ -1,0 +1,97 @@
+"""Print the scores of several runs as one Markdown table: mean and deviation per task.
+
+python scripts/summarise_runs.py runs/seed13 runs/seed14 runs/seed15
+
+The runs differ in their seeds; the baselines, which have none, are those of the first run.
+"""
+
+import argparse
+import csv
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from mttl.command import exit_with
+from mttl.errors import MttlError
+
+MEAN = "mean"
+Scores = dict[tuple[str, str], list[float]]  # (task, split) -> a score per run
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Read the runs and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
+    runs = parser.parse_args(arguments).runs
+    scores: Scores = {}
+    for run in runs:
+        for key, value in task_means(run / "results.csv").items():
+            scores.setdefault(key, []).append(value)
+    baselines = {name: task_means(runs[0] / "baselines.csv", name) for name in ("copy", "majority")}
+    text = markdown(scores, baselines, len(runs))
+    Console(soft_wrap=True).print(text, markup=False, highlight=False)
+    return 0
+
+
+def task_means(path: Path, baseline: str | None = None) -> dict[tuple[str, str], float]:
+    """Return a score per task and split, averaged over few-shot samples, in per cent.
+
+    Args:
+        path: ``results.csv``, or ``baselines.csv``.
+        baseline: In the latter, the baseline to read.
+
+    Raises:
+        MttlError: If the run has not ended.
+    """
+    if not path.is_file():
+        raise MttlError(f"'{path}' does not exist: is '{path.parent}' a run, and has it ended?")
+    found: Scores = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row.get("baseline") == baseline:
+                found.setdefault((row["task"], row["split"]), []).append(100 * float(row["score"]))
+    return {key: statistics.fmean(values) for key, values in found.items()}
+
+
+def markdown(
+    scores: Scores, baselines: dict[str, dict[tuple[str, str], float]], n_runs: int
+) -> str:
+    """Return the table; its last line is the mean over tasks.
+
+    Args:
+        scores: A score per run.
+        baselines: Scores by baseline.
+        n_runs: Number of runs, for the caption.
+    """
+    splits = list(dict.fromkeys(split for _, split in scores))
+    tasks = [task for task in dict.fromkeys(task for task, _ in scores) if task != MEAN]
+    columns = [name for split in splits for name in (split, *baselines)]
+    lines = [
+        f"Per cent; mean ± standard deviation over {n_runs} runs.",
+        "",
+        "| task | " + " | ".join(columns) + " |",
+        "|---|" + "---:|" * len(columns),
+    ]
+    for task in (*tasks, MEAN):
+        cells = [f"`{task}`" if task != MEAN else "**mean**"]
+        for split in splits:
+            cells.append(spread(scores.get((task, split), [])))
+            cells += [spread([table[task, split]]) for table in baselines.values()]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def spread(values: Sequence[float]) -> str:
+    """Return ``mean ± deviation``, or the value alone, or nothing."""
+    if not values:
+        return ""
+    mean = f"{statistics.fmean(values):.1f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.1f}"
+
+
+if __name__ == "__main__":
+    exit_with(main)

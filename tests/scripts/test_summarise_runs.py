@@ -1,0 +1,49 @@
+"""Scores of several runs in one table."""
+
+from pathlib import Path
+
+import pytest
+
+from helpers.command import ROOT, load_recipe
+
+SCRIPT = load_recipe(ROOT / "scripts" / "summarise_runs.py")
+HEADER = "task,split,sample,seed,metric,score,n\n"
+
+
+def write_run(folder: Path, *rows: tuple[str, str, float]) -> Path:
+    """Write the files of a run with (task, sample, score) on the test split."""
+    folder.mkdir()
+    lines = [f"{task},test,{sample},1,EM,{score},4\n" for task, sample, score in rows]
+    (folder / "results.csv").write_text(HEADER + "".join(lines))
+    (folder / "baselines.csv").write_text(
+        "baseline," + HEADER + "".join(f"{name},{line}" for name in BASELINES for line in lines)
+    )
+    return folder
+
+
+BASELINES = ("copy", "majority")
+
+
+def test_samples_are_averaged_and_runs_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By hand: samples 10 and 30 give 20; with a run of 40 the mean is 30, the deviation √200."""
+    first = write_run(tmp_path / "1", ("a", "100", 0.1), ("a", "13", 0.3), ("mean", "all", 0.2))
+    second = write_run(tmp_path / "2", ("a", "100", 0.4), ("mean", "all", 0.4))
+    assert SCRIPT.main([str(first), str(second)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == "| task | test | copy | majority |"
+    assert lines[4:] == [
+        "| `a` | 30.0 ± 14.1 | 20.0 | 20.0 |",
+        "| **mean** | 30.0 ± 14.1 | 20.0 | 20.0 |",
+    ]
+
+
+def test_one_run_has_no_deviation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    SCRIPT.main([str(write_run(tmp_path / "1", ("a", "100", 0.5), ("mean", "all", 0.5)))])
+    assert "| `a` | 50.0 | 50.0 | 50.0 |" in capsys.readouterr().out
+
+
+def test_a_run_that_has_not_ended_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SCRIPT.MttlError, match="has it ended"):
+        SCRIPT.main([str(tmp_path)])
