@@ -84,6 +84,9 @@ class SkilledModel(nn.Module):
     def generate(self, task_ids: Int[Tensor, "B"], **inputs: Any) -> Any:
         """Generate with the backbone; skills are merged once per call, not once per token.
 
+        Call ``eval()`` first: in training mode the router draws its noise here too, once per call,
+        and dropout is on, so that answers differ from call to call.
+
         Args:
             task_ids: One task per example.
             **inputs: What the backbone's ``generate`` takes.

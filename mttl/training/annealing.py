@@ -11,7 +11,7 @@ from mttl.routing.polytropon import PolytroponRouter
 class TemperatureAnnealing(Callback):
     """Lowers the temperature of a Polytropon router along a geometric path over training.
 
-    At fraction p of the steps it is ``start^(1 - p) · end^p``.
+    At fraction p of the way from the first step to the last it is ``start^(1 - p) · end^p``.
 
     Args:
         start: Temperature at the first step.
@@ -32,5 +32,6 @@ class TemperatureAnnealing(Callback):
     ) -> None:
         """Set the temperature of the coming step."""
         router: PolytroponRouter = pl_module.model.router  # type: ignore[union-attr]
-        progress = min(1.0, trainer.global_step / max(1, trainer.estimated_stepping_batches))
+        last_step = trainer.estimated_stepping_batches - 1
+        progress = min(1.0, trainer.global_step / max(1, last_step))
         router.temperature.fill_(self.start ** (1 - progress) * self.end**progress)

@@ -51,6 +51,8 @@ def score(
 ) -> list[Result]:
     """Score answers per task and sample, and add their mean over tasks.
 
+    The samples of a task are averaged first: every task counts alike, however many it has.
+
     Args:
         rows: Answers.
         metrics: Metric of every task; the order gives the task ids.
@@ -62,14 +64,16 @@ def score(
     for row in rows:
         by_key.setdefault((row.task_id, row.sample), []).append(row)
     results = []
+    scores: dict[str, list[float]] = {}
     for (task_id, sample), group in sorted(by_key.items()):
         task = tasks[task_id]
         value = score_answers(
             metrics[task], [row.prediction for row in group], [row.references for row in group]
         )
         results.append(Result(task, split, str(sample), seed, metrics[task], value, len(group)))
+        scores.setdefault(task, []).append(value)
     if results:
-        mean = float(mean_score([result.score for result in results]))
+        mean = float(mean_score([mean_score(samples) for samples in scores.values()]))
         total = sum(result.n for result in results)
         results.append(Result("mean", split, "all", seed, "mean", mean, total))
     return results

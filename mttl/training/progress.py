@@ -17,8 +17,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-# Where no terminal redraws a bar (a log file), a line is printed this often.
+# Where no terminal redraws a bar (a log file), a line is printed this often; on a terminal the loss
+# is read this often, because reading it waits for an accelerator.
 SECONDS_BETWEEN_LINES = 15.0
+SECONDS_BETWEEN_LOSSES = 0.2
 
 
 class TrainingProgress(ProgressBar):
@@ -37,7 +39,7 @@ class TrainingProgress(ProgressBar):
         self._progress: Progress | None = None
         self._training: TaskID | None = None
         self._evaluation: TaskID | None = None
-        self._last_line = 0.0
+        self._last_news = 0.0
         self._started = 0.0
         self._first_step = self._answered = 0
         self._enabled = True
@@ -52,7 +54,7 @@ class TrainingProgress(ProgressBar):
         self._training = self._add(
             "training", None if math.isinf(total) else int(total), trainer.global_step
         )
-        self._last_line = self._started = time.monotonic()
+        self._last_news = self._started = time.monotonic()
         self._first_step = trainer.global_step
 
     def on_train_batch_end(
@@ -67,17 +69,17 @@ class TrainingProgress(ProgressBar):
         if not self._enabled or self._training is None:
             return
         assert self._progress is not None
+        self._progress.update(self._training, completed=trainer.global_step)
+        if not self._news_is_due():
+            return
         shown = self._shown(trainer)
-        self._progress.update(self._training, completed=trainer.global_step, shown=shown)
-        if self._line_is_due():
-            total = trainer.estimated_stepping_batches
-            done = trainer.global_step - self._first_step
-            left = (total - trainer.global_step) * (time.monotonic() - self._started)
-            self.console.print(
-                f"step {trainer.global_step} of {total:.0f}{shown}, "
-                f"about {left / max(1, done):.0f} s left",
-                highlight=False,
+        self._progress.update(self._training, shown=shown)
+        if not self.console.is_terminal:
+            step, total = trainer.global_step, trainer.estimated_stepping_batches
+            left = time_left(
+                step - self._first_step, total - step, time.monotonic() - self._started
             )
+            self.console.print(f"step {step} of {total:.0f}{shown}{left}", highlight=False)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Close the bar."""
@@ -110,14 +112,14 @@ class TrainingProgress(ProgressBar):
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Show a bar of the test."""
         self._evaluation = self._add("answering", _total(trainer.num_test_batches))
-        self._last_line = time.monotonic()
+        self._last_news = time.monotonic()
         self._answered = 0
 
     def on_test_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
         """Move the bar of the test."""
         self._advance_evaluation()
         self._answered += 1
-        if self._line_is_due():
+        if self._news_is_due() and not self.console.is_terminal:
             self.console.print(
                 f"answered {self._answered} of {_total(trainer.num_test_batches)} batches",
                 highlight=False,
@@ -126,15 +128,14 @@ class TrainingProgress(ProgressBar):
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Close the bar of the test."""
         self._end_evaluation()
-        self._close()
 
-    def _line_is_due(self) -> bool:
+    def _news_is_due(self) -> bool:
         now = time.monotonic()
-        if self.console.is_terminal or not self._enabled:
+        terminal = self.console.is_terminal
+        between = SECONDS_BETWEEN_LOSSES if terminal else SECONDS_BETWEEN_LINES
+        if not self._enabled or now - self._last_news <= between:
             return False
-        if now - self._last_line <= SECONDS_BETWEEN_LINES:
-            return False
-        self._last_line = now
+        self._last_news = now
         return True
 
     def _add(self, name: str, total: int | None, completed: int = 0) -> TaskID | None:
@@ -163,6 +164,8 @@ class TrainingProgress(ProgressBar):
         if self._progress is not None and self._evaluation is not None:
             self._progress.remove_task(self._evaluation)
         self._evaluation = None
+        if self._training is None:
+            self._close()
 
     def _close(self) -> None:
         if self._progress is not None:
@@ -172,6 +175,17 @@ class TrainingProgress(ProgressBar):
     def _shown(self, trainer: pl.Trainer) -> str:
         loss = trainer.progress_bar_metrics.get("train/loss")
         return "" if loss is None else f" loss {float(loss):.3f}"  # type: ignore[arg-type]
+
+
+def time_left(done: int, remaining: float, seconds: float) -> str:
+    """Return the end of a line that says how long it will take; nothing before the first step.
+
+    Args:
+        done: Steps since the start.
+        remaining: Steps to go.
+        seconds: Time since the start, validations included.
+    """
+    return f", about {remaining * seconds / done:.0f} s left" if done else ""
 
 
 def _total(batches: list[int | float] | int | float) -> int | None:

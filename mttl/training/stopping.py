@@ -26,12 +26,17 @@ class SaveLast(Checkpoint):
     Args:
         checkpoint: Where to save.
         every_n_steps: Most steps between two checkpoints.
+
+    Attributes:
+        accumulating: Whether gradients wait for another batch: they are in no checkpoint.
     """
 
     def __init__(self, checkpoint: Path, every_n_steps: int = 1000) -> None:
         self.checkpoint = checkpoint
         self.every_n_steps = every_n_steps
+        self.accumulating = False
         self._validated_at = -1
+        self._last_step = 0
 
     def save(self, trainer: pl.Trainer) -> None:
         """Save, unless the validation of this very step did.
@@ -42,6 +47,10 @@ class SaveLast(Checkpoint):
         if trainer.global_step != self._validated_at:
             trainer.save_checkpoint(self.checkpoint)
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Begin at the step of a resumed run."""
+        self._last_step = trainer.global_step
+
     def on_train_batch_end(
         self,
         trainer: pl.Trainer,
@@ -51,12 +60,15 @@ class SaveLast(Checkpoint):
         batch_idx: int,
     ) -> None:
         """Save if the last time was long ago."""
-        if trainer.global_step and trainer.global_step % self.every_n_steps == 0:
+        self.accumulating = trainer.global_step == self._last_step
+        self._last_step = trainer.global_step
+        if not self.accumulating and trainer.global_step % self.every_n_steps == 0:
             self.save(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save after a validation."""
-        if not trainer.sanity_checking and trainer.state.fn == "fit":
+        """Save after a validation, unless gradients wait for another batch."""
+        fitting = trainer.state.fn == "fit" and not trainer.sanity_checking
+        if fitting and not self.accumulating:
             self.save(trainer)
             self._validated_at = trainer.global_step
 
@@ -72,7 +84,7 @@ class GracefulStop(Checkpoint):
     last checkpoint. After training, while answers are generated, the first one does.
 
     Args:
-        last: Saves the state.
+        last: Saves the state; a callback of the same trainer.
 
     Attributes:
         received: The signal that asked, if any.
@@ -83,12 +95,10 @@ class GracefulStop(Checkpoint):
         self.received: signal.Signals | None = None
         self._previous: dict[signal.Signals, Any] = {}
         self._first_step = 0
-        self._last_step = 0
-        self._accumulating = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Listen, and look before each batch whether to leave."""
-        self._first_step = self._last_step = trainer.global_step
+        self._first_step = trainer.global_step
         self._listen(self._ask)
         loader = trainer.train_dataloader
         if not isinstance(loader, ResumableLoader):
@@ -98,18 +108,6 @@ class GracefulStop(Checkpoint):
             )
         # Not at the end of a step: its validation and its metrics would be lost.
         loader.before_batch = partial(self._leave_if_asked, trainer)
-
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        """Notice gradients that wait for another batch: they are in no checkpoint."""
-        self._accumulating = trainer.global_step == self._last_step
-        self._last_step = trainer.global_step
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Leave if asked to after the last step; else give the signals back."""
@@ -131,7 +129,7 @@ class GracefulStop(Checkpoint):
         self._give_back()
 
     def _leave_if_asked(self, trainer: pl.Trainer) -> None:
-        asked = self.received is not None and not self._accumulating
+        asked = self.received is not None and not self.last.accumulating
         if trainer.world_size > 1:
             # All processes together, whichever was asked.
             asked = trainer.strategy.reduce_boolean_decision(asked, all=False)

@@ -88,24 +88,26 @@ def test_router_logits_never_decay():
     assert torch.equal(model.router.logits, torch.full_like(model.router.logits, 2.0))
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adam", "adafactor"])
-def test_every_optimizer_lowers_a_loss(kind):
-    torch.manual_seed(0)
+# Adafactor's steps are relative to the size of a tensor, and half of LoRA starts at zero: from
+# there it takes ten times as long.
+@pytest.mark.parametrize(
+    ("kind", "setting", "n_steps"),
+    [("adamw", ("eps", 1e-6), 30), ("adam", ("eps", 1e-6), 30), ("adafactor", ("d", 2.0), 300)],
+)
+def test_every_optimizer_lowers_a_loss(kind, setting, n_steps):
     model = skilled()
     x, y = torch.randn(3, 5, 4), torch.randn(3, 5, 4)
-    settings = (("eps", 1e-6),) if kind != "adafactor" else (("d", 2.0),)
-    optimizer = Optimization(kind=kind, lr=0.05, settings=settings).optimizer(model)
-    assert all(
-        group.get("eps", 1e-6) == 1e-6 or kind == "adafactor" for group in optimizer.param_groups
-    )
+    optimizer = Optimization(kind=kind, lr=0.05, settings=(setting,)).optimizer(model)
+    name, value = setting
+    assert {group[name] for group in optimizer.param_groups} == {value}
     losses = []
-    for _ in range(30):
+    for _ in range(n_steps):
         loss = (model(torch.arange(3), x=x) - y).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert losses[-1] < 0.9 * losses[0]
+    assert losses[-1] < 0.7 * losses[0]
 
 
 def test_defaults_of_router_and_backbone_are_the_skills_rate():

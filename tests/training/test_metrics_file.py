@@ -1,0 +1,85 @@
+from pathlib import Path
+
+import pytest
+
+from helpers.command import column
+from mttl.training.metrics_file import MetricsFile
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run" / "metrics.csv"
+
+
+@pytest.fixture
+def earlier(path: Path) -> Path:
+    """A file with the steps 0, 4 and 8."""
+    file = MetricsFile(path)
+    file.log_metrics({"train/loss": 2.5}, 0)
+    file.log_metrics({"train/loss": 2.25, "val/score": 0.5}, 4)
+    file.log_metrics({"train/loss": 2.0, "late": 1.0}, 8)
+    file.save()
+    return path
+
+
+def test_a_row_per_step_with_what_was_logged_at_it(path: Path) -> None:
+    file = MetricsFile(path)
+    file.log_metrics({"train/loss": 0.1}, 0)
+    file.log_metrics({"train/loss": 1e-7, "lr": 0.5}, 10)
+    file.log_metrics({"a,b": 2.0}, 10)
+    file.log_metrics({"train/loss": float("nan")}, 5)  # late, but in its place
+    file.save()
+    assert path.read_text() == ('step,"a,b",lr,train/loss\n0,,,0.1\n5,,,nan\n10,2.0,0.5,1e-07\n')
+
+
+def test_a_column_may_come_later(path: Path) -> None:
+    file = MetricsFile(path)
+    file.log_metrics({"train/loss": 1.0}, 0)
+    file.save()
+    file.log_metrics({"val/score": 0.25}, 1)
+    file.finalize("success")
+    assert path.read_text() == "step,train/loss,val/score\n0,1.0,\n1,,0.25\n"
+
+
+def test_a_value_without_a_step_belongs_to_the_latest(path: Path) -> None:
+    file = MetricsFile(path)
+    file.log_metrics({"a": 1.0})
+    file.log_metrics({"a": 2.0}, 6)
+    file.log_metrics({"b": 3.0})
+    assert file.rows == {0: {"step": 0, "a": 1.0}, 6: {"step": 6, "a": 2.0, "b": 3.0}}
+
+
+def test_nothing_logged_leaves_no_file(path: Path) -> None:
+    MetricsFile(path).finalize("success")
+    assert not path.parent.exists()
+
+
+def test_a_resumed_run_keeps_what_came_before_and_drops_what_comes_again(earlier: Path) -> None:
+    file = MetricsFile(earlier, keep_until=4)
+    file.log_metrics({"train/loss": 1.5, "val/loss": 3.0}, 8)
+    file.log_metrics({"val/loss": 4.0}, 4)
+    file.save()
+    assert column(earlier, "train/loss") == {0: 2.5, 4: 2.25, 8: 1.5}
+    assert column(earlier, "val/score") == {4: 0.5}
+    assert column(earlier, "val/loss") == {4: 4.0, 8: 3.0}
+    assert "late" not in earlier.read_text()
+
+
+def test_a_resumed_run_that_logs_nothing_changes_no_byte(earlier: Path) -> None:
+    before = earlier.read_bytes()
+    MetricsFile(earlier, keep_until=8).finalize("success")
+    assert earlier.read_bytes() == before
+
+
+def test_a_new_run_starts_anew(earlier: Path) -> None:
+    file = MetricsFile(earlier)
+    file.log_metrics({"train/loss": 9.0}, 2)
+    file.save()
+    assert column(earlier, "train/loss") == {2: 9.0}
+
+
+def test_a_resumed_run_without_a_file_starts_one(path: Path) -> None:
+    file = MetricsFile(path, keep_until=4)
+    file.log_metrics({"train/loss": 9.0}, 5)
+    file.save()
+    assert column(path, "train/loss") == {5: 9.0}

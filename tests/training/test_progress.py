@@ -1,0 +1,177 @@
+"""The progress of a run on a clock that the tests set."""
+
+from io import StringIO
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from mttl.training.progress import TrainingProgress, time_left
+
+SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
+
+
+class Run:
+    """What the bar reads of a run, and what it wrote."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, terminal: bool = False, step: int = 0
+    ) -> None:
+        self.seconds = 1000.0
+        clock = SimpleNamespace(monotonic=lambda: self.seconds)
+        monkeypatch.setattr("mttl.training.progress.time", clock)
+        self.file = StringIO()
+        self.console = Console(file=self.file, force_terminal=terminal, width=100)
+        self.bar = TrainingProgress(self.console)
+        self.losses_read = 0
+        self.trainer: Any = Trainer(self, step)
+
+    def call(self, hook: str, *arguments: Any) -> None:
+        getattr(self.bar, hook)(self.trainer, self, *arguments)
+
+    def train_to(self, step: int, seconds: float) -> None:
+        """End a batch at a step, at a time after the beginning."""
+        self.trainer.global_step, self.seconds = step, 1000.0 + seconds
+        self.call("on_train_batch_end", None, None, 0)
+
+    def lines(self) -> list[str]:
+        return self.file.getvalue().splitlines()
+
+
+class Trainer:
+    """A run of 100 steps; counts how often its loss is read."""
+
+    def __init__(self, run: Run, step: int) -> None:
+        self.run = run
+        self.estimated_stepping_batches = 100
+        self.num_val_batches = [3]
+        self.num_test_batches = [4]
+        self.sanity_checking = False
+        self.global_step = step
+        self.callback_metrics: dict[str, Any] = {}
+
+    @property
+    def progress_bar_metrics(self) -> dict[str, Any]:
+        self.run.losses_read += 1
+        return {"train/loss": torch.tensor(1.2346)}
+
+
+# A file, as of a batch job: lines.
+
+
+def test_a_line_from_time_to_time_with_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch)
+    run.call("on_train_start")
+    run.train_to(1, 0.5)
+    run.train_to(29, 14.9)
+    assert run.lines() == []
+    run.train_to(30, 15.1)
+    run.train_to(31, 16.0)
+    run.train_to(80, 40.0)
+    # 15.1 s for 30 steps leave 70 · 15.1 / 30 s, and 40 s for 80 leave 10.
+    assert run.lines() == [
+        "step 30 of 100 loss 1.235, about 35 s left",
+        "step 80 of 100 loss 1.235, about 10 s left",
+    ]
+    assert run.losses_read == 2  # each time waits for an accelerator
+
+
+def test_a_resumed_run_counts_the_steps_of_this_start_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch, step=80)
+    run.call("on_train_start")
+    run.train_to(84, 20.0)
+    assert run.lines() == ["step 84 of 100 loss 1.235, about 80 s left"]
+
+
+def test_no_estimate_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch)
+    run.call("on_train_start")
+    run.train_to(0, 60.0)  # gradients of the first batch wait for those of another
+    assert run.lines() == ["step 0 of 100 loss 1.235"]
+    assert time_left(0, 100, 60.0) == ""
+    assert time_left(25, 75, 10.0) == ", about 30 s left"
+
+
+def test_a_validation_says_what_came_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch)
+    run.call("on_train_start")
+    run.trainer.global_step = 40
+    run.call("on_validation_start")
+    run.call("on_validation_batch_end")
+    run.call("on_validation_end")  # nothing was scored
+    run.trainer.callback_metrics["val/score"] = torch.tensor(0.45678)
+    run.call("on_validation_end")
+    run.trainer.sanity_checking = True
+    run.call("on_validation_end")
+    assert run.lines() == ["step 40: mean score 0.457 on development rows"]
+
+
+def test_answers_are_counted_from_the_start_of_each_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch)
+    for _ in range(2):
+        run.call("on_test_start")
+        for _ in range(4):
+            run.seconds += 10
+            run.call("on_test_batch_end")
+        run.call("on_test_end")
+    assert run.lines() == ["answered 2 of 4 batches", "answered 4 of 4 batches"] * 2
+
+
+def test_other_processes_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for terminal in (False, True):
+        run = Run(monkeypatch, terminal=terminal)
+        run.bar.disable()
+        run.trainer.callback_metrics["val/score"] = 1.0
+        run.call("on_train_start")
+        run.train_to(50, 60.0)
+        for hook in ("start", "batch_end", "end"):
+            run.call(f"on_validation_{hook}")
+            run.call(f"on_test_{hook}")
+        run.call("on_train_end")
+        assert run.file.getvalue() == ""
+        assert run.losses_read == 0
+
+
+# A terminal: one bar.
+
+
+def test_one_bar_for_the_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch, terminal=True)
+    run.call("on_train_start")
+    for step in range(1, 61):
+        run.train_to(step, step / 100)
+    assert run.losses_read == 2  # in 0.6 s, of 60 steps
+    run.call("on_validation_start")
+    run.call("on_validation_end")
+    assert SHOW_CURSOR not in run.file.getvalue()  # the bar stays for the rest of training
+    run.call("on_train_end")
+    drawn = run.file.getvalue()
+    assert SHOW_CURSOR in drawn
+    assert "training" in drawn
+    assert "60/100" in drawn
+    assert "loss 1.235" in drawn
+    assert "step 60 of" not in drawn
+
+
+@pytest.mark.parametrize("kind", ["validation", "test"])
+def test_an_evaluation_without_training_gives_the_terminal_back(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    run = Run(monkeypatch, terminal=True)
+    run.call(f"on_{kind}_start")
+    assert HIDE_CURSOR in run.file.getvalue()
+    run.call(f"on_{kind}_batch_end")
+    run.call(f"on_{kind}_end")
+    assert SHOW_CURSOR in run.file.getvalue()
+
+
+@pytest.mark.parametrize("during", ["train", "validation", "test"])
+def test_an_error_gives_the_terminal_back(monkeypatch: pytest.MonkeyPatch, during: str) -> None:
+    run = Run(monkeypatch, terminal=True)
+    run.call("on_train_start")
+    if during != "train":
+        run.call(f"on_{during}_start")
+    run.call("on_exception", KeyboardInterrupt())
+    assert SHOW_CURSOR in run.file.getvalue()

@@ -1,0 +1,200 @@
+import math
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from helpers.backbones import tiny_t5
+from helpers.skills import spread
+from mttl.data.gym import Gym
+from mttl.routing import PolytroponRouter, RoutingSlot
+from mttl.skills import LoRAInventory, SkilledModel, attach_skills
+from mttl.training.evaluate import Result
+from mttl.training.report import (
+    attachment_table,
+    baseline_results,
+    result_table,
+    write_baselines,
+    write_routing,
+)
+
+
+def about(value: float) -> Any:
+    """Return what equals a score but for its rounding in single precision."""
+    return pytest.approx(value, rel=1e-6)
+
+
+def cells(table: Table) -> list[list[str]]:
+    """Return the rows of a table as it is printed, without its frame."""
+    console = Console(file=StringIO(), width=200, color_system=None)
+    console.print(table)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    return [
+        [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")]
+        for line in lines
+        if line.startswith(("│", "┃"))
+    ]
+
+
+def result(task: str, split: str, score: float, sample: str = "100") -> Result:
+    return Result(task, split, sample, 13, "mean" if task == "mean" else "EM", score, 4)
+
+
+def test_what_was_attached() -> None:
+    backbone = tiny_t5().requires_grad_(False)
+    slot = RoutingSlot()
+    attachment = attach_skills(
+        backbone,
+        lambda i, o: LoRAInventory(i, o, 3, rank=2),
+        targets=["DenseReluDense.wi"],
+        slot=slot,
+        granularity="stack",
+    )
+    model = SkilledModel(backbone, PolytroponRouter(2, 5, 1, 3), slot)
+    table = attachment_table(attachment, model)
+    # 3 skills of rank 2 with 16 features in and 24 out, in two blocks.
+    skills = 2 * 3 * 2 * (16 + 24)
+    assert cells(table)[1:] == [
+        ["encoder.block.*.layer.*.DenseReluDense.wi", "2", "16 -> 24", str(skills)],
+        ["decoder.block.*.layer.*.DenseReluDense.wi", "2", "16 -> 24", str(skills)],
+    ]
+    router = 2 * 5 * 3
+    total = sum(p.numel() for p in tiny_t5().parameters()) + 2 * skills + router
+    assert table.caption == (
+        "PolytroponRouter: 5 tasks, 3 skills, 1 heads, 2 routed groups. "
+        f"{2 * skills + router} of {total:,} parameters are trained."
+    )
+
+
+# Scores beside their baselines.
+
+
+def test_scores_in_per_cent_beside_the_baselines_of_their_split() -> None:
+    results = [
+        *(result("a", "dev", 0.25), result("b", "dev", 1.0), result("mean", "dev", 0.625)),
+        *(result("a", "test", 0.1234), result("b", "test", 0.0), result("mean", "test", 0.0617)),
+    ]
+    copied = [result("a", "dev", 0.1), result("b", "dev", 0.2), result("mean", "dev", 0.15)]
+    assert cells(result_table(results, {"dev": {"copy": copied}})) == [
+        ["task", "metric", "dev", "copy", "test"],
+        ["a", "EM", "25.0", "10.0", "12.3"],
+        ["b", "EM", "100.0", "20.0", "0.0"],
+        ["mean", "", "62.5", "15.0", "6.2"],
+    ]
+
+
+def test_the_samples_of_a_task_are_averaged() -> None:
+    results = [
+        *(result("a", "dev", 0.2, "13"), result("a", "dev", 0.4, "100")),
+        *(result("mean", "dev", 0.3, "all"), result("a", "test", 0.8, "13")),
+        *(result("mean", "test", 0.8, "all"),),
+    ]
+    assert cells(result_table(results, {}))[1:] == [
+        ["a", "EM", "30.0", "80.0"],
+        ["mean", "", "30.0", "80.0"],
+    ]
+
+
+def test_a_task_without_rows_in_a_split_has_an_empty_cell() -> None:
+    results = [result("a", "dev", 0.5), result("b", "test", 0.5), result("mean", "dev", 0.5)]
+    assert cells(result_table(results, {}))[1:] == [
+        ["a", "EM", "50.0", ""],
+        ["b", "EM", "", "50.0"],
+        ["mean", "", "50.0", ""],
+    ]
+
+
+def test_an_undefined_score_is_shown_as_such() -> None:
+    assert cells(result_table([result("a", "dev", math.nan)], {}))[1] == ["a", "EM", "nan"]
+
+
+def test_brackets_in_the_name_of_a_task_are_no_markup() -> None:
+    assert cells(result_table([result("qa[bold]", "dev", 1.0)], {}))[1][0] == "qa[bold]"
+
+
+# Baselines.
+
+
+@pytest.fixture
+def gym(tmp_path: Path) -> Gym:
+    """Two tasks: one with samples 13 and 100, one with sample 100 only."""
+    for task, sample, train, dev in (
+        ("many", 100, "x\tno\nx\tno\n", "no\tno\nyes\tno\n"),
+        ("many", 13, "x\tyes\ty\nx\tno\nx\tyes\n", "yes\tnay\tyes\nnay\tno\tnay\nno\tnay\tyes\n"),
+        ("one", 100, "x\tb\nx\ta\n", "a\tb\n"),
+    ):
+        (tmp_path / task).mkdir(exist_ok=True)
+        (tmp_path / task / f"{task}_16_{sample}_train.tsv").write_text(train)
+        (tmp_path / task / f"{task}_16_{sample}_dev.tsv").write_text(dev)
+    return Gym(tmp_path)
+
+
+def test_baselines_are_scored_on_a_tasks_first_sample_among_those_asked_for(gym: Gym) -> None:
+    metrics = {"many": "EM", "one": "EM"}
+    found = baseline_results(gym, metrics, "dev", [13, 100], 7)
+    assert list(found) == ["copy", "majority"]
+    # Copying is right in two rows of three, "yes" too: any accepted answer counts.
+    assert found["copy"] == [
+        Result("many", "dev", "13", 7, "EM", about(2 / 3), 3),
+        Result("one", "dev", "100", 7, "EM", 0.0, 1),
+        Result("mean", "dev", "all", 7, "mean", about(1 / 3), 4),
+    ]
+    # Of answers that are equally frequent the first is taken: "b".
+    assert [row.score for row in found["majority"]] == pytest.approx([2 / 3, 1.0, 5 / 6])
+    other = baseline_results(gym, metrics, "dev", [100, 13], 7)["copy"][0]
+    assert other == Result("many", "dev", "100", 7, "EM", 0.5, 2)
+
+
+def test_an_undefined_baseline_counts_as_zero(gym: Gym) -> None:
+    metrics = {"many": "EM", "one": "Pearson-Correlation"}
+    copied = baseline_results(gym, metrics, "dev", [13, 100], 7)["copy"]
+    assert math.isnan(copied[1].score)
+    assert copied[2].score == pytest.approx(1 / 3)
+
+
+def test_baselines_file(tmp_path: Path) -> None:
+    write_baselines(
+        tmp_path / "baselines.csv",
+        {
+            "dev": {"copy": [result("a", "dev", 1 / 3)], "majority": [result("a", "dev", 1.0)]},
+            "test": {"copy": [result("mean", "test", math.nan, "all")]},
+        },
+    )
+    assert (tmp_path / "baselines.csv").read_text() == (
+        "baseline,task,split,sample,seed,metric,score,n\n"
+        "copy,a,dev,100,13,EM,0.333333,4\n"
+        "majority,a,dev,100,13,EM,1.000000,4\n"
+        "copy,mean,test,all,13,mean,nan,4\n"
+    )
+
+
+# The routing.
+
+
+@pytest.mark.parametrize("n_heads", [1, 2])
+def test_routing_file(tmp_path: Path, n_heads: int) -> None:
+    attachment = attach_skills(
+        tiny_t5(),
+        lambda i, o: LoRAInventory(i, o, 3, n_heads=n_heads),
+        targets=["attention"],
+        slot=RoutingSlot(),
+        granularity="stack",
+    )
+    router = spread(PolytroponRouter(2, 4, n_heads, 3))
+    write_routing(tmp_path / "routing.npz", router, attachment, ["a", "b", "c", "ü"])
+    arrays = np.load(tmp_path / "routing.npz", allow_pickle=False)
+    groups = ["encoder", "decoder"]
+    named = [f"{group}/head {head}" for group in groups for head in range(n_heads)]
+    assert arrays["groups"].tolist() == (groups if n_heads == 1 else named)
+    assert arrays["tasks"].tolist() == ["a", "b", "c", "ü"]
+    for row in range(2 * n_heads):
+        group, head = divmod(row, n_heads)
+        active = torch.sigmoid(router.get_parameter("logits")[group, :, head]).detach()
+        expected = active / active.sum(1, keepdim=True)
+        # The router adds 1e-12 to the sum.
+        np.testing.assert_allclose(arrays["weights"][row], expected, rtol=1e-6)

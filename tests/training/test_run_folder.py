@@ -1,0 +1,95 @@
+from pathlib import Path
+
+import pytest
+import torch
+from lightning_fabric.utilities.rank_zero import rank_zero_only
+
+from mttl.errors import ConfigError
+from mttl.training.run_folder import RunFolder, changed_settings, step_to_start_from
+
+CONFIG = "optim: {lr: 0.1, betas: [0.9, 0.98]}\ntrainer: {max_steps: 10}\n"
+
+
+@pytest.fixture
+def interrupted(tmp_path: Path) -> RunFolder:
+    """What a run leaves that was stopped after seven steps."""
+    folder = RunFolder(tmp_path / "runs" / "first")
+    folder.checkpoints.mkdir(parents=True)
+    folder.config.write_text(CONFIG)
+    torch.save({"global_step": 7}, folder.last)
+    return folder
+
+
+def test_the_layout_is_the_documented_one() -> None:
+    folder = RunFolder(Path("runs") / "first")
+    paths = {
+        **{name: getattr(folder, name) for name in ("config", "metrics", "checkpoints", "last")},
+        **{name: getattr(folder, name) for name in ("best", "results", "baselines")},
+        **{name: getattr(folder, name) for name in ("predictions", "skills", "plots")},
+    }
+    assert {name: path.relative_to(folder.path).as_posix() for name, path in paths.items()} == {
+        **{"config": "config.yaml", "metrics": "metrics.csv", "checkpoints": "checkpoints"},
+        **{"last": "checkpoints/last.ckpt", "best": "checkpoints/best.ckpt"},
+        **{"results": "results.csv", "baselines": "baselines.csv"},
+        **{"predictions": "predictions", "skills": "skills", "plots": "plots"},
+    }
+
+
+# Starting and resuming.
+
+
+def test_a_new_run_starts_at_zero(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "new")
+    assert step_to_start_from(folder, CONFIG, resume=False) == 0
+    assert not folder.path.exists()
+    folder.path.mkdir()  # nothing in it can be lost
+    assert step_to_start_from(folder, CONFIG, resume=False) == 0
+
+
+def test_a_folder_with_anything_in_it_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(ConfigError, match="exists already and is never overwritten"):
+        step_to_start_from(RunFolder(tmp_path), CONFIG, resume=False)
+
+
+def test_other_processes_may_find_what_the_first_has_written(
+    interrupted: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    assert step_to_start_from(interrupted, CONFIG, resume=False) == 0
+
+
+def test_an_interrupted_run_continues_at_its_step(interrupted: RunFolder) -> None:
+    longer = CONFIG.replace("max_steps: 10", "max_steps: 20")
+    for config in (CONFIG, longer):
+        assert step_to_start_from(interrupted, config, resume=True) == 7
+
+
+def test_without_a_checkpoint_there_is_nothing_to_resume(interrupted: RunFolder) -> None:
+    interrupted.last.unlink()
+    with pytest.raises(ConfigError, match=r"nothing to resume: '.*last\.ckpt' does not exist"):
+        step_to_start_from(interrupted, CONFIG, resume=True)
+
+
+def test_other_settings_are_named_with_both_values(interrupted: RunFolder) -> None:
+    other = CONFIG.replace("lr: 0.1", "lr: 0.2")
+    with pytest.raises(ConfigError, match=r"other settings: optim\.lr \(0\.1 before, 0\.2 now\)\."):
+        step_to_start_from(interrupted, other, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "changed"),
+    [
+        ("a: {b: 1, c: {d: 2}}", "a: {c: {d: 2}, b: 1}", []),
+        ("a: {b: 1, c: 3}", "a: {b: 2, c: 4}", ["a.b (1 before, 2 now)", "a.c (3 before, 4 now)"]),
+        ("a: {b: [1, 2]}", "a: {b: [2, 1]}", ["a.b ([1, 2] before, [2, 1] now)"]),
+        ("a: {b: 1}", "a: {b: 1, c: x}", ["a.c (None before, x now)"]),
+        ("a: {b: {c: 1}}", "a: {b: {}}", ["a.b.c (1 before, None now)"]),
+        ("a: 1", "a: {b: 1}", ["a (1 before, None now)", "a.b (None before, 1 now)"]),
+        ("trainer: {max_steps: 1}", "trainer: {max_steps: 2, loggers: [x]}", []),
+        ("trainers: {a: 1}", "trainers: {a: 2}", ["trainers.a (1 before, 2 now)"]),
+        ("a: {trainer: {b: 1}}", "a: {trainer: {b: 2}}", ["a.trainer.b (1 before, 2 now)"]),
+    ],
+)
+def test_changed_settings(before: str, now: str, changed: list[str]) -> None:
+    assert changed_settings(before, now) == changed

@@ -1,0 +1,213 @@
+"""Checkpoints and signals in the steps of real trainers, on a model of one number."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from mttl.data.loader import ResumableLoader
+from mttl.data.samplers import build_sampler
+from mttl.training.stopping import GracefulStop, SaveLast, StopRequested
+
+N_BATCHES = 12
+
+
+class Sum(pl.LightningModule):
+    """Adds up what it sees, so that its weight says which batches it has learned from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = torch.nn.Parameter(torch.zeros(()))
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return -self.total * batch.sum()
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        pass
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+
+class Recorder(SaveLast):
+    """Notes the step and the batches seen whenever it is asked to save in training."""
+
+    def __init__(self, checkpoint: Path, every_n_steps: int = 1000) -> None:
+        super().__init__(checkpoint, every_n_steps)
+        self.saved: list[tuple[int, int]] = []
+
+    def save(self, trainer: pl.Trainer) -> None:
+        before = trainer.global_step, trainer.fit_loop.total_batch_idx + 1
+        modified = self.checkpoint.stat().st_mtime_ns if self.checkpoint.exists() else None
+        super().save(trainer)
+        if self.checkpoint.stat().st_mtime_ns != modified:
+            self.saved.append(before)
+
+
+class Raise(Callback):
+    """Sends this process signals in the middle of a batch."""
+
+    def __init__(self, batch: int, *numbers: signal.Signals) -> None:
+        self.batch, self.numbers = batch, numbers
+
+    def on_before_backward(self, trainer: pl.Trainer, *args: Any) -> None:
+        if trainer.fit_loop.total_batch_idx == self.batch:
+            for number in self.numbers:
+                signal.raise_signal(number)
+
+
+def loader() -> ResumableLoader:
+    """Return batches of one row each, from 1 to 12 in some order."""
+    sampler = build_sampler("proportional", [0] * N_BATCHES, batch_size=1, seed=0)
+    return ResumableLoader([float(i + 1) for i in range(N_BATCHES)], sampler)
+
+
+def trainer(*callbacks: Callback, **settings: Any) -> pl.Trainer:
+    return pl.Trainer(
+        **{"max_steps": 6, "num_sanity_val_steps": 0, "limit_val_batches": 0.0, **settings},
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=True,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=list(callbacks),
+    )
+
+
+def validations() -> DataLoader:
+    return DataLoader([torch.zeros(1)])  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def last(tmp_path: Path) -> Recorder:
+    return Recorder(tmp_path / "last.ckpt", every_n_steps=2)
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Whatever happens in a run, the handlers of signals are those of before."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    yield
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+# When it saves.
+
+
+def test_saves_every_so_many_steps_and_at_the_end(last: Recorder) -> None:
+    trainer(last, max_steps=5).fit(Sum(), loader())
+    assert last.saved == [(2, 2), (4, 4), (5, 5)]
+
+
+def test_never_saves_while_gradients_wait_for_another_batch(last: Recorder) -> None:
+    trainer(last, max_steps=4, accumulate_grad_batches=3).fit(Sum(), loader())
+    # The end of training saves once more: its loops have moved on since the last step.
+    assert last.saved == [(2, 6), (4, 12), (4, 12)]
+
+
+def test_a_resumed_run_does_not_save_before_its_first_step(last: Recorder) -> None:
+    trainer(last, max_steps=2, accumulate_grad_batches=3).fit(Sum(), loader())
+    again = Recorder(last.checkpoint, every_n_steps=2)
+    resumed = trainer(again, max_steps=3, accumulate_grad_batches=3)
+    resumed.fit(Sum(), loader(), ckpt_path=last.checkpoint, weights_only=False)
+    assert again.saved == [(3, 9)]
+
+
+def test_a_validation_is_saved_and_not_once_more_at_the_same_step(last: Recorder) -> None:
+    runner = trainer(
+        last, max_steps=6, limit_val_batches=1, val_check_interval=3, check_val_every_n_epoch=None
+    )
+    runner.fit(Sum(), loader(), validations())
+    assert last.saved == [(2, 2), (3, 3), (4, 4), (6, 6), (6, 6)]
+
+
+def test_validations_outside_training_save_nothing(last: Recorder) -> None:
+    trainer(last, limit_val_batches=1).validate(Sum(), validations(), verbose=False)
+    assert not last.checkpoint.exists()
+    trainer(last, limit_val_batches=1, num_sanity_val_steps=1, max_steps=1).fit(
+        Sum(), loader(), validations()
+    )
+    assert last.saved == [(1, 1)]
+
+
+# Signals.
+
+
+@pytest.mark.parametrize("batch", [6, 7, 8])
+def test_a_signal_finishes_all_batches_of_the_step(tmp_path: Path, batch: int) -> None:
+    last = SaveLast(tmp_path / "last.ckpt")
+    stop = GracefulStop(last)
+    batches = loader()
+    runner = trainer(Raise(batch, signal.SIGTERM), last, stop, accumulate_grad_batches=3)
+    with pytest.raises(StopRequested) as caught:
+        runner.fit(Sum(), batches)
+    assert caught.value.number == stop.received == signal.SIGTERM
+    state = torch.load(last.checkpoint, weights_only=False)
+    assert state["global_step"] == 3
+    assert batches.state_dict()["batch"] == 9
+    # The weight is the sum of the three steps, each the mean of its three batches.
+    expected = sum(float(value) for value, _ in zip(loader(), range(9), strict=False)) / 3
+    assert float(state["state_dict"]["total"]) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_second_signal_does_not_wait_for_the_step(tmp_path: Path) -> None:
+    last = SaveLast(tmp_path / "last.ckpt")
+    runner = trainer(Raise(3, signal.SIGTERM, signal.SIGINT), last, GracefulStop(last))
+    with pytest.raises(StopRequested, match="stopped by SIGINT; no state had been saved yet"):
+        runner.fit(Sum(), loader())
+    assert not last.checkpoint.exists()
+
+
+def test_a_signal_before_the_first_step_saves_nothing(tmp_path: Path) -> None:
+    class AtOnce(Callback):
+        def on_train_epoch_start(self, *args: Any) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    last = SaveLast(tmp_path / "last.ckpt")
+    with pytest.raises(StopRequested, match="no state had been saved yet"):
+        trainer(AtOnce(), last, GracefulStop(last)).fit(Sum(), loader())
+    assert not last.checkpoint.exists()
+
+
+def test_a_signal_in_the_last_step_is_heeded(tmp_path: Path) -> None:
+    last = SaveLast(tmp_path / "last.ckpt")
+    runner = trainer(Raise(5, signal.SIGINT), last, GracefulStop(last))
+    with pytest.raises(StopRequested, match="the state was saved, continue with --resume"):
+        runner.fit(Sum(), loader())
+    assert torch.load(last.checkpoint, weights_only=False)["global_step"] == 6
+
+
+def test_an_error_gives_the_signals_back(tmp_path: Path) -> None:
+    class Broken(Callback):
+        def on_before_backward(self, *args: Any) -> None:
+            assert signal.getsignal(signal.SIGTERM) == stop._ask
+            raise ArithmeticError
+
+    last = SaveLast(tmp_path / "last.ckpt")
+    stop = GracefulStop(last)
+    with pytest.raises(ArithmeticError):
+        trainer(Broken(), last, stop).fit(Sum(), loader())
+
+
+def test_another_thread_trains_without_signals(tmp_path: Path) -> None:
+    last = SaveLast(tmp_path / "last.ckpt")
+    runner = trainer(last, GracefulStop(last))
+    thread = threading.Thread(target=lambda: runner.fit(Sum(), loader()))
+    thread.start()
+    thread.join(timeout=60)
+    assert torch.load(last.checkpoint, weights_only=False)["global_step"] == 6
+
+
+def test_a_loader_that_cannot_continue_is_refused(tmp_path: Path) -> None:
+    last = SaveLast(tmp_path / "last.ckpt")
+    with pytest.raises(TypeError, match="the training loader is a DataLoader; only a Resumable"):
+        trainer(last, GracefulStop(last)).fit(Sum(), validations())

@@ -1,0 +1,282 @@
+"""The Lightning module on tiny models, against loops over single rows and single tokens."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from tokenizers import Tokenizer, models
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerFast
+
+from helpers.backbones import BACKBONES, VOCABULARY, tiny_llama, tiny_t5
+from helpers.compare import relative_error
+from helpers.skills import skilled
+from mttl.data.collate import EvalCollator, TrainCollator
+from mttl.routing import PolytroponRouter
+from mttl.routing.priors import RoutingPrior
+from mttl.skills import SkilledModel
+from mttl.training.text_to_text import Prediction, TextToTextModule, mean_score
+
+DECODER_ONLY = {"t5": False, "bart": False, "llama": True, "gpt2": True}
+TASK_IDS = (0, 2, 0, 2, 2)
+METRICS = {"first": "EM", "unseen": "EM", "last": "EM"}
+MOST_TOKENS = 4
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One word per id, so that any answer of a random model is a text."""
+    words = {"<pad>": 0, "</s>": 1, "<unk>": 2} | {f"w{i}": i for i in range(3, VOCABULARY)}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<unk>")),
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+    )
+
+
+def rows() -> list[dict[str, Any]]:
+    """Return prepared rows whose prompts and answers all differ in length."""
+    generator = torch.Generator().manual_seed(1)
+
+    def ids(length: int) -> list[int]:
+        return torch.randint(3, VOCABULARY, (length,), generator=generator).tolist()
+
+    return [
+        {
+            "row": row,
+            "task_id": task_id,
+            "sample": 100,
+            "input": f"input {row}",
+            "references": ["nothing"],
+            "input_ids": ids(2 + row),
+            "labels": ids(5 - row),
+        }
+        for row, task_id in enumerate(TASK_IDS)
+    ]
+
+
+def module(model: SkilledModel, metrics: dict[str, str] = METRICS, **settings: Any) -> Any:
+    built = TextToTextModule(model, tokenizer(), metrics, max_output_length=MOST_TOKENS, **settings)
+    return built.eval()
+
+
+def trainer() -> pl.Trainer:
+    return pl.Trainer(
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+
+
+def validate(trained: TextToTextModule, some: Sequence[Any], runner: pl.Trainer) -> Any:
+    """Return what the validation of an encoder-decoder logs, in batches of two rows."""
+    collate = EvalCollator(0, len(METRICS), decoder_only=False)
+    loader = DataLoader(list(some), batch_size=2, collate_fn=collate)  # type: ignore[arg-type]
+    logged = runner.validate(trained, loader, verbose=False)
+    return logged[0] if logged else {}
+
+
+@torch.no_grad()
+def answer_losses(model: SkilledModel, row: dict[str, Any]) -> Tensor:
+    """Return the loss of each token of a row's answer, from one forward pass per token."""
+    config: Any = model.backbone.config
+    losses = []
+    for position, token in enumerate(row["labels"]):
+        before = row["labels"][:position]
+        if config.is_encoder_decoder:
+            start = [config.decoder_start_token_id, *before]
+            inputs = {"input_ids": [row["input_ids"]], "decoder_input_ids": [start]}
+        else:
+            inputs = {"input_ids": [[*row["input_ids"], *before]]}
+        tensors = {name: torch.tensor(value) for name, value in inputs.items()}
+        logits = model(torch.tensor([row["task_id"]]), **tensors).logits[0, -1]
+        losses.append(-logits.log_softmax(-1)[token])
+    return torch.stack(losses)
+
+
+def answer(model: SkilledModel, row: dict[str, Any]) -> str:
+    """Return the greedy answer to one row alone."""
+    prompt = torch.tensor([row["input_ids"]])
+    ids = model.generate(
+        torch.tensor([row["task_id"]]), input_ids=prompt, max_new_tokens=MOST_TOKENS
+    )
+    config: Any = model.backbone.config
+    start = 0 if config.is_encoder_decoder else prompt.shape[1]
+    return str(tokenizer().decode(ids[0, start:], skip_special_tokens=True))
+
+
+# The loss.
+
+
+@pytest.mark.parametrize("family", BACKBONES)
+def test_every_token_is_predicted_from_those_before_it(family: str) -> None:
+    model = skilled(BACKBONES[family]())
+    batch = TrainCollator(0, 3, DECODER_ONLY[family])(rows())
+    losses, labels, _ = module(model).nll(batch)
+    for row, found, kept in zip(rows(), losses, labels != -100, strict=True):
+        # Padding and batches change the order of sums, and nothing else.
+        assert relative_error(found[kept], answer_losses(model, row)) < 1e-5
+    assert not losses[labels == -100].any()
+
+
+def test_smoothing_is_asked_for_and_not_assumed() -> None:
+    model = skilled(tiny_t5())
+    batch = TrainCollator(0, 3, False)(rows())
+    smoothed = module(model, label_smoothing=0.3)
+    plain, labels, _ = smoothed.nll(batch)
+    assert torch.equal(plain, module(model).nll(batch)[0])
+    step = smoothed.training_step(batch, 0)
+    expected = smoothed.nll(batch, 0.3)[0].sum() / (labels != -100).sum()
+    torch.testing.assert_close(step, expected)
+    assert step != plain.sum() / (labels != -100).sum()
+
+
+def test_a_step_adds_the_prior_and_what_layers_owe() -> None:
+    model = skilled(tiny_t5())
+    batch = TrainCollator(0, 3, False)(rows())
+    plain = module(model).training_step(batch, 0)
+    assert isinstance(model.router, PolytroponRouter)
+    model.router.prior = RoutingPrior(sparsity=0.5)  # type: ignore[assignment]
+    model.backbone.register_forward_pre_hook(
+        lambda *_: model.slot.current.losses.append(torch.tensor(2.5))
+    )
+    prior = 0.5 * model.router.probabilities().mean()
+    torch.testing.assert_close(module(model).training_step(batch, 0), plain + prior + 2.5)
+
+
+# Validation.
+
+
+@pytest.fixture
+def right_answers() -> tuple[SkilledModel, list[dict[str, Any]]]:
+    """A model, and rows of which it answers the first, the second and the last rightly."""
+    model, some = skilled(tiny_t5()), rows()
+    for row in (0, 1, 4):
+        some[row]["references"] = ["nothing", answer(model, some[row])]
+    assert len({row["references"][-1] for row in some}) == 4
+    return model, some
+
+
+def test_validation_logs_the_mean_of_each_task_and_the_mean_over_tasks(
+    right_answers: tuple[SkilledModel, list[dict[str, Any]]],
+) -> None:
+    model, some = right_answers
+    losses = [float(answer_losses(model, row).mean()) for row in some]
+    first, last = (losses[0] + losses[2]) / 2, (losses[1] + losses[3] + losses[4]) / 3
+    expected = {
+        "val/first/loss": first,
+        "val/last/loss": last,
+        # Over tasks, not over rows: they differ, as the tasks have two rows and three.
+        "val/loss": (first + last) / 2,
+        "val/first/score": 1 / 2,
+        "val/last/score": 2 / 3,
+        "val/score": (1 / 2 + 2 / 3) / 2,
+    }
+    # The task without a row is not mentioned. float32 sums in another order.
+    assert validate(module(model), some, trainer()) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_validation_forgets_the_one_before(
+    right_answers: tuple[SkilledModel, list[dict[str, Any]]],
+) -> None:
+    model, some = right_answers
+    trained, runner = module(model), trainer()
+    first = validate(trained, some, runner)
+    assert validate(trained, some[:1], runner)["val/first/score"] == 1
+    assert validate(trained, some, runner) == first
+
+
+def test_an_undefined_score_counts_as_zero(
+    right_answers: tuple[SkilledModel, list[dict[str, Any]]],
+) -> None:
+    model, some = right_answers
+    metrics = METRICS | {"last": "Pearson-Correlation"}  # of words that are no numbers
+    logged = validate(module(model, metrics), some, trainer())
+    assert math.isnan(logged["val/last/score"])
+    assert logged["val/score"] == pytest.approx(1 / 4)
+
+
+def test_an_empty_validation_logs_nothing() -> None:
+    assert validate(module(skilled(tiny_t5())), [], trainer()) == {}
+
+
+def test_mean_score() -> None:
+    assert float(mean_score([0.5, math.nan, torch.tensor(1.0), torch.tensor(math.nan)])) == 0.375
+    assert float(mean_score([-0.5, 1.0])) == 0.25
+
+
+# Answers.
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_an_answer_is_what_the_model_says_to_the_row_alone(family: str) -> None:
+    model, some = skilled(BACKBONES[family]()), rows()
+    batch = EvalCollator(0, 3, DECODER_ONLY[family])(some)
+    expected = [
+        Prediction(row["task_id"], 100, row["row"], row["input"], ("nothing",), answer(model, row))
+        for row in some
+    ]
+    assert module(model).predict(batch) == expected
+    assert len({row.prediction for row in expected}) > 2
+
+
+def test_length_penalty_needs_beams() -> None:
+    model = skilled(tiny_t5())
+    assert "length_penalty" not in module(model, length_penalty=0.5).generation
+    assert module(model, length_penalty=0.5, num_beams=2).generation == {
+        **{"max_new_tokens": MOST_TOKENS, "num_beams": 2, "do_sample": False},
+        "length_penalty": 0.5,
+    }
+
+
+# Checkpoints.
+
+
+def saved(trained: TextToTextModule) -> dict[str, Any]:
+    checkpoint: dict[str, Any] = {"state_dict": dict(trained.state_dict())}
+    trained.on_save_checkpoint(checkpoint)
+    return checkpoint
+
+
+@pytest.mark.parametrize("train_backbone", [False, True])
+def test_a_checkpoint_holds_what_is_trained_and_the_buffers(train_backbone: bool) -> None:
+    trained = module(skilled(tiny_t5(), train_backbone=train_backbone))
+    trainable = {name for name, value in trained.named_parameters() if value.requires_grad}
+    kept = set(saved(trained)["state_dict"])
+    assert trainable | {"model.router.temperature"} <= kept
+    # Tied embeddings have three names; frozen, they are kept under none.
+    assert ("model.backbone.lm_head.weight" in kept) is train_backbone
+    assert any("embed_tokens" in name for name in kept) is train_backbone
+
+
+def test_weights_alone_can_be_loaded(tmp_path: Path) -> None:
+    source, target = module(skilled(tiny_llama())), module(skilled(tiny_llama()))
+    with torch.no_grad():
+        for parameter in target.model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(1)
+    torch.save(saved(source), tmp_path / "best.ckpt")
+    torch.manual_seed(3)
+    target.load_weights(tmp_path / "best.ckpt")
+    for name, value in source.state_dict().items():
+        assert torch.equal(target.state_dict()[name], value), name
+    target._trainer = trainer()
+    target.on_train_start()  # the random state of the checkpoint is no part of it
+    assert torch.initial_seed() == 3
+    assert torch.equal(torch.rand(2), torch.rand(2, generator=torch.Generator().manual_seed(3)))
+
+
+def test_a_checkpoint_of_other_settings_is_refused() -> None:
+    trained = module(skilled(tiny_t5()))
+    checkpoint = saved(trained)
+    del checkpoint["state_dict"]["model.router.logits"]
+    with pytest.raises(ValueError, match=r"lacks 1 trained tensors, first model\.router\.logits"):
+        trained.on_load_checkpoint(checkpoint)
