@@ -369,6 +369,9 @@ class Adafactor(_AnyOptim):
     """Exponent of the second moment's decay."""
     clip_threshold: Annotated[float, Field(ge=1)] = 1.0
     """Bound of the update's root mean square."""
+    smallest_scale: PositiveFloat = 1.0
+    """Rates are relative to a tensor's root mean square, and to this where it is smaller: skills
+    and logits start near zero, and Adafactor's own 1e-3 would leave them there for long."""
 
 
 Optim = Annotated[AdamW | Adam | Adafactor, Field(discriminator="kind")]

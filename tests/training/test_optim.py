@@ -88,20 +88,18 @@ def test_router_logits_never_decay():
     assert torch.equal(model.router.logits, torch.full_like(model.router.logits, 2.0))
 
 
-# Adafactor's steps are relative to the size of a tensor, and half of LoRA starts at zero: from
-# there it takes ten times as long.
 @pytest.mark.parametrize(
-    ("kind", "setting", "n_steps"),
-    [("adamw", ("eps", 1e-6), 30), ("adam", ("eps", 1e-6), 30), ("adafactor", ("d", 2.0), 300)],
+    ("kind", "setting"),
+    [("adamw", ("eps", 1e-6)), ("adam", ("eps", 1e-6)), ("adafactor", ("eps", (None, 1.0)))],
 )
-def test_every_optimizer_lowers_a_loss(kind, setting, n_steps):
+def test_every_optimizer_lowers_a_loss(kind, setting):
     model = skilled()
     x, y = torch.randn(3, 5, 4), torch.randn(3, 5, 4)
     optimizer = Optimization(kind=kind, lr=0.05, settings=(setting,)).optimizer(model)
     name, value = setting
     assert {group[name] for group in optimizer.param_groups} == {value}
     losses = []
-    for _ in range(n_steps):
+    for _ in range(30):
         loss = (model(torch.arange(3), x=x) - y).square().mean()
         optimizer.zero_grad()
         loss.backward()
