@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from mttl.errors import CheckpointError
+from mttl.files import write_atomic, write_text
 from mttl.skills.skilled_model import SkilledModel
 
 FORMAT_VERSION = 1
@@ -81,18 +82,21 @@ def save_inventory(
         "settings": dict(settings),
     }
     temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    new, earlier = temporary / "new", temporary / "earlier"
     try:
-        save_file(skill_tensors(model), temporary / "skills.safetensors")
-        save_file(_contiguous(model.router.state_dict()), temporary / "router.safetensors")
+        new.mkdir()
+        _write_tensors(new / "skills.safetensors", skill_tensors(model))
+        _write_tensors(new / "router.safetensors", model.router.state_dict())
         if backbone_trained:
-            save_file(_contiguous(parameters), temporary / "backbone.safetensors")
-        _write_json(temporary / "tasks.json", list(tasks))
-        _write_json(temporary / "meta.json", meta)
+            _write_tensors(new / "backbone.safetensors", parameters)
+        _write_json(new / "tasks.json", list(tasks))
+        _write_json(new / "meta.json", meta)
         if folder.exists():
-            shutil.rmtree(folder)
-        temporary.replace(folder)
-        folder.chmod(0o755)
+            folder.replace(earlier)
+        new.replace(folder)
     finally:
+        if earlier.exists() and not folder.exists():
+            earlier.replace(folder)
         shutil.rmtree(temporary, ignore_errors=True)
 
 
@@ -114,18 +118,23 @@ def read_inventory(folder: str | Path) -> SavedInventory:
             f"'{folder}' holds no trained inventory: it has no meta.json, nor a folder skills/ "
             "with one. Give the folder of a run that has ended"
         )
-    meta = _read_json(folder / "meta.json")
-    version = meta.get("format_version") if isinstance(meta, dict) else None
+    meta = _read_json(folder / "meta.json", dict)
+    version = meta.get("format_version")
     if version != FORMAT_VERSION:
         raise CheckpointError(
             f"'{folder}' has format version {version}; this mttl reads {FORMAT_VERSION}. Load it "
             f"with the mttl that wrote it ({meta.get('libraries', {}).get('mttl', 'unknown')})"
         )
+    lacking = sorted({"backbone", "libraries", "settings"} - meta.keys())
+    if lacking:
+        raise CheckpointError(
+            _unreadable(folder / "meta.json", f"damaged (it lacks {', '.join(lacking)})")
+        )
     backbone = folder / "backbone.safetensors"
     return SavedInventory(
         folder=folder,
         meta=meta,
-        tasks=tuple(_read_json(folder / "tasks.json")),
+        tasks=tuple(_read_json(folder / "tasks.json", list)),
         skills=_read_tensors(folder / "skills.safetensors"),
         router=_read_tensors(folder / "router.safetensors"),
         backbone=_read_tensors(backbone) if meta["backbone"]["trained"] else None,
@@ -205,7 +214,7 @@ def fingerprint(parameters: Mapping[str, Tensor], *, values: bool) -> str:
         digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
         if values and tensor.numel():
             step = max(1, tensor.numel() // SAMPLED_VALUES)
-            sample = tensor.flatten()[::step].to("cpu", torch.bfloat16)
+            sample = tensor.flatten()[::step].to("cpu", torch.bfloat16).contiguous()
             digest.update(sample.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
@@ -234,30 +243,41 @@ def _some(names: Sequence[str], most: int = 5) -> str:
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
-def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    write_atomic(path, lambda temporary: save_file(contiguous, temporary))
 
 
 def _write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def _read_json(path: Path) -> Any:
+def _read_json(path: Path, kind: type) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise CheckpointError(f"'{path}' is missing") from error
+        raise CheckpointError(_unreadable(path, "missing")) from error
     except ValueError as error:
-        raise CheckpointError(f"'{path}' is damaged: {error}") from error
+        raise CheckpointError(_unreadable(path, f"damaged ({error})")) from error
+    if not isinstance(value, kind):
+        raise CheckpointError(_unreadable(path, f"damaged (it holds no {kind.__name__})"))
+    return value
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except FileNotFoundError as error:
-        raise CheckpointError(f"'{path}' is missing") from error
+        raise CheckpointError(_unreadable(path, "missing")) from error
     except SafetensorError as error:
-        raise CheckpointError(f"'{path}' is damaged: {error}") from error
+        raise CheckpointError(_unreadable(path, f"damaged ({error})")) from error
+
+
+def _unreadable(path: Path, state: str) -> str:
+    return (
+        f"'{path}' is {state}. Copy the whole folder again from where it was written, or write it "
+        "again: repeat the training command with --resume"
+    )
 
 
 def _version(name: str) -> str:

@@ -1,19 +1,18 @@
 """From a validated configuration to objects. The dictionaries here are the registry."""
 
-import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from mttl.checkpoint import SavedInventory, load_into, read_inventory
-from mttl.config.load import resolve_path
+from mttl.checkpoint import load_into, read_inventory
+from mttl.config.expert_matrix import read_expert_matrix
 from mttl.config.schema import Backbone, Config, Optim, Router, Skills
-from mttl.errors import ConfigError, TaskError, nearest
+from mttl.errors import CheckpointError, ConfigError, TaskError, nearest
 from mttl.models.backbone import (
     build_random,
     load_pretrained,
@@ -78,7 +77,7 @@ class Built:
         for name in names:
             if name not in self.tasks:
                 raise TaskError(f"the model knows no task '{name}'.{nearest(name, self.tasks)}")
-        return torch.tensor([self.tasks.index(name) for name in names])
+        return torch.tensor([self.tasks.index(name) for name in names], dtype=torch.long)
 
 
 def build_model(config: Config, tasks: Sequence[str]) -> Built:
@@ -93,16 +92,17 @@ def build_model(config: Config, tasks: Sequence[str]) -> Built:
     Raises:
         ConfigError: If a part cannot be built; the message names the section.
     """
-    built = _assemble(config.backbone, config.skills, config.router, tasks, saved=None)
+    built = _assemble(config.backbone, config.skills, config.router, tasks)
     built.model.train()
     return built
 
 
-def load_run(folder: str | Path) -> Built:
+def load_run(folder: str | Path, *, backbone: str | Path | None = None) -> Built:
     """Load the trained inventory of a run, in evaluation mode.
 
     Args:
         folder: The run folder, or its ``skills/``.
+        backbone: Where a pretrained backbone is now, if not where it was in training.
 
     Raises:
         CheckpointError: If the folder holds no inventory, or it does not fit its backbone.
@@ -110,13 +110,17 @@ def load_run(folder: str | Path) -> Built:
     """
     saved = read_inventory(folder)
     settings = saved.meta["settings"]
-    built = _assemble(
-        TypeAdapter(Backbone).validate_python(settings["backbone"]),
-        TypeAdapter(Skills).validate_python(settings["skills"]),
-        TypeAdapter(Router).validate_python(settings["router"]),
-        saved.tasks,
-        saved,
-    )
+    moved = {} if backbone is None else {"name": str(backbone)}
+    try:
+        base = TypeAdapter(Backbone).validate_python(settings["backbone"] | moved)
+        skills = TypeAdapter(Skills).validate_python(settings["skills"])
+        router = TypeAdapter(Router).validate_python(settings["router"])
+    except ValidationError as error:
+        raise CheckpointError(
+            f"'{saved.folder / 'meta.json'}' has settings that this mttl does not know. Load it "
+            f"with the mttl that wrote it ({saved.meta['libraries']['mttl']}): {error}"
+        ) from error
+    built = _assemble(base, skills, router, saved.tasks, trained=True)
     load_into(built.model, saved)
     built.model.eval()
     return built
@@ -168,7 +172,11 @@ def build_optimization(optim: Optim) -> Optimization:
     """Return the optimization that the configuration describes."""
     settings: dict[str, Any] = {}
     if optim.kind == "adafactor":
-        settings = {"beta2_decay": optim.beta2_decay, "d": optim.clip_threshold}
+        settings = {
+            "beta2_decay": optim.beta2_decay,
+            "d": optim.clip_threshold,
+            "eps": (None, optim.smallest_scale),
+        }
     else:
         settings = {"betas": tuple(optim.betas), "eps": optim.eps}
     return Optimization(
@@ -188,10 +196,13 @@ def _assemble(
     skills: Skills,
     router: Router,
     tasks: Sequence[str],
-    saved: SavedInventory | None,
+    *,
+    trained: bool = False,
 ) -> Built:
     tokenizer = build_tokenizer(backbone)
     model = build_backbone(backbone)
+    if backbone.kind == "random":
+        _check_vocabulary(backbone.tokenizer, len(tokenizer), model)
     n_skills = len(tasks) if skills.n_skills == "per_task" else skills.n_skills
     settings = skills.model_dump(exclude={"kind", "targets", "n_skills"})
 
@@ -211,9 +222,10 @@ def _assemble(
         raise ConfigError(f"section skills: {error}") from error
     n_groups = len(attachment.groups)
     try:
-        if saved is not None and router.kind not in LEARNED_ROUTERS:
-            # A fixed matrix is its own description: the file it came from need not exist any more.
-            task_router: TaskRouter = FixedRouter(saved.router["weights"], n_groups, skills.n_heads)
+        if trained and router.kind not in LEARNED_ROUTERS:
+            # The matrix is among what is loaded; the file it came from need not exist any more.
+            blank = torch.zeros(len(tasks), n_skills)
+            task_router: TaskRouter = FixedRouter(blank, n_groups, skills.n_heads)
         else:
             task_router = _build_router(router, n_groups, tasks, skills.n_heads, n_skills)
         skilled = SkilledModel(model, task_router, slot)
@@ -226,6 +238,15 @@ def _assemble(
     return Built(skilled, tokenizer, attachment, tuple(tasks))
 
 
+def _check_vocabulary(name: str, n_tokens: int, model: PreTrainedModel) -> None:
+    size = model.get_input_embeddings().weight.shape[0]  # type: ignore[union-attr]
+    if size < n_tokens:
+        raise ConfigError(
+            f"backbone.config.vocab_size ({size}) must be at least {n_tokens}, the number of "
+            f"tokens of the tokenizer '{name}'"
+        )
+
+
 def _build_router(
     router: Router, n_groups: int, tasks: Sequence[str], n_heads: int, n_skills: int
 ) -> TaskRouter:
@@ -236,7 +257,13 @@ def _build_router(
     if router.kind == "average":
         return average_router(n_groups, len(tasks), n_skills, n_heads)
     if router.kind == "expert":
-        return expert_router(read_expert_matrix(router.matrix, tasks), n_groups, n_heads)
+        matrix = read_expert_matrix(router.matrix, tasks)
+        if matrix.shape[1] != n_skills:
+            raise ConfigError(
+                f"'{router.matrix}' has columns for {matrix.shape[1]} skills, but skills.n_skills "
+                f"is {n_skills}; they must be equal"
+            )
+        return expert_router(matrix, n_groups, n_heads)
     settings = router.model_dump(exclude={"kind", "granularity"})
     if router.kind == "polytropon":
         prior = router.prior
@@ -257,39 +284,3 @@ def _build_router(
             ),
         }
     return LEARNED_ROUTERS[router.kind](n_groups, len(tasks), n_heads, n_skills, **settings)
-
-
-def read_expert_matrix(name: str, tasks: Sequence[str]) -> torch.Tensor:
-    """Read the weights of the Expert baseline.
-
-    Args:
-        name: A CSV file: a header ``task`` and the skills' names, then a row per task; looked up as
-            given, then under the shipped configurations.
-        tasks: The tasks whose rows to return, in this order; the file may hold more.
-
-    Returns:
-        Weights, shape (T, K).
-
-    Raises:
-        ConfigError: If the file is missing or malformed, or a task has no row.
-    """
-    path = resolve_path(name)
-    rows: dict[str, list[float]] = {}
-    with path.open(newline="", encoding="utf-8") as file:
-        lines = csv.reader(file)
-        header = next(lines, [])
-        if not header or header[0] != "task" or len(header) < 2:
-            raise ConfigError(f"'{path}': the first line must be `task` and the names of skills")
-        for number, cells in enumerate(lines, start=2):
-            if len(cells) != len(header):
-                raise ConfigError(
-                    f"'{path}' line {number} has {len(cells)} cells; the header has {len(header)}"
-                )
-            try:
-                rows[cells[0]] = [float(cell) for cell in cells[1:]]
-            except ValueError as error:
-                raise ConfigError(f"'{path}' line {number}: {error}") from error
-    for task in tasks:
-        if task not in rows:
-            raise ConfigError(f"'{path}' has no row for the task '{task}'.{nearest(task, rows)}")
-    return torch.tensor([rows[task] for task in tasks])

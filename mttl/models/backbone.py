@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -47,7 +50,8 @@ def load_pretrained(
         The model, in evaluation mode.
 
     Raises:
-        ConfigError: If it cannot be found, reached or read; the message says what to do.
+        ConfigError: If it cannot be found, reached or read, or weights are missing; the message
+            says what to do.
     """
     where = {"revision": revision or "main"}
     if gguf_file:
@@ -56,9 +60,20 @@ def load_pretrained(
     try:
         config = AutoConfig.from_pretrained(name, **where)
         kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-        return kind.from_pretrained(name, dtype=torch_dtype, **where)
-    except (OSError, ImportError, ValueError) as error:
+        loaded: Any = kind.from_pretrained(
+            name, dtype=torch_dtype, output_loading_info=True, **where
+        )
+    except (OSError, ImportError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError(_unreachable("backbone.name", name, error)) from error
+    model, report = loaded
+    # transformers fills what is missing with random weights, and only warns.
+    missing = sorted(report["missing_keys"] & dict(model.named_parameters()).keys())
+    if missing:
+        raise ConfigError(
+            f"backbone.name ('{name}') lacks {len(missing)} weights that its config.json asks for, "
+            f"such as '{missing[0]}'. Take a whole checkpoint of a language model"
+        )
+    return model
 
 
 def build_random(model_type: str, settings: dict[str, Any]) -> PreTrainedModel:
@@ -92,10 +107,18 @@ def build_random(model_type: str, settings: dict[str, Any]) -> PreTrainedModel:
         config = AutoConfig.for_model(model_type, **settings)
         if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
             config.decoder_start_token_id = config.pad_token_id
-        kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-        return kind.from_config(config)
-    except (TypeError, ValueError, KeyError) as error:
-        raise ConfigError(f"backbone.config does not fit '{model_type}': {error}") from error
+        kind, kinds = AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING
+        if config.is_encoder_decoder:
+            kind, kinds = AutoModelForSeq2SeqLM, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+        model = kind.from_config(config) if type(config) in kinds else None
+    except Exception as error:  # model types answer bad values with errors of all sorts
+        cause = " ".join(str(error).split())
+        raise ConfigError(f"backbone.config does not fit '{model_type}': {cause}") from error
+    if model is None:
+        raise ConfigError(
+            f"backbone.model_type ('{model_type}') is no language model; t5, bart and llama are"
+        )
+    return model
 
 
 def scale_initial_weights(model: nn.Module, factors: Mapping[str, float]) -> None:
@@ -117,9 +140,10 @@ def scale_initial_weights(model: nn.Module, factors: Mapping[str, float]) -> Non
     for pattern, factor in factors.items():
         names = [name for name in parameters if fnmatchcase(name, pattern)]
         if not names:
+            endings = sorted({".".join(name.split(".")[-2:]) for name in parameters})
             raise ConfigError(
                 f"backbone.initial_scale: '{pattern}' matches no parameter."
-                f"{nearest(pattern, parameters)}"
+                f"{nearest(pattern, parameters)} Their names end in: {', '.join(endings)}"
             )
         with torch.no_grad():
             for name in names:
@@ -138,7 +162,7 @@ def load_tokenizer(
         gguf_file: Name of a GGUF file inside ``name`` that holds it.
 
     Raises:
-        ConfigError: If it cannot be found, reached or read.
+        ConfigError: If it cannot be found, reached or read, or has no vocabulary.
     """
     if name == BYTE_TOKENIZER:
         return ByT5Tokenizer()
@@ -146,9 +170,16 @@ def load_tokenizer(
     if gguf_file:
         where["gguf_file"] = gguf_file
     try:
-        return AutoTokenizer.from_pretrained(name, **where)
+        tokenizer = AutoTokenizer.from_pretrained(name, **where)
     except (OSError, ImportError, ValueError) as error:
         raise ConfigError(_unreachable("backbone.tokenizer", name, error)) from error
+    # Where the files are missing, transformers builds one of special tokens and a word boundary.
+    if len(tokenizer) <= len(tokenizer.all_special_tokens) + 1:
+        raise ConfigError(
+            f"backbone.tokenizer ('{name}') has no vocabulary: its files are missing. Copy them "
+            f"beside the model, or name another tokenizer, such as {BYTE_TOKENIZER}"
+        )
+    return tokenizer
 
 
 def is_decoder_only(backbone: nn.Module) -> bool:
@@ -162,6 +193,8 @@ def _unreachable(key: str, name: str, error: Exception) -> str:
         return f"{key} ('{name}') needs a package that is not installed: {cause}"
     if Path(name).is_dir():
         return f"{key} ('{name}') is a folder that could not be read: {cause}"
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        return f"{key} ('{name}') is no folder, and cannot be the name of a model on the hub"
     return (
         f"{key} ('{name}') is no folder here and could not be loaded from the model hub: {cause} "
         f"Where the hub can be reached, run `hf download {name} --local-dir DIR`, copy DIR to this "

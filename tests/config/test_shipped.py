@@ -1,9 +1,13 @@
 import csv
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from helpers.command import ROOT, load_recipe
+from mttl.config import yaml12
 from mttl.config.load import configs_dir, load_config, resolve_path
 
 FILES = sorted(path.relative_to(configs_dir()).as_posix() for path in configs_dir().rglob("*.yaml"))
@@ -52,6 +56,50 @@ def test_the_expert_matrix_is_the_tasks_families() -> None:
     for row in rows:
         task = row.pop("task")
         assert [name for name, weight in row.items() if float(weight)] == [families[task]]
+
+
+@pytest.mark.parametrize("name", [name for name in FRAGMENTS if name.startswith("router/")])
+def test_routers_validate_on_the_papers_setting(name: str) -> None:
+    config = load_config(f"crossfit_paper.yaml+{name}")
+    assert config.backbone == load_config("crossfit_paper.yaml").backbone
+
+
+# What the README prints.
+
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"python (pl_train\.py [^`\n]*)", README)
+
+
+def test_the_commands_of_the_readme_are_found() -> None:
+    section = README.partition("## Commands")[2].partition("\n## ")[0]
+    printed = [line for line in section.splitlines() if line.startswith("python ")]
+    assert len(printed) >= 5
+    for line in printed:
+        assert line.removeprefix("python ") in COMMANDS
+    assert COMMANDS[0] == "pl_train.py -c crossfit.yaml"  # the one beside the installation
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_of_the_readme_parse_and_load(command: str) -> None:
+    _, *words = shlex.split(command, comments=True)
+    options = load_recipe().parse(words)
+    overrides = [text for group in options.override for text in group]
+    config = load_config(options.config, overrides)
+    for text in overrides:
+        key, _, value = text.partition("=")
+        section, name = key.split(".")
+        assert str(getattr(getattr(config, section), name)) == str(yaml12.parse(value))
+
+
+def test_the_readme_lists_what_is_shipped() -> None:
+    rows = re.findall(r"^\| `([\w/*]+\.yaml)` \| (.*) \|$", README, flags=re.MULTILINE)
+    listed: set[str] = set()
+    for pattern, text in rows:
+        room, star, _ = pattern.rpartition("/*")
+        names = re.findall(r"`(\w+)`", text) if star else []
+        listed |= {f"{room}/{name}.yaml" for name in names} or {pattern}
+    assert listed == set(FILES)
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

@@ -1,0 +1,53 @@
+"""The matrix of the Expert baseline: a CSV file with a row of weights per task."""
+
+import csv
+import math
+from collections.abc import Sequence
+
+import torch
+
+from mttl.config.load import resolve_path
+from mttl.errors import ConfigError, nearest
+
+
+def read_expert_matrix(name: str, tasks: Sequence[str]) -> torch.Tensor:
+    """Read the weights of the Expert baseline.
+
+    Args:
+        name: A CSV file: a header ``task`` and the skills' names, then a row per task; looked up as
+            given, then under the shipped configurations.
+        tasks: The tasks whose rows to return, in this order; the file may hold more.
+
+    Returns:
+        Weights, shape (T, K).
+
+    Raises:
+        ConfigError: If the file is missing or malformed, or a task has no row or no skill.
+    """
+    path = resolve_path(name)
+    rows: dict[str, list[float]] = {}
+    # Spreadsheets begin their files with a mark; bytes that are no text match no task below.
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+        lines = csv.reader(file)
+        header = next(lines, [])
+        if not header or header[0] != "task" or len(header) < 2:
+            raise ConfigError(f"'{path}': the first line must be `task` and the names of skills")
+        for number, cells in enumerate(lines, start=2):
+            if len(cells) != len(header):
+                raise ConfigError(
+                    f"'{path}' line {number} has {len(cells)} cells; the header has {len(header)}"
+                )
+            if cells[0] in rows:
+                raise ConfigError(f"'{path}' line {number} is a second row of '{cells[0]}'")
+            try:
+                rows[cells[0]] = [float(cell) for cell in cells[1:]]
+            except ValueError as error:
+                raise ConfigError(f"'{path}' line {number}: {error}") from error
+    for task in tasks:
+        if task not in rows:
+            raise ConfigError(f"'{path}' has no row for the task '{task}'.{nearest(task, rows)}")
+        if not all(math.isfinite(weight) and weight >= 0 for weight in rows[task]):
+            raise ConfigError(f"'{path}': the weights of '{task}' must be finite and at least 0")
+        if not any(rows[task]):
+            raise ConfigError(f"'{path}' gives the task '{task}' no skill; its weights are all 0")
+    return torch.tensor([rows[task] for task in tasks])

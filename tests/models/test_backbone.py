@@ -1,0 +1,267 @@
+"""Language models from folders and from random weights, and the mistakes on the way to them."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import ByT5Tokenizer, PreTrainedModel
+
+from helpers.backbones import BACKBONES, batch
+from helpers.gyms import TINY_LLAMA, TINY_T5
+from mttl.errors import ConfigError
+from mttl.models.backbone import (
+    build_random,
+    is_decoder_only,
+    load_pretrained,
+    load_tokenizer,
+    scale_initial_weights,
+)
+
+T5: dict[str, Any] = TINY_T5["config"]
+LLAMA: dict[str, Any] = TINY_LLAMA["config"]
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A T5 with its tokenizer."""
+    BACKBONES["t5"]().save_pretrained(tmp_path / "model")
+    ByT5Tokenizer().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+@torch.no_grad()
+def logits(model: PreTrainedModel) -> Tensor:
+    return model.eval()(**batch(2)).logits
+
+
+# Random weights.
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "decoder_only"), [("t5", T5, False), ("llama", LLAMA, True)]
+)
+def test_random_models_take_their_settings(
+    model_type: str, settings: dict[str, Any], decoder_only: bool
+) -> None:
+    model = build_random(model_type, settings)
+    assert model.training
+    assert {name: getattr(model.config, name) for name in settings} == settings
+    assert is_decoder_only(model) == decoder_only
+    assert logits(model).shape == (2, 5, 384)
+    torch.manual_seed(0)
+    same, other = weights(build_random(model_type, settings)), build_random(model_type, settings)
+    torch.manual_seed(0)
+    again = weights(build_random(model_type, settings))
+    assert all(torch.equal(same[name], again[name]) for name in same)
+    assert any(not torch.equal(same[name], value) for name, value in weights(other).items())
+
+
+def test_an_encoder_decoder_starts_its_answer_with_padding() -> None:
+    for settings, start in (
+        ({}, 0),
+        ({"pad_token_id": 3}, 3),
+        ({"decoder_start_token_id": 7}, 7),
+    ):
+        assert build_random("t5", {**T5, **settings}).config.decoder_start_token_id == start
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "message"),
+    [
+        ("t55", {}, r"backbone.model_type \('t55'\) is no model type .* Did you mean 't5'"),
+        ("vit", {}, r"backbone.model_type \('vit'\) is no language model; t5, bart and llama"),
+        ("t5", {"d_modl": 8}, "backbone.config.d_modl is no setting of 't5'. Did you mean 'd_mod"),
+        ("t5", {"d_model": "wide"}, "does not fit 't5': .* expected int, got str"),
+        ("t5", {**T5, "d_model": -1}, "does not fit 't5': .* negative dimension -1"),
+        ("llama", {"num_attention_heads": 0}, "backbone.config does not fit 'llama': .* zero"),
+        ("bart", {"d_model": 15}, "does not fit 'bart': embed_dim must be divisible by num_heads"),
+        ("t5", {**T5, "attn_implementation": "fast"}, "does not fit 't5': .*fast"),
+    ],
+)
+def test_settings_that_fit_no_model(model_type: str, settings: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        build_random(model_type, settings)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+# Initial scales.
+
+
+def test_initial_scales_multiply_what_their_patterns_match() -> None:
+    model = build_random("t5", T5)
+    before = weights(model)
+    expected = {"relative_attention_bias": 20.0, "q": 3.0}
+    factors = {f"*{layer}.weight": factor for layer, factor in expected.items()}
+    scale_initial_weights(model, {**factors, "encoder.*.q.weight": 0.5})
+    for name, value in weights(model).items():
+        factor = expected.get(name.split(".")[-2], 1.0)
+        if name.startswith("encoder.") and name.endswith(".q.weight"):
+            factor = 1.5
+        torch.testing.assert_close(value, before[name] * factor, rtol=1e-6, atol=0)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "near"),
+    [
+        ("decoder.final_layer_norm.weights", "Did you mean 'decoder.final_layer_norm.weight'"),
+        ("*relative_bias*", "Their names end in: .*relative_attention_bias.weight"),
+    ],
+)
+def test_a_pattern_that_matches_nothing(pattern: str, near: str) -> None:
+    model = build_random("t5", T5)
+    before = weights(model)
+    with pytest.raises(ConfigError, match=near) as caught:
+        scale_initial_weights(model, {pattern: 2.0})
+    message = f"backbone.initial_scale: '{pattern}' matches no parameter."
+    assert str(caught.value).startswith(message)
+    assert all(torch.equal(before[name], value) for name, value in weights(model).items())
+
+
+# Folders.
+
+
+@pytest.mark.parametrize("family", BACKBONES)
+def test_a_folder_gives_the_same_model(family: str, tmp_path: Path) -> None:
+    original = BACKBONES[family]()
+    original.save_pretrained(tmp_path)
+    loaded = load_pretrained(str(tmp_path))
+    assert type(loaded) is type(original)
+    assert not loaded.training
+    assert is_decoder_only(loaded) == (family in ("llama", "gpt2"))
+    assert torch.equal(logits(loaded), logits(original))
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype", "expected"),
+    [
+        (torch.bfloat16, "float32", torch.float32),
+        (torch.bfloat16, "auto", torch.bfloat16),
+        (torch.float32, "float16", torch.float16),
+    ],
+)
+def test_the_dtype_is_the_one_asked_for(
+    stored: torch.dtype, dtype: str, expected: torch.dtype, tmp_path: Path
+) -> None:
+    BACKBONES["llama"]().to(stored).save_pretrained(tmp_path)
+    loaded = load_pretrained(str(tmp_path), dtype=dtype)
+    assert {parameter.dtype for parameter in loaded.parameters()} == {expected}
+
+
+def test_the_byte_tokenizer_needs_no_files() -> None:
+    tokenizer = load_tokenizer("byte")
+    text = "zwölf ☂"
+    ids = tokenizer(text).input_ids
+    assert ids == [byte + 3 for byte in text.encode()] + [tokenizer.eos_token_id]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+def test_a_tokenizer_from_a_folder(folder: Path) -> None:
+    text = "zwölf"
+    assert load_tokenizer(str(folder))(text).input_ids == load_tokenizer("byte")(text).input_ids
+
+
+def cut(folder: Path) -> None:
+    path = folder / WEIGHTS
+    path.write_bytes(path.read_bytes()[:500])
+
+
+def drop_a_layer(folder: Path) -> None:
+    kept = {name: value for name, value in load_file(folder / WEIGHTS).items() if ".1." not in name}
+    save_file(kept, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def configure(**settings: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **settings}), encoding="utf-8")
+
+    return change
+
+
+UNREADABLE = "is a folder that could not be read: "
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (cut, UNREADABLE + "Error while deserializing header"),
+        (lambda folder: (folder / WEIGHTS).unlink(), UNREADABLE + f"Error no file named {WEIGHTS}"),
+        (lambda folder: (folder / "config.json").unlink(), UNREADABLE + "Unrecognized model"),
+        (lambda folder: (folder / "config.json").write_text("{"), "not a valid JSON file"),
+        (configure(model_type="t55"), UNREADABLE + ".*`t55`"),
+        (configure(d_ff=7), UNREADABLE + "You set `ignore_mismatched_sizes` to `False`"),
+        (
+            configure(num_layers=3),
+            "lacks 8 weights that its config.json asks for, such as 'encoder",
+        ),
+        (drop_a_layer, "lacks .* weights .* Take a whole checkpoint of a language model"),
+    ],
+)
+def test_a_damaged_folder_is_named(
+    damage: Callable[[Path], object], message: str, folder: Path
+) -> None:
+    damage(folder)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_pretrained(str(folder))
+    assert str(caught.value).startswith(f"backbone.name ('{folder}') ")
+
+
+@pytest.mark.parametrize("family", ["t5", "bart", "gpt2"])
+def test_a_tokenizer_without_its_files_is_refused(family: str, tmp_path: Path) -> None:
+    # transformers would build an empty one, to which every word is unknown.
+    BACKBONES[family]().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="has no vocabulary: its files are missing") as caught:
+        load_tokenizer(str(tmp_path))
+    assert f"backbone.tokenizer ('{tmp_path}')" in str(caught.value)
+
+
+def test_a_folder_that_holds_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=UNREADABLE):
+        load_pretrained(str(tmp_path))
+    with pytest.raises(ConfigError, match=UNREADABLE):
+        load_tokenizer(str(tmp_path))
+
+
+def test_a_gguf_file_that_is_not_there(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.gguf"):
+        load_pretrained(str(folder), gguf_file="nowhere.gguf")
+
+
+# The hub.
+
+
+@pytest.mark.parametrize(
+    ("load", "key"), [(load_pretrained, "backbone.name"), (load_tokenizer, "backbone.tokenizer")]
+)
+def test_what_cannot_be_reached_says_how_to_fetch_it(load: Callable[[str], Any], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("nobody/nothing")
+    message = str(caught.value)
+    assert f"{key} ('nobody/nothing') is no folder here and could not be loaded" in message
+    assert "run `hf download nobody/nothing --local-dir DIR`" in message
+    assert f"pass {key}=DIR" in message
+
+
+@pytest.mark.parametrize("load", [load_pretrained, load_tokenizer])
+def test_a_path_is_not_looked_for_on_the_hub(
+    load: Callable[[str], Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    shutil.copy(folder / "config.json", "file")
+    for name in (str(folder / "config.json"), "./nowhere", "a/folder/nowhere", "~/models"):
+        with pytest.raises(ConfigError, match="is no folder, and cannot be the name of") as caught:
+            load(name)
+        assert "hf download" not in str(caught.value)

@@ -1,0 +1,126 @@
+"""Exit statuses and messages of commands, whatever the command does."""
+
+import errno
+import logging
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mttl.command import FAULT, HARMLESS, INTERRUPTED, SUCCESS, USER_MISTAKE, exit_with, run_command
+from mttl.errors import CheckpointError, ConfigError, MttlError, TaskError
+from mttl.training.stopping import StopRequested
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """Commands set up logging and warnings for their whole process."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    with warnings.catch_warnings():
+        yield
+    root.handlers, root.level = handlers, level
+
+
+def raising(error: BaseException) -> Callable[[], int]:
+    def main() -> int:
+        raise error
+
+    return main
+
+
+def test_statuses_are_the_contract() -> None:
+    assert (SUCCESS, FAULT, USER_MISTAKE, INTERRUPTED) == (0, 1, 2, 130)
+
+
+def test_the_commands_own_status_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(lambda: 0) == 0
+    assert run_command(lambda: 7) == 7
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("kind", [MttlError, ConfigError, TaskError, CheckpointError])
+def test_a_mistake_is_a_message_on_standard_error(
+    kind: type[MttlError], capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Brackets are no markup, and lines are not broken at the width of a terminal.
+    message = f"a.yaml: section 'skills' has no '[bold]rnk[/]' {'long ' * 60}end\nthe next mistake"
+    assert run_command(raising(kind(message))) == USER_MISTAKE
+    assert capsys.readouterr() == ("", f"error: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, FAULT)]
+)
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_stop_tells_whether_the_run_can_be_continued(
+    number: signal.Signals,
+    status: int,
+    saved: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    checkpoint = tmp_path / "last.ckpt"
+    if saved:
+        checkpoint.touch()
+    assert run_command(raising(StopRequested(number, checkpoint))) == status
+    error = capsys.readouterr().err
+    assert error.startswith(f"stopped by {number.name}; ")
+    assert ("continue with --resume" in error) == saved
+    assert ("no state had been saved yet" in error) != saved
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
+@pytest.mark.parametrize("file", ["runs/[a]/config.yaml", None])
+def test_a_disk_that_takes_nothing(
+    number: int, file: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = OSError(number, "no way", file) if file else OSError(number, "no way")
+    assert run_command(raising(error)) == USER_MISTAKE
+    where = f" '{file}'" if file else ""
+    assert capsys.readouterr().err == f"error: cannot write{where}: no way\n"
+
+
+@pytest.mark.parametrize("fault", [ValueError("a fault"), FileNotFoundError(2, "gone", "x")])
+def test_faults_of_the_program_are_raised(fault: Exception) -> None:
+    with pytest.raises(type(fault)) as caught:
+        run_command(raising(fault))
+    assert caught.value is fault
+
+
+@pytest.mark.parametrize("status", [SUCCESS, FAULT])
+def test_the_process_ends_with_the_status(status: int) -> None:
+    with pytest.raises(SystemExit) as caught:
+        exit_with(lambda: status)
+    assert caught.value.code == status
+
+
+def test_harmless_warnings_are_silent_and_others_are_not() -> None:
+    def main() -> int:
+        warnings.warn("Checkpoint directory runs/a exists and is not empty.", stacklevel=1)
+        warnings.warn("the loss is not finite", stacklevel=1)
+        return SUCCESS
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run_command(main)
+    assert [str(warning.message) for warning in caught] == ["the loss is not finite"]
+    assert all(pattern.startswith(".*") for pattern in HARMLESS)
+
+
+def test_messages_of_the_package_are_shown_and_chatter_of_libraries_is_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def main() -> int:
+        logging.getLogger("mttl.data.cache").info("Tokenising [a] 3 tasks")
+        for library in ("httpx", "datasets", "lightning_fabric", "pytorch_lightning"):
+            logging.getLogger(f"{library}.part").info("GPU available: False")
+        logging.getLogger("datasets").warning("damaged")
+        return SUCCESS
+
+    run_command(main)
+    output, error = capsys.readouterr()
+    assert output == ""
+    assert [line.strip() for line in error.splitlines()] == ["Tokenising [a] 3 tasks", "damaged"]
