@@ -527,7 +527,7 @@ def test_a_frozen_backbone_from_a_folder_is_not_saved_but_recognised(
     assert not json.loads((run.skills / "meta.json").read_text())["backbone"]["trained"]
     check_answers(run)
     (folder / "t5").rename(folder / "moved")
-    with pytest.raises(ConfigError, match="backbone.name"):
+    with pytest.raises(ConfigError, match=r"backbone\.name"):
         load_run(run.path)
     load_run(run.path, backbone=folder / "moved")
     build_random("t5", settings).save_pretrained(folder / "t5")
