@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
         rows = predict(trainer, module, data.evaluation_dataloader(split))
         results += score(rows, metrics, split, config.run.seed)
         baselines[split] = baseline_results(
-            gym, metrics, split, config.data.samples, config.run.seed
+            gym, metrics, split, config.data.samples, config.run.seed, config.data.max_rows
         )
         if trainer.is_global_zero:
             write_predictions(folder.predictions, rows, tasks, split)

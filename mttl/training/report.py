@@ -46,7 +46,12 @@ def attachment_table(attachment: Attachment, model: SkilledModel) -> Table:
 
 
 def baseline_results(
-    gym: Gym, metrics: Mapping[str, str], split: str, samples: Sequence[int], seed: int
+    gym: Gym,
+    metrics: Mapping[str, str],
+    split: str,
+    samples: Sequence[int],
+    seed: int,
+    max_rows: int | None = None,
 ) -> dict[str, list[Result]]:
     """Score copying the input and the most frequent training answer, on the first sample.
 
@@ -56,6 +61,7 @@ def baseline_results(
         split: The split to score.
         samples: The samples of the run; a task's first one among them is used.
         seed: Of the run, for the results.
+        max_rows: Read only the first rows of every file, as the run does.
 
     Returns:
         Results of the two baselines, a row per task and their means.
@@ -63,8 +69,8 @@ def baseline_results(
     results: dict[str, list[Result]] = {COPY: [], MAJORITY: []}
     for task, metric_name in metrics.items():
         sample = next(sample for sample in samples if sample in gym.samples(task))
-        rows = gym.rows(task, split, sample)
-        trained = [row.outputs[0] for row in gym.rows(task, "train", sample)]
+        rows = gym.rows(task, split, sample)[:max_rows]
+        trained = [row.outputs[0] for row in gym.rows(task, "train", sample)[:max_rows]]
         answers = {
             COPY: copy_predictions([row.input for row in rows]),
             MAJORITY: [majority_prediction(trained)] * len(rows),

@@ -33,6 +33,9 @@ Step = Callable[[], object]
 Build = Callable[[str, argparse.Namespace], tuple[Step, dict[str, float]]]
 
 USER_MISTAKE = 2
+# glibc returns freed memory to the system when it happens to lie at the end of the heap, and asks
+# for it again in the next step: 5 to 10 % of a step, for some variants and not for others.
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
 PEERS_HINT = (
     "missing peft: install the peers that the benchmarks compare with by `pip install -e "
     "'.[peers]'`, or choose other variants with --only"
@@ -56,6 +59,12 @@ def parse_arguments(
     parser.add_argument("--rounds", type=_positive, default=7, help="timed steps (%(default)s)")
     parser.add_argument("--warmup", type=_positive, default=2, help="untimed steps (%(default)s)")
     parser.add_argument("--only", nargs="+", choices=variants, metavar="VARIANT", default=variants)
+    parser.add_argument(
+        "--malloc",
+        choices=("keep", "default"),
+        default="keep",
+        help="let glibc keep freed memory, or do as it does by default (%(default)s)",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
     settings = parser.parse_args(argv)
     settings.only = [name for name in variants if name == variants[0] or name in settings.only]
@@ -79,6 +88,8 @@ def run(build: Build, settings: argparse.Namespace) -> list[dict[str, Any]]:
         variant that fails has no figures but an ``error``.
     """
     os.environ["OMP_NUM_THREADS"] = "1"
+    if settings.malloc == "keep":
+        os.environ.update(KEEP_MEMORY)
     workers = {name: _Worker(build, name, settings) for name in settings.only}
     times: dict[str, list[float]] = {name: [] for name in workers}
     order = list(workers)
