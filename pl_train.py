@@ -56,8 +56,6 @@ def main(arguments: list[str] | None = None) -> int:
     metrics = {task: gym.metric(task) for task in tasks}
     built = build_model(config, tasks)
     data = build_data(config, gym, built)
-    data.prepare_data()
-
     folder = RunFolder(Path(config.run.dir) / config.run.name)
     text = dump_config(config)
     step = step_to_start_from(folder, text, resume=options.resume)
@@ -73,7 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     trainer = build_trainer(config, folder, built, resumed_step=step)
 
-    # Nothing is written before all of that is known to fit.
+    # Nothing but the cache is written before all of that is known to fit.
+    data.prepare_data()
     if trainer.is_global_zero:
         write_text(folder.config, text)
         console.print(attachment_table(built.attachment, built.model))
@@ -86,7 +85,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     # What came out: scores beside the baselines, answers, and the inventory.
     if folder.best.is_file():  # there is none where nothing was validated
-        module.load_weights(folder.best)
+        scored = module.load_weights(folder.best)
+        if trainer.is_global_zero:
+            console.print(f"Step {scored} did best on the development rows: its weights are kept.")
     results, baselines = [], {}
     for split in config.data.evaluate:
         rows = predict(trainer, module, data.evaluation_dataloader(split))

@@ -29,7 +29,7 @@ HARMLESS = (
     ".*The number of training batches .* is smaller than the logging interval.*",
     # Raised by Lightning's own use of a PyTorch interface.
     ".*isinstance\\(treespec, LeafSpec\\).*",
-    # No learning rate monitor is wanted when there is only our own metrics file.
+    # Validation is turned off on purpose: data.validation is none.
     ".*You defined a `validation_step` but have no `val_dataloader`.*",
 )
 

@@ -25,14 +25,14 @@ def config(tmp_path: Path, gym: Path) -> Path:
     return write_config(tmp_path / "tiny.yaml", gym)
 
 
-def fails(capsys, config, *overrides, name="run", resume=False) -> str:
+def fails(capsys, config, *overrides, name="run", resume=False, finished=False) -> str:
     """Run the command, which must fail as a user's mistake does, and return its message."""
     main = load_recipe().main
     status = run_command(lambda: main(arguments(config, name, overrides, resume)))
     error = capsys.readouterr().err
     assert status == USER_MISTAKE, error
     assert "Traceback" not in error
-    assert not (Path(config).parent / "runs" / name / "skills").exists()
+    assert (Path(config).parent / "runs" / name / "skills").exists() == finished
     return " ".join(error.split())
 
 
@@ -54,8 +54,9 @@ def nothing_written(config: Path) -> bool:
         ("data.dir=nowhere", "nowhere"),
         ("data.partition=nowhere.json", "there is no file 'nowhere.json'"),
         ("data.samples=[7]", "7"),
+        ("data.max_input_length=1", "data.max_input_length (1) must be larger than 1"),
         ("trainer.accelerator=tpu", "section trainer:"),
-        ("trainer.strategy=nonsense", "section trainer:"),
+        ("trainer.strategy=fsdp", "trainer.strategy: 'fsdp' must be one of auto, ddp"),
     ],
 )
 def test_wrong_settings(capsys, config, override, message):
@@ -88,6 +89,28 @@ def test_an_empty_or_malformed_file(capsys, config, gym, content, reason):
     assert file.name in message.replace(" ", "")
     assert reason in message
     assert nothing_written(config)
+
+
+def test_an_unknown_metric(capsys, config, gym):
+    table = gym / "TASKS.csv"
+    table.write_text(table.read_text().replace("EM", "Exact"))
+    message = fails(capsys, config)
+    assert "TASKS.csv" in message
+    assert "the metric 'Exact'" in message
+    assert nothing_written(config)
+
+
+@pytest.mark.parametrize("damaged", ["config.yaml", "checkpoints/last.ckpt"])
+def test_a_damaged_run_is_not_resumed(capsys, config, damaged):
+    assert load_recipe().main(arguments(config, "run", ("trainer.max_steps=1",), False)) == 0
+    path = config.parent / "runs" / "run" / damaged
+    if damaged == "config.yaml":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:100])
+    message = fails(capsys, config, "trainer.max_steps=1", resume=True, finished=True)
+    assert damaged in message
+    assert "-k run.name=NAME" in message
 
 
 def test_an_existing_run_is_never_overwritten(capsys, config, tmp_path):

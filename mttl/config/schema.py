@@ -298,7 +298,7 @@ class TaskMoE(_AnyRouter):
     """Softmax over skills, the best few kept."""
 
     kind: Literal["task_moe"]
-    top_k: PositiveInt = 2
+    top_k: Annotated[int, Field(ge=2)] = 2
     """Skills that a task keeps."""
     noise: bool = True
     """Add noise to the logits while training."""
@@ -411,8 +411,8 @@ class Trainer(Section):
     """How many devices, or which; -1 for all."""
     num_nodes: PositiveInt = 1
     """Machines."""
-    strategy: str = "auto"
-    """How devices share the work: auto, ddp, fsdp …"""
+    strategy: Literal["auto", "ddp"] = "auto"
+    """How devices share the work."""
     precision: Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "16-true", "64-true"] = (
         "32-true"
     )
@@ -438,8 +438,11 @@ class Trainer(Section):
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
-        if self.max_steps == -1 and self.max_epochs in (None, -1) and self.max_time is None:
-            raise ValueError("one of max_steps, max_epochs and max_time must bound the training")
+        if self.max_steps == -1 and self.max_epochs in (None, -1):
+            raise ValueError(
+                "max_steps or max_epochs must bound the training, also beside max_time: the "
+                "schedule of the learning rates needs a number of steps"
+            )
         return self
 
 

@@ -20,6 +20,8 @@ from typing import Any
 import transformers
 from transformers import PreTrainedTokenizerBase
 
+from mttl.errors import ConfigError
+
 _PROBE = "the"
 _BEHAVIOUR_PROBE = " [Task_1] Café  naïve\tÅß 12,345.60\n日本 </s> the end."
 
@@ -34,7 +36,7 @@ class TextEncoder:
         max_output_length: The most ids of an answer, special tokens included.
 
     Raises:
-        ValueError: If there is no end token, or a length leaves no room for text.
+        ConfigError: If there is no end token, or a length leaves no room for text.
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class TextEncoder:
     ):
         eos_id: Any = tokenizer.eos_token_id
         if eos_id is None:
-            raise ValueError(
+            raise ConfigError(
                 f"{type(tokenizer).__name__} has no end token, so generation could not stop; set "
                 "its eos_token."
             )
@@ -66,9 +68,9 @@ class TextEncoder:
             ("max_output_length", max_output_length, self._answer_ends),
         ):
             if length <= len(head) + len(tail):
-                raise ValueError(
-                    f"{name} ({length}) must be larger than {len(head) + len(tail)}, the number of "
-                    "special tokens around the text."
+                raise ConfigError(
+                    f"data.{name} ({length}) must be larger than {len(head) + len(tail)}, the "
+                    "number of special tokens around the text."
                 )
 
     def prompts(self, texts: Sequence[str]) -> list[list[int]]:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from mttl.data.tsv import Row, read_rows
 from mttl.errors import TaskError, nearest
+from mttl.tasks.metrics import METRICS
 from mttl.tasks.table import metric_of
 
 SPLITS = ("train", "dev", "test")
@@ -24,9 +25,10 @@ SPLITS = ("train", "dev", "test")
 _FILE_NAME = re.compile(r"(?P<task>.+)_(?P<k>\d+)_(?P<sample>\d+)_(?P<split>train|dev|test)\.tsv")
 
 _HOW_TO_BUILD = (
-    "Build the lexical gym with `python scripts/build_lexical_gym.py`; a gym of CrossFit's tasks "
-    "is built with the scripts of the CrossFit repository (github.com/INK-USC/CrossFit), and "
-    "data.dir then names its data folder."
+    "A gym of CrossFit's tasks is built by CrossFit's own scripts: "
+    "`git clone https://github.com/INK-USC/CrossFit && cd CrossFit/tasks && "
+    "python _build_gym.py --build`; then set data.dir to the folder CrossFit/data. The lexical gym "
+    "is built by `python scripts/build_lexical_gym.py`."
 )
 
 
@@ -116,8 +118,18 @@ class Gym:
         return read_rows(self.file(task, split, sample), max_rows)
 
     def metric(self, task: str) -> str:
-        """Return the name of the task's metric: from TASKS.csv, else from the built-in table."""
-        return self._table.get(task, {}).get("metric") or metric_of(task)
+        """Return the name of the task's metric: from TASKS.csv, else from the built-in table.
+
+        Raises:
+            TaskError: If neither knows the task, or there is no metric of that name.
+        """
+        name = self._table.get(task, {}).get("metric") or metric_of(task)
+        if name not in METRICS:
+            raise TaskError(
+                f"'{self.directory / 'TASKS.csv'}' gives the task '{task}' the metric '{name}'; "
+                f"there are {', '.join(METRICS)}.{nearest(name, METRICS)}"
+            )
+        return name
 
     def description(self, task: str) -> str | None:
         """Return what TASKS.csv says the task is, or None."""

@@ -30,6 +30,10 @@ class FixedRouter(TaskRouter):
         """Return the given matrix, repeated for every group and head."""
         return self._in_all_groups(self.weights)
 
+    def probabilities(self) -> Float[Tensor, "G T H K"]:
+        """Return 1 for the skills that a task uses, else 0."""
+        return self._in_all_groups((self.weights > 0).to(self.weights.dtype))
+
     def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "FixedRouter":
         """Return a router whose new tasks use the mean of the known rows, or all skills alike."""
         if init == "mean":

@@ -143,4 +143,7 @@ class PolytroponRouter(TaskRouter):
     def _normalise(self, active: Float[Tensor, "G N H K"]) -> Float[Tensor, "G N H K"]:
         if self.normalisation == "average_correction":
             return active * math.sqrt(self.n_heads / self.n_skills)
-        return active / (active.sum(dim=-1, keepdim=True) + SMALLEST_SUM)
+        total = active.sum(dim=-1, keepdim=True)
+        # A row that draws no skill stays zero; dividing it by next to nothing would only blow up
+        # its gradient.
+        return active / torch.where(total > SMALLEST_SUM, total, 1.0)

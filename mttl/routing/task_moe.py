@@ -63,6 +63,10 @@ class TaskMoERouter(TaskRouter):
         """Return the mixing weights of every task, without noise."""
         return self._top(self.logits)
 
+    def probabilities(self) -> Float[Tensor, "G T H K"]:
+        """Return 1 for the skills that a task has chosen, else 0."""
+        return (self.matrix() > 0).to(self.logits.dtype)
+
     def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "TaskMoERouter":
         """Return a router with the same settings and rows for new tasks."""
         router = TaskMoERouter(

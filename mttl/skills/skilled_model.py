@@ -1,6 +1,5 @@
 """A backbone, its skills and their router: one module that takes task ids beside the inputs."""
 
-import copy
 from typing import Any
 
 import torch
@@ -91,7 +90,7 @@ class SkilledModel(nn.Module):
             task_ids: One task per example.
             **inputs: What the backbone's ``generate`` takes.
         """
-        settings = copy.copy(inputs.get("generation_config") or self.backbone.generation_config)
+        settings = inputs.get("generation_config") or self.backbone.generation_config
         n_beams = inputs.get("num_beams") or getattr(settings, "num_beams", None) or 1
         n_returned = (
             inputs.get("num_return_sequences")

@@ -89,8 +89,8 @@ class MeanComparison(TextMetric):
     def __init__(self, compare: Callable[[str, str], float]) -> None:
         super().__init__()
         self.compare = compare
-        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("count", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros(()), dist_reduce_fx="sum")
 
     def update(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
         """Add rows."""
@@ -142,12 +142,12 @@ class ClassificationF1(TextMetric):
         labels, predictions = texts[0::2], texts[1::2]
         classes = sorted(set(texts))
         if not classes:
-            return torch.tensor(math.nan)
+            return torch.tensor(math.nan, device=self.device)
         scores = []
         for name in classes:
             hits = sum(a == b == name for a, b in zip(labels, predictions, strict=True))
             scores.append(2 * hits / (labels.count(name) + predictions.count(name)))
-        return torch.tensor(sum(scores) / len(scores), dtype=torch.float64)
+        return torch.tensor(sum(scores) / len(scores), device=self.device)
 
 
 class NumberMetric(TextMetric):
@@ -157,7 +157,7 @@ class NumberMetric(TextMetric):
 
     def __init__(self) -> None:
         super().__init__()
-        self.add_rows_state("pairs", torch.empty(0, 2, dtype=torch.float64))
+        self.add_rows_state("pairs", torch.empty(0, 2))
 
     def update(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
         """Add rows; the first reference counts."""
@@ -166,7 +166,7 @@ class NumberMetric(TextMetric):
             (self.number(accepted[0]), self.number(prediction.strip()))
             for prediction, accepted in zip(predictions, references, strict=True)
         ]
-        added = torch.tensor(pairs, dtype=torch.float64).view(-1, 2)
+        added = torch.tensor(pairs, dtype=torch.float32).view(-1, 2)
         self.pairs.append(added.to(self.device))
 
     def number(self, text: str) -> float:
@@ -185,10 +185,10 @@ class MatthewsCorrelation(NumberMetric):
         """Return the correlation; 0 where label or prediction is constant, as scikit-learn does."""
         pairs = self.rows("pairs")
         if not len(pairs):
-            return torch.tensor(math.nan)
+            return torch.tensor(math.nan, device=self.device)
         labels, predictions = pairs.long().unbind(1)
         if len(labels.unique()) < 2 or len(predictions.unique()) < 2:
-            return torch.tensor(0.0)
+            return torch.tensor(0.0, device=self.device)
         return matthews_corrcoef(predictions, labels, task="binary")
 
 
@@ -204,13 +204,13 @@ class PearsonCorrelation(NumberMetric):
 
     def compute(self) -> Float[Tensor, ""]:
         """Return the correlation."""
-        pairs = self.rows("pairs")
-        if len(pairs) < 2 or not bool(torch.isfinite(pairs).all()):
-            return torch.tensor(math.nan)
+        # In double precision, which not every device has.
+        pairs = self.rows("pairs").cpu().double()
+        undefined = len(pairs) < 2 or not bool(torch.isfinite(pairs).all())
         labels, predictions = pairs.unbind(1)
-        if len(labels.unique()) < 2 or len(predictions.unique()) < 2:
-            return torch.tensor(math.nan)
-        return pearson_corrcoef(predictions, labels)
+        if undefined or len(labels.unique()) < 2 or len(predictions.unique()) < 2:
+            return torch.tensor(math.nan, device=self.device)
+        return pearson_corrcoef(predictions, labels).to(self.device, torch.float32)
 
 
 METRICS: dict[str, Callable[[], Metric]] = {

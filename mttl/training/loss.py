@@ -36,7 +36,8 @@ def global_mean(losses: Float[Tensor, "B L"], labels: Int[Tensor, "B L"]) -> Flo
 
     Data-parallel training averages the gradients of its processes. Dividing by the mean number of
     tokens per process, rather than by this process's own, makes that average the gradient of the
-    mean over all tokens: the same as one process with the whole batch.
+    mean over all tokens: the same as one process with the whole batch. (Batches that are
+    accumulated into one step still count alike, whatever their tokens.)
 
     Args:
         losses: Loss of every position.

@@ -42,8 +42,13 @@ class Optimization:
     warmup: float = 0.06
     settings: tuple[tuple[str, Any], ...] = ()
 
-    def optimizer(self, model: nn.Module) -> Optimizer:
-        """Return an optimizer over the trainable parameters of ``model``, grouped by role."""
+    def optimizer(self, model: nn.Module, *, fused: bool = True) -> Optimizer:
+        """Return an optimizer over the trainable parameters of ``model``, grouped by role.
+
+        Args:
+            model: A model whose parts carry roles.
+            fused: Update all parameters in one kernel; mixed precision cannot clip gradients then.
+        """
         groups = parameter_groups(
             model,
             lr={
@@ -57,7 +62,7 @@ class Optimization:
         if self.kind == "adafactor":
             return torch.optim.Adafactor(groups, lr=self.lr, **settings)
         kind = torch.optim.AdamW if self.kind == "adamw" else torch.optim.Adam
-        return kind(groups, lr=self.lr, fused=True, **settings)
+        return kind(groups, lr=self.lr, fused=fused, **settings)
 
     def scheduler(self, optimizer: Optimizer, total_steps: int) -> LambdaLR:
         """Return the schedule of ``optimizer`` over ``total_steps`` steps."""

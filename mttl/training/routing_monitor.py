@@ -22,18 +22,38 @@ class RoutingMonitor(Callback):
         folder: Where to write.
         groups: Names of the routed groups.
         tasks: Names of the tasks in the order of their ids.
+        every_n_steps: Most steps between two records; each validation is one too.
     """
 
-    def __init__(self, folder: Path, groups: tuple[str, ...], tasks: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        groups: tuple[str, ...],
+        tasks: tuple[str, ...],
+        every_n_steps: int = 500,
+    ) -> None:
         self.folder = folder
         self.groups = groups
         self.tasks = tasks
+        self.every_n_steps = every_n_steps
         self.steps: list[int] = []
         self.history: list[np.ndarray] = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the routing that training starts from."""
         if not self.steps:  # else the run is resumed
+            self._record(trainer, pl_module.model.router)  # type: ignore[union-attr]
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Keep the routing from time to time where nothing is validated."""
+        if trainer.global_step - self.steps[-1] >= self.every_n_steps:
             self._record(trainer, pl_module.model.router)  # type: ignore[union-attr]
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

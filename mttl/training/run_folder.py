@@ -1,5 +1,6 @@
 """The folder that a run leaves behind. Other programs read it: its layout is a contract."""
 
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import torch
 import yaml
 from lightning_fabric.utilities.rank_zero import rank_zero_only
 
-from mttl.errors import ConfigError
+from mttl.errors import CheckpointError, ConfigError
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class RunFolder:
 
     @property
     def plots(self) -> Path:
-        """Figures and the arrays behind them."""
+        """The arrays behind figures."""
         return self.path / "plots"
 
 
@@ -86,6 +87,7 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
     Raises:
         ConfigError: If a new run would overwrite an earlier one, or there is nothing to continue,
             or the configuration has changed outside its section ``trainer``.
+        CheckpointError: If a file of the interrupted run is missing or damaged.
     """
     if not resume:
         # Other processes may come when the first has begun to write.
@@ -100,6 +102,11 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
         raise ConfigError(
             f"there is nothing to resume: '{folder.last}' does not exist. Start without --resume"
         )
+    if not folder.config.is_file():
+        raise CheckpointError(
+            f"'{folder.config}' is missing, so nothing tells which settings the run had. Copy it "
+            "back, or start anew with -k run.name=NAME"
+        )
     changed = changed_settings(folder.config.read_text(encoding="utf-8"), config_text)
     if changed:
         raise ConfigError(
@@ -107,8 +114,13 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
             "Resume it with its own (only those of `trainer` may change), or start a new run with "
             "-k run.name=NAME"
         )
-    checkpoint = torch.load(folder.last, map_location="cpu", weights_only=False)
-    return int(checkpoint["global_step"])
+    try:
+        checkpoint = torch.load(folder.last, map_location="cpu", weights_only=False)
+        return int(checkpoint["global_step"])
+    except (EOFError, KeyError, OSError, RuntimeError, pickle.UnpicklingError) as error:
+        raise CheckpointError(
+            f"'{folder.last}' is damaged ({error}). Start anew with -k run.name=NAME"
+        ) from error
 
 
 def changed_settings(before: str, now: str) -> list[str]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from transformers import PreTrainedTokenizerBase
 
-from mttl.errors import ConfigError
+from mttl.errors import CheckpointError, ConfigError
 from mttl.skills.skilled_model import SkilledModel
 from mttl.tasks.metrics import build_metric
 from mttl.training.loss import example_means, global_mean, token_losses
@@ -83,6 +83,7 @@ class TextToTextModule(pl.LightningModule):
         self.register_buffer("loss_totals", torch.zeros(2, len(metrics)), persistent=False)
         self.answers: list[Prediction] = []
         self._random_state: Tensor | None = None
+        self._device_random_state: Tensor | None = None
         # Frozen weights are not in the checkpoint.
         self.strict_loading = False
 
@@ -145,7 +146,7 @@ class TextToTextModule(pl.LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Log the loss and score of every task, and their means over tasks."""
         # Every process computes every metric, also of tasks it saw no row of: they synchronise.
-        scores = [metric.compute().float() for metric in self._metrics]
+        scores = [metric.compute().to(self.device) for metric in self._metrics]
         for metric in self._metrics:
             metric.reset()
         totals = self.trainer.strategy.reduce(self.loss_totals.clone(), reduce_op="sum")
@@ -203,7 +204,8 @@ class TextToTextModule(pl.LightningModule):
         Raises:
             ConfigError: If nothing bounds the number of steps.
         """
-        optimizer = self.optimization.optimizer(self.model)
+        mixed = str(self.trainer.precision).endswith("mixed")
+        optimizer = self.optimization.optimizer(self.model, fused=not mixed)
         total_steps = self.trainer.estimated_stepping_batches
         if math.isinf(total_steps):
             raise ConfigError(
@@ -216,12 +218,13 @@ class TextToTextModule(pl.LightningModule):
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
         }
 
-    def load_weights(self, checkpoint: Path) -> None:
-        """Take the trained weights of a checkpoint, and nothing else of it."""
+    def load_weights(self, checkpoint: Path) -> int:
+        """Take the trained weights of a checkpoint, and nothing else of it; return its step."""
         state = torch.load(checkpoint, map_location=self.device, weights_only=False)
         self.on_load_checkpoint(state)
         self.load_state_dict(state["state_dict"], strict=False)
-        self._random_state = None
+        self._random_state = self._device_random_state = None
+        return int(state["global_step"])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep what training changes, and leave the frozen weights out."""
@@ -233,17 +236,20 @@ class TextToTextModule(pl.LightningModule):
             name: value for name, value in state.items() if name not in frozen
         }
         checkpoint["random_state"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            checkpoint["device_random_state"] = torch.cuda.get_rng_state(self.device)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check that nothing trainable is missing, and remember the random state."""
         trainable = {name for name, value in self.named_parameters() if value.requires_grad}
         missing = sorted(trainable - set(checkpoint["state_dict"]))
         if missing:
-            raise ValueError(
+            raise CheckpointError(
                 f"the checkpoint lacks {len(missing)} trained tensors, first {missing[0]}; it was "
                 "made by a run with other settings"
             )
         self._random_state = checkpoint.get("random_state")
+        self._device_random_state = checkpoint.get("device_random_state")
 
     def on_train_start(self) -> None:
         """After a resume, continue the stream of random numbers where it stopped.
@@ -256,7 +262,9 @@ class TextToTextModule(pl.LightningModule):
             torch.manual_seed(torch.initial_seed() + past + self.global_rank)
         elif self._random_state is not None:
             torch.set_rng_state(self._random_state.cpu())
-        self._random_state = None
+            if self._device_random_state is not None and self.device.type == "cuda":
+                torch.cuda.set_rng_state(self._device_random_state.cpu(), self.device)
+        self._random_state = self._device_random_state = None
 
 
 def mean_score(scores: Sequence[Tensor | float]) -> Tensor:

@@ -153,3 +153,14 @@ def test_wrong_settings(settings, message):
 def test_a_shared_skill_needs_another():
     with pytest.raises(ValueError, match=r"shared_skill needs n_skills \(1\) to be at least 2"):
         PolytroponRouter(1, 2, 1, 1, shared_skill=True)
+
+
+def test_a_hard_row_without_any_skill_keeps_its_gradient_small():
+    """Half of all hard draws are 0: with two skills a quarter of the rows has none."""
+    torch.manual_seed(0)
+    router = PolytroponRouter(4, 16, 1, 2, hard=True).train()
+    mixing = router(torch.arange(16))
+    assert (mixing.sum(-1) == 0).any()
+    (mixing * torch.randn_like(mixing)).sum().backward()
+    # Each entry is a product of a few numbers of the order of 1.
+    assert router.logits.grad.abs().max() < 10

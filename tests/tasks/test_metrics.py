@@ -70,7 +70,8 @@ def test_pearson_equals_scipy(rows):
     if len(set(gold)) == 1 or len(set(predicted)) == 1:
         assert math.isnan(found)
     else:
-        assert found == pytest.approx(pearsonr(gold, predicted).statistic, abs=1e-9)
+        # The result is handed over in single precision.
+        assert found == pytest.approx(pearsonr(gold, predicted).statistic, abs=1e-6)
 
 
 def test_an_answer_that_is_no_number_makes_the_correlation_undefined():

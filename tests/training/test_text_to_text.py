@@ -263,9 +263,9 @@ def test_weights_alone_can_be_loaded(tmp_path: Path) -> None:
         for parameter in target.model.parameters():
             if parameter.requires_grad:
                 parameter.add_(1)
-    torch.save(saved(source), tmp_path / "best.ckpt")
+    torch.save(saved(source) | {"global_step": 7}, tmp_path / "best.ckpt")
     torch.manual_seed(3)
-    target.load_weights(tmp_path / "best.ckpt")
+    assert target.load_weights(tmp_path / "best.ckpt") == 7
     for name, value in source.state_dict().items():
         assert torch.equal(target.state_dict()[name], value), name
     target._trainer = trainer()
