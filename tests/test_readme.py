@@ -1,0 +1,39 @@
+"""The Python in the README runs as it is printed."""
+
+import re
+from pathlib import Path
+
+import torch
+
+from helpers.command import ROOT, train
+from helpers.gyms import TINY_T5, write_config, write_gym
+from mttl.models.backbone import build_random
+
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+
+
+def test_a_run_is_loaded_and_answers(tmp_path: Path, capsys) -> None:
+    """The run and its task stand in for those of the main job."""
+    config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"))
+    run = train(config, "crossfit", "trainer.max_steps=1", "trainer.val_check_interval=1")
+    (block,) = [block for block in BLOCKS if "load_run" in block]
+    assert '"runs/crossfit"' in block
+    assert "verb_past" in block
+    capsys.readouterr()
+    exec(block.replace("runs/crossfit", str(run.path)).replace("verb_past", "reverse"), {})
+    assert capsys.readouterr().out.startswith("['")
+
+
+def test_the_parts_work_without_lightning_or_configurations() -> None:
+    (block,) = [block for block in BLOCKS if "attach_skills" in block]
+    names = {
+        "backbone": build_random("t5", TINY_T5["config"]),
+        "n_tasks": 3,
+        "task_ids": torch.tensor([2, 0]),
+        "inputs": {"input_ids": torch.ones(2, 5).long(), "labels": torch.ones(2, 3).long()},
+    }
+    exec(block, names)
+    assert names["loss"].requires_grad
+    trained = {name for name, value in names["model"].named_parameters() if value.requires_grad}
+    assert trained
+    assert all("inventory" in name or name.startswith("router") for name in trained)
