@@ -5,14 +5,12 @@ python pl_train.py -c crossfit.yaml+router/private.yaml -k skills.rank=8 trainer
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 import pytorch_lightning as pl
-from rich.console import Console
 
 from mttl.checkpoint import save_inventory
-from mttl.command import exit_with
+from mttl.command import exit_with, make_console
 from mttl.config.build import (
     Built,
     backbone_name,
@@ -45,8 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     config = load_config(options.config, [text for group in options.override for text in group])
     pl.seed_everything(config.run.seed, verbose=False)
-    # Tables in a log file need not be as narrow as a terminal.
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = make_console()
 
     # What to learn: tasks, their rows, and the model over them.
     gym = Gym(resolve_folder(config.data.dir))

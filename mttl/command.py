@@ -13,6 +13,7 @@ from rich.logging import RichHandler
 from mttl.errors import MttlError
 from mttl.training.stopping import StopRequested
 
+FILE_WIDTH = 120
 SUCCESS, FAULT, USER_MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
 # Library messages that a user can do nothing about, each with the reason it is harmless.
@@ -44,7 +45,7 @@ def run_command(main: Callable[[], int]) -> int:
         0 on success, 2 on a mistake of the user's, 130 after Ctrl-C, 1 otherwise. Faults of the
         program are raised: their traceback is wanted.
     """
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = make_console(stderr=True)
     _quiet(console)
     try:
         return main()
@@ -63,6 +64,17 @@ def run_command(main: Callable[[], int]) -> int:
         where = f" '{error.filename}'" if error.filename else ""
         console.print(f"error: cannot write{where}: {error.strerror}", markup=False)
         return USER_MISTAKE
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """Return where a command prints; lines in a file need not be as short as a terminal's.
+
+    Args:
+        stderr: Print to standard error.
+    """
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else FILE_WIDTH
+    return Console(stderr=stderr, width=width, highlight=False, soft_wrap=stderr)
 
 
 def _quiet(console: Console) -> None:
