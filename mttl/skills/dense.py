@@ -44,6 +44,10 @@ class DenseInventory(Inventory):
         self.mix = mix
         self.change = nn.Parameter(torch.zeros(n_skills, out_features, in_features))
 
+    def reset_parameters(self) -> None:
+        """Set all changes to 0."""
+        nn.init.zeros_(self.change)
+
     def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
         """Return each example's weight change, or the weights themselves."""
         if self.mix == "deltas":

@@ -35,6 +35,10 @@ class IA3Inventory(Inventory):
         require_divisible(n_heads, out_features=out_features)
         self.difference = nn.Parameter(torch.zeros(n_skills, out_features))
 
+    def reset_parameters(self) -> None:
+        """Set all scales to 1."""
+        nn.init.zeros_(self.difference)
+
     def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
         """Return the scale of every output feature for each example."""
         return (1 + mix_blocks(self.difference, weights),)

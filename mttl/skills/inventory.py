@@ -40,6 +40,10 @@ class Inventory(nn.Module, ABC):
         self.n_heads = n_heads
 
     @abstractmethod
+    def reset_parameters(self) -> None:
+        """Draw the skills anew, so that they change nothing yet."""
+
+    @abstractmethod
     def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
         """Prepare the skills of each example from its mixing weights."""
 
