@@ -12,7 +12,7 @@ def merge(tree: Tree, later: Mapping[str, Any], source: str, sources: Sources) -
 
     Mappings merge key by key. A mapping whose ``kind`` or ``model_type`` differs from the earlier
     one's replaces it: settings of one kind mean nothing to another. The kind itself stays where the
-    later one names only another model type.
+    later one names only another model type. An empty mapping inside a section empties it.
 
     Args:
         tree: Earlier values; not changed.
@@ -34,8 +34,9 @@ def _merge(
         if not isinstance(value, Mapping):
             result[key] = value
             continue
-        if not isinstance(before, Mapping) or _changes_kind(before, value):
-            before = _only_kind(before)
+        emptied = bool(prefix) and not value
+        if not isinstance(before, Mapping) or emptied or _changes_kind(before, value):
+            before = {} if emptied else _only_kind(before)
             for old in [known for known in sources if known.startswith(f"{name}.")]:
                 if old.removeprefix(f"{name}.") not in before:
                     del sources[old]

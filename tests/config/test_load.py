@@ -15,6 +15,7 @@ from mttl.config.load import (
     resolve_folder,
     resolve_path,
 )
+from mttl.config.merge import merge
 from mttl.errors import ConfigError
 
 Writer = Callable[[str], str]
@@ -264,3 +265,14 @@ def test_text_reads_back_as_text(text: str) -> None:
     settings["data"]["dir"] = text
     config = load_module.Config.model_validate(settings)
     assert load_module.yaml12.parse(dump_config(config))["data"]["dir"] == text
+
+
+def test_an_empty_mapping_empties_a_setting_and_no_section() -> None:
+    config = load_config("crossfit.yaml", ["backbone.initial_scale={}"])
+    assert config.backbone.initial_scale == {}
+    assert merge({"a": {"b": 1}}, {"a": {}}, "x", {}) == {"a": {"b": 1}}
+
+
+def test_another_model_type_keeps_the_kind() -> None:
+    config = load_config("crossfit.yaml", ["backbone.model_type=bart"])
+    assert (config.backbone.kind, config.backbone.config) == ("random", {})
