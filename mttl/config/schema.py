@@ -12,6 +12,8 @@ from pydantic import (
     model_validator,
 )
 
+from mttl.training.adapt import AdaptMode
+
 NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
@@ -392,6 +394,33 @@ class Generation(Section):
         return self
 
 
+class Adapt(Section):
+    """Few-shot adaptation to new tasks."""
+
+    mode: AdaptMode = "all"
+    """What to train; see `mttl.training.adapt`."""
+    init: Literal["mean", "fresh"] = "mean"
+    """How the routing of a new task starts: at the mean of the trained tasks, or untrained."""
+    lr: PositiveFloat = 1e-3
+    """Learning rate of the skills, and of the backbone in the mode `full`."""
+    router_lr: PositiveFloat = 0.1
+    """Learning rate of the router."""
+    weight_decay: NonNegative = 0.01
+    """Of matrices; never of the router."""
+    max_steps: PositiveInt = 200
+    """Optimizer steps of each job."""
+    eval_every: PositiveInt = 50
+    """Steps between two scores on the development rows; the best weights are kept."""
+    batch_size: PositiveInt = 8
+    """Rows per step."""
+    warmup: NonNegative = 0.1
+    """Steps of linear warm-up; below 1, a fraction of all steps."""
+    gradient_clip_val: PositiveFloat | None = 1.0
+    """Largest norm of the gradients."""
+    seeds: Annotated[list[int], Field(min_length=1)] = [13]
+    """Every sample is repeated with each."""
+
+
 class Trainer(Section):
     """Lightning's own words, and what to log to."""
 
@@ -463,6 +492,8 @@ class Config(Section):
     """Optimizer and learning rates."""
     generation: Generation = Generation()
     """How answers are generated."""
+    adapt: Adapt = Adapt()
+    """Few-shot adaptation."""
     trainer: Trainer
     """The training loop."""
 

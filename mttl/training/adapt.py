@@ -1,6 +1,10 @@
 """A trained model made ready for tasks it has never seen."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal, get_args
+
+import torch
 
 from mttl.routing.fixed import average_router
 from mttl.skills.skilled_model import SkilledModel
@@ -79,3 +83,38 @@ def adapt(
     for inventory in inventories:
         inventory.requires_grad_("skills" in roles)
     return model
+
+
+@contextmanager
+def adapted(
+    model: SkilledModel, mode: AdaptMode, n_tasks: int = 1, *, init: str = "mean"
+) -> Iterator[SkilledModel]:
+    """Adapt a model for the length of a ``with`` block; afterwards it is as it was.
+
+    Only what the mode trains is kept aside, so a large frozen backbone is never copied.
+
+    Args:
+        model: As for `adapt`, and so are the others.
+        mode: What to train.
+        n_tasks: How many new tasks.
+        init: How new rows start.
+    """
+    router, training = model.router, model.training
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    before = {
+        name: value.detach().clone()
+        for name, value in model.backbone.named_parameters()
+        if ("skills" if ".inventory." in f".{name}" else "backbone") in TRAINED_ROLES.get(mode, ())
+    }
+    try:
+        yield adapt(model, mode, n_tasks, init=init)
+    finally:
+        model.router = router
+        parameters = dict(model.backbone.named_parameters())
+        with torch.no_grad():
+            for name, value in before.items():
+                parameters[name].copy_(value)
+        for name, value in model.named_parameters():
+            value.requires_grad_(name in trained)
+            value.grad = None
+        model.train(training)

@@ -68,6 +68,7 @@ class TextToTextModule(pl.LightningModule):
         self.model = model
         self.tokenizer = tokenizer
         self.tasks = tuple(metrics)
+        self.metric_names = tuple(metrics.values())
         self.optimization = optimization or Optimization()
         self.label_smoothing = label_smoothing
         self.generation: dict[str, Any] = {

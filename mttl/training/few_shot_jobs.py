@@ -1,0 +1,162 @@
+"""Which adaptations to run, and the file of those that have ended."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from rich.table import Table
+
+from mttl.data.gym import Gym
+from mttl.data.partition import load_partition, select_tasks
+from mttl.errors import TaskError
+from mttl.files import write_text
+from mttl.training.few_shot import FewShotJob, FewShotResult, interval
+from mttl.training.text_to_text import mean_score
+
+
+def new_tasks(
+    wanted: str,
+    partition: Path,
+    gym: Gym,
+    seen: Sequence[str],
+    *,
+    skip_missing: bool = False,
+    allow_seen: bool = False,
+) -> list[str]:
+    """Return the tasks to adapt to.
+
+    Args:
+        wanted: ``"test"`` or ``"dev"`` for that side of the partition, or names joined by commas.
+        partition: The partition's file.
+        gym: Where the rows are.
+        seen: Tasks that the inventory was trained on.
+        skip_missing: Leave out tasks that the gym does not hold.
+        allow_seen: Take tasks of training too.
+
+    Raises:
+        TaskError: If there is none, one is not in the gym, or one was seen in training.
+    """
+    if wanted in ("test", "dev"):
+        names = getattr(load_partition(partition), wanted)
+        if not names:
+            raise TaskError(f"'{partition}' has no {wanted} tasks; name tasks with --tasks a,b")
+        tasks = select_tasks(names, gym, skip_missing)
+    else:
+        tasks = [name.strip() for name in wanted.split(",") if name.strip()]
+        if not tasks:
+            raise TaskError("--tasks names no task; give test, dev or names joined by commas")
+        for task in tasks:
+            gym.samples(task)  # answers an unknown name
+    known = [task for task in tasks if task in seen]
+    if known and not allow_seen:
+        raise TaskError(
+            f"the inventory was trained on {', '.join(known)}: a score there says nothing about "
+            "new tasks. Leave them out, or add --allow-seen"
+        )
+    return tasks
+
+
+def plan_jobs(gym: Gym, tasks: Sequence[str], seeds: Sequence[int]) -> list[FewShotJob]:
+    """Return a job per task, few-shot sample and seed.
+
+    Raises:
+        TaskError: If a sample lacks a split, or has fewer training rows than its k.
+    """
+    jobs = []
+    for task in tasks:
+        k = gym.shots(task)
+        for sample in gym.samples(task):
+            for split in ("dev", "test"):
+                gym.file(task, split, sample)
+            n_rows = len(gym.rows(task, "train", sample))
+            if n_rows < k:
+                raise TaskError(
+                    f"'{gym.file(task, 'train', sample)}' has {n_rows} rows, fewer than the "
+                    f"{k} in its name. Build the task again"
+                )
+            jobs += [FewShotJob(task, sample, seed) for seed in seeds]
+    return jobs
+
+
+class ResultsFile:
+    """``results.jsonl``: a line per finished job, whole or not there.
+
+    Args:
+        path: The file; a last line that an interruption cut off is dropped.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.results: dict[FewShotJob, FewShotResult] = {}
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        whole, _, rest = text.rpartition("\n")
+        if rest:
+            write_text(path, whole + "\n" if whole else "")
+        names = {field.name for field in fields(FewShotResult)}
+        for line in whole.splitlines():
+            values = {name: value for name, value in json.loads(line).items() if name in names}
+            for score in ("dev", "test"):
+                values[score] = float("nan") if values[score] is None else values[score]
+            result = FewShotResult(**values)
+            self.results[result.job] = result
+
+    def add(self, result: FewShotResult) -> None:
+        """Append a line and flush it to the disk."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(result.row()) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.results[result.job] = result
+
+
+def few_shot_table(results: Sequence[FewShotResult], title: str) -> Table:
+    """Return mean ± standard deviation per task in per cent, and the mean over tasks.
+
+    Args:
+        results: Of all jobs.
+        title: Heads the table.
+    """
+    table = Table(title=title, title_justify="left")
+    table.add_column("task", overflow="fold")
+    table.add_column("metric", overflow="fold")
+    for heading in ("dev", "test", "jobs"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    by_task: dict[str, list[FewShotResult]] = {}
+    for result in results:
+        by_task.setdefault(result.task, []).append(result)
+    for task, group in by_task.items():
+        cells = [_spread([getattr(result, split) for result in group]) for split in ("dev", "test")]
+        table.add_row(task, group[0].metric, *cells, str(len(group)))
+    tests = {task: [result.test for result in group] for task, group in by_task.items()}
+    means = [
+        100
+        * float(
+            mean_score(
+                [mean_score([getattr(r, split) for r in group]) for group in by_task.values()]
+            )
+        )
+        for split in ("dev", "test")
+    ]
+    table.add_section()
+    table.add_row("mean", "", *(f"{mean:.1f}" for mean in means), str(len(results)))
+    low, high = interval(tests)
+    table.caption = (
+        f"95 % bootstrap interval of the mean test score over samples and seeds: "
+        f"{100 * low:.1f} to {100 * high:.1f}"
+    )
+    n_empty = sum(result.n_empty for result in results)
+    if n_empty:
+        table.caption += f". {n_empty} test answers are empty"
+    table.caption_justify = "left"
+    return table
+
+
+def _spread(scores: Sequence[float]) -> str:
+    mean = sum(scores) / len(scores)
+    if len(scores) == 1:
+        return f"{100 * mean:.1f}"
+    deviation = (sum((score - mean) ** 2 for score in scores) / (len(scores) - 1)) ** 0.5
+    return f"{100 * mean:.1f} ± {100 * deviation:.1f}"

@@ -1,0 +1,157 @@
+"""The adaptation command end to end, on a tiny run and new tasks."""
+
+import json
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from helpers.command import ROOT, load_recipe, train
+from helpers.gyms import TASKS, write_config, write_gym
+from mttl.command import USER_MISTAKE, run_command
+from mttl.config.build import load_run
+
+NEW = {"twice": ("EM", lambda word: word + word), "first": ("EM", lambda word: word[0])}
+STEPS = ("adapt.max_steps=2", "adapt.eval_every=1", "adapt.batch_size=4")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train on the usual tasks of a gym that holds two more, each with two samples."""
+    folder = tmp_path_factory.mktemp("finetune")
+    gym = write_gym(folder / "gym")
+    write_gym(folder / "new", NEW, samples=(13, 100))
+    for task in NEW:
+        shutil.move(folder / "new" / task, gym / task)
+    (gym / "partition.json").write_text(json.dumps({"train": list(TASKS), "test": list(NEW)}))
+    with (gym / "TASKS.csv").open("a") as table:
+        table.writelines(f"{task},EM\n" for task in NEW)
+    config = write_config(folder / "tiny.yaml", gym)
+    train(config, "source", "trainer.max_steps=2", "trainer.val_check_interval=2")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recipe() -> ModuleType:
+    return load_recipe(ROOT / "pl_finetune.py")
+
+
+def arguments(folder: Path, out: Path, *more: str) -> list[str]:
+    config, source = folder / "tiny.yaml", folder / "runs" / "source"
+    given = ["-c", str(config), "--from", str(source), "--out", str(out), "-k", *STEPS]
+    return [*given, *more]
+
+
+def rows(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+
+
+def fails(recipe: ModuleType, capsys: pytest.CaptureFixture[str], given: list[str]) -> str:
+    assert run_command(lambda: recipe.main(given)) == USER_MISTAKE
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    return " ".join(error.split())
+
+
+def test_every_sample_of_every_new_task_has_a_row(
+    folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert recipe.main(arguments(folder, tmp_path, "adapt.seeds=[1, 2]")) == 0
+    found = {(row["task"], row["sample"], row["seed"]) for row in rows(tmp_path)}
+    assert found == {
+        (task, sample, seed) for task in NEW for sample in (13, 100) for seed in (1, 2)
+    }
+    printed = capsys.readouterr().out
+    assert all(task in printed for task in (*NEW, "mean", "95 % bootstrap interval"))
+
+
+def test_a_second_start_repeats_no_finished_job(
+    folder: Path, recipe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in the third of four jobs; the second start runs the last two."""
+    run_job, started = recipe.run_job, []
+
+    def count(*given):
+        if len(started) == 2:
+            raise KeyboardInterrupt
+        started.append(given[1])
+        return run_job(*given)
+
+    monkeypatch.setattr(recipe, "run_job", count)
+    with pytest.raises(KeyboardInterrupt):
+        recipe.main(arguments(folder, tmp_path))
+    first = rows(tmp_path)
+    assert len(first) == 2
+    monkeypatch.setattr(recipe, "run_job", run_job)
+    assert recipe.main(arguments(folder, tmp_path)) == 0
+    assert rows(tmp_path)[:2] == first
+    assert len(rows(tmp_path)) == 4
+    # And all four equal those of a start that nothing interrupted.
+    assert recipe.main(arguments(folder, tmp_path / "whole")) == 0
+    assert rows(tmp_path / "whole") == rows(tmp_path)
+
+
+def test_the_run_stays_as_it_was(folder: Path, recipe: ModuleType, tmp_path: Path) -> None:
+    files = sorted((folder / "runs" / "source" / "skills").iterdir())
+    before = [path.read_bytes() for path in files]
+    recipe.main(arguments(folder, tmp_path, "adapt.mode=full"))
+    assert [path.read_bytes() for path in files] == before
+
+
+@pytest.mark.parametrize("mode", ["zero_shot", "router_only", "average", "from_scratch"])
+def test_modes_train_as_many_parameters_as_they_say(
+    folder: Path, recipe: ModuleType, tmp_path: Path, mode: str
+) -> None:
+    recipe.main([*arguments(folder, tmp_path, f"adapt.mode={mode}"), "--tasks", "first"])
+    model = load_run(folder / "runs" / "source").model
+    skills = sum(
+        value.numel()
+        for layer in model.skilled_layers().values()
+        for value in layer.inventory.parameters()
+    )
+    logits = model.router.for_new_tasks(1).logits.numel()
+    expected = {"zero_shot": 0, "router_only": logits, "average": skills}
+    assert {row["n_trained"] for row in rows(tmp_path)} == {expected.get(mode, skills + logits)}
+
+
+def test_other_settings_are_not_mixed_in(
+    folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = ["--tasks", "first"]
+    assert recipe.main([*arguments(folder, tmp_path, "adapt.mode=zero_shot"), *one]) == 0
+    given = [*arguments(folder, tmp_path, "adapt.mode=zero_shot", "adapt.lr=0.5"), *one]
+    assert "adapt.lr (0.001 before, 0.5 now)" in fails(recipe, capsys, given)
+
+
+def test_mistakes_are_answered(
+    folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = arguments(folder, tmp_path)
+    assert "was trained on copy" in fails(recipe, capsys, [*given, "--tasks", "copy,first"])
+    assert "Did you mean 'first'" in fails(recipe, capsys, [*given, "--tasks", "firts"])
+    assert "has no dev tasks" in fails(recipe, capsys, [*given, "--tasks", "dev"])
+    assert "--tasks names no task" in fails(recipe, capsys, [*given, "--tasks", ","])
+    nowhere = [*given, "--from", str(tmp_path)]
+    assert "holds no trained inventory" in fails(recipe, capsys, nowhere)
+    assert not (tmp_path / "results.jsonl").exists()
+
+
+def test_too_few_rows_and_missing_splits_are_answered(
+    folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gym = tmp_path / "gym"
+    shutil.copytree(folder / "gym", gym)
+    given = arguments(folder, tmp_path / "out", f"data.dir={gym}")
+    training = gym / "first" / "first_16_13_train.tsv"
+    training.write_text("a\ta\n")
+    assert "has 1 rows, fewer than the 16 in its name" in fails(recipe, capsys, given)
+    (gym / "first" / "first_16_100_test.tsv").unlink()
+    training.unlink()
+    assert "'first' has no" in fails(recipe, capsys, given)
+
+
+def test_seen_tasks_may_be_asked_for(folder: Path, recipe: ModuleType, tmp_path: Path) -> None:
+    given = arguments(folder, tmp_path, "adapt.mode=zero_shot")
+    assert recipe.main([*given, "--tasks", "copy", "--allow-seen"]) == 0
+    assert [row["task"] for row in rows(tmp_path)] == ["copy"]
