@@ -68,7 +68,7 @@ def test_routers_validate_on_the_papers_setting(name: str) -> None:
 
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(r"python (pl_train\.py [^`\n]*)", README)
+COMMANDS = re.findall(r"python (pl_\w+\.py [^`\n]*)", README)
 
 
 def test_the_commands_of_the_readme_are_found() -> None:
@@ -82,8 +82,8 @@ def test_the_commands_of_the_readme_are_found() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_of_the_readme_parse_and_load(command: str) -> None:
-    _, *words = shlex.split(command, comments=True)
-    options = load_recipe().parse(words)
+    script, *words = shlex.split(command, comments=True)
+    options = load_recipe(ROOT / script).parse(words)
     overrides = [text for group in options.override for text in group]
     config = load_config(options.config, overrides)
     for text in overrides:
