@@ -9,6 +9,9 @@ router are those of the run.
 
 import argparse
 import logging
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,12 +27,12 @@ from mttl.config.load import dump_config, load_config, resolve_folder, resolve_p
 from mttl.config.schema import Config
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.gym import Gym
-from mttl.errors import ConfigError
+from mttl.errors import ConfigError, MttlError, TaskError
 from mttl.files import write_text
 from mttl.models.backbone import is_decoder_only
 from mttl.training.adapt import adapted
 from mttl.training.few_shot import FewShotJob, FewShotResult, fine_tune, score_batches
-from mttl.training.few_shot_jobs import ResultsFile, few_shot_table, new_tasks, plan_jobs
+from mttl.training.few_shot_jobs import Results, Shard, few_shot_table, new_tasks, plan_jobs
 from mttl.training.run_folder import changed_settings
 from mttl.training.text_to_text import TextToTextModule
 
@@ -58,7 +61,9 @@ def main(arguments: list[str] | None = None) -> int:
     jobs = plan_jobs(gym, tasks, config.adapt.seeds)
     folder = Path(options.out) if options.out else source / f"adapt-{config.adapt.mode}"
     check_settings(folder / "config.yaml", dump_config(config))
-    finished = ResultsFile(folder / "results.jsonl")
+    if options.workers > 1:
+        start_workers(options.workers, sys.argv[1:] if arguments is None else arguments)
+    results = Results(folder, options.shard)
     run.model.to("cuda" if torch.cuda.is_available() else "cpu")
 
     with Progress(
@@ -70,21 +75,52 @@ def main(arguments: list[str] | None = None) -> int:
         transient=True,
         disable=not status.is_terminal,
     ) as progress:
-        todo = [job for job in jobs if job not in finished.results]
+        todo = [job for job in options.shard.share(jobs) if job not in results.finished]
         bar = progress.add_task("adapting", total=len(todo) * config.adapt.max_steps)
         for number, job in enumerate(todo, start=1):
             result = run_job(run, job, config, gym, form, lambda: progress.advance(bar))
-            finished.add(result)
+            results.add(result)
             progress.update(bar, completed=number * config.adapt.max_steps)
             status.print(
                 f"{number} of {len(todo)}: {job.task}, sample {job.sample}, seed {job.seed}: "
                 f"dev {100 * result.dev:.1f}, test {100 * result.test:.1f} (step {result.step})"
             )
 
-    results = [finished.results[job] for job in jobs]
-    console.print(few_shot_table(results, f"Adaptation, mode {config.adapt.mode} (per cent)"))
-    console.print(f"The results are in {finished.path}", highlight=False)
+    ended = [results.finished[job] for job in jobs if job in results.finished]
+    title = f"Adaptation, mode {config.adapt.mode} (per cent)"
+    if len(ended) < len(jobs):
+        title += f"; {len(ended)} of {len(jobs)} jobs have ended"
+    console.print(few_shot_table(ended, title))
+    console.print(f"The results are in {folder}", highlight=False)
     return 0
+
+
+def start_workers(n_workers: int, arguments: list[str]) -> None:
+    """Share the jobs among processes of this command and wait for them.
+
+    Raises:
+        MttlError: If one of them failed; what the others finished is kept.
+    """
+    threads = str(max(1, (os.cpu_count() or 1) // n_workers))
+    command = [sys.executable, str(Path(__file__).resolve()), *arguments, "--workers", "1"]
+    workers = [
+        subprocess.Popen(
+            [*command, "--shard", f"{number}/{n_workers}"],
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": threads},
+        )
+        for number in range(1, n_workers + 1)
+    ]
+    try:
+        failed = [number for number, worker in enumerate(workers, 1) if worker.wait()]
+    finally:
+        for worker in workers:
+            worker.terminate()
+    if failed:
+        raise MttlError(
+            f"worker {', '.join(map(str, failed))} of {n_workers} failed; its message is above. "
+            "Start again to run what is left"
+        )
 
 
 def run_job(
@@ -178,6 +214,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--tasks", default="test", help="test, dev, or names joined by commas (%(default)s)"
     )
+    parser.add_argument(
+        "--workers", type=positive, default=1, metavar="N", help="processes (%(default)s)"
+    )
+    parser.add_argument(
+        "--shard", type=shard, default=Shard(), metavar="I/N", help="run the I-th of N parts only"
+    )
     parser.add_argument("--allow-seen", action="store_true", help="take tasks of training too")
     parser.add_argument("--out", metavar="DIR", help="results (RUN/adapt-MODE)")
     parser.add_argument(
@@ -190,6 +232,24 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="settings that override the files",
     )
     return parser.parse_args(arguments)
+
+
+def positive(text: str) -> int:
+    """Read a number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' must be a whole number of at least 1")
+    return int(text)
+
+
+def shard(text: str) -> Shard:
+    """Read a part of the jobs."""
+    number, _, n_shards = text.partition("/")
+    if not (number.isdecimal() and n_shards.isdecimal()):
+        raise argparse.ArgumentTypeError(f"'{text}' must have the form I/N, such as 1/4")
+    try:
+        return Shard(int(number), int(n_shards))
+    except TaskError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 if __name__ == "__main__":

@@ -155,3 +155,29 @@ def test_seen_tasks_may_be_asked_for(folder: Path, recipe: ModuleType, tmp_path:
     given = arguments(folder, tmp_path, "adapt.mode=zero_shot")
     assert recipe.main([*given, "--tasks", "copy", "--allow-seen"]) == 0
     assert [row["task"] for row in rows(tmp_path)] == ["copy"]
+
+
+def test_parts_and_workers_end_with_the_results_of_one_process(
+    folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first of two parts runs alone, then two workers run what is left."""
+    assert recipe.main(arguments(folder, tmp_path / "whole")) == 0
+    parts = arguments(folder, tmp_path / "parts")
+    capsys.readouterr()
+    assert recipe.main([*parts, "--shard", "1/2"]) == 0
+    assert "2 of 4 jobs have ended" in " ".join(capsys.readouterr().out.split())
+    assert recipe.main([*parts, "--workers", "2"]) == 0
+    assert "have ended" not in capsys.readouterr().out
+    files = sorted((tmp_path / "parts").glob("results*.jsonl"))
+    assert [path.name for path in files] == ["results-1-of-2.jsonl", "results-2-of-2.jsonl"]
+    lines = [line for path in files for line in path.read_text().splitlines()]
+    assert sorted(lines) == sorted((tmp_path / "whole" / "results.jsonl").read_text().splitlines())
+
+
+@pytest.mark.parametrize("option", [("--shard", "3/2"), ("--shard", "two"), ("--workers", "0")])
+def test_impossible_parts_are_refused(
+    folder: Path, recipe: ModuleType, tmp_path: Path, option: tuple[str, str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        recipe.main([*arguments(folder, tmp_path), *option])
+    assert stopped.value.code == 2

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from lightning_fabric.utilities import move_data_to_device
@@ -60,6 +60,12 @@ class FewShotResult:
             name: None if isinstance(value, float) and math.isnan(value) else value
             for name, value in values.items()
         }
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """Read back what `row` returned."""
+        scores = {name: math.nan if row[name] is None else row[name] for name in ("dev", "test")}
+        return cls(**{**row, **scores})
 
 
 def fine_tune(

@@ -1,9 +1,9 @@
-"""Which adaptations to run, and the file of those that have ended."""
+"""Which adaptations to run, by whom, and the files of those that have ended."""
 
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
@@ -80,27 +80,61 @@ def plan_jobs(gym: Gym, tasks: Sequence[str], seeds: Sequence[int]) -> list[FewS
     return jobs
 
 
-class ResultsFile:
-    """``results.jsonl``: a line per finished job, whole or not there.
+@dataclass(frozen=True)
+class Shard:
+    """One part of several that share the jobs.
 
     Args:
-        path: The file; a last line that an interruption cut off is dropped.
+        number: Which part, from 1.
+        n_shards: Parts in all.
+
+    Raises:
+        TaskError: If there is no such part.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.results: dict[FewShotJob, FewShotResult] = {}
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        whole, _, rest = text.rpartition("\n")
-        if rest:
-            write_text(path, whole + "\n" if whole else "")
-        names = {field.name for field in fields(FewShotResult)}
-        for line in whole.splitlines():
-            values = {name: value for name, value in json.loads(line).items() if name in names}
-            for score in ("dev", "test"):
-                values[score] = float("nan") if values[score] is None else values[score]
-            result = FewShotResult(**values)
-            self.results[result.job] = result
+    number: int = 1
+    n_shards: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.n_shards:
+            raise TaskError(
+                f"shard {self.number}/{self.n_shards}: the first number must lie between 1 and "
+                "the second"
+            )
+
+    def share(self, jobs: Sequence[FewShotJob]) -> list[FewShotJob]:
+        """Return the jobs of this part."""
+        return list(jobs[self.number - 1 :: self.n_shards])
+
+    @property
+    def file(self) -> str:
+        """The name of the file that this part writes."""
+        if self.n_shards == 1:
+            return "results.jsonl"
+        return f"results-{self.number}-of-{self.n_shards}.jsonl"
+
+
+class Results:
+    """The finished jobs of a folder: a line per job in ``results*.jsonl``, whole or not there.
+
+    Every part reads the files of all and writes one of its own, so that several machines may share
+    a folder.
+
+    Args:
+        folder: Where the files are.
+        shard: The part that writes; a last line of its file that was cut off is dropped.
+    """
+
+    def __init__(self, folder: Path, shard: Shard | None = None) -> None:
+        self.path = folder / (shard or Shard()).file
+        self.finished: dict[FewShotJob, FewShotResult] = {}
+        for path in sorted(folder.glob("results*.jsonl")):
+            whole, _, cut_off = path.read_text(encoding="utf-8").rpartition("\n")
+            if cut_off and path == self.path:
+                write_text(path, whole + "\n" if whole else "")
+            for line in whole.splitlines():
+                result = FewShotResult.from_row(json.loads(line))
+                self.finished[result.job] = result
 
     def add(self, result: FewShotResult) -> None:
         """Append a line and flush it to the disk."""
@@ -109,7 +143,7 @@ class ResultsFile:
             file.write(json.dumps(result.row()) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        self.results[result.job] = result
+        self.finished[result.job] = result
 
 
 def few_shot_table(results: Sequence[FewShotResult], title: str) -> Table:

@@ -13,7 +13,7 @@ from helpers.skills import skilled
 from mttl.training import few_shot
 from mttl.training.adapt import adapted
 from mttl.training.few_shot import FewShotJob, FewShotResult, fine_tune, interval
-from mttl.training.few_shot_jobs import ResultsFile, few_shot_table
+from mttl.training.few_shot_jobs import Results, Shard, few_shot_table
 from mttl.training.optim import Optimization
 from mttl.training.text_to_text import TextToTextModule
 
@@ -99,19 +99,37 @@ def test_interval_equals_that_of_scipy() -> None:
 
 
 def test_results_are_read_back_and_a_cut_line_is_dropped(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    results.add(result("a", 0.5))
+    results.add(result("b", math.nan))
     path = tmp_path / "results.jsonl"
-    file = ResultsFile(path)
-    file.add(result("a", 0.5))
-    file.add(result("b", math.nan))
     assert json.loads(path.read_text().splitlines()[1])["test"] is None
     whole = path.read_text()
     path.write_text(whole + '{"task": "c", "sam')
-    again = ResultsFile(path)
+    again = Results(tmp_path)
     assert path.read_text() == whole
-    assert list(again.results) == [FewShotJob("a", 1, 13), FewShotJob("b", 1, 13)]
-    assert again.results[FewShotJob("a", 1, 13)] == result("a", 0.5)
+    assert list(again.finished) == [FewShotJob("a", 1, 13), FewShotJob("b", 1, 13)]
+    assert again.finished[FewShotJob("a", 1, 13)] == result("a", 0.5)
     again.add(result("c", 1.0))
-    assert len(ResultsFile(path).results) == 3
+    assert len(Results(tmp_path).finished) == 3
+
+
+def test_parts_see_what_the_others_finished_and_leave_their_files_alone(tmp_path: Path) -> None:
+    first, second = Shard(1, 2), Shard(2, 2)
+    Results(tmp_path, first).add(result("a", 0.5))
+    theirs = tmp_path / "results-1-of-2.jsonl"
+    theirs.write_text(theirs.read_text() + "{half")  # being written
+    results = Results(tmp_path, second)
+    results.add(result("b", 0.5))
+    assert {job.task for job in results.finished} == {"a", "b"}
+    assert theirs.read_text().endswith("{half")
+
+
+@pytest.mark.parametrize("n_shards", [1, 2, 3, 7])
+def test_parts_share_all_jobs(n_shards: int) -> None:
+    jobs = [FewShotJob("a", sample, 13) for sample in range(5)]
+    parts = [Shard(number, n_shards).share(jobs) for number in range(1, n_shards + 1)]
+    assert sorted((job for part in parts for job in part), key=lambda job: job.sample) == jobs
 
 
 def test_the_table_averages_samples_then_tasks() -> None:
