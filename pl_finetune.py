@@ -59,6 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
         allow_seen=options.allow_seen,
     )
     jobs = plan_jobs(gym, tasks, config.adapt.seeds)
+    reference = read_reference(options.reference) if options.reference else {}
     folder = Path(options.out) if options.out else source / f"adapt-{config.adapt.mode}"
     check_settings(folder / "config.yaml", dump_config(config))
     if options.workers > 1:
@@ -90,9 +91,21 @@ def main(arguments: list[str] | None = None) -> int:
     title = f"Adaptation, mode {config.adapt.mode} (per cent)"
     if len(ended) < len(jobs):
         title += f"; {len(ended)} of {len(jobs)} jobs have ended"
-    console.print(few_shot_table(ended, title))
+    console.print(few_shot_table(ended, title, list(reference.values())))
     console.print(f"The results are in {folder}", highlight=False)
     return 0
+
+
+def read_reference(name: str) -> dict[FewShotJob, FewShotResult]:
+    """Read the results to compare with.
+
+    Raises:
+        ConfigError: If the folder holds none.
+    """
+    finished = Results(Path(name)).finished
+    if not finished:
+        raise ConfigError(f"--reference '{name}' holds no results*.jsonl of an adaptation")
+    return finished
 
 
 def start_workers(n_workers: int, arguments: list[str]) -> None:
@@ -221,6 +234,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--shard", type=shard, default=Shard(), metavar="I/N", help="run the I-th of N parts only"
     )
     parser.add_argument("--allow-seen", action="store_true", help="take tasks of training too")
+    parser.add_argument(
+        "--reference", metavar="DIR", help="results to state the average relative gain over"
+    )
     parser.add_argument("--out", metavar="DIR", help="results (RUN/adapt-MODE)")
     parser.add_argument(
         *("-k", "--set"),

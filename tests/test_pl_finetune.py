@@ -131,6 +131,7 @@ def test_mistakes_are_answered(
     assert "was trained on copy" in fails(recipe, capsys, [*given, "--tasks", "copy,first"])
     assert "Did you mean 'first'" in fails(recipe, capsys, [*given, "--tasks", "firts"])
     assert "has no dev tasks" in fails(recipe, capsys, [*given, "--tasks", "dev"])
+    assert "holds no results" in fails(recipe, capsys, [*given, "--reference", str(tmp_path)])
     assert "--tasks names no task" in fails(recipe, capsys, [*given, "--tasks", ","])
     nowhere = [*given, "--from", str(tmp_path)]
     assert "holds no trained inventory" in fails(recipe, capsys, nowhere)

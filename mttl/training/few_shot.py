@@ -10,7 +10,7 @@ from lightning_fabric.utilities import move_data_to_device
 
 from mttl.tasks.metrics import score_answers
 from mttl.training.loss import global_mean
-from mttl.training.text_to_text import Prediction, TextToTextModule
+from mttl.training.text_to_text import Prediction, TextToTextModule, mean_score
 
 
 @dataclass(frozen=True)
@@ -171,6 +171,32 @@ def interval(
         means, torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
     ).tolist()
     return low, high
+
+
+def average_relative_gain(
+    scores: Mapping[str, Sequence[float]], reference: Mapping[str, Sequence[float]]
+) -> float:
+    """Return the mean over tasks of ``(m - m_reference) / m_reference``, m the mean score.
+
+    Tasks whose reference is near zero dominate it, so look at plain means too. A task that the
+    reference lacks, or scores 0 on, is left out.
+
+    Args:
+        scores: Scores of every task.
+        reference: Those of what they are compared with, such as direct fine-tuning.
+
+    Returns:
+        The gain as a fraction; NaN where no task can be compared.
+
+    References:
+        Ye, Lin and Ren, arXiv:2104.08835, section 5.
+    """
+    gains = []
+    for task, values in scores.items():
+        direct = float(mean_score(reference[task])) if task in reference else 0.0
+        if direct:
+            gains.append((float(mean_score(values)) - direct) / direct)
+    return sum(gains) / len(gains) if gains else math.nan
 
 
 def _endless(batches: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

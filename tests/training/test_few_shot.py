@@ -12,7 +12,13 @@ from helpers.backbones import tiny_t5
 from helpers.skills import skilled
 from mttl.training import few_shot
 from mttl.training.adapt import adapted
-from mttl.training.few_shot import FewShotJob, FewShotResult, fine_tune, interval
+from mttl.training.few_shot import (
+    FewShotJob,
+    FewShotResult,
+    average_relative_gain,
+    fine_tune,
+    interval,
+)
 from mttl.training.few_shot_jobs import Results, Shard, few_shot_table
 from mttl.training.optim import Optimization
 from mttl.training.text_to_text import TextToTextModule
@@ -141,3 +147,17 @@ def test_the_table_averages_samples_then_tasks() -> None:
     assert cells[3] == ["30.0 ± 14.1", "90.0", "60.0"]
     assert cells[4] == ["2", "1", "3"]
     assert "3 test answers are empty" in str(table.caption)
+
+
+def test_average_relative_gain() -> None:
+    """By hand: 0.2 to 0.3 is +50 %, 0.4 to 0.2 is -50 %; zero and absent ones are left out."""
+    scores = {"a": [0.2, 0.4], "b": [0.2], "c": [0.9], "d": [0.9]}
+    reference = {"a": [0.2], "b": [0.4], "c": [0.0]}
+    assert average_relative_gain(scores, reference) == pytest.approx(0.0, abs=1e-6)
+    assert average_relative_gain({"a": [0.3]}, reference) == pytest.approx(0.5)
+    assert math.isnan(average_relative_gain({"d": [0.9]}, reference))
+
+
+def test_the_gain_is_printed_with_its_caveat() -> None:
+    table = few_shot_table([result("a", 0.3)], "title", [result("a", 0.2)])
+    assert "+50.0 % (tasks with a reference near zero dominate it" in str(table.caption)
