@@ -37,6 +37,10 @@ from mttl.training.run_folder import changed_settings
 from mttl.training.text_to_text import TextToTextModule
 
 
+# Settings that have no part in a job's result: those of the run, and how often to repeat.
+MAY_CHANGE = ("run.", "backbone.", "skills.", "router.", "trainer.", "adapt.seeds")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Adapt, score and print a table; return the exit status."""
     options = parse(arguments)
@@ -200,11 +204,7 @@ def run_job(
 def check_settings(path: Path, text: str) -> None:
     """Write the settings of new results, or refuse to mix them with those of other settings."""
     if path.is_file():
-        changed = [
-            setting
-            for setting in changed_settings(path.read_text(encoding="utf-8"), text)
-            if not setting.startswith("adapt.seeds ")
-        ]
+        changed = changed_settings(path.read_text(encoding="utf-8"), text, MAY_CHANGE)
         if changed:
             raise ConfigError(
                 f"the results in '{path.parent}' were made with other settings: "

@@ -122,6 +122,9 @@ def test_other_settings_are_not_mixed_in(
     assert recipe.main([*arguments(folder, tmp_path, "adapt.mode=zero_shot"), *one]) == 0
     given = [*arguments(folder, tmp_path, "adapt.mode=zero_shot", "adapt.lr=0.5"), *one]
     assert "adapt.lr (0.001 before, 0.5 now)" in fails(recipe, capsys, given)
+    more = arguments(folder, tmp_path, "adapt.mode=zero_shot", "adapt.seeds=[13, 14]")
+    assert recipe.main([*more, *one]) == 0
+    assert len(rows(tmp_path)) == 4
 
 
 def test_mistakes_are_answered(

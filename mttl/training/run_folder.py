@@ -123,18 +123,22 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
         ) from error
 
 
-def changed_settings(before: str, now: str) -> list[str]:
-    """Return the dotted names of settings outside ``trainer`` that differ, with both values.
+def changed_settings(
+    before: str, now: str, ignore: tuple[str, ...] = ("trainer.", "adapt.")
+) -> list[str]:
+    """Return the dotted names of settings that differ, with both values.
 
     Args:
         before: A configuration as YAML.
         now: Another one.
+        ignore: How the names begin that may differ; by default, of what training may change when
+            it is resumed.
     """
     first, second = _flat(yaml.safe_load(before)), _flat(yaml.safe_load(now))
     return [
         f"{name} ({first.get(name)} before, {second.get(name)} now)"
         for name in sorted(first.keys() | second.keys())
-        if first.get(name) != second.get(name) and not name.startswith("trainer.")
+        if first.get(name) != second.get(name) and not name.startswith(ignore)
     ]
 
 
