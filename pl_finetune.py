@@ -36,7 +36,6 @@ from mttl.training.few_shot_jobs import Results, Shard, few_shot_table, new_task
 from mttl.training.run_folder import changed_settings
 from mttl.training.text_to_text import TextToTextModule
 
-
 # Settings that have no part in a job's result: those of the run, and how often to repeat.
 MAY_CHANGE = ("run.", "backbone.", "skills.", "router.", "trainer.", "adapt.seeds")
 
