@@ -132,7 +132,7 @@ def test_mistakes_are_answered(
 ) -> None:
     given = arguments(folder, tmp_path)
     assert "was trained on copy" in fails(recipe, capsys, [*given, "--tasks", "copy,first"])
-    assert "Did you mean 'first'" in fails(recipe, capsys, [*given, "--tasks", "firts"])
+    assert "Did you mean 'first'" in fails(recipe, capsys, [*given, "--tasks", "first_"])
     assert "has no dev tasks" in fails(recipe, capsys, [*given, "--tasks", "dev"])
     assert "holds no results" in fails(recipe, capsys, [*given, "--reference", str(tmp_path)])
     assert "--tasks names no task" in fails(recipe, capsys, [*given, "--tasks", ","])
