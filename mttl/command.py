@@ -4,8 +4,10 @@ import errno
 import logging
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable
+from types import FrameType
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -47,6 +49,9 @@ def run_command(main: Callable[[], int]) -> int:
     """
     console = make_console(stderr=True)
     _quiet(console)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    # By default SIGTERM ends a process on the spot, and its workers would live on.
+    before = signal.signal(signal.SIGTERM, _leave) if in_main_thread else None
     try:
         return main()
     except MttlError as error:
@@ -64,6 +69,9 @@ def run_command(main: Callable[[], int]) -> int:
         where = f" '{error.filename}'" if error.filename else ""
         console.print(f"error: cannot write{where}: {error.strerror}", markup=False)
         return USER_MISTAKE
+    finally:
+        if in_main_thread:
+            signal.signal(signal.SIGTERM, before)
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -75,6 +83,10 @@ def make_console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else FILE_WIDTH
     return Console(stderr=stderr, width=width, highlight=False, soft_wrap=stderr)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(FAULT)
 
 
 def _quiet(console: Console) -> None:

@@ -1,0 +1,358 @@
+"""Train every method with the same budget and seeds, adapt it to all unseen tasks, and tabulate.
+
+python scripts/compare.py --out runs/compare
+python scripts/compare.py --methods polytropon shared --seeds 13 --steps 200 --out runs/try
+
+A method is `pl_train.py -c crossfit.yaml+<fragment>` and then `pl_finetune.py`, each in a process
+of its own. What has ended is read, not repeated; what was interrupted goes on. The tables are
+written to OUT/table.md, table.csv and scores.csv whenever a method has ended.
+"""
+
+import argparse
+import json
+import math
+import os
+import statistics
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from comparison.methods import ABLATIONS, ALL, METHODS, MODES, REFERENCE, Plan, plan
+from comparison.stages import Cost, Processes, start_again
+from comparison.tables import (
+    Line,
+    Score,
+    by_seed,
+    label,
+    lines_csv,
+    main_table,
+    paired_difference,
+    read_seen,
+    read_unseen,
+    scores_csv,
+    task_table,
+)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from mttl.command import exit_with, make_console
+from mttl.config.load import load_config
+from mttl.errors import ConfigError
+from mttl.files import write_text
+
+ROOT = Path(__file__).resolve().parent.parent
+FIXED_ROUTERS = ("shared", "private", "average", "expert")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what is missing, and print and write the tables."""
+    options = parse(arguments)
+    comparison = Comparison(
+        out=Path(options.out),
+        config=options.config,
+        steps=options.steps,
+        adapt_steps=options.adapt_steps,
+        tasks=options.tasks,
+        overrides=tuple(text for group in options.override for text in group),
+    )
+    plans = plan(options.methods, options.modes, options.seeds)
+    for item in plans:
+        comparison.check(item)  # a mistake should not cost the runs before it
+    comparison.keep_settings()
+    console, status = make_console(), make_console(stderr=True)
+    processes = Processes(n_threads=max(1, (os.cpu_count() or 1) // options.workers))
+    todo = [item for item in plans if not comparison.has_ended(item)]
+    with (
+        Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=status,
+            transient=True,
+            disable=not status.is_terminal,
+        ) as progress,
+        ThreadPoolExecutor(options.workers) as pool,
+        processes.stopping(),
+    ):
+        bar = progress.add_task("comparing", total=len(todo))
+        futures = {pool.submit(comparison.run, item, processes): item for item in todo}
+        for future in as_completed(futures):
+            future.result()
+            progress.advance(bar)
+            status.print(f"{futures[future].name}, seed {futures[future].seed}: ended")
+            comparison.write_tables(plans)
+    console.print(comparison.write_tables(plans), markup=False, soft_wrap=True)
+    console.print(f"The tables are in {options.out}")
+    return 0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The folder of a comparison, and what all its runs share.
+
+    Args:
+        out: The folder.
+        config: Configuration files.
+        steps: Optimizer steps of every training.
+        adapt_steps: Optimizer steps of every adaptation job.
+        tasks: Which unseen tasks.
+        overrides: Settings of all runs.
+    """
+
+    out: Path
+    config: str
+    steps: int
+    adapt_steps: int
+    tasks: str
+    overrides: tuple[str, ...] = ()
+
+    def run_folder(self, item: Plan) -> Path:
+        """Return where one training goes."""
+        return self.out / item.name / f"seed{item.seed}"
+
+    def cost_file(self, item: Plan, stage: str) -> Path:
+        """Return where the cost of a stage is written down: beside the run, not in it."""
+        return self.out / item.name / f"seed{item.seed}-{stage}.json"
+
+    def cost(self, item: Plan, stage: str) -> Cost:
+        """Return what a stage has cost so far."""
+        return Cost.read(self.cost_file(item, stage))
+
+    def files(self, item: Plan) -> str:
+        """Return the configuration files of one training."""
+        return f"{self.config}+{ALL[item.name].fragment}"
+
+    def training(self, item: Plan) -> list[str]:
+        """Return the settings of one training."""
+        return [
+            *(f"run.dir={self.out / item.name}", f"run.name=seed{item.seed}"),
+            *(f"run.seed={item.seed}", f"trainer.max_steps={self.steps}"),
+            *(f"trainer.val_check_interval={self.steps}", "data.evaluate=[test]"),
+            f"data.cache_dir={self.out / '.cache'}",
+            *self.overrides,
+            *ALL[item.name].training(),
+        ]
+
+    def adaptation(self, item: Plan, mode: str) -> list[str]:
+        """Return the settings of one adaptation."""
+        common = [
+            *(f"adapt.mode={mode}", f"adapt.seeds=[{item.seed}]"),
+            f"adapt.max_steps={self.adapt_steps}",
+            f"adapt.eval_every={max(1, self.adapt_steps // 2)}",
+            *self.overrides,
+        ]
+        lr = load_config(self.config, common).adapt.lr
+        return [*common, *ALL[item.name].adaptation(lr)]
+
+    def check(self, item: Plan) -> None:
+        """Load the configurations of one method."""
+        load_config(self.files(item), self.training(item))
+        for mode in item.modes:
+            load_config(self.config, self.adaptation(item, mode))
+
+    def keep_settings(self) -> None:
+        """Write down what all runs share, or refuse to mix runs of different budgets."""
+        path = self.out / "comparison.yaml"
+        shared = {
+            "config": self.config,
+            "steps": self.steps,
+            "adapt_steps": self.adapt_steps,
+            "tasks": self.tasks,
+            "overrides": list(self.overrides),
+        }
+        before = yaml.safe_load(path.read_text("utf-8")) if path.is_file() else shared
+        changed = [name for name in shared if before.get(name) != shared[name]]
+        if changed:
+            raise ConfigError(
+                f"the comparison in '{self.out}' was made with other settings: "
+                + ", ".join(f"{name} ({before.get(name)})" for name in changed)
+                + ". Use those, or another folder with --out"
+            )
+        write_text(path, yaml.safe_dump(shared, sort_keys=False))
+
+    def has_ended(self, item: Plan) -> bool:
+        """Return whether nothing is left to do."""
+        stages = ("train", *(f"adapt-{mode}" for mode in item.modes))
+        return all(self.cost(item, stage).ended for stage in stages)
+
+    def run(self, item: Plan, processes: Processes) -> None:
+        """Train and adapt, leaving out what has ended."""
+        run = self.run_folder(item)
+        log = self.out / item.name / f"seed{item.seed}.log"
+        if not self.cost(item, "train").ended:
+            resume = start_again(run)
+            command = [str(ROOT / "pl_train.py"), "-c", self.files(item), *resume]
+            command += ["-k", *self.training(item)]
+            processes.run(command, log, self.cost_file(item, "train"))
+        for mode in item.modes:
+            if not self.cost(item, f"adapt-{mode}").ended:
+                command = [str(ROOT / "pl_finetune.py"), "-c", self.config, "--from", str(run)]
+                command += ["--tasks", self.tasks, "-k", *self.adaptation(item, mode)]
+                processes.run(command, log, self.cost_file(item, f"adapt-{mode}"))
+
+    def scores(self, plans: list[Plan]) -> list[Score]:
+        """Read the scores of all that has ended."""
+        found: list[Score] = []
+        for item in plans:
+            run = self.run_folder(item)
+            if self.cost(item, "train").ended:
+                found += read_seen(run / "results.csv", item.name, item.seed)
+            for mode in item.modes:
+                if self.cost(item, f"adapt-{mode}").ended:
+                    path = run / f"adapt-{mode}" / "results.jsonl"
+                    found += read_unseen(path, item.name, mode, item.seed)
+        return found
+
+    def write_tables(self, plans: list[Plan]) -> str:
+        """Write the tables of what has ended, and return them as Markdown."""
+        scores = self.scores(plans)
+        if not scores:
+            return ""
+        ended = {(score.method, score.mode) for score in scores if score.mode}
+        columns = [column for column in _columns(plans) if column in ended]
+        lines = [self.line(*column, plans, scores) for column in columns]
+        text = f"{self.caption(plans)}\n\n{main_table(lines, REFERENCE)}"
+        for heading, kept in (
+            ("Unseen tasks, every method:", [column for column in columns if column[1] == "all"]),
+            ("Unseen tasks, every mode:", [column for column in columns if column[0] == REFERENCE]),
+        ):
+            if len(kept) > 1:
+                unseen = [score for score in scores if (score.method, score.mode) in kept]
+                text += f"\n{heading}\n\n{task_table(unseen, kept)}"
+        write_text(self.out / "table.md", text)
+        write_text(self.out / "table.csv", lines_csv(lines))
+        write_text(self.out / "scores.csv", scores_csv(scores))
+        return text
+
+    def line(self, method: str, mode: str, plans: list[Plan], scores: list[Score]) -> Line:
+        """Return one row of the main table."""
+
+        def means(method: str, mode: str) -> dict[int, float]:
+            return by_seed(x for x in scores if (x.method, x.mode) == (method, mode))
+
+        items = [item for item in plans if item.name == method]
+        training = [cost for item in items if (cost := self.cost(item, "train")).ended]
+        adapting = [cost for item in items if (cost := self.cost(item, f"adapt-{mode}")).ended]
+        first = next(item for item in items if self.cost(item, f"adapt-{mode}").ended)
+        seen, unseen = means(method, ""), means(method, mode)
+        return Line(
+            label(method, mode),
+            trained=self.n_trained(first, mode) / 1e6,
+            n_seeds=len(unseen),
+            seen=_mean(seen.values()),
+            unseen=_mean(unseen.values()),
+            seen_difference=paired_difference(seen, means(REFERENCE, "")),
+            unseen_difference=paired_difference(unseen, means(REFERENCE, "all")),
+            training_minutes=_mean(cost.cpu_minutes for cost in training),
+            adaptation_minutes=_mean(cost.cpu_minutes for cost in adapting),
+            peak_mib=max(cost.peak_mib for cost in training + adapting),
+        )
+
+    def n_trained(self, item: Plan, mode: str) -> int:
+        """Return how many parameters of skills and router a training, or a mode, trains."""
+        run = self.run_folder(item)
+        if mode == "all":
+            return n_trained(run)
+        first, *_ = (run / f"adapt-{mode}" / "results.jsonl").read_text("utf-8").splitlines()
+        return json.loads(first)["n_trained"]
+
+    def caption(self, plans: list[Plan]) -> str:
+        """Return the budget and what the columns mean."""
+        seeds = sorted({item.seed for item in plans})
+        ended = sum(self.has_ended(item) for item in plans)
+        unfinished = f" {ended} of {len(plans)} runs have ended." if ended < len(plans) else ""
+        overrides = f" `-k {' '.join(self.overrides)}`" if self.overrides else ""
+        return (
+            f"`{self.config}`{overrides}: {self.steps} steps of training, {self.adapt_steps} of "
+            f"each adaptation, seeds {', '.join(map(str, seeds))}.{unfinished} Mean test scores "
+            "over tasks in per cent; in brackets the 95 % interval of the paired difference, from "
+            "the seeds (Student's t). Trained parameters are those of skills and router, or what a "
+            "mode trains; minutes are processor time per run; memory is the peak of a process."
+        )
+
+
+def n_trained(run: Path) -> int:
+    """Return the number of parameters of a run's skills and learned router, from file headers."""
+    skills = run / "skills"
+    kind = json.loads((skills / "meta.json").read_text("utf-8"))["settings"]["router"]["kind"]
+    files = ["skills"] if kind in FIXED_ROUTERS else ["skills", "router"]
+    return sum(count_values(skills / f"{name}.safetensors") for name in files)
+
+
+def count_values(path: Path) -> int:
+    """Return the number of values in a safetensors file, from its header alone."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return sum(
+        math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"
+    )
+
+
+def _columns(plans: list[Plan]) -> list[tuple[str, str]]:
+    """Return methods, then the further modes of the reference."""
+    columns = dict.fromkeys((item.name, mode) for item in plans for mode in item.modes)
+    return sorted(columns, key=lambda column: column[1] != "all")
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = list(values)
+    return statistics.fmean(known) if known else math.nan
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        *("-c", "--config"), default="crossfit.yaml", metavar="FILE[+FILE...]", help="(%(default)s)"
+    )
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        default=list(METHODS),
+        choices=list(ALL),
+        metavar="METHOD",
+        help=f"of {', '.join(METHODS)}; and the ablations {', '.join(ABLATIONS)} (all but those)",
+    )
+    parser.add_argument(
+        "--modes",
+        nargs="*",
+        default=list(MODES),
+        choices=MODES,
+        metavar="MODE",
+        help=f"adaptation modes on top of {REFERENCE} (all)",
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[13, 14, 15])
+    parser.add_argument("--steps", type=positive, default=800, help="of training (%(default)s)")
+    parser.add_argument(
+        "--adapt-steps", type=positive, default=100, help="of each adaptation job (%(default)s)"
+    )
+    parser.add_argument("--tasks", default="test", help="as for pl_finetune.py (%(default)s)")
+    parser.add_argument(
+        "--workers", type=positive, default=2, help="runs at a time, each on its share of the cores"
+    )
+    parser.add_argument("--out", default="runs/compare", help="(%(default)s)")
+    parser.add_argument(
+        *("-k", "--set"),
+        dest="override",
+        action="append",
+        nargs="+",
+        default=[],
+        metavar="section.key=value",
+        help="settings of all runs",
+    )
+    return parser.parse_args(arguments)
+
+
+def positive(text: str) -> int:
+    """Read a number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' must be a whole number of at least 1")
+    return int(text)
+
+
+if __name__ == "__main__":
+    exit_with(main)

@@ -1,0 +1,109 @@
+"""Long commands, each run once: what it cost is written down when it has ended."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mttl.errors import MttlError
+from mttl.files import write_text
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a command used, all its attempts together.
+
+    Attributes:
+        cpu_minutes: Time on processors, of all threads.
+        peak_mib: Largest resident memory of the process.
+        ended: Whether it has ended well.
+    """
+
+    cpu_minutes: float = 0.0
+    peak_mib: float = 0.0
+    ended: bool = False
+
+    @classmethod
+    def read(cls, path: Path) -> "Cost":
+        """Read what was written down, or a cost of nothing."""
+        return cls(**json.loads(path.read_text())) if path.is_file() else cls()
+
+    def write(self, path: Path) -> None:
+        """Write it down."""
+        write_text(path, json.dumps(asdict(self)))
+
+
+class Processes:
+    """Runs commands, several at once, and ends all of them when this process has to stop.
+
+    Args:
+        n_threads: Threads that each command may use.
+    """
+
+    def __init__(self, n_threads: int) -> None:
+        self.environment = {**os.environ, "OMP_NUM_THREADS": str(n_threads)}
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    @contextmanager
+    def stopping(self) -> Iterator[None]:
+        """Ask all commands to leave when the block is left early, and wait for them."""
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._stopped = True
+                for process in self._running:
+                    process.terminate()
+
+    def run(self, command: list[str], log: Path, cost: Path) -> None:
+        """Run a Python command to its end, and write down what it cost.
+
+        Args:
+            command: The script and its arguments.
+            log: File that what it prints is appended to.
+            cost: File of the cost; the cost of earlier attempts is added.
+
+        Raises:
+            MttlError: If it failed, or everything is stopping.
+        """
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as file:
+            with self._lock:
+                if self._stopped:
+                    raise MttlError("stopped")
+                process = subprocess.Popen(
+                    [sys.executable, *command],
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    env=self.environment,
+                )
+                self._running.add(process)
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            with self._lock:
+                self._running.discard(process)
+        before = Cost.read(cost)
+        unit = 2**20 if sys.platform == "darwin" else 2**10
+        Cost(
+            before.cpu_minutes + (usage.ru_utime + usage.ru_stime) / 60,
+            max(before.peak_mib, usage.ru_maxrss / unit),
+            ended=process.returncode == 0,
+        ).write(cost)
+        if process.returncode and not self._stopped:
+            raise MttlError(f"'{Path(command[0]).name}' failed; what it printed is in '{log}'")
+
+
+def start_again(run: Path) -> list[str]:
+    """Return the argument that continues an interrupted training; clear one that saved nothing."""
+    if (run / "checkpoints" / "last.ckpt").is_file():
+        return ["--resume"]
+    shutil.rmtree(run, ignore_errors=True)
+    return []

@@ -1,0 +1,236 @@
+"""One command trains all methods, adapts them and writes one table."""
+
+import csv
+import json
+import logging
+import math
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from scipy import stats
+
+from helpers.command import ROOT, load_recipe
+from helpers.gyms import TASKS, write_config, write_gym
+from mttl.command import USER_MISTAKE, run_command
+from mttl.config.load import load_config
+
+# As when the script is run: its folder comes first.
+sys.path.insert(0, str(ROOT / "scripts"))
+SCRIPT = load_recipe(ROOT / "scripts" / "compare.py")
+STAGES = sys.modules["comparison.stages"]
+TABLES = sys.modules["comparison.tables"]
+METHODS = sys.modules["comparison.methods"]
+BUDGET = ("--steps", "1", "--adapt-steps", "1", "--workers", "1")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Configure a gym of which one task is left out of training."""
+    gym = write_gym(tmp_path / "gym")
+    names = list(TASKS)
+    (gym / "partition.json").write_text(json.dumps({"train": names[1:], "test": names[:1]}))
+    return write_config(tmp_path / "tiny.yaml", gym)
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
+    """Run commands in this process, and list them."""
+    given: list[list[str]] = []
+
+    def run(self: object, command: list[str], log: Path, cost: Path) -> None:
+        given.append(command)
+        recipe: ModuleType = load_recipe(Path(command[0]))
+        assert recipe.main(command[1:]) == 0
+        STAGES.Cost(1.0, 100.0, ended=True).write(cost)
+
+    monkeypatch.setattr(STAGES.Processes, "run", run)
+    yield given
+    logging.getLogger("mttl.data").setLevel(logging.NOTSET)  # adaptation hushes it
+
+
+def compare(config: Path, out: Path, *more: str) -> int:
+    return SCRIPT.main(["-c", str(config), "--out", str(out), *BUDGET, *more])
+
+
+def test_methods_and_modes_end_in_one_table(
+    config: Path, tmp_path: Path, commands: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    given = ("--methods", "polytropon", "shared", "--modes", "zero_shot", "--seeds", "13")
+    assert compare(config, out, *given) == 0
+    assert len(commands) == 5  # two trainings, their adaptation, and zero_shot
+    printed = capsys.readouterr().out
+    assert "1 steps of training, 1 of each adaptation, seeds 13" in printed
+    with (out / "table.csv").open() as file:
+        lines = {row["method"]: row for row in csv.DictReader(file)}
+    assert list(lines) == ["polytropon", "shared", "polytropon: zero_shot"]
+    assert float(lines["polytropon: zero_shot"]["trained"]) == 0.0
+    assert 0 < float(lines["shared"]["trained"]) < float(lines["polytropon"]["trained"])
+    with (out / "scores.csv").open() as file:
+        scores = list(csv.DictReader(file))
+    assert {(row["side"], row["task"]) for row in scores} == {
+        *(("seen", task) for task in list(TASKS)[1:]),
+        ("unseen", next(iter(TASKS))),
+    }
+    # The table's means are those of the scores.
+    for name, line in lines.items():
+        method, _, mode = name.partition(": ")
+        found = [
+            float(row["score"])
+            for row in scores
+            if (row["method"], row["mode"]) == (method, mode or "all")
+        ]
+        assert float(line["unseen"]) == pytest.approx(sum(found) / len(found), abs=1e-3)
+
+
+def test_what_has_ended_is_not_repeated_and_seeds_can_be_added(
+    config: Path, tmp_path: Path, commands: list[list[str]]
+) -> None:
+    given = ("--methods", "polytropon", "--modes")
+    assert compare(config, tmp_path / "out", *given, "--seeds", "13") == 0
+    assert compare(config, tmp_path / "out", *given, "--seeds", "13") == 0
+    assert len(commands) == 2
+    assert compare(config, tmp_path / "out", *given, "--seeds", "13", "14") == 0
+    assert len(commands) == 4
+
+
+def test_another_budget_is_refused(
+    config: Path, tmp_path: Path, commands: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("--methods", "polytropon", "--modes", "--seeds", "13")
+    assert compare(config, tmp_path / "out", *given) == 0
+    more = (*given, "--adapt-steps", "2")
+    assert run_command(lambda: compare(config, tmp_path / "out", *more)) == USER_MISTAKE
+    assert "adapt_steps (1)" in " ".join(capsys.readouterr().err.split())
+
+
+def test_mistakes_cost_no_training(config: Path, tmp_path: Path) -> None:
+    with pytest.raises(METHODS.MttlError, match="must contain polytropon"):
+        compare(config, tmp_path / "out", "--methods", "shared")
+    with pytest.raises(METHODS.MttlError, match=r"adapt\.lrr"):
+        compare(config, tmp_path / "out", "-k", "adapt.lrr=1")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_training_without_a_checkpoint_starts_again_and_others_go_on(tmp_path: Path) -> None:
+    (tmp_path / "seed13").mkdir()
+    (tmp_path / "seed13" / "config.yaml").touch()
+    assert STAGES.start_again(tmp_path / "seed13") == []
+    assert not (tmp_path / "seed13").exists()
+    checkpoint = tmp_path / "seed14" / "checkpoints" / "last.ckpt"
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.touch()
+    assert STAGES.start_again(tmp_path / "seed14") == ["--resume"]
+
+
+@pytest.mark.parametrize("name", METHODS.ALL)
+def test_every_method_is_a_configuration(name: str) -> None:
+    method = METHODS.ALL[name]
+    config = load_config(f"crossfit.yaml+{method.fragment}", method.training())
+    if method.one_speed:
+        assert config.optim.router_lr is None
+        adapting = load_config("crossfit.yaml", method.adaptation(0.5))
+        assert adapting.adapt.router_lr == 0.5
+    else:
+        assert config.optim.router_lr is not None
+
+
+def script(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_processes_write_down_their_cost(tmp_path: Path) -> None:
+    hog = script(
+        tmp_path / "hog.py", "x = b'x' * 2**26\nwhile __import__('time').process_time() < 0.3: pass"
+    )
+    processes, cost = STAGES.Processes(1), tmp_path / "cost.json"
+    processes.run([str(hog)], tmp_path / "log", cost)
+    first = STAGES.Cost.read(cost)
+    assert first.ended
+    assert first.cpu_minutes >= 0.3 / 60
+    assert 64 < first.peak_mib < 1000
+    processes.run([str(hog)], tmp_path / "log", cost)
+    assert STAGES.Cost.read(cost).cpu_minutes >= 2 * 0.3 / 60
+
+
+def test_a_failure_names_the_log(tmp_path: Path) -> None:
+    broken = script(tmp_path / "broken.py", "print('why'); raise SystemExit(2)")
+    with pytest.raises(STAGES.MttlError, match=r"'broken.py' failed.*log"):
+        STAGES.Processes(1).run([str(broken)], tmp_path / "log", tmp_path / "cost.json")
+    assert (tmp_path / "log").read_text() == "why\n"
+    assert not STAGES.Cost.read(tmp_path / "cost.json").ended
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopping_ends_the_commands_too(tmp_path: Path, number: signal.Signals) -> None:
+    child = script(
+        tmp_path / "child.py",
+        f"""
+import os, time
+open({str(tmp_path / "pid")!r}, "w").write(str(os.getpid()))
+time.sleep(60)
+""",
+    )
+    parent = script(
+        tmp_path / "parent.py",
+        f"""
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+sys.path.insert(0, {str(ROOT / "scripts")!r})
+from comparison.stages import Processes
+from mttl.command import exit_with
+def main():
+    processes = Processes(1)
+    with ThreadPoolExecutor(1) as pool, processes.stopping():
+        pool.submit(processes.run, [{str(child)!r}], Path({str(tmp_path / "log")!r}),
+                    Path({str(tmp_path / "cost.json")!r})).result()
+    return 0
+exit_with(main)
+""",
+    )
+    process = subprocess.Popen([sys.executable, str(parent)])
+    wait_for((tmp_path / "pid").is_file)
+    wait_for(lambda: bool((tmp_path / "pid").read_text()))
+    process.send_signal(number)
+    assert process.wait(timeout=60) == (130 if number == signal.SIGINT else 1)
+    pid = int((tmp_path / "pid").read_text())
+    assert not Path(f"/proc/{pid}").exists() or not Path("/proc").exists()
+
+
+def test_the_interval_is_students() -> None:
+    ours, reference = {1: 10.0, 2: 12.0, 3: 17.0}, {1: 8.0, 2: 11.0, 3: 11.0, 4: 0.0}
+    found = TABLES.paired_difference(ours, reference)
+    low, high = stats.ttest_rel([10, 12, 17], [8, 11, 11]).confidence_interval(0.95)
+    assert (found.mean, found.low, found.high) == pytest.approx((3.0, low, high))
+    single = TABLES.paired_difference({1: 2.0}, {1: 1.0})
+    assert single.mean == 1.0
+    assert math.isnan(single.low)
+    assert math.isnan(TABLES.paired_difference({}, {1: 1.0}).mean)
+
+
+def test_samples_are_averaged_before_tasks_and_undefined_scores_count_as_zero() -> None:
+    def score(task: str, sample: int, value: float) -> object:
+        return TABLES.Score("m", "all", 13, "unseen", task, sample, value)
+
+    scores = [
+        score("a", 1, 10.0),
+        score("a", 2, 30.0),
+        score("b", 1, 60.0),
+        score("c", 1, math.nan),
+    ]
+    assert TABLES.by_seed(scores) == {13: pytest.approx((20 + 60 + 0) / 3)}
