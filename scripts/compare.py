@@ -1,5 +1,6 @@
 """Train every method with the same budget and seeds, adapt it to all unseen tasks, and tabulate.
 
+python scripts/pretrain_denoiser.py
 python scripts/compare.py --out runs/compare
 python scripts/compare.py --methods polytropon shared --seeds 13 --steps 200 --out runs/try
 
@@ -307,7 +308,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        *("-c", "--config"), default="crossfit.yaml", metavar="FILE[+FILE...]", help="(%(default)s)"
+        *("-c", "--config"),
+        default="crossfit.yaml+backbone/denoiser.yaml",
+        metavar="FILE[+FILE...]",
+        help="(%(default)s)",
     )
     parser.add_argument(
         "--methods",
@@ -326,9 +330,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help=f"adaptation modes on top of {REFERENCE} (all)",
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[13, 14, 15])
-    parser.add_argument("--steps", type=positive, default=800, help="of training (%(default)s)")
+    parser.add_argument("--steps", type=positive, default=500, help="of training (%(default)s)")
     parser.add_argument(
-        "--adapt-steps", type=positive, default=100, help="of each adaptation job (%(default)s)"
+        "--adapt-steps", type=positive, default=60, help="of each adaptation job (%(default)s)"
     )
     parser.add_argument("--tasks", default="test", help="as for pl_finetune.py (%(default)s)")
     parser.add_argument(
