@@ -12,32 +12,17 @@ import logging
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import pytorch_lightning as pl
-import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mttl.checkpoint import read_inventory
+from mttl.adaptation import Adaptation
 from mttl.command import exit_with, make_console
-from mttl.config.build import Built, build_optimization, load_run
-from mttl.config.load import dump_config, load_config, resolve_folder, resolve_path
-from mttl.config.schema import Config
-from mttl.data.data_module import TextToTextDataModule
-from mttl.data.gym import Gym
+from mttl.config.load import dump_config, load_config
 from mttl.errors import ConfigError, MttlError, TaskError
-from mttl.files import write_text
-from mttl.models.backbone import is_decoder_only
-from mttl.training.adapt import adapted
-from mttl.training.few_shot import FewShotJob, FewShotResult, fine_tune, score_batches
-from mttl.training.few_shot_jobs import Results, Shard, few_shot_table, new_tasks, plan_jobs
-from mttl.training.run_folder import changed_settings
-from mttl.training.text_to_text import TextToTextModule
-
-# Settings that have no part in a job's result: those of the run, and how often to repeat.
-MAY_CHANGE = ("run.", "backbone.", "skills.", "router.", "trainer.", "adapt.seeds")
+from mttl.training.few_shot import FewShotJob, FewShotResult
+from mttl.training.few_shot_jobs import Results, Shard, check_settings, read_samples
+from mttl.training.few_shot_table import few_shot_table
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -50,25 +35,21 @@ def main(arguments: list[str] | None = None) -> int:
 
     # What to adapt, and to which tasks.
     source = Path(options.source)
-    form = read_inventory(source).meta["settings"]["data"]
-    run = load_run(source)
-    gym = Gym(resolve_folder(config.data.dir))
-    tasks = new_tasks(
+    adaptation = Adaptation.of(
+        config,
+        source,
         options.tasks,
-        resolve_path(config.data.partition),
-        gym,
-        run.tasks,
-        skip_missing=config.data.skip_missing,
+        samples=read_samples(options.samples),
         allow_seen=options.allow_seen,
     )
-    jobs = plan_jobs(gym, tasks, config.adapt.seeds)
+    jobs = adaptation.jobs
     reference = read_reference(options.reference) if options.reference else {}
     folder = Path(options.out) if options.out else source / f"adapt-{config.adapt.mode}"
     check_settings(folder / "config.yaml", dump_config(config))
     if options.workers > 1:
         start_workers(options.workers, sys.argv[1:] if arguments is None else arguments)
     results = Results(folder, options.shard)
-    run.model.to("cuda" if torch.cuda.is_available() else "cpu")
+    adaptation.to_device()
 
     with Progress(
         TextColumn("{task.description}"),
@@ -82,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
         todo = [job for job in options.shard.share(jobs) if job not in results.finished]
         bar = progress.add_task("adapting", total=len(todo) * config.adapt.max_steps)
         for number, job in enumerate(todo, start=1):
-            result = run_job(run, job, config, gym, form, lambda: progress.advance(bar))
+            result = adaptation.run_job(job, config, on_step=lambda: progress.advance(bar))
             results.add(result)
             progress.update(bar, completed=number * config.adapt.max_steps)
             status.print(
@@ -139,79 +120,6 @@ def start_workers(n_workers: int, arguments: list[str]) -> None:
         )
 
 
-def run_job(
-    run: Built, job: FewShotJob, config: Config, gym: Gym, form: dict[str, Any], on_step: Any
-) -> FewShotResult:
-    """Adapt to one sample of one task, score, and leave the run's model as it was."""
-    pl.seed_everything(job.seed, verbose=False)
-    settings = config.adapt
-    metrics = {job.task: gym.metric(job.task)}
-    data = TextToTextDataModule(
-        gym,
-        [job.task],
-        run.tokenizer,
-        decoder_only=is_decoder_only(run.model.backbone),
-        samples=[job.sample],
-        batch_size=settings.batch_size,
-        eval_batch_size=config.data.eval_batch_size,
-        max_rows=config.data.max_rows,
-        seed=job.seed,
-        **form,  # rows look as they did in training
-    )
-    optimization = replace(
-        build_optimization(config.optim),
-        lr=settings.lr,
-        router_lr=settings.router_lr,
-        backbone_lr=settings.lr,
-        weight_decay=settings.weight_decay,
-        schedule="linear",
-        warmup=settings.warmup,
-    )
-    with adapted(run.model, settings.mode, init=settings.init) as model:
-        module = TextToTextModule(
-            model,
-            run.tokenizer,
-            metrics,
-            optimization,
-            label_smoothing=config.optim.label_smoothing,
-            max_output_length=form["max_output_length"],
-            num_beams=config.generation.num_beams,
-            length_penalty=config.generation.length_penalty,
-        ).to(next(model.parameters()).device)
-        step, dev = fine_tune(
-            module,
-            data.train_dataloader(),
-            data.evaluation_dataloader("dev"),
-            n_steps=settings.max_steps,
-            eval_every=settings.eval_every,
-            gradient_clip_val=settings.gradient_clip_val,
-            on_step=on_step,
-        )
-        test, rows = score_batches(module, data.evaluation_dataloader("test"))
-        n_trained = sum(value.numel() for value in model.parameters() if value.requires_grad)
-    return FewShotResult(
-        **{"task": job.task, "sample": job.sample, "seed": job.seed},
-        metric=metrics[job.task],
-        dev=dev,
-        test=test,
-        step=step,
-        n_trained=n_trained,
-        n_empty=sum(not row.prediction for row in rows),
-    )
-
-
-def check_settings(path: Path, text: str) -> None:
-    """Write the settings of new results, or refuse to mix them with those of other settings."""
-    if path.is_file():
-        changed = changed_settings(path.read_text(encoding="utf-8"), text, MAY_CHANGE)
-        if changed:
-            raise ConfigError(
-                f"the results in '{path.parent}' were made with other settings: "
-                f"{', '.join(changed)}. Use those, or another folder with --out"
-            )
-    write_text(path, text)
-
-
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
@@ -225,6 +133,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--tasks", default="test", help="test, dev, or names joined by commas (%(default)s)"
+    )
+    parser.add_argument(
+        "--samples", metavar="N[,N...]", help="few-shot samples of every task (all)"
     )
     parser.add_argument(
         "--workers", type=positive, default=1, metavar="N", help="processes (%(default)s)"

@@ -3,6 +3,34 @@
 Four rooms, after the survey *Modular Deep Learning* (Pfeiffer, Ruder, Vulić and Ponti, TMLR 2023,
 arXiv:2302.11529): `mttl.skills` (what one skill computes), `mttl.routing` (which skills, for whom),
 `mttl.aggregation` (how the chosen ones combine) and `mttl.training`.
+
+Adaptation in one call: `mttl.adapt` scores a trained run on new tasks, `mttl.adapt_to` returns a
+model for the task of a few examples.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mttl.adaptation import adapt, adapt_to
+    from mttl.training.few_shot_table import few_shot_table
+
 __version__ = "0.1.0"
+__all__ = ["adapt", "adapt_to", "few_shot_table"]
+
+# Loaded when first asked for: they bring PyTorch, and the package alone must stay light.
+_HOMES = {
+    "adapt": "mttl.adaptation",
+    "adapt_to": "mttl.adaptation",
+    "few_shot_table": "mttl.training.few_shot_table",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mttl' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from comparison.methods import ABLATIONS, ALL, METHODS, MODES, REFERENCE, Plan, plan
+from comparison.methods import ABLATIONS, ALL, METHODS, MODE_SETTINGS, MODES, REFERENCE, Plan, plan
 from comparison.stages import Cost, Processes, start_again
 from comparison.tables import (
     Line,
@@ -142,6 +142,7 @@ class Comparison:
             *(f"adapt.mode={mode}", f"adapt.seeds=[{item.seed}]"),
             f"adapt.max_steps={self.adapt_steps}",
             f"adapt.eval_every={max(1, self.adapt_steps // 2)}",
+            *MODE_SETTINGS.get(mode, ()),
             *self.overrides,
         ]
         lr = load_config(self.config, common).adapt.lr

@@ -7,28 +7,19 @@ from types import ModuleType
 
 import pytest
 
-from helpers.command import ROOT, load_recipe, train
-from helpers.gyms import TASKS, write_config, write_gym
+from helpers.command import ROOT, load_recipe
+from helpers.new_tasks import NEW, train_source
+from mttl.adaptation import Adaptation
 from mttl.command import USER_MISTAKE, run_command
 from mttl.config.build import load_run
 
-NEW = {"twice": ("EM", lambda word: word + word), "first": ("EM", lambda word: word[0])}
 STEPS = ("adapt.max_steps=2", "adapt.eval_every=1", "adapt.batch_size=4")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train on the usual tasks of a gym that holds two more, each with two samples."""
     folder = tmp_path_factory.mktemp("finetune")
-    gym = write_gym(folder / "gym")
-    write_gym(folder / "new", NEW, samples=(13, 100))
-    for task in NEW:
-        shutil.move(folder / "new" / task, gym / task)
-    (gym / "partition.json").write_text(json.dumps({"train": list(TASKS), "test": list(NEW)}))
-    with (gym / "TASKS.csv").open("a") as table:
-        table.writelines(f"{task},EM\n" for task in NEW)
-    config = write_config(folder / "tiny.yaml", gym)
-    train(config, "source", "trainer.max_steps=2", "trainer.val_check_interval=2")
+    train_source(folder)
     return folder
 
 
@@ -70,20 +61,20 @@ def test_a_second_start_repeats_no_finished_job(
     folder: Path, recipe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed in the third of four jobs; the second start runs the last two."""
-    run_job, started = recipe.run_job, []
+    run_job, started = Adaptation.run_job, []
 
-    def count(*given):
+    def count(*given, **more):
         if len(started) == 2:
             raise KeyboardInterrupt
         started.append(given[1])
-        return run_job(*given)
+        return run_job(*given, **more)
 
-    monkeypatch.setattr(recipe, "run_job", count)
+    monkeypatch.setattr(Adaptation, "run_job", count)
     with pytest.raises(KeyboardInterrupt):
         recipe.main(arguments(folder, tmp_path))
     first = rows(tmp_path)
     assert len(first) == 2
-    monkeypatch.setattr(recipe, "run_job", run_job)
+    monkeypatch.setattr(Adaptation, "run_job", run_job)
     assert recipe.main(arguments(folder, tmp_path)) == 0
     assert rows(tmp_path)[:2] == first
     assert len(rows(tmp_path)) == 4
@@ -136,6 +127,9 @@ def test_mistakes_are_answered(
     assert "has no dev tasks" in fails(recipe, capsys, [*given, "--tasks", "dev"])
     assert "holds no results" in fails(recipe, capsys, [*given, "--reference", str(tmp_path)])
     assert "--tasks names no task" in fails(recipe, capsys, [*given, "--tasks", ","])
+    assert "no sample 7 in" in fails(recipe, capsys, [*given, "--samples", "13,7"])
+    several = "must be numbers joined by commas"
+    assert several in fails(recipe, capsys, [*given, "--samples", "13;7"])
     nowhere = [*given, "--from", str(tmp_path)]
     assert "holds no trained inventory" in fails(recipe, capsys, nowhere)
     assert not (tmp_path / "results.jsonl").exists()
@@ -153,6 +147,12 @@ def test_too_few_rows_and_missing_splits_are_answered(
     (gym / "first" / "first_16_100_test.tsv").unlink()
     training.unlink()
     assert "'first' has no" in fails(recipe, capsys, given)
+
+
+def test_samples_may_be_named(folder: Path, recipe: ModuleType, tmp_path: Path) -> None:
+    given = arguments(folder, tmp_path, "adapt.mode=zero_shot")
+    assert recipe.main([*given, "--samples", "100"]) == 0
+    assert [(row["task"], row["sample"]) for row in rows(tmp_path)] == [(t, 100) for t in NEW]
 
 
 def test_seen_tasks_may_be_asked_for(folder: Path, recipe: ModuleType, tmp_path: Path) -> None:

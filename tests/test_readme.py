@@ -7,6 +7,7 @@ import torch
 
 from helpers.command import ROOT, train
 from helpers.gyms import TINY_T5, write_config, write_gym
+from helpers.new_tasks import train_source
 from mttl.models.backbone import build_random
 
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
@@ -22,6 +23,16 @@ def test_a_run_is_loaded_and_answers(tmp_path: Path, capsys) -> None:
     capsys.readouterr()
     exec(block.replace("runs/crossfit", str(run.path)).replace("verb_past", "reverse"), {})
     assert capsys.readouterr().out.startswith("['")
+
+
+def test_a_run_is_adapted(tmp_path: Path) -> None:
+    run = train_source(tmp_path)
+    (block,) = [block for block in BLOCKS if "mttl.adapt(" in block]
+    block = block.replace("runs/crossfit", str(run)).replace("third_past", "first")
+    names: dict = {}
+    exec(block.replace("max_steps=100", "max_steps=2").replace("lr=1e-2", "max_steps=2"), names)
+    assert [result.task for result in names["results"]] == ["first", "first"]
+    assert len(names["answers"]) == 2
 
 
 def test_the_parts_work_without_lightning_or_configurations() -> None:

@@ -68,12 +68,13 @@ def _locate(
         field = any(part in model.model_fields for model in models)
         tag = isinstance(value, Mapping) and part == value.get("kind") and len(models) > 1
         if isinstance(value, Mapping) and (inside or field) and not tag:
-            models = [
-                inner
-                for model in models
-                if part in model.model_fields
-                for inner in _models(model.model_fields[str(part)].annotation)
-            ]
+            if field:  # otherwise a name that users choose, or one that is unknown
+                models = [
+                    inner
+                    for model in models
+                    if part in model.model_fields
+                    for inner in _models(model.model_fields[str(part)].annotation)
+                ]
             value = value.get(part)
             keys.append(str(part))
         elif isinstance(value, list) and isinstance(part, int) and part < len(value):

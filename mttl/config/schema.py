@@ -12,6 +12,7 @@ from pydantic import (
     model_validator,
 )
 
+from mttl.errors import nearest
 from mttl.training.adapt import AdaptMode
 
 NonNegative = Annotated[float, Field(ge=0)]
@@ -421,6 +422,58 @@ class Adapt(Section):
     """Every sample is repeated with each."""
 
 
+class Range(Section):
+    """The values that a setting may take; whole numbers where both ends are."""
+
+    low: int | float
+    """Smallest value."""
+    high: int | float
+    """Largest value."""
+    log: bool = False
+    """Draw the logarithm evenly, as for learning rates."""
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        if self.low >= self.high:
+            raise ValueError(f"low ({self.low}) must be below high ({self.high})")
+        if self.log and self.low <= 0:
+            raise ValueError(f"low ({self.low}) must be above 0 where log is true")
+        return self
+
+
+class Search(Section):
+    """Which settings of adaptation `pl_search.py` tries: a grid, or ranges."""
+
+    grid: dict[str, Annotated[list[int | float | bool | str], Field(min_length=1)]] = {}
+    """Values by setting, such as `adapt.lr: [1e-3, 1e-4]`; every combination is a trial."""
+    ranges: dict[str, Range] = {}
+    """Bounds by setting, such as `adapt.lr: {low: 1e-4, high: 1e-2, log: true}`; needs Optuna."""
+    trials: PositiveInt = 20
+    """How many trials draw from the ranges."""
+    seed: Annotated[int, Field(ge=0)] = 13
+    """Of those draws."""
+
+    @field_validator("grid")
+    @classmethod
+    def _once(cls, grid: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        for name, values in grid.items():
+            if len(set(values)) < len(values):
+                raise ValueError(f"{name} ({values}) must name each value only once")
+        return grid
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        if self.grid and self.ranges:
+            raise ValueError("grid and ranges cannot both be searched; empty one of them with {}")
+        # Seeds are repetitions, not a choice.
+        allowed = [f"adapt.{name}" for name in Adapt.model_fields if name != "seeds"]
+        for name in (*self.grid, *self.ranges):
+            if name not in allowed:
+                hint = nearest(name, allowed) or f" There are: {', '.join(allowed)}."
+                raise ValueError(f"'{name}' is no setting that can be searched.{hint}")
+        return self
+
+
 class Trainer(Section):
     """Lightning's own words, and what to log to."""
 
@@ -494,6 +547,8 @@ class Config(Section):
     """How answers are generated."""
     adapt: Adapt = Adapt()
     """Few-shot adaptation."""
+    search: Search = Search()
+    """What to try in adaptation; nothing by default."""
     trainer: Trainer
     """The training loop."""
 

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 import torch
 
+from mttl.errors import ConfigError
 from mttl.routing.fixed import average_router
 from mttl.skills.skilled_model import SkilledModel
 
@@ -52,7 +53,8 @@ def adapt(
         The same model.
 
     Raises:
-        ValueError: If the mode is unknown, or trains a router that has nothing to train.
+        ValueError: If the mode is unknown.
+        ConfigError: If the mode trains a router that has nothing to train.
 
     References:
         Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, appendix A.2; for ``router_only`` and
@@ -67,7 +69,7 @@ def adapt(
         fresh = mode == "from_scratch"
         router = known.for_new_tasks(n_tasks, init="fresh" if fresh else init)
     if mode == "router_only" and not any(True for _ in router.parameters()):
-        raise ValueError(
+        raise ConfigError(
             f"mode 'router_only' has nothing to train: a {type(known).__name__} has no parameters. "
             "Use 'skills_only', or an inventory trained with a learned router"
         )

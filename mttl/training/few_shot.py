@@ -32,7 +32,7 @@ class FewShotResult:
         seed: Of noise and order.
         metric: Name of the metric.
         dev: Score on the development rows, by which the weights were chosen.
-        test: Score on the test rows.
+        test: Score on the test rows; undefined (NaN) where they were not scored.
         step: The step whose weights were kept; 0 is before training.
         n_trained: Parameters that were trained.
         n_empty: Test answers that are empty.

@@ -2,23 +2,19 @@
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.table import Table
-
 from mttl.data.gym import Gym
 from mttl.data.partition import load_partition, select_tasks
-from mttl.errors import TaskError
+from mttl.errors import ConfigError, TaskError
 from mttl.files import write_text
-from mttl.training.few_shot import (
-    FewShotJob,
-    FewShotResult,
-    average_relative_gain,
-    interval,
-)
-from mttl.training.text_to_text import mean_score
+from mttl.training.few_shot import FewShotJob, FewShotResult
+from mttl.training.run_folder import changed_settings
+
+# Settings that have no part in a job's result: those of the run, and how often to repeat.
+MAY_CHANGE = ("run.", "backbone.", "skills.", "router.", "trainer.", "search.", "adapt.seeds")
 
 
 def new_tasks(
@@ -49,7 +45,7 @@ def new_tasks(
             raise TaskError(f"'{partition}' has no {wanted} tasks; name tasks with --tasks a,b")
         tasks = select_tasks(names, gym, skip_missing)
     else:
-        tasks = [name.strip() for name in wanted.split(",") if name.strip()]
+        tasks = list(dict.fromkeys(name.strip() for name in wanted.split(",") if name.strip()))
         if not tasks:
             raise TaskError("--tasks names no task; give test, dev or names joined by commas")
         for task in tasks:
@@ -58,22 +54,52 @@ def new_tasks(
     if known and not allow_seen:
         raise TaskError(
             f"the inventory was trained on {', '.join(known)}: a score there says nothing about "
-            "new tasks. Leave them out, or add --allow-seen"
+            "new tasks. Leave them out, or add --allow-seen (allow_seen=True in a call)"
         )
     return tasks
 
 
-def plan_jobs(gym: Gym, tasks: Sequence[str], seeds: Sequence[int]) -> list[FewShotJob]:
-    """Return a job per task, few-shot sample and seed.
+def read_samples(text: str | None) -> list[int] | None:
+    """Return the few-shot samples that ``--samples 13,21`` names; None stands for all.
 
     Raises:
-        TaskError: If a sample lacks a split, or has fewer training rows than its k.
+        TaskError: If they are no numbers joined by commas.
     """
+    if text is None:
+        return None
+    numbers = [number.strip() for number in text.split(",")]
+    if not all(number.isdecimal() for number in numbers):
+        raise TaskError(f"--samples '{text}' must be numbers joined by commas, such as 13,21")
+    return list(dict.fromkeys(map(int, numbers)))
+
+
+def plan_jobs(
+    gym: Gym,
+    tasks: Sequence[str],
+    seeds: Sequence[int],
+    *,
+    samples: Sequence[int] | None = None,
+    splits: Sequence[str] = ("dev", "test"),
+) -> list[FewShotJob]:
+    """Return a job per task, few-shot sample and seed.
+
+    Args:
+        gym: Where the rows are.
+        tasks: Their names.
+        seeds: Of noise and order.
+        samples: Which few-shot samples; all of a task by default.
+        splits: The splits that will be scored; files of others need not exist.
+
+    Raises:
+        TaskError: If a sample is absent, lacks a split, or has fewer training rows than its k.
+    """
+    if samples is not None and not samples:
+        raise TaskError("samples is empty; name some, or leave it out to take all")
     jobs = []
     for task in tasks:
         k = gym.shots(task)
-        for sample in gym.samples(task):
-            for split in ("dev", "test"):
+        for sample in gym.samples(task) if samples is None else samples:
+            for split in splits:
                 gym.file(task, split, sample)
             n_rows = len(gym.rows(task, "train", sample))
             if n_rows < k:
@@ -151,69 +177,21 @@ class Results:
         self.finished[result.job] = result
 
 
-def by_task(results: Iterable[FewShotResult], split: str = "test") -> dict[str, list[float]]:
-    """Return the scores of every task.
+def check_settings(path: Path, text: str) -> None:
+    """Write the settings of new results, or refuse to mix them with those of other settings.
 
     Args:
-        results: Of any jobs.
-        split: ``"dev"`` or ``"test"``.
+        path: The file of the folder's settings.
+        text: The resolved configuration, as YAML.
+
+    Raises:
+        ConfigError: If a setting with a part in the results is another than in the file.
     """
-    scores: dict[str, list[float]] = {}
-    for result in results:
-        scores.setdefault(result.task, []).append(getattr(result, split))
-    return scores
-
-
-def few_shot_table(
-    results: Sequence[FewShotResult], title: str, reference: Sequence[FewShotResult] = ()
-) -> Table:
-    """Return mean ± standard deviation per task in per cent, and the mean over tasks.
-
-    Args:
-        results: Of all jobs.
-        title: Heads the table.
-        reference: Results to state the average relative gain over.
-    """
-    table = Table(title=title, title_justify="left")
-    table.add_column("task", overflow="fold")
-    table.add_column("metric", overflow="fold")
-    for heading in ("dev", "test", "jobs"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    metrics = {result.task: result.metric for result in results}
-    dev, test = by_task(results, "dev"), by_task(results, "test")
-    for task, scores in test.items():
-        cells = (_spread(dev[task]), _spread(scores), str(len(scores)))
-        table.add_row(task, metrics[task], *cells)
-    means = [mean_score([mean_score(group) for group in x.values()]) for x in (dev, test)]
-    table.add_section()
-    table.add_row("mean", "", *(f"{100 * float(mean):.1f}" for mean in means), str(len(results)))
-    table.caption = _caption(test, by_task(reference), sum(result.n_empty for result in results))
-    table.caption_justify = "left"
-    return table
-
-
-def _caption(
-    scores: dict[str, list[float]], reference: dict[str, list[float]], n_empty: int
-) -> str:
-    low, high = interval(scores)
-    parts = [
-        "95 % bootstrap interval of the mean test score over samples and seeds: "
-        f"{100 * low:.1f} to {100 * high:.1f}"
-    ]
-    if reference:
-        gain = average_relative_gain(scores, reference)
-        parts.append(
-            f"Average relative gain over the reference: {100 * gain:+.1f} % (tasks with a "
-            "reference near zero dominate it; compare the means too)"
-        )
-    if n_empty:
-        parts.append(f"{n_empty} test answers are empty")
-    return ". ".join(parts)
-
-
-def _spread(scores: Sequence[float]) -> str:
-    mean = sum(scores) / len(scores)
-    if len(scores) == 1:
-        return f"{100 * mean:.1f}"
-    deviation = (sum((score - mean) ** 2 for score in scores) / (len(scores) - 1)) ** 0.5
-    return f"{100 * mean:.1f} ± {100 * deviation:.1f}"
+    if path.is_file():
+        changed = changed_settings(path.read_text(encoding="utf-8"), text, MAY_CHANGE)
+        if changed:
+            raise ConfigError(
+                f"the results in '{path.parent}' were made with other settings: "
+                f"{', '.join(changed)}. Use those, or another folder with --out (out= in a call)"
+            )
+    write_text(path, text)

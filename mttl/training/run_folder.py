@@ -124,7 +124,7 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
 
 
 def changed_settings(
-    before: str, now: str, ignore: tuple[str, ...] = ("trainer.", "adapt.")
+    before: str, now: str, ignore: tuple[str, ...] = ("trainer.", "adapt.", "search.")
 ) -> list[str]:
     """Return the dotted names of settings that differ, with both values.
 

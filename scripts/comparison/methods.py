@@ -60,6 +60,8 @@ ABLATIONS: dict[str, Method] = {
     "granularity_block": _polytropon("router.granularity=block"),
 }
 ALL = METHODS | ABLATIONS
+# The whole model breaks at the rate that skills bear.
+MODE_SETTINGS = {"full": ("adapt.lr=1e-3",)}
 MODES = ("all", "zero_shot", "router_only", "skills_only", "average", "from_scratch", "full")
 
 

@@ -25,7 +25,8 @@ def models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def test_the_sections_are_the_contract() -> None:
     assert list(Config.model_fields) == [
-        "run", "data", "backbone", "skills", "router", "optim", "generation", "trainer"
+        "run", "data", "backbone", "skills", "router", "optim", "generation", "adapt", "search",
+        "trainer",
     ]  # fmt: skip
 
 
@@ -116,6 +117,24 @@ def test_defaults() -> None:
             "optim.warmup: 3.5 must be below 1 (a fraction) or a whole number of steps",
         ),
         (["optim.lr=.inf"], "optim.lr: 'inf' must be a finite number"),
+        (
+            ["search.grid={adapt.rl: [1]}"],
+            "'adapt.rl' is no setting that can be searched. Did you mean 'adapt.lr'",
+        ),
+        (["search.grid={adapt.seeds: [1]}"], "'adapt.seeds' is no setting that can be searched"),
+        (["search.grid={adapt.lr: []}"], "must have at least 1 item"),
+        (["search.grid={adapt.lr: [1, 1.0]}"], "adapt.lr ([1, 1.0]) must name each value only"),
+        (
+            ["search.grid={adapt.lr: [1]}", "search.ranges={adapt.lr: {low: 1, high: 2}}"],
+            "grid and ranges cannot both be searched",
+        ),
+        (["search.ranges={adapt.lr: {low: 2, high: 1}}"], "low (2) must be below high (1)"),
+        (
+            ["search.ranges={adapt.lr: {low: 0, high: 1, log: true}}"],
+            "low (0) must be above 0 where log is true",
+        ),
+        (["search.ranges={adapt.lr: {lo: 0, high: 1}}"], "Did you mean 'low'"),
+        (["search.trails=3"], "Did you mean 'trials'"),
         (["run.name=.."], "run.name: '..' must be the name of a folder"),
         (["run.name=a/b"], "run.name: 'a/b' must be the name of a folder"),
         (["run.name=.cache"], "run.name: '.cache' must be the name of a folder"),

@@ -19,7 +19,8 @@ from mttl.training.few_shot import (
     fine_tune,
     interval,
 )
-from mttl.training.few_shot_jobs import Results, Shard, few_shot_table
+from mttl.training.few_shot_jobs import Results, Shard
+from mttl.training.few_shot_table import few_shot_table
 from mttl.training.optim import Optimization
 from mttl.training.text_to_text import TextToTextModule
 

@@ -1,0 +1,129 @@
+"""Search for settings of adaptation: trials, each a few-shot job per task, chosen by development.
+
+No test row is read: jobs are run without their test score.
+
+References:
+    Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, section 4.2: rates are chosen on development
+    tasks.
+"""
+
+import csv
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.table import Table
+
+from mttl.files import atomic_path
+from mttl.training.few_shot import FewShotResult
+from mttl.training.few_shot_table import by_task
+from mttl.training.text_to_text import mean_score
+
+# One value for each searched setting, by its dotted name.
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Settings that were tried, and what they scored on development rows.
+
+    Args:
+        values: The settings by dotted name.
+        results: Of every job.
+    """
+
+    values: Values
+    results: tuple[FewShotResult, ...]
+
+    @property
+    def task_scores(self) -> dict[str, float]:
+        """The mean score of every task over its samples and seeds, as a fraction."""
+        scores = by_task(self.results, "dev")
+        return {task: float(mean_score(group)) for task, group in scores.items()}
+
+    @property
+    def score(self) -> float:
+        """The mean over tasks, by which settings are chosen."""
+        return float(mean_score(list(self.task_scores.values())))
+
+
+def grid_points(grid: Mapping[str, Sequence[Any]]) -> list[Values]:
+    """Return every combination of values; the last setting varies fastest.
+
+    Args:
+        grid: The values of every setting.
+    """
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def trial_name(values: Mapping[str, Any]) -> str:
+    """Return the name of a trial's folder: its settings, so that equal trials share their jobs."""
+    return ",".join(f"{name}={value}" for name, value in values.items())
+
+
+def best_trial(trials: Sequence[Trial]) -> Trial:
+    """Return the trial with the highest score; the first of equal ones."""
+    return max(trials, key=lambda trial: trial.score)
+
+
+def best_fragment(trials: Sequence[Trial]) -> str:
+    """Return the best trial's settings as a configuration fragment (YAML)."""
+    best = best_trial(trials)
+    tree: dict[str, dict[str, Any]] = {}
+    for name, value in best.values.items():
+        section, _, key = name.partition(".")
+        tree.setdefault(section, {})[key] = value
+    return (
+        f"# The best of {len(trials)} trials: {100 * best.score:.1f} % on the development rows of\n"
+        f"# {', '.join(best.task_scores)} (mean over tasks).\n"
+        + yaml.safe_dump(tree, sort_keys=False)
+    )
+
+
+def write_trials(path: Path, trials: Sequence[Trial]) -> None:
+    """Write a table as CSV: the settings, the score, and the score of every task (fractions)."""
+    rows = [
+        {
+            **trial.values,
+            "score": trial.score,
+            "jobs": len(trial.results),
+            **{f"dev/{task}": score for task, score in trial.task_scores.items()},
+        }
+        for trial in trials
+    ]
+    with (
+        atomic_path(path) as temporary,
+        temporary.open("w", newline="", encoding="utf-8") as file,
+    ):
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def trials_table(trials: Sequence[Trial], title: str) -> Table:
+    """Return all trials, the best first, with their scores in per cent.
+
+    Args:
+        trials: At least one.
+        title: Heads the table.
+    """
+    best = best_trial(trials)
+    table = Table(title=title, title_justify="left")
+    for heading in (*best.values, "dev", "jobs"):
+        table.add_column(heading, justify="right", overflow="fold")
+    # Sorting keeps the order of equal ones, so the first row is the best trial.
+    for trial in sorted(trials, key=lambda trial: -trial.score):
+        table.add_row(
+            *(f"{v:.3g}" if isinstance(v, float) else str(v) for v in trial.values.values()),
+            f"{100 * trial.score:.1f}",
+            str(len(trial.results)),
+        )
+    table.caption = (
+        f"dev: the mean over {', '.join(best.task_scores)}, on development rows. "
+        "No test row was read. The file trials.csv has the score of every task"
+    )
+    table.caption_justify = "left"
+    return table

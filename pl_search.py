@@ -1,0 +1,159 @@
+"""Search for settings of adaptation on development tasks; no test row is read.
+
+python pl_search.py -c crossfit.yaml+search/mhr.yaml --from runs/crossfit
+python pl_finetune.py -c crossfit.yaml+runs/crossfit/search-all/best.yaml --from runs/crossfit
+
+Every trial adapts to all samples of the partition's dev tasks and is scored on their development
+rows. Started again, it goes on; trials.csv and best.yaml hold what is known so far.
+"""
+
+import argparse
+import logging
+from pathlib import Path
+
+from rich.progress import Progress
+
+from mttl.adaptation import Adaptation
+from mttl.command import exit_with, make_console
+from mttl.config.few_shot import with_settings
+from mttl.config.load import dump_config, load_config
+from mttl.config.schema import Config, Search
+from mttl.errors import ConfigError
+from mttl.files import write_text
+from mttl.training.few_shot_jobs import Results, check_settings, read_samples
+from mttl.training.search import (
+    Trial,
+    Values,
+    best_fragment,
+    grid_points,
+    trial_name,
+    trials_table,
+    write_trials,
+)
+from mttl.training.search_ranges import Range, search_ranges
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Search, write what was found and print a table; return the exit status."""
+    options = parse(arguments)
+    config = load_config(options.config, [text for group in options.override for text in group])
+    console, status = make_console(), make_console(stderr=True)
+    # Two small files per job: not worth a line each.
+    logging.getLogger("mttl.data").setLevel(logging.WARNING)
+    search = check_search(config)
+
+    # Which tasks, and where to.
+    source = Path(options.source)
+    adaptation = Adaptation.of(
+        config,
+        source,
+        options.tasks,
+        samples=read_samples(options.samples),
+        allow_seen=options.allow_seen,
+        splits=("dev",),
+    )
+    folder = Path(options.out) if options.out else source / f"search-{config.adapt.mode}"
+    check_settings(folder / "config.yaml", dump_config(config))
+    adaptation.to_device()
+    points = grid_points(search.grid) if search.grid else []
+    n_trials = len(points) or search.trials
+    trials: list[Trial] = []
+
+    with Progress(console=status, transient=True, disable=not status.is_terminal) as progress:
+        bar = progress.add_task("searching", total=n_trials * len(adaptation.jobs))
+
+        def evaluate(values: Values) -> float:
+            changed = with_settings(config, values)
+            results = Results(folder / "trials" / trial_name(values))
+            for job in adaptation.jobs:
+                if job not in results.finished:
+                    results.add(adaptation.run_job(job, changed, score_test=False))
+                progress.advance(bar)
+            ended = tuple(results.finished[job] for job in adaptation.jobs)
+            trials.append(Trial(values, ended))
+            write_trials(folder / "trials.csv", trials)
+            write_text(folder / "best.yaml", best_fragment(trials))
+            score = trials[-1].score
+            status.print(
+                f"{len(trials)} of {n_trials}: {trial_name(values)}: dev {100 * score:.1f}"
+            )
+            return score
+
+        for values in points:
+            evaluate(values)
+        if search.ranges:
+            search_ranges(
+                ranges_of(search),
+                evaluate,
+                n_trials=n_trials,
+                seed=search.seed,
+                jobs=adaptation.jobs,
+                journal=folder / "optuna.journal",
+            )
+
+    console.print(trials_table(trials, f"Search, mode {config.adapt.mode} (per cent)"))
+    console.print(f"The best settings are in {folder / 'best.yaml'}", highlight=False)
+    return 0
+
+
+def check_search(config: Config) -> Search:
+    """Return what to search, or say what is wrong with it before anything runs.
+
+    Raises:
+        ConfigError: If there is nothing to search, or a value would be refused.
+    """
+    search = config.search
+    if not (search.grid or search.ranges):
+        raise ConfigError(
+            "search.grid and search.ranges are empty: there is nothing to try. Add a file to -c, "
+            "such as crossfit.yaml+search/mhr.yaml, or -k 'search.grid={adapt.lr: [1e-3, 1e-4]}'"
+        )
+    ranges = ranges_of(search)
+    lows = {name: bounds.low for name, bounds in ranges.items()}
+    highs = {name: bounds.high for name, bounds in ranges.items()}
+    for values in grid_points(search.grid) if search.grid else (lows, highs):
+        try:
+            with_settings(config, values)
+        except ConfigError as error:
+            raise ConfigError(f"section search: the trial {trial_name(values)}: {error}") from None
+    return search
+
+
+def ranges_of(search: Search) -> dict[str, Range]:
+    """Return the bounds by setting."""
+    return {name: Range(**bounds.model_dump()) for name, bounds in search.ranges.items()}
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        *("-c", "--config"), required=True, metavar="FILE[+FILE...]", help="as for pl_train.py"
+    )
+    parser.add_argument(
+        "--from", dest="source", required=True, metavar="RUN", help="the folder of a trained run"
+    )
+    parser.add_argument(
+        "--tasks", default="dev", help="dev, test, or names joined by commas (%(default)s)"
+    )
+    parser.add_argument(
+        "--samples", metavar="N[,N...]", help="few-shot samples of every task (all)"
+    )
+    parser.add_argument("--allow-seen", action="store_true", help="take tasks of training too")
+    parser.add_argument("--out", metavar="DIR", help="trials (RUN/search-MODE)")
+    parser.add_argument(
+        *("-k", "--set"),
+        dest="override",
+        action="append",
+        nargs="+",
+        default=[],
+        metavar="section.key=value",
+        help="settings that override the files",
+    )
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    exit_with(main)

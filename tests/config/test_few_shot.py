@@ -1,0 +1,39 @@
+"""The settings of adaptation that a configuration describes."""
+
+import re
+
+import pytest
+
+from mttl.config.few_shot import few_shot_settings, with_settings
+from mttl.config.load import load_config
+from mttl.errors import ConfigError
+
+
+def test_rates_come_from_adapt_and_the_optimizer_from_optim() -> None:
+    config = load_config("crossfit.yaml", ["adapt.lr=3e-3", "optim.label_smoothing=0.1"])
+    settings = few_shot_settings(config, {"prefix": True})
+    optimization = settings.optimization
+    assert (optimization.lr, optimization.backbone_lr, optimization.router_lr) == (3e-3, 3e-3, 0.1)
+    assert dict(optimization.settings)["betas"] == (0.9, 0.98)
+    assert settings.label_smoothing == 0.1
+    assert settings.form == {"prefix": True}
+
+
+def test_settings_change_by_name() -> None:
+    config = load_config("crossfit.yaml")
+    changed = with_settings(config, {"adapt.lr": 0.5, "data.dir": "elsewhere"})
+    assert (changed.adapt.lr, changed.data.dir) == (0.5, "elsewhere")
+    assert config.adapt.lr != 0.5
+    assert with_settings(config, {}) == config
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"adapt.rl": 1}, "adapt.rl: section 'adapt' has no 'rl'. Did you mean 'lr'"),
+        ({"adapt.lr": "fast"}, "adapt.lr: 'fast' must be a number"),
+    ],
+)
+def test_mistakes_are_answered(values: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        with_settings(load_config("crossfit.yaml"), values)

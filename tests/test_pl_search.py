@@ -1,0 +1,156 @@
+"""The search command end to end, on a tiny run and new tasks."""
+
+import csv
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from helpers.command import ROOT, load_recipe
+from helpers.new_tasks import NEW, train_source
+from mttl.adaptation import Adaptation
+from mttl.command import USER_MISTAKE, run_command
+from mttl.config.load import load_config
+from mttl.training.few_shot import FewShotJob, FewShotResult
+
+GRID = "search.grid={adapt.lr: [1e-3, 1e-2], adapt.router_lr: [0.1, 0.5]}"
+RANGES = "search.ranges={adapt.lr: {low: 1e-4, high: 1e-2, log: true}}"
+STEPS = ("adapt.max_steps=1", "adapt.batch_size=4")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The new tasks are for development, and have no test rows at all."""
+    folder = tmp_path_factory.mktemp("search")
+    train_source(folder, "dev")
+    for task in NEW:
+        for path in (folder / "gym" / task).glob("*_test.tsv"):
+            path.unlink()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recipe() -> ModuleType:
+    return load_recipe(ROOT / "pl_search.py")
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[FewShotJob]:
+    """Jobs score 0.1 more for the router's rate 0.5 and for the skills' rate 1e-3; who ran."""
+    started: list[FewShotJob] = []
+
+    def run_job(self, job, config, *, score_test) -> FewShotResult:
+        assert not score_test
+        started.append(job)
+        dev = 0.1 * (config.adapt.router_lr == 0.5) + 0.1 * (config.adapt.lr == 1e-3)
+        return FewShotResult(*(job.task, job.sample, job.seed), "EM", dev, float("nan"), 1, 1, 0)
+
+    monkeypatch.setattr(Adaptation, "run_job", run_job)
+    return started
+
+
+def arguments(folder: Path, out: Path, *more: str) -> list[str]:
+    given = ["-c", str(folder / "tiny.yaml"), "--from", str(folder / "runs" / "source")]
+    return [*given, "--out", str(out), "-k", *STEPS, *more]
+
+
+def trials(out: Path) -> list[dict[str, str]]:
+    with (out / "trials.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def fails(recipe: ModuleType, capsys: pytest.CaptureFixture[str], given: list[str]) -> str:
+    assert run_command(lambda: recipe.main(given)) == USER_MISTAKE
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_a_grid_is_scored_without_test_rows(
+    folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Real jobs, one sample each: the gym has no test file of these tasks."""
+    assert recipe.main([*arguments(folder, tmp_path, GRID), "--samples", "13"]) == 0
+    found = {(float(row["adapt.lr"]), float(row["adapt.router_lr"])) for row in trials(tmp_path)}
+    assert found == {(lr, router_lr) for lr in (1e-3, 1e-2) for router_lr in (0.1, 0.5)}
+    lines = [path.read_text() for path in tmp_path.glob("trials/*/results.jsonl")]
+    rows = [json.loads(line) for text in lines for line in text.splitlines()]
+    assert {(row["task"], row["sample"], row["test"]) for row in rows} == {
+        (task, 13, None) for task in NEW
+    }
+    assert len(rows) == 4 * len(NEW)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert all(text in printed for text in ("adapt.router_lr", "twice, first", "No test row was"))
+
+
+def test_the_best_settings_can_be_given_to_the_next_command(
+    folder: Path, recipe: ModuleType, tmp_path: Path, started: list[FewShotJob]
+) -> None:
+    assert recipe.main(arguments(folder, tmp_path, GRID)) == 0
+    config = load_config([str(folder / "tiny.yaml"), str(tmp_path / "best.yaml")])
+    assert (config.adapt.lr, config.adapt.router_lr) == (1e-3, 0.5)
+    assert len(started) == 4 * len(NEW) * 2
+
+
+def test_what_is_finished_is_not_repeated(
+    folder: Path,
+    recipe: ModuleType,
+    tmp_path: Path,
+    started: list[FewShotJob],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Interrupted in the second trial; then the grid grows."""
+    run_job = Adaptation.run_job
+
+    def interrupted(self, job, config, **more):
+        if len(started) == 6:
+            raise KeyboardInterrupt
+        return run_job(self, job, config, **more)
+
+    monkeypatch.setattr(Adaptation, "run_job", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        recipe.main(arguments(folder, tmp_path, GRID))
+    assert len(trials(tmp_path)) == 1  # what is known so far is written down
+    monkeypatch.setattr(Adaptation, "run_job", run_job)
+    assert recipe.main(arguments(folder, tmp_path, GRID)) == 0
+    assert len(started) == 16
+    grown = GRID.replace("[1e-3,", "[1e-3, 5e-3,")
+    assert recipe.main(arguments(folder, tmp_path, grown)) == 0
+    assert len(started) == 24
+    assert len(trials(tmp_path)) == 6
+
+
+def test_ranges_go_on_where_they_stopped(
+    folder: Path, recipe: ModuleType, tmp_path: Path, started: list[FewShotJob]
+) -> None:
+    pytest.importorskip("optuna")
+    assert recipe.main(arguments(folder, tmp_path, RANGES, "search.trials=2")) == 0
+    first = trials(tmp_path)
+    assert recipe.main(arguments(folder, tmp_path, RANGES, "search.trials=3")) == 0
+    assert trials(tmp_path)[:2] == first
+    assert len(started) == 3 * len(NEW) * 2
+    assert (tmp_path / "optuna.journal").is_file()
+
+
+def test_mistakes_are_answered(
+    folder: Path,
+    recipe: ModuleType,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    started: list[FewShotJob],
+) -> None:
+    out = tmp_path / "out"
+    message = fails(recipe, capsys, arguments(folder, out))
+    assert "search.grid and search.ranges are empty" in message
+    message = fails(recipe, capsys, arguments(folder, out, "search.grid={adapt.lr: [1e-3, -1]}"))
+    assert "trial adapt.lr=-1: adapt.lr: '-1' must be greater than 0" in message
+    low = "search.ranges={adapt.warmup: {low: -1, high: 0.5}}"
+    assert "trial adapt.warmup=-1: adapt.warmup" in fails(
+        recipe, capsys, arguments(folder, out, low)
+    )
+    message = fails(recipe, capsys, [*arguments(folder, out, GRID), "--tasks", "test"])
+    assert "has no test tasks" in message
+    assert not started
+    assert not out.exists()
+    assert recipe.main(arguments(folder, out, GRID)) == 0
+    message = fails(recipe, capsys, arguments(folder, out, GRID, "adapt.max_steps=2"))
+    assert "adapt.max_steps (1 before, 2 now)" in message
