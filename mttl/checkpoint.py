@@ -14,6 +14,7 @@ A folder ``skills/`` holds
 import hashlib
 import importlib.metadata
 import json
+import math
 import re
 import shutil
 import tempfile
@@ -176,6 +177,15 @@ def load_into(model: SkilledModel, saved: SavedInventory) -> None:
         for part, tensors in targets.items():
             for name, tensor in tensors.items():
                 tensor.copy_(sources[part][name])
+
+
+def count_saved(path: Path) -> int:
+    """Return the number of values in a safetensors file, from its header alone."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return sum(
+        math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"
+    )
 
 
 def skill_tensors(model: SkilledModel) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from comparison.figure import Dots, comparison_figure
 from comparison.methods import ABLATIONS, ALL, METHODS, MODE_SETTINGS, MODES, REFERENCE, Plan, plan
 from comparison.stages import Cost, Processes, start_again
 from comparison.tables import (
@@ -37,6 +38,8 @@ from comparison.tables import (
 )
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from mttl.analysis.figures import save_figure
+from mttl.checkpoint import count_saved
 from mttl.command import exit_with, make_console
 from mttl.config.load import load_config
 from mttl.errors import ConfigError
@@ -223,6 +226,15 @@ class Comparison:
             if len(kept) > 1:
                 unseen = [score for score in scores if (score.method, score.mode) in kept]
                 text += f"\n{heading}\n\n{task_table(unseen, kept)}"
+        dots = [
+            Dots(
+                label(*column),
+                seen=list(_means(scores, column[0], "").values()) if column[1] == "all" else [],
+                unseen=list(_means(scores, *column).values()),
+            )
+            for column in columns
+        ]
+        save_figure(comparison_figure(dots, REFERENCE), self.out / "comparison")
         write_text(self.out / "table.md", text)
         write_text(self.out / "table.csv", lines_csv(lines))
         write_text(self.out / "scores.csv", scores_csv(scores))
@@ -230,24 +242,22 @@ class Comparison:
 
     def line(self, method: str, mode: str, plans: list[Plan], scores: list[Score]) -> Line:
         """Return one row of the main table."""
-
-        def means(method: str, mode: str) -> dict[int, float]:
-            return by_seed(x for x in scores if (x.method, x.mode) == (method, mode))
-
         items = [item for item in plans if item.name == method]
         training = [cost for item in items if (cost := self.cost(item, "train")).ended]
         adapting = [cost for item in items if (cost := self.cost(item, f"adapt-{mode}")).ended]
         first = next(item for item in items if self.cost(item, f"adapt-{mode}").ended)
-        seen, unseen = means(method, ""), means(method, mode)
+        # A mode changes nothing about the tasks of training.
+        seen = _means(scores, method, "") if mode == "all" else {}
+        unseen = _means(scores, method, mode)
         return Line(
             label(method, mode),
-            trained=self.n_trained(first, mode) / 1e6,
+            trained=self.n_trained(first, mode),
             n_seeds=len(unseen),
             seen=_mean(seen.values()),
             unseen=_mean(unseen.values()),
-            seen_difference=paired_difference(seen, means(REFERENCE, "")),
-            unseen_difference=paired_difference(unseen, means(REFERENCE, "all")),
-            training_minutes=_mean(cost.cpu_minutes for cost in training),
+            seen_difference=paired_difference(seen, _means(scores, REFERENCE, "")),
+            unseen_difference=paired_difference(unseen, _means(scores, REFERENCE, "all")),
+            training_minutes=_mean(cost.cpu_minutes for cost in training if seen),
             adaptation_minutes=_mean(cost.cpu_minutes for cost in adapting),
             peak_mib=max(cost.peak_mib for cost in training + adapting),
         )
@@ -280,22 +290,18 @@ def n_trained(run: Path) -> int:
     skills = run / "skills"
     kind = json.loads((skills / "meta.json").read_text("utf-8"))["settings"]["router"]["kind"]
     files = ["skills"] if kind in FIXED_ROUTERS else ["skills", "router"]
-    return sum(count_values(skills / f"{name}.safetensors") for name in files)
-
-
-def count_values(path: Path) -> int:
-    """Return the number of values in a safetensors file, from its header alone."""
-    with path.open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return sum(
-        math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"
-    )
+    return sum(count_saved(skills / f"{name}.safetensors") for name in files)
 
 
 def _columns(plans: list[Plan]) -> list[tuple[str, str]]:
     """Return methods, then the further modes of the reference."""
     columns = dict.fromkeys((item.name, mode) for item in plans for mode in item.modes)
     return sorted(columns, key=lambda column: column[1] != "all")
+
+
+def _means(scores: list[Score], method: str, mode: str) -> dict[int, float]:
+    """Return the mean over tasks by seed; of the tasks of training where there is no mode."""
+    return by_seed(score for score in scores if (score.method, score.mode) == (method, mode))
 
 
 def _mean(values: Iterable[float]) -> float:

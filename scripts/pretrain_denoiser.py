@@ -11,6 +11,7 @@ training tasks, inputs and outputs apart, so that nothing is learned of tasks or
 import argparse
 import random
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -77,7 +78,7 @@ def export(run: Path, settings: Backbone, out: Path) -> None:
     backbone.save_pretrained(out)
 
 
-def training_texts(gym: Gym, tasks: list[str], samples: list[int]) -> set[str]:
+def training_texts(gym: Gym, tasks: Sequence[str], samples: Sequence[int]) -> set[str]:
     """Return the inputs and the outputs of all training rows."""
     rows = [row for task in tasks for sample in samples for row in gym.rows(task, "train", sample)]
     return {text for row in rows for text in (row.input, row.outputs[0]) if text}

@@ -9,7 +9,6 @@ its own. Runs that have ended are read, not repeated; an interrupted one is resu
 import argparse
 import csv
 import json
-import math
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
+from mttl.checkpoint import count_saved
 from mttl.command import exit_with
 from mttl.config.load import load_config
 from mttl.errors import MttlError
@@ -93,7 +93,7 @@ def train(fragment: str, steps: int, seed: int, out: Path) -> Row:
     means = {row["split"]: float(row["score"]) for row in rows}
     return Row(
         fragment,
-        count_parameters(folder / "skills" / "skills.safetensors"),
+        count_saved(folder / "skills" / "skills.safetensors"),
         100 * means["dev"],
         100 * means["test"],
         json.loads(minutes.read_text()),
@@ -112,15 +112,6 @@ def markdown(rows: list[Row], steps: int, seed: int) -> str:
         scores = f"{row.dev:.1f} | {row.test:.1f} | {row.minutes:.1f}"
         lines.append(f"| `{row.name}` | {row.parameters:,} | {scores} |")
     return "\n".join(lines) + "\n"
-
-
-def count_parameters(path: Path) -> int:
-    """Return the number of values in a safetensors file, from its header alone."""
-    with path.open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return sum(
-        math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"
-    )
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -18,6 +18,7 @@ from helpers.backbones import batch, fill, tiny_t5
 from mttl.checkpoint import (
     FORMAT_VERSION,
     backbone_parameters,
+    count_saved,
     fingerprint,
     load_into,
     read_inventory,
@@ -421,3 +422,9 @@ def test_a_fingerprint_knows_names_shapes_and_values() -> None:
     assert shapes == fingerprint(changed, values=False)
     assert shapes != fingerprint(reshaped, values=False)
     assert shapes != fingerprint(renamed, values=False)
+
+
+def test_parameters_are_counted_from_the_header(tmp_path: Path) -> None:
+    path = tmp_path / "skills.safetensors"
+    save_file({"a": torch.zeros(2, 3), "b": torch.zeros(4)}, path, metadata={"format": "pt"})
+    assert count_saved(path) == 10

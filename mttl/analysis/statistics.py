@@ -1,8 +1,9 @@
-"""What a routing matrix looks like in three numbers.
+"""What a routing matrix looks like in four numbers.
 
 References:
     Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, equations 8 to 10; the direction of
-    discreteness as in the EACL 2023 version, appendix D (1 is binary).
+    discreteness as in the EACL 2023 version, appendix D (1 is binary). The effective number is
+    that of Hill, *Diversity and Evenness*, Ecology 1973, of order 1.
 """
 
 import math
@@ -46,3 +47,19 @@ def usage(probabilities: Float[Tensor, "G T H K"]) -> float:
     columns = probabilities.double().sum(dim=1)  # (G, H, K)
     shares = columns / columns.sum(-1, keepdim=True).clamp_min(1e-12)
     return float((torch.special.entr(shares).sum(-1) / math.log(n_skills)).mean())
+
+
+def effective_skills(use: Float[Tensor, "G T H K"]) -> Float[Tensor, "T"]:
+    r"""Return how many skills each task mixes, by effect.
+
+    With :math:`q` the row of a task divided by its sum, :math:`\exp(-\sum_k q_k \log q_k)`: n for
+    n skills used alike, 1 for a single one, 0 for a row without any. Averaged over groups and
+    heads; the mean of the result is the statistic of the whole matrix.
+
+    Args:
+        use: Non-negative use of each skill by each task: probabilities, or mixing weights.
+    """
+    total = use.double().sum(-1, keepdim=True)
+    shares = use.double() / torch.where(total > 0, total, 1.0)
+    numbers = torch.special.entr(shares).sum(-1).exp()  # (G, T, H)
+    return torch.where(total[..., 0] > 0, numbers, 0.0).mean(dim=(0, 2))

@@ -50,7 +50,7 @@ class Line:
 
     Attributes:
         method: Its name; an adaptation mode other than ``all`` follows a colon.
-        trained: Parameters of skills and router, in millions.
+        trained: Parameters of skills and router, or what the mode trains.
         n_seeds: How many seeds have ended.
         seen: Mean over the training tasks.
         unseen: Mean over the unseen tasks, after adaptation.
@@ -62,7 +62,7 @@ class Line:
     """
 
     method: str
-    trained: float
+    trained: int
     n_seeds: int
     seen: float
     unseen: float
@@ -133,19 +133,19 @@ def main_table(lines: Sequence[Line], reference: str) -> str:
     rows = [
         (
             f"`{line.method}`",
-            f"{line.trained:.2f}",
+            f"{line.trained:,}",
             _number(line.seen),
             _difference(line.seen_difference) if line.method != reference else "",
             _number(line.unseen),
             _difference(line.unseen_difference) if line.method != reference else "",
-            f"{line.training_minutes:.1f}",
-            f"{line.adaptation_minutes:.1f}",
+            _number(line.training_minutes),
+            _number(line.adaptation_minutes),
             f"{line.peak_mib:.0f}",
         )
         for line in lines
     ]
     heads = (
-        *("method", "trained, millions", "seen", f"− `{reference}`"),
+        *("method", "trained", "seen", f"− `{reference}`"),
         *("unseen", f"− `{reference}`"),
         *("training, CPU min", "adaptation, CPU min", "peak MiB"),
     )

@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.stats import entropy
 
-from mttl.analysis import discreteness, sparsity, usage
+from mttl.analysis import discreteness, effective_skills, sparsity, usage
 
 
 def test_discreteness_of_binary_and_undecided():
@@ -33,3 +33,25 @@ def test_usage():
     assert usage(torch.ones(1, 4, 1, 1)) == 1
     mixed = torch.tensor([[3.0, 1.0]]).view(1, 1, 1, 2)
     assert usage(mixed) == pytest.approx(entropy([0.75, 0.25]) / math.log(2))
+
+
+def test_effective_skills_count_skills_used_alike():
+    rows = torch.tensor([[0.5, 0.5, 0, 0], [3, 0, 0, 0], [0.2, 0.2, 0.2, 0.2], [0, 0, 0, 0]])
+    found = effective_skills(rows.view(1, 4, 1, 4))
+    assert found.tolist() == pytest.approx([2, 1, 4, 0])
+
+
+def test_effective_skills_are_the_exponential_of_the_entropy_averaged_over_groups_and_heads():
+    use = torch.rand(2, 3, 2, 5)
+    expected = [
+        sum(math.exp(entropy(use[g, task, h])) for g in range(2) for h in range(2)) / 4
+        for task in range(3)
+    ]
+    # float32 input
+    assert effective_skills(use).tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_effective_skills_do_not_change_with_normalisation():
+    use = torch.rand(1, 3, 1, 5)
+    same = effective_skills(use / use.sum(-1, keepdim=True))
+    torch.testing.assert_close(effective_skills(use), same)

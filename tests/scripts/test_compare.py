@@ -78,6 +78,9 @@ def test_methods_and_modes_end_in_one_table(
         *(("seen", task) for task in list(TASKS)[1:]),
         ("unseen", next(iter(TASKS))),
     }
+    assert lines["polytropon: zero_shot"]["seen"] == "nan"
+    picture = (out / "comparison.svg").read_text()
+    assert all(text in picture for text in ("polytropon: zero_shot", "shared", "unseen tasks"))
     # The table's means are those of the scores.
     for name, line in lines.items():
         method, _, mode = name.partition(": ")
@@ -234,3 +237,19 @@ def test_samples_are_averaged_before_tasks_and_undefined_scores_count_as_zero() 
         score("c", 1, math.nan),
     ]
     assert TABLES.by_seed(scores) == {13: pytest.approx((20 + 60 + 0) / 3)}
+
+
+def test_every_seed_is_a_dot_and_the_reference_a_line() -> None:
+    figures = sys.modules["comparison.figure"]
+    figure = figures.comparison_figure(
+        [figures.Dots("a", [1.0, 3.0], [5.0, 7.0]), figures.Dots("b", [], [2.0])], "a"
+    )
+    seen, unseen = figure.axes
+    assert [text.get_text() for text in seen.get_yticklabels()] == ["a", "b"]
+    assert [text.get_text() for text in (seen.title, unseen.title)] == [
+        "seen tasks",
+        "unseen tasks",
+    ]
+    drawn = [line.get_xdata() for line in unseen.lines]
+    assert [list(x) for x in drawn] == [[5.0, 7.0], [6.0], [6.0, 6.0], [2.0], [2.0]]
+    assert len(seen.lines) == 3  # nothing of b

@@ -22,12 +22,6 @@ def test_every_shipped_router_and_skill_is_in_the_table() -> None:
     assert set(SCRIPT.FRAGMENTS) == shipped - {"skills/lora"}
 
 
-def test_parameters_are_counted_from_the_header(tmp_path: Path) -> None:
-    path = tmp_path / "skills.safetensors"
-    save_file({"a": torch.zeros(2, 3), "b": torch.zeros(4)}, path, metadata={"format": "pt"})
-    assert SCRIPT.count_parameters(path) == 10
-
-
 def test_a_finished_run_is_read_and_not_repeated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,47 @@
+"""A tree of tasks from their similarity."""
+
+import numpy as np
+from jaxtyping import Float, Int
+
+
+def task_tree(similarity: Float[np.ndarray, "T T"]) -> Float[np.ndarray, "T-1 4"]:
+    """Join the most similar tasks, then the most similar clusters, until one is left.
+
+    The distance is 1 minus the similarity, that of clusters the mean over their pairs (average
+    linkage); neighbouring leaves are as alike as the tree allows (optimal leaf ordering).
+
+    Args:
+        similarity: Symmetric, with ones on the diagonal.
+
+    Returns:
+        SciPy's linkage matrix: the two clusters of each merge, their distance, the tasks joined.
+
+    Raises:
+        ValueError: If there are fewer than two tasks.
+    """
+    from scipy.cluster.hierarchy import linkage
+    from scipy.spatial.distance import squareform
+
+    if len(similarity) < 2:
+        raise ValueError(f"a tree needs at least 2 tasks, not {len(similarity)}")
+    distances = np.clip(1 - similarity, 0, None)
+    return linkage(squareform(distances, checks=False), method="average", optimal_ordering=True)
+
+
+def task_order(tree: Float[np.ndarray, "T-1 4"]) -> Int[np.ndarray, "T"]:
+    """Return the tasks in the order of the tree's leaves."""
+    from scipy.cluster.hierarchy import leaves_list
+
+    return leaves_list(tree)
+
+
+def task_clusters(tree: Float[np.ndarray, "T-1 4"], n_clusters: int) -> Int[np.ndarray, "T"]:
+    """Cut the tree into clusters and return the cluster of every task.
+
+    Args:
+        tree: As `task_tree` returns it.
+        n_clusters: The most clusters; merges at equal distances are cut together.
+    """
+    from scipy.cluster.hierarchy import fcluster
+
+    return fcluster(tree, n_clusters, criterion="maxclust")

@@ -1,0 +1,46 @@
+"""How a category of tasks looks: a colour and a marker, so that neither has to do alone.
+
+References:
+    Okabe and Ito, *Color Universal Design*, 2008: colours that colour-blind readers can tell apart.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+UNKNOWN = "unknown"
+# Fill of the marker, and a darker shade of it in which text has a contrast of 4.5 on white.
+COLOURS = (
+    ("#0072B2", "#0072B2"),
+    ("#D55E00", "#B24E00"),
+    ("#009E73", "#007A59"),
+    ("#CC79A7", "#A8457C"),
+    ("#E69F00", "#8F6200"),
+    ("#56B4E9", "#1F78AD"),
+    ("#000000", "#000000"),
+)
+# As many that their number has no divisor in common with that of the colours: 70 pairs.
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "p", "h")
+NO_COLOUR = ("#999999", "#666666")
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a category is drawn."""
+
+    fill: str
+    ink: str
+    marker: str
+
+
+def category_looks(categories: Sequence[str]) -> dict[str, Look]:
+    """Give every category a look of its own; `UNKNOWN` is a grey circle.
+
+    Args:
+        categories: One per task.
+    """
+    known = sorted(set(categories) - {UNKNOWN})
+    looks = {
+        name: Look(*COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)])
+        for number, name in enumerate(known)
+    }
+    return looks | ({UNKNOWN: Look(*NO_COLOUR, "o")} if UNKNOWN in categories else {})

@@ -1,0 +1,152 @@
+"""What a run wrote down about its routing.
+
+| file | content |
+|---|---|
+| ``plots/routing.npz`` | ``weights (G, T, K)``, ``tasks``, ``groups`` |
+| ``plots/routing_history.npz`` | the same over training: ``steps (S,)``, ``weights (S, G, T, K)`` |
+| ``metrics.csv`` | columns ``routing/…``: the statistics over training |
+
+With several heads each head is a group.
+"""
+
+import csv
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from mttl.errors import CheckpointError
+
+PREFIX = "routing/"
+Curves = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> steps and values
+
+
+@dataclass(frozen=True)
+class RoutingHistory:
+    """The mixing weights over training.
+
+    Attributes:
+        steps: When they were recorded, in ascending order.
+        weights: What they were.
+    """
+
+    steps: Int[np.ndarray, "S"]
+    weights: Float[np.ndarray, "S G T K"]
+
+
+@dataclass(frozen=True)
+class RoutingRecord:
+    """The routing of a run.
+
+    Attributes:
+        folder: The run's.
+        tasks: Names of the tasks.
+        groups: Names of the groups of layers.
+        weights: Mixing weights of the weights that the run kept.
+        history: How they came about, if the run recorded it.
+        curves: The statistics over training, by name (``discreteness``, ``encoder/usage`` …).
+    """
+
+    folder: Path
+    tasks: tuple[str, ...]
+    groups: tuple[str, ...]
+    weights: Float[np.ndarray, "G T K"]
+    history: RoutingHistory | None
+    curves: Curves
+
+
+def read_record(folder: str | Path) -> RoutingRecord:
+    """Read what a run wrote down about its routing.
+
+    Args:
+        folder: The run's folder.
+
+    Raises:
+        CheckpointError: If the run has no ``plots/routing.npz``, or a file is damaged or does not
+            fit the others.
+    """
+    folder = Path(folder)
+    path = folder / "plots" / "routing.npz"
+    if not path.is_file():
+        raise CheckpointError(
+            f"'{path}' does not exist. Give the folder of a run that has ended: training writes "
+            "this file last. An interrupted run is finished with --resume"
+        )
+    arrays = _read_arrays(path, ("weights", "tasks", "groups"))
+    weights = arrays["weights"]
+    tasks, groups = (tuple(map(str, arrays[name].ravel())) for name in ("tasks", "groups"))
+    expected = (len(groups), len(tasks))
+    if weights.ndim != 3 or weights.shape[:2] != expected or not weights.shape[2]:
+        raise CheckpointError(
+            f"'{path}' has weights of shape {weights.shape}; its {expected[0]} groups and "
+            f"{expected[1]} tasks make it ({expected[0]}, {expected[1]}, skills). {_AGAIN}"
+        )
+    _check_finite(path, weights)
+    return RoutingRecord(
+        folder=folder,
+        tasks=tasks,
+        groups=groups,
+        weights=weights.astype(np.float64),
+        history=_read_history(path.with_name("routing_history.npz"), weights.shape),
+        curves=_read_curves(folder / "metrics.csv"),
+    )
+
+
+def _read_history(path: Path, shape: tuple[int, ...]) -> RoutingHistory | None:
+    if not path.is_file():
+        return None
+    arrays = _read_arrays(path, ("steps", "weights"))
+    steps, weights = arrays["steps"], arrays["weights"]
+    if steps.ndim != 1 or weights.shape != (len(steps), *shape):
+        raise CheckpointError(
+            f"'{path}' has weights of shape {weights.shape}; {steps.size} steps of the weights in "
+            f"routing.npz make it {(steps.size, *shape)}. Are both files of one run? {_AGAIN}"
+        )
+    _check_finite(path, weights)
+    return RoutingHistory(steps, weights.astype(np.float64)) if len(steps) else None
+
+
+def _read_curves(path: Path) -> Curves:
+    """Read the columns ``routing/…``; steps without a value are left out."""
+    if not path.is_file():
+        return {}
+    points: dict[str, list[tuple[int, float]]] = {}
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                for name, value in row.items():
+                    if name and name.startswith(PREFIX) and value:
+                        point = int(row["step"]), float(value)
+                        points.setdefault(name.removeprefix(PREFIX), []).append(point)
+    except (ValueError, KeyError, csv.Error) as error:
+        raise CheckpointError(f"'{path}' is damaged ({error}). {_AGAIN}") from error
+    return {
+        name: (np.array([step for step, _ in found]), np.array([value for _, value in found]))
+        for name, found in points.items()
+    }
+
+
+def _read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            absent = [name for name in names if name not in file]
+            if absent:
+                raise CheckpointError(f"'{path}' lacks {' and '.join(absent)}. {_AGAIN}")
+            return {name: file[name] for name in names}
+    except CheckpointError:
+        raise
+    except (ValueError, TypeError, EOFError, OSError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"'{path}' is damaged ({error}). {_AGAIN}") from error
+
+
+def _check_finite(path: Path, weights: np.ndarray) -> None:
+    if not np.issubdtype(weights.dtype, np.number) or not np.isfinite(weights).all():
+        raise CheckpointError(f"'{path}' has weights that are no finite numbers. {_AGAIN}")
+
+
+_AGAIN = (
+    "Copy the whole folder again from where it was written, or write it again: repeat the training "
+    "command with --resume"
+)

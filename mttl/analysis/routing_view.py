@@ -1,0 +1,95 @@
+"""The routing of a run and what follows from it, computed once."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from mttl.analysis.clustering import task_order, task_tree
+from mttl.analysis.layers import effective_skills_over_training, layer_statistics
+from mttl.analysis.routing_record import Curves, RoutingRecord
+from mttl.analysis.similarity import task_similarity
+from mttl.errors import TaskError
+
+
+@dataclass(frozen=True)
+class RoutingView:
+    """What tables, figures and the page show of a run.
+
+    Attributes:
+        record: What the run wrote down.
+        probabilities: How likely each task is to use each skill, before normalisation.
+        categories: One per task.
+    """
+
+    record: RoutingRecord
+    probabilities: Float[np.ndarray, "G T K"]
+    categories: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """What to call the run."""
+        return self.record.folder.resolve().name
+
+    @cached_property
+    def similarity(self) -> Float[np.ndarray, "T T"]:
+        """How alike the tasks are routed: the correlation of their mixing weights."""
+        return task_similarity(self.record.weights)
+
+    @cached_property
+    def tree(self) -> Float[np.ndarray, "T-1 4"]:
+        """The tree of tasks."""
+        return task_tree(self.similarity)
+
+    @cached_property
+    def order(self) -> Int[np.ndarray, "T"]:
+        """The tasks in the order of the tree."""
+        return task_order(self.tree)
+
+    @cached_property
+    def statistics(self) -> Float[np.ndarray, "G 4"]:
+        """The statistics of every group of layers."""
+        return layer_statistics(self.probabilities)
+
+    @cached_property
+    def curves(self) -> Curves:
+        """The statistics over training: those that were logged, and the one of the history."""
+        curves = dict(self.record.curves)
+        if self.record.history is not None:
+            steps, weights = self.record.history.steps, self.record.history.weights
+            found = effective_skills_over_training(weights, self.record.groups)
+            curves |= {name: (steps, values) for name, values in found.items()}
+        return curves
+
+    def aligned_with(self, first: "RoutingView") -> "RoutingView":
+        """Return this run with tasks and groups of layers in the order of another.
+
+        Args:
+            first: The other run.
+
+        Raises:
+            TaskError: If the runs differ in tasks, groups of layers or number of skills.
+        """
+        one, other = first.record, self.record
+        runs, hint = f"'{one.folder}' and '{other.folder}'", "Compare runs of different seeds"
+        for what in ("tasks", "groups"):
+            names = sorted(set(getattr(one, what)) ^ set(getattr(other, what)))
+            if names:
+                some = ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
+                raise TaskError(f"{runs} differ in {what}: only one has {some}. {hint}")
+        n_skills = one.weights.shape[2], other.weights.shape[2]
+        if n_skills[0] != n_skills[1]:
+            raise TaskError(f"{runs} have {n_skills[0]} and {n_skills[1]} skills. {hint}")
+        groups = [other.groups.index(group) for group in one.groups]
+        tasks = [other.tasks.index(task) for task in one.tasks]
+        cells = np.ix_(groups, tasks)
+        record = replace(
+            other,
+            tasks=one.tasks,
+            groups=one.groups,
+            weights=other.weights[cells],
+            history=None,
+        )
+        categories = tuple(self.categories[task] for task in tasks)
+        return RoutingView(record, self.probabilities[cells], categories)

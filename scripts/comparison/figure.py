@@ -1,0 +1,79 @@
+"""The comparison at a glance: every method's mean on seen and on unseen tasks, and its seeds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from mttl.analysis.figures.sheet import (
+    FAINT,
+    FONT,
+    GAP,
+    HEADING,
+    INK,
+    MARGIN,
+    new_sheet,
+    place,
+    strip_frame,
+    text_width,
+)
+
+PANEL = 2.6  # inches
+ROW = 0.21
+OTHERS, REFERENCE = "#0072B2", "#D55E00"
+
+
+@dataclass(frozen=True)
+class Dots:
+    """The scores of one method, in per cent.
+
+    Attributes:
+        name: Its name.
+        seen: A mean over the training tasks per seed; none for a mode of adaptation.
+        unseen: A mean over the unseen tasks per seed.
+    """
+
+    name: str
+    seen: Sequence[float]
+    unseen: Sequence[float]
+
+
+def comparison_figure(methods: Sequence[Dots], reference: str) -> Figure:
+    """Return a row per method: small dots are seeds, the large one is their mean.
+
+    Args:
+        methods: From top to bottom.
+        reference: The method that the vertical lines stand at.
+    """
+    names = [method.name for method in methods]
+    label = text_width(names) + GAP
+    height = ROW * len(methods)
+    figure = new_sheet(
+        MARGIN + label + 2 * (PANEL + MARGIN),
+        2 * MARGIN + 2 * HEADING + height,
+        "Mean test score over tasks, per cent",
+    )
+    for number, side in enumerate(("seen", "unseen")):
+        left = MARGIN + label + number * (PANEL + MARGIN)
+        axes = place(figure, left, MARGIN + HEADING / 2, PANEL, height)
+        strip_frame(axes, "left", "right", "top")
+        axes.set_title(f"{side} tasks", fontsize=FONT, color=INK)
+        axes.set_ylim(len(methods) - 0.5, -0.5)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.tick_params(axis="x", length=3)
+        if number == 0:
+            axes.set_yticks(range(len(methods)), names)
+        for row, method in enumerate(methods):
+            scores = method.seen if side == "seen" else method.unseen
+            if not scores:
+                continue
+            colour = REFERENCE if method.name == reference else OTHERS
+            mean = sum(scores) / len(scores)
+            axes.hlines(row, min(scores), max(scores), color=colour, linewidth=1)
+            axes.plot(scores, [row] * len(scores), "o", color=colour, markersize=2.5)
+            marker = "D" if method.name == reference else "o"
+            axes.plot([mean], [row], marker, color=colour, markersize=6)
+            if method.name == reference:
+                axes.axvline(mean, color=FAINT, linewidth=1, zorder=0)
+    return figure

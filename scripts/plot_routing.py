@@ -1,0 +1,210 @@
+"""Draw what the router of a run learned, and print its statistics.
+
+python scripts/plot_routing.py runs/crossfit
+python scripts/plot_routing.py runs/seed13 --compare runs/seed14 --html
+
+The figures go to RUN/plots, as PNG and SVG: heat maps of tasks by skills (the mean, and one per
+block of layers), the tree of tasks, upright and round, their similarity and a map of them, the
+subsets of skills in use, the statistics over layers and over training. --html adds a page to look
+around in.
+
+Groups of layers number their skills independently: the third skill of one has nothing to do with
+the third of another. Means over layers therefore show little where there are many groups; trees and
+similarities, which compare tasks within each group, do not depend on the numbers.
+"""
+
+import argparse
+import csv
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.markup import escape
+from rich.table import Table
+
+from mttl.analysis.agreement import category_agreement
+from mttl.analysis.baseline import Comparison
+from mttl.analysis.layers import ALL, STATISTICS, stack_means
+from mttl.analysis.page import routing_page
+from mttl.analysis.palette import UNKNOWN
+from mttl.analysis.routing_record import RoutingRecord, read_record
+from mttl.analysis.routing_view import RoutingView
+from mttl.analysis.stability import skill_stability
+from mttl.checkpoint import read_inventory
+from mttl.command import exit_with, make_console
+from mttl.config.load import load_config, resolve_folder
+from mttl.errors import CheckpointError, MttlError, TaskError
+from mttl.files import write_text
+from mttl.tasks.table import crossfit_tasks
+
+LIBRARIES = ("matplotlib", "scipy", "sklearn", "plotly")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print and draw; return the exit status."""
+    options = parse(arguments)
+    check_libraries()
+    from mttl.analysis.figures import drawings, save_figure  # they need matplotlib
+
+    console, status = make_console(), make_console(stderr=True)
+    view = read_view(Path(options.run))
+    other = read_view(Path(options.compare)).aligned_with(view) if options.compare else None
+    folder = Path(options.out) if options.out else view.record.folder / "plots"
+
+    console.print(statistics_table(view))
+    console.print(comparison_table(view, other))
+    n_figures = 0
+    for name, figure in drawings(view, other):
+        save_figure(figure, folder / name)
+        status.print(f"drawn: {name}", markup=False)
+        n_figures += 1
+    if options.html:
+        page = routing_page(
+            view.record, categories=view.categories, similarity=view.similarity, order=view.order
+        )
+        write_text(folder / "routing.html", page)
+        console.print(f"The page is {folder / 'routing.html'}: open it in a browser", markup=False)
+    console.print(f"{n_figures} figures are in {folder}, as PNG and SVG", markup=False)
+    return 0
+
+
+def check_libraries() -> None:
+    """See that what draws is installed.
+
+    Raises:
+        MttlError: If a library is missing; the message says how to get it.
+    """
+    for name in LIBRARIES:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise MttlError(
+                f"figures need {error.name}, which is not installed: pip install 'mttl[plots]'"
+            ) from error
+
+
+def read_view(folder: Path) -> RoutingView:
+    """Read the routing of a run and the categories of its tasks.
+
+    Raises:
+        CheckpointError: If the run has not ended, or its files are damaged or of different runs.
+        TaskError: If it has a single task.
+    """
+    record = read_record(folder)
+    if len(record.tasks) < 2:
+        raise TaskError(f"'{folder}' has one task only, and figures compare tasks")
+    return RoutingView(record, use_probabilities(record), task_categories(folder, record.tasks))
+
+
+def use_probabilities(record: RoutingRecord) -> np.ndarray:
+    """Return how likely each task is to use each skill, (G, T, K).
+
+    Polytropon's mixing weights are normalised probabilities, which cannot be undone: the saved
+    logits are read. Other routers use what has a weight; HyperFormer's weights are all it has.
+
+    Raises:
+        CheckpointError: If there is no saved router, or not the one of the record.
+    """
+    saved = read_inventory(record.folder)
+    settings = saved.meta["settings"]["router"]
+    if settings["kind"] == "hyperformer":
+        return record.weights
+    if settings["kind"] != "polytropon":
+        return (record.weights > 0).astype(np.float64)
+    probabilities = saved.router["logits"].double().sigmoid()  # (G, T, H, K)
+    if settings["shared_skill"]:  # the last skill is always on and has no logit
+        always = torch.ones_like(probabilities[..., :1])
+        probabilities = torch.cat([probabilities, always], dim=-1)
+    found = probabilities.transpose(1, 2).flatten(0, 1).numpy()  # heads are groups
+    if found.shape != record.weights.shape:
+        raise CheckpointError(
+            f"the router in '{saved.folder}' has shape {found.shape}, the weights in "
+            f"'{record.folder / 'plots' / 'routing.npz'}' {record.weights.shape}: they are of "
+            "different runs. Copy the whole folder again from where it was written"
+        )
+    return found
+
+
+def task_categories(folder: Path, tasks: Sequence[str]) -> tuple[str, ...]:
+    """Return the category of every task.
+
+    It stands in the column `category` of the gym's TASKS.csv, else in CrossFit's table; a task in
+    neither is of the category "unknown".
+    """
+    known = {name: info.category for name, info in crossfit_tasks().items()}
+    config = folder / "config.yaml"
+    if config.is_file():
+        table = resolve_folder(load_config(str(config)).data.dir) / "TASKS.csv"
+        if table.is_file():
+            with table.open(newline="", encoding="utf-8-sig") as file:
+                for row in csv.DictReader(file):
+                    if row.get("task") and row.get("category"):
+                        known[row["task"].strip()] = row["category"].strip()
+    return tuple(known.get(task, UNKNOWN) for task in tasks)
+
+
+def statistics_table(view: RoutingView) -> Table:
+    """Return the statistics of every group of layers, and the means."""
+    table = Table(title=f"Routing of {escape(view.name)}", title_justify="left")
+    table.add_column("layers", overflow="fold")
+    for name in STATISTICS:
+        table.add_column(name, justify="right")
+    for group, values in zip(view.record.groups, view.statistics, strict=True):
+        table.add_row(escape(group), *(f"{value:.3f}" for value in values))
+    table.add_section()
+    for stack, values in stack_means(view.statistics, view.record.groups).items():
+        name = "mean" if stack == ALL else f"mean, {stack}"
+        table.add_row(name, *(f"{value:.3f}" for value in values))
+    table.caption = (
+        "discreteness: 1 binary, 0 undecided; sparsity: share of active cells; usage: 1 all skills "
+        f"alike; effective skills: how many of {view.record.weights.shape[2]} a task mixes"
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def comparison_table(view: RoutingView, other: RoutingView | None) -> Table:
+    """Return how the tree fits the categories, and one run another, beside chance."""
+    table = Table(title="Beside chance", title_justify="left")
+    table.add_column("", overflow="fold")
+    for name in ("value", "chance", "95 %", "p"):
+        table.add_column(name, justify="right", no_wrap=True)
+
+    def add(name: str, found: Comparison) -> None:
+        values = (found.value, found.mean, found.percentile_95, found.p_value)
+        table.add_row(name, *(f"{value:.3f}" for value in values))
+
+    known = [number for number, name in enumerate(view.categories) if name != UNKNOWN]
+    categories = [view.categories[number] for number in known]
+    n_categories = len(set(categories))
+    table.caption = "chance: mean and 95th percentile over 1000 permutations of the tasks"
+    if n_categories > 1:
+        agreement = category_agreement(view.similarity[np.ix_(known, known)], categories)
+        add(f"clusters of tasks and their {n_categories} categories (AMI)", agreement)
+    else:
+        table.caption += "; no categories: TASKS.csv of the gym names fewer than two"
+    if other is not None:
+        stability = skill_stability(view.record.weights, other.record.weights)[1]
+        add(f"matched skills of {escape(other.name)} (correlation)", stability)
+    table.caption_justify = "left"
+    return table
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", metavar="RUN", help="the folder of a run that has ended")
+    parser.add_argument("--html", action="store_true", help="write the page routing.html too")
+    parser.add_argument(
+        "--compare", metavar="RUN2", help="a run of another seed, whose skills are matched"
+    )
+    parser.add_argument("--out", metavar="DIR", help="where to write (RUN/plots)")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    exit_with(main)

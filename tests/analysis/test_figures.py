@@ -1,0 +1,346 @@
+"""What figures say (not their pixels), and that it can be read at 160 tasks."""
+
+import itertools
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from mttl.analysis import figures
+from mttl.analysis.clustering import task_order, task_tree
+from mttl.analysis.figures.catalogue import layer_parts
+from mttl.analysis.figures.task_map import place_labels
+from mttl.analysis.layers import STATISTICS
+from mttl.analysis.palette import category_looks
+from mttl.analysis.routing_view import RoutingView
+
+TASKS = ("one", "two", "three", "four")
+CATEGORIES = ("a", "b", "a", "c")
+SIMILARITY = np.array(
+    [[1.0, 0.1, 0.9, 0.3], [0.1, 1.0, 0.2, 0.8], [0.9, 0.2, 1.0, 0.2], [0.3, 0.8, 0.2, 1.0]]
+)
+TREE = task_tree(SIMILARITY)
+ORDER = task_order(TREE)
+NAMED = {"tasks": TASKS, "categories": CATEGORIES}
+
+
+def texts(figure: Figure) -> list[Text]:
+    """Return every text that is drawn."""
+    figure.draw_without_rendering()
+    found = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text()]
+    # Labels of ticks outside of the limits, and of hidden axes, are made but not drawn.
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            for tick in axis.get_major_ticks():
+                if not (axes.axison and low <= tick.get_loc() <= high):
+                    found = [text for text in found if text not in (tick.label1, tick.label2)]
+    return found
+
+
+def words(figure: Figure) -> list[str]:
+    return [text.get_text() for text in texts(figure)]
+
+
+def row_names(axes: Axes) -> list[str]:
+    """Return the labels of the rows from top to bottom."""
+    labels = sorted(axes.get_yticklabels(), key=lambda label: label.get_position()[1])
+    return [label.get_text() for label in labels]
+
+
+def inks(axes: Axes) -> list[str]:
+    return [to_hex(label.get_color()).upper() for label in axes.get_yticklabels()]
+
+
+# Content.
+
+
+def test_heat_map_rows_follow_the_tree_with_their_categories() -> None:
+    weights = np.arange(12.0).reshape(1, 4, 3) / 12
+    figure = figures.heat_maps(weights, ["mean"], order=ORDER, title="Weights", **NAMED)
+    axes = figure.axes[0]
+    names = [TASKS[task] for task in ORDER]
+    assert row_names(axes) == names
+    np.testing.assert_array_equal(axes.images[0].get_array(), weights[0][ORDER])
+    looks = category_looks(CATEGORIES)
+    assert inks(axes) == [looks[CATEGORIES[task]].ink for task in ORDER]
+    assert {"Weights", "mean", "skill", "a", "b", "c", "mixing weight"} <= set(words(figure))
+    # Below the map and above it.
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "2"] * 2
+
+
+def test_panels_share_one_scale_and_one_list_of_tasks() -> None:
+    weights = np.stack([np.zeros((4, 3)), np.ones((4, 3))])
+    names = ["encoder.block.0.layer.0.SelfAttention.q", "v"]
+    figure = figures.heat_maps(weights, names, order=ORDER, title="Weights", **NAMED)
+    shown = [axes for axes in figure.axes if axes.images]
+    assert {axes.images[0].get_clim() for axes in shown} == {(0, 1)}
+    assert row_names(shown[1]) == []
+    # Long names break at dots.
+    assert shown[0].get_title().replace("\n", "") == names[0]
+    assert "\n" in shown[0].get_title()
+
+
+def test_unknown_categories_need_no_legend() -> None:
+    known = figures.dendrogram(TREE, title="Tree", **NAMED)
+    unknown = figures.dendrogram(TREE, TASKS, categories=["unknown"] * 4, title="Tree")
+    assert known.legends
+    assert not unknown.legends
+
+
+def test_similarity_matrix_has_tasks_on_both_axes_and_no_diagonal() -> None:
+    figure = figures.similarity_matrix(SIMILARITY, order=ORDER, title="Similarity", **NAMED)
+    axes = figure.axes[0]
+    names = [TASKS[task] for task in ORDER]
+    assert row_names(axes) == names == [label.get_text() for label in axes.get_xticklabels()]
+    shown = axes.images[0].get_array()
+    assert np.ma.getmaskarray(shown).tolist() == np.eye(4, dtype=bool).tolist()
+    assert shown[0, 3] == SIMILARITY[ORDER[0], ORDER[3]]
+    assert shown.max() == pytest.approx(0.9)
+
+
+def test_dendrogram_leaves_follow_the_tree_and_its_heights_are_the_merges() -> None:
+    figure = figures.dendrogram(TREE, title="Tree", **NAMED)
+    axes = figure.axes[0]
+    assert row_names(axes) == [TASKS[task] for task in ORDER]
+    joints = [line.get_xdata() for line in axes.lines if len(line.get_xdata()) == 4]
+    assert sorted(joint[1] for joint in joints) == pytest.approx([0.1, 0.2, 0.8])
+    left, right = axes.get_xlim()
+    assert left > right == 0  # the root on the left
+
+
+def test_radial_dendrogram_has_every_task_once_around_the_circle() -> None:
+    figure = figures.radial_dendrogram(TREE, title="Tree", **NAMED)
+    axes = figure.axes[0]
+    assert [text.get_text() for text in axes.texts] == [TASKS[task] for task in ORDER]
+    places = np.array([text.get_position() for text in axes.texts])
+    np.testing.assert_allclose(np.linalg.norm(places, axis=1), np.linalg.norm(places[0]))
+    # No text is upside down.
+    assert all(-90 <= (text.get_rotation() + 180) % 360 - 180 <= 90 for text in axes.texts)
+    # Clockwise from the top.
+    angles = np.unwrap(np.arctan2(places[:, 1], places[:, 0]))
+    assert (np.diff(angles) < 0).all()
+
+
+def test_subset_table_lists_skills_and_tasks() -> None:
+    active = np.array([[1, 0], [1, 1], [1, 0], [0, 0]], dtype=bool)
+    figure = figures.subset_table(active, title="Subsets", **NAMED)
+    axes = figure.axes[0]
+    rows: dict[float, list[str]] = {}
+    for text in axes.texts:
+        rows.setdefault(round(text.get_position()[1], 3), []).append(text.get_text())
+    assert [rows[y] for y in sorted(rows)] == [
+        ["0", "1", "n", "tasks"],
+        ["1", "four"],
+        ["2", "one", "three"],
+        ["1", "two"],
+    ]
+    dots = [line.get_color() for line in axes.lines if line.get_marker() == "o"]
+    filled = [colour == figures.sheet.INK for colour in dots]
+    assert filled == [False, False, True, False, True, True]
+
+
+def test_long_subsets_flow_over_lines() -> None:
+    tasks = [f"a_rather_long_name_{number}" for number in range(12)]
+    active = np.ones((12, 1), dtype=bool)
+    figure = figures.subset_table(active, tasks, categories=["a"] * 12, title="Subsets")
+    lines = {text.get_position()[1] for text in figure.axes[0].texts if "name" in text.get_text()}
+    assert len(lines) > 1
+    check_legible(figure)
+
+
+def test_statistics_by_layer() -> None:
+    groups = ("encoder.0", "encoder.1", "decoder.0")
+    values = np.arange(12.0).reshape(3, 4)
+    figure = figures.statistics_by_layer(values, groups, title="Statistics")
+    panels = [axes for axes in figure.axes if axes.get_title(loc="left")]
+    assert [axes.get_title(loc="left") for axes in panels] == list(STATISTICS)
+    assert row_names(panels[0]) == list(groups)
+    points, mean, decoder, _ = panels[1].lines
+    assert points.get_xdata().tolist() == [1, 5]
+    assert mean.get_xdata().tolist() == [3, 3]
+    assert decoder.get_xdata().tolist() == [9]
+    assert {"encoder", "decoder", "lines: means"} <= set(words(figure))
+
+
+def test_statistics_over_training() -> None:
+    steps = np.array([0, 10])
+    curves = {
+        "usage": (steps, np.array([1.0, 0.5])),
+        "encoder/usage": (steps, np.array([1.0, 0.7])),
+        "discreteness": (steps, np.array([0.0, 0.1])),
+    }
+    figure = figures.statistics_over_training(curves, title="Statistics")
+    panels = [axes for axes in figure.axes if axes.get_xlabel() == "step"]
+    assert [axes.get_title(loc="left") for axes in panels] == ["discreteness", "usage"]
+    assert [line.get_ydata().tolist() for line in panels[1].lines] == [[1, 0.5], [1, 0.7]]
+    assert {"all", "encoder"} <= set(words(figure))
+    assert "decoder" not in words(figure)
+
+
+def test_task_map_names_every_point() -> None:
+    points = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    axis_names = ("first (60%)", "second (20%)")
+    figure = figures.task_map(points, title="Map", axis_names=axis_names, **NAMED)
+    axes = figure.axes[0]
+    assert {text.get_text() for text in axes.texts} == set(TASKS)
+    assert (axes.get_xlabel(), axes.get_ylabel()) == axis_names
+
+
+def test_labels_of_points_in_one_place_do_not_overlap() -> None:
+    boxes = place_labels(np.full((30, 2), 3.0), [0.8] * 30, 6.0)
+    for one, other in itertools.combinations(boxes, 2):
+        across = min(one[2], other[2]) - max(one[0], other[0])
+        up = min(one[3], other[3]) - max(one[1], other[1])
+        assert across <= 0 or up <= 0
+    assert all(min(box[:2]) >= 0 and max(box[2:]) <= 6 for box in boxes)
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        (["model"], {}),
+        (["encoder", "decoder"], {"encoder": [0], "decoder": [1]}),
+        (
+            ["a.layers.0.q", "a.layers.0.v", "a.layers.1.q"],
+            {"a.layers.0": [0, 1], "a.layers.1": [2]},
+        ),
+        (
+            ["encoder.block.0", "encoder.block.1", "decoder.block.0"],
+            {"encoder": [0, 1], "decoder": [2]},
+        ),
+        (["h.0/head 0", "h.0/head 1"], {"h.0": [0, 1]}),
+        (["model/head 0", "model/head 1"], {"layers": [0, 1]}),
+    ],
+)
+def test_layers_are_shared_among_figures(groups: list[str], expected: dict[str, list[int]]) -> None:
+    assert dict(layer_parts(groups)) == expected
+
+
+def test_many_groups_of_a_block_take_several_figures() -> None:
+    parts = dict(layer_parts([f"h.0.q/head {head}" for head in range(30)]))
+    assert {name: len(members) for name, members in parts.items()} == {
+        "h.0 part 1": 12,
+        "h.0 part 2": 12,
+        "h.0 part 3": 6,
+    }
+
+
+# Legibility.
+
+
+def check_legible(figure: Figure) -> None:
+    """See that all text lies on the sheet, and that no two texts overlap.
+
+    Text at an angle is left out of the second check.
+    """
+    canvas = FigureCanvasAgg(figure)
+    found = texts(figure)
+    assert min(text.get_fontsize() for text in found) >= 7
+    boxes = [(text, text.get_window_extent(canvas.get_renderer())) for text in found]
+    width, height = figure.get_size_inches() * figure.dpi
+    for text, box in boxes:
+        inside = box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height
+        assert inside, f"{text.get_text()!r} is cut off"
+    upright = [(text, box) for text, box in boxes if text.get_rotation() % 90 == 0]
+    corners = np.array([box.extents for _, box in upright])
+    for number, (text, box) in enumerate(upright[:-1]):
+        rest = corners[number + 1 :]
+        across = np.minimum(rest[:, 2], box.x1) - np.maximum(rest[:, 0], box.x0)
+        up = np.minimum(rest[:, 3], box.y1) - np.maximum(rest[:, 1], box.y0)
+        hit = np.flatnonzero((across > 1) & (up > 1))  # pixels
+        assert not hit.size, f"{text.get_text()!r} {upright[number + 1 + hit[0]][0].get_text()!r}"
+
+
+@pytest.fixture(scope="module")
+def drawn(crossfit_view: RoutingView) -> dict[str, Figure]:
+    return dict(figures.drawings(crossfit_view, crossfit_view))
+
+
+NAMES = (
+    *("heat_map", "heat_map_encoder.layers.0", "heat_map_decoder.layers.1", "similarity"),
+    *("dendrogram", "dendrogram_radial", "skill_subsets", "task_map_pca", "statistics_by_layer"),
+    *("statistics_over_training", "compare_crossfit"),
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_160_tasks_are_legible(drawn: dict[str, Figure], name: str) -> None:
+    check_legible(drawn[name])
+
+
+def test_labels_around_a_circle_of_160_tasks_are_further_apart_than_they_are_high(
+    drawn: dict[str, Figure],
+) -> None:
+    axes = drawn["dendrogram_radial"].axes[0]
+    places = np.array([text.get_position() for text in axes.texts])  # inches
+    assert len(places) == 160
+    assert np.linalg.norm(np.diff(places, axis=0), axis=1).min() > 1.15 * figures.sheet.FONT / 72
+
+
+def test_a_run_beside_itself_is_matched_with_itself(drawn: dict[str, Figure]) -> None:
+    left, right = [axes.images[0].get_array() for axes in drawn["compare_crossfit"].axes[::2][:2]]
+    np.testing.assert_array_equal(left, right)
+
+
+@pytest.mark.parametrize("n_skills", [1, 40])
+def test_one_skill_and_many_are_legible(n_skills: int) -> None:
+    weights = np.random.default_rng(0).uniform(size=(2, 4, n_skills))
+    check_legible(figures.heat_maps(weights, ["x", "y"], order=ORDER, title="W", **NAMED))
+    check_legible(figures.heat_maps(weights[:1], [""], order=ORDER, title="W", **NAMED))
+    check_legible(figures.subset_table(weights[0] > 0.5, title="Subsets", **NAMED))
+
+
+def test_tasks_routed_alike_can_be_drawn() -> None:
+    tree = task_tree(np.ones((4, 4)))
+    check_legible(figures.dendrogram(tree, title="Tree", **NAMED))
+    figures.radial_dendrogram(tree, title="Tree", **NAMED)
+    check_legible(figures.task_map(np.zeros((4, 2)), title="Map", **NAMED))
+
+
+# Files.
+
+
+def test_files_are_written_whole_with_text_as_text(tmp_path: Path) -> None:
+    settings = dict(matplotlib.rcParams)
+    figure = figures.dendrogram(TREE, title="Tree of <tasks> & more, $5 or $6", **NAMED)
+    png, svg = figures.save_figure(figure, tmp_path / "plots" / "tree.block.0")
+    assert [path.name for path in (png, svg)] == ["tree.block.0.png", "tree.block.0.svg"]
+    assert png.read_bytes().startswith(b"\x89PNG")
+    root = ElementTree.parse(svg).getroot()
+    found = {"".join(node.itertext()).strip() for node in root.iter() if node.tag.endswith("text")}
+    assert {"Tree of <tasks> & more, $5 or $6", *TASKS, "a", "b", "c"} <= found
+    first = svg.read_bytes()
+    figures.save_figure(figure, tmp_path / "plots" / "tree.block.0")
+    assert svg.read_bytes() == first  # the same figure gives the same file
+    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == [png.name, svg.name]
+    assert dict(matplotlib.rcParams) == settings
+
+
+def test_a_figure_that_fails_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = figures.dendrogram(TREE, title="Tree", **NAMED)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr(figure, "savefig", fail)
+    with pytest.raises(OSError, match="no space"):
+        figures.save_figure(figure, tmp_path / "tree")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("make", [figures.dendrogram, figures.radial_dendrogram])
+def test_no_figure_is_registered_globally(make: Callable[..., Figure]) -> None:
+    make(TREE, title="Tree", **NAMED)
+    pyplot = __import__("sys").modules.get("matplotlib.pyplot")
+    assert pyplot is None or not pyplot.get_fignums()

@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+import torch
+
+from mttl.analysis.layers import (
+    EFFECTIVE,
+    effective_skills_over_training,
+    layer_statistics,
+    stack_means,
+    stack_of,
+    stacks_of,
+)
+from mttl.training.routing_monitor import routing_statistics
+
+GROUPS = ("encoder.block.0", "decoder.block.0", "decoder.block.1")
+
+
+def test_a_row_per_group() -> None:
+    binary, undecided = np.eye(2), np.full((2, 2), 0.5)
+    found = layer_statistics(np.stack([binary, undecided]))
+    # discreteness, sparsity, usage, effective skills
+    np.testing.assert_allclose(found, [[1, 0.5, 1, 1], [0, 0, 1, 2]], atol=1e-12)
+
+
+def test_means_are_those_that_training_logs() -> None:
+    generator = np.random.default_rng(0)
+    probabilities = generator.uniform(size=(3, 4, 5))
+    logged = routing_statistics(torch.from_numpy(probabilities)[:, :, None], GROUPS)
+    means = stack_means(layer_statistics(probabilities), GROUPS)
+    assert list(means) == ["encoder", "decoder", "all"]
+    for stack, values in means.items():
+        name = "routing/" if stack == "all" else f"routing/{stack}/"
+        for statistic, value in zip(("discreteness", "sparsity", "usage"), values, strict=False):
+            assert value == pytest.approx(logged[f"{name}{statistic}"])
+
+
+def test_stacks_are_found_inside_paths_and_before_heads() -> None:
+    assert stack_of("model.encoder.layers.0.q_proj") == "encoder"
+    assert stack_of("decoder/head 3") == "decoder"
+    assert stack_of("my_encoder.0") == ""
+
+
+def test_a_model_of_one_stack_has_one_mean() -> None:
+    groups = ("model.decoder.layers.0", "model.decoder.layers.1")
+    assert stacks_of(groups) == ["", ""]
+    means = stack_means(np.array([[1.0], [3.0]]), groups)
+    assert {name: values.tolist() for name, values in means.items()} == {"all": [2.0]}
+
+
+def test_values_outside_of_probabilities_are_cut_off() -> None:
+    found = layer_statistics(np.array([[[-1.0, 2.0]]]))
+    np.testing.assert_allclose(found, [[1, 0.5, 0, 1]], atol=1e-12)
+
+
+def test_effective_skills_over_training() -> None:
+    even, single = np.full((2, 4), 0.25), np.eye(4)[:2]
+    weights = np.stack([[even, even, even], [single, even, single]])
+    found = effective_skills_over_training(weights, GROUPS)
+    assert {name: values.tolist() for name, values in found.items()} == {
+        f"encoder/{EFFECTIVE}": pytest.approx([4, 1]),
+        f"decoder/{EFFECTIVE}": pytest.approx([4, 2.5]),
+        EFFECTIVE: pytest.approx([4, 2]),
+    }

@@ -1,0 +1,54 @@
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from sklearn.decomposition import PCA
+
+from mttl.analysis.projection import principal_components, umap_projection
+from mttl.analysis.similarity import task_rows
+
+
+def test_against_scikit_learn() -> None:
+    weights = np.random.default_rng(0).uniform(size=(3, 7, 4))
+    points, shares = principal_components(weights)
+    reference = PCA(2).fit(task_rows(weights))
+    expected = reference.transform(task_rows(weights))
+    np.testing.assert_allclose(np.abs(points), np.abs(expected), atol=1e-12)
+    np.testing.assert_allclose(shares, reference.explained_variance_ratio_)
+    # The sign is fixed.
+    assert (points[np.abs(points).argmax(0), [0, 1]] > 0).all()
+
+
+def test_tasks_on_a_line_or_in_one_point() -> None:
+    line, shares = principal_components(np.array([[[0.0], [1.0], [3.0]]]))
+    np.testing.assert_allclose(line, [[-4 / 3, 0], [-1 / 3, 0], [5 / 3, 0]], atol=1e-12)
+    np.testing.assert_allclose(shares, [1, 0])
+    point, shares = principal_components(np.ones((2, 3, 4)))
+    np.testing.assert_array_equal(point, np.zeros((3, 2)))
+    np.testing.assert_array_equal(shares, [0, 0])
+
+
+def test_umap_gets_few_neighbours_and_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {}
+
+    class Recorder:
+        def __init__(self, **settings: object) -> None:
+            seen.update(settings)
+
+        def fit_transform(self, rows: np.ndarray) -> np.ndarray:
+            return rows[:, :2]
+
+    monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=Recorder))
+    assert umap_projection(np.ones((2, 5, 3)), seed=7).shape == (5, 2)
+    assert (seen["n_neighbors"], seen["random_state"]) == (4, 7)
+
+
+@pytest.mark.slow
+def test_umap_itself_separates_two_kinds_of_tasks() -> None:
+    pytest.importorskip("umap", reason="needs umap-learn: pip install 'mttl[umap]'")
+    generator = np.random.default_rng(0)
+    kinds = np.repeat([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]], 10, axis=0)
+    points = umap_projection(kinds[None] + generator.normal(scale=0.05, size=(2, 20, 3)))
+    within = np.linalg.norm(points[:10] - points[:10].mean(0), axis=1).max()
+    assert np.linalg.norm(points[:10].mean(0) - points[10:].mean(0)) > within

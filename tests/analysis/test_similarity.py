@@ -1,0 +1,45 @@
+import numpy as np
+import pytest
+from sklearn.metrics.pairwise import cosine_similarity
+
+from mttl.analysis.similarity import nearest_tasks, task_rows, task_similarity
+
+
+@pytest.fixture
+def weights() -> np.ndarray:
+    return np.random.default_rng(0).uniform(size=(3, 5, 4))
+
+
+def test_a_task_has_its_weights_of_all_groups_in_a_row(weights: np.ndarray) -> None:
+    rows = task_rows(weights)
+    assert rows.shape == (5, 12)
+    np.testing.assert_array_equal(rows[2], np.concatenate([weights[g, 2] for g in range(3)]))
+
+
+def test_against_numpy_and_scikit_learn(weights: np.ndarray) -> None:
+    rows = task_rows(weights)
+    np.testing.assert_allclose(task_similarity(weights), np.corrcoef(rows), atol=1e-12)
+    cosine = task_similarity(weights, "cosine")
+    np.testing.assert_allclose(cosine, cosine_similarity(rows), atol=1e-12)
+
+
+def test_by_hand() -> None:
+    weights = np.array([[[1.0, 0.0], [0.0, 1.0], [0.9, 0.1]]])
+    np.testing.assert_allclose(task_similarity(weights), [[1, -1, 1], [-1, 1, -1], [1, -1, 1]])
+
+
+def test_tasks_without_a_direction_are_like_each_other_only() -> None:
+    weights = np.array([[[0.5, 0.5], [0.1, 0.1], [1.0, 0.0]]])
+    np.testing.assert_array_equal(task_similarity(weights), [[1, 1, 0], [1, 1, 0], [0, 0, 1]])
+
+
+def test_another_measure_is_refused(weights: np.ndarray) -> None:
+    with pytest.raises(ValueError, match=r"measure \('dot'\) must be correlation or cosine"):
+        task_similarity(weights, "dot")
+
+
+def test_nearest_tasks_leave_out_the_task_itself() -> None:
+    similarity = np.array([[1.0, 0.2, 0.7], [0.2, 1.0, 0.2], [0.7, 0.2, 1.0]])
+    assert nearest_tasks(similarity, 5).tolist() == [[2, 1], [0, 2], [0, 1]]
+    assert nearest_tasks(similarity, 1).tolist() == [[2], [0], [0]]
+    assert similarity[0, 0] == 1  # the argument stays as it was
