@@ -58,6 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
         steps=options.steps,
         adapt_steps=options.adapt_steps,
         tasks=options.tasks,
+        samples=options.samples,
         overrides=tuple(text for group in options.override for text in group),
     )
     plans = plan(options.methods, options.modes, options.seeds)
@@ -102,6 +103,7 @@ class Comparison:
         steps: Optimizer steps of every training.
         adapt_steps: Optimizer steps of every adaptation job.
         tasks: Which unseen tasks.
+        samples: Which few-shot samples of them, joined by commas; all by default.
         overrides: Settings of all runs.
     """
 
@@ -110,6 +112,7 @@ class Comparison:
     steps: int
     adapt_steps: int
     tasks: str
+    samples: str | None = None
     overrides: tuple[str, ...] = ()
 
     def run_folder(self, item: Plan) -> Path:
@@ -165,6 +168,7 @@ class Comparison:
             "steps": self.steps,
             "adapt_steps": self.adapt_steps,
             "tasks": self.tasks,
+            "samples": self.samples,
             "overrides": list(self.overrides),
         }
         before = yaml.safe_load(path.read_text("utf-8")) if path.is_file() else shared
@@ -194,6 +198,7 @@ class Comparison:
         for mode in item.modes:
             if not self.cost(item, f"adapt-{mode}").ended:
                 command = [str(ROOT / "pl_finetune.py"), "-c", self.config, "--from", str(run)]
+                command += ["--samples", self.samples] if self.samples else []
                 command += ["--tasks", self.tasks, "-k", *self.adaptation(item, mode)]
                 processes.run(command, log, self.cost_file(item, f"adapt-{mode}"))
 
@@ -275,11 +280,12 @@ class Comparison:
         seeds = sorted({item.seed for item in plans})
         ended = sum(self.has_ended(item) for item in plans)
         unfinished = f" {ended} of {len(plans)} runs have ended." if ended < len(plans) else ""
+        samples = f", few-shot samples {self.samples}" if self.samples else ""
         overrides = f" `-k {' '.join(self.overrides)}`" if self.overrides else ""
         return (
             f"`{self.config}`{overrides}: {self.steps} steps of training, {self.adapt_steps} of "
-            f"each adaptation, seeds {', '.join(map(str, seeds))}.{unfinished} Mean test scores "
-            "over tasks in per cent; in brackets the 95 % interval of the paired difference, from "
+            f"each adaptation, seeds {', '.join(map(str, seeds))}{samples}.{unfinished} Mean test "
+            "scores over tasks in per cent; in brackets the 95 % interval of the paired difference, from "
             "the seeds (Student's t). Trained parameters are those of skills and router, or what a "
             "mode trains; minutes are processor time per run; memory is the peak of a process."
         )
@@ -342,6 +348,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--adapt-steps", type=positive, default=60, help="of each adaptation job (%(default)s)"
     )
     parser.add_argument("--tasks", default="test", help="as for pl_finetune.py (%(default)s)")
+    parser.add_argument(
+        "--samples", metavar="N[,N...]", help="few-shot samples of every unseen task (all)"
+    )
     parser.add_argument(
         "--workers", type=positive, default=2, help="runs at a time, each on its share of the cores"
     )

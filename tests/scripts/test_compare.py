@@ -103,6 +103,15 @@ def test_what_has_ended_is_not_repeated_and_seeds_can_be_added(
     assert len(commands) == 4
 
 
+def test_adaptation_takes_the_samples_that_were_asked_for(
+    config: Path, tmp_path: Path, commands: list[list[str]]
+) -> None:
+    given = ("--methods", "polytropon", "--modes", "--seeds", "13", "--samples", "100")
+    assert compare(config, tmp_path / "out", *given) == 0
+    assert "--samples" not in commands[0]
+    assert commands[1][commands[1].index("--samples") + 1] == "100"
+
+
 def test_another_budget_is_refused(
     config: Path, tmp_path: Path, commands: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
