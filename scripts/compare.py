@@ -287,7 +287,8 @@ class Comparison:
             f"each adaptation, seeds {', '.join(map(str, seeds))}{samples}.{unfinished} Mean test "
             "scores over tasks in per cent; in brackets the 95 % interval of the paired "
             "difference, from the seeds (Student's t). Trained parameters are those of skills and "
-            "router, or what a mode trains; minutes are processor time per run; memory is the peak of a process."
+            "router, or what a mode trains; minutes are processor time per run; memory is the "
+            "peak of a process."
         )
 
 
