@@ -180,12 +180,14 @@ def load_into(model: SkilledModel, saved: SavedInventory) -> None:
 
 
 def count_saved(path: Path) -> int:
-    """Return the number of values in a safetensors file, from its header alone."""
+    """Return the number of parameters in a safetensors file, from its header alone.
+
+    Single numbers are settings, such as a temperature, and are not counted.
+    """
     with path.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return sum(
-        math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"
-    )
+    shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
+    return sum(math.prod(shape) for shape in shapes if shape)
 
 
 def skill_tensors(model: SkilledModel) -> dict[str, Tensor]:

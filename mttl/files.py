@@ -6,6 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
@@ -34,6 +39,23 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: str | Path) -> Iterator[None]:
+    """Hold a file for this process alone while the block runs; where the system cannot, do nothing.
+
+    Args:
+        path: The file; it is made where it is missing, and stays. The lock ends with the process.
+
+    Raises:
+        BlockingIOError: If another process holds it.
+    """
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with Path(path).open("a") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
 
 
 def write_atomic(path: str | Path, write: Callable[[Path], object]) -> None:

@@ -14,13 +14,13 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from comparison.figure import Dots, comparison_figure
 from comparison.methods import ABLATIONS, ALL, METHODS, MODE_SETTINGS, MODES, REFERENCE, Plan, plan
 from comparison.stages import Cost, Processes, start_again
 from comparison.tables import (
@@ -38,20 +38,36 @@ from comparison.tables import (
 )
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mttl.analysis.figures import save_figure
+from mttl.analysis.libraries import check_libraries
 from mttl.checkpoint import count_saved
 from mttl.command import exit_with, make_console
-from mttl.config.load import load_config
+from mttl.config.load import dump_config, load_config, resolve_folder, resolve_path
+from mttl.data.gym import Gym
+from mttl.data.partition import load_partition, select_tasks
 from mttl.errors import ConfigError
-from mttl.files import write_text
+from mttl.files import locked, write_text
+from mttl.training.few_shot_jobs import new_tasks, plan_jobs, read_samples
+from mttl.training.run_folder import changed_settings
 
 ROOT = Path(__file__).resolve().parent.parent
+# What the comparison sets itself, and how to choose it.
+OWN_SETTINGS = {
+    "run.dir": " (--out)",
+    "run.name": "",
+    "run.seed": " (--seeds)",
+    "data.evaluate": "",
+    "trainer.max_steps": " (--steps)",
+    "adapt.mode": " (--modes)",
+    "adapt.seeds": " (--seeds)",
+    "adapt.max_steps": " (--adapt-steps)",
+}
 FIXED_ROUTERS = ("shared", "private", "average", "expert")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run what is missing, and print and write the tables."""
     options = parse(arguments)
+    check_libraries("matplotlib", "scipy")
     comparison = Comparison(
         out=Path(options.out),
         config=options.config,
@@ -62,11 +78,19 @@ def main(arguments: list[str] | None = None) -> int:
         overrides=tuple(text for group in options.override for text in group),
     )
     plans = plan(options.methods, options.modes, options.seeds)
-    for item in plans:
-        comparison.check(item)  # a mistake should not cost the runs before it
-    comparison.keep_settings()
-    console, status = make_console(), make_console(stderr=True)
-    processes = Processes(n_threads=max(1, (os.cpu_count() or 1) // options.workers))
+    comparison.check(plans)
+    with comparison.alone():
+        comparison.keep_settings()
+        run_all(comparison, plans, options.workers)
+    make_console().print(comparison.write_tables(plans), markup=False, soft_wrap=True)
+    make_console().print(f"The tables are in {options.out}")
+    return 0
+
+
+def run_all(comparison: "Comparison", plans: list[Plan], n_workers: int) -> None:
+    """Run what is missing, several runs at a time, and keep the tables up to date."""
+    status = make_console(stderr=True)
+    processes = Processes(n_threads=max(1, (os.cpu_count() or 1) // n_workers))
     todo = [item for item in plans if not comparison.has_ended(item)]
     with (
         Progress(
@@ -78,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
             transient=True,
             disable=not status.is_terminal,
         ) as progress,
-        ThreadPoolExecutor(options.workers) as pool,
+        ThreadPoolExecutor(n_workers) as pool,
         processes.stopping(),
     ):
         bar = progress.add_task("comparing", total=len(todo))
@@ -88,9 +112,6 @@ def main(arguments: list[str] | None = None) -> int:
             progress.advance(bar)
             status.print(f"{futures[future].name}, seed {futures[future].seed}: ended")
             comparison.write_tables(plans)
-    console.print(comparison.write_tables(plans), markup=False, soft_wrap=True)
-    console.print(f"The tables are in {options.out}")
-    return 0
 
 
 @dataclass(frozen=True)
@@ -154,11 +175,43 @@ class Comparison:
         lr = load_config(self.config, common).adapt.lr
         return [*common, *ALL[item.name].adaptation(lr)]
 
-    def check(self, item: Plan) -> None:
-        """Load the configurations of one method."""
-        load_config(self.files(item), self.training(item))
-        for mode in item.modes:
-            load_config(self.config, self.adaptation(item, mode))
+    def check(self, plans: list[Plan]) -> None:
+        """See that everything can run: a mistake should not cost the runs before it.
+
+        Raises:
+            MttlError: If a configuration, a task or a sample does not exist or is not allowed.
+        """
+        for text in self.overrides:
+            name = text.partition("=")[0].strip()
+            if name in OWN_SETTINGS:
+                raise ConfigError(
+                    f"-k {name} is set by the comparison itself{OWN_SETTINGS[name]}: leave it out"
+                )
+        for item in plans:
+            load_config(self.files(item), self.training(item))
+            for mode in item.modes:
+                load_config(self.config, self.adaptation(item, mode))
+        data = load_config(self.config, list(self.overrides)).data
+        gym, partition = Gym(resolve_folder(data.dir)), resolve_path(data.partition)
+        seen = select_tasks(load_partition(partition).train, gym, data.skip_missing)
+        unseen = new_tasks(self.tasks, partition, gym, seen, skip_missing=data.skip_missing)
+        plan_jobs(gym, unseen, [plans[0].seed], samples=read_samples(self.samples))
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other comparisons out of the folder: they would clear each other's runs.
+
+        Raises:
+            ConfigError: If one is at work there.
+        """
+        try:
+            with locked(self.out / ".lock"):
+                yield
+        except BlockingIOError:
+            raise ConfigError(
+                f"another comparison is at work in '{self.out}': wait for it, or choose another "
+                "folder with --out"
+            ) from None
 
     def keep_settings(self) -> None:
         """Write down what all runs share, or refuse to mix runs of different budgets."""
@@ -180,6 +233,15 @@ class Comparison:
                 + ". Use those, or another folder with --out"
             )
         write_text(path, yaml.safe_dump(shared, sort_keys=False))
+        text = dump_config(load_config(self.config, list(self.overrides)))
+        resolved = self.out / "config.yaml"
+        before_text = resolved.read_text("utf-8") if resolved.is_file() else text
+        if changed := changed_settings(before_text, text, ignore=()):
+            raise ConfigError(
+                f"the files of '{self.config}' have changed since the comparison in '{self.out}' "
+                f"began: {', '.join(changed)}. Change them back, or use another folder with --out"
+            )
+        write_text(resolved, text)
 
     def has_ended(self, item: Plan) -> bool:
         """Return whether nothing is left to do."""
@@ -231,6 +293,10 @@ class Comparison:
             if len(kept) > 1:
                 unseen = [score for score in scores if (score.method, score.mode) in kept]
                 text += f"\n{heading}\n\n{task_table(unseen, kept)}"
+        from comparison.figure import Dots, comparison_figure  # they need matplotlib
+
+        from mttl.analysis.figures import save_figure
+
         dots = [
             Dots(
                 label(*column),

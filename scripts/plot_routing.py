@@ -15,7 +15,6 @@ similarities, which compare tasks within each group, do not depend on the number
 
 import argparse
 import csv
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from rich.table import Table
 from mttl.analysis.agreement import category_agreement
 from mttl.analysis.baseline import Comparison
 from mttl.analysis.layers import ALL, STATISTICS, stack_means
+from mttl.analysis.libraries import check_libraries
 from mttl.analysis.page import routing_page
 from mttl.analysis.palette import UNKNOWN
 from mttl.analysis.routing_record import RoutingRecord, read_record
@@ -35,7 +35,7 @@ from mttl.analysis.stability import skill_stability
 from mttl.checkpoint import read_inventory
 from mttl.command import exit_with, make_console
 from mttl.config.load import load_config, resolve_folder
-from mttl.errors import CheckpointError, MttlError, TaskError
+from mttl.errors import CheckpointError, TaskError
 from mttl.files import write_text
 from mttl.tasks.table import crossfit_tasks
 
@@ -45,7 +45,7 @@ LIBRARIES = ("matplotlib", "scipy", "sklearn", "plotly")
 def main(arguments: list[str] | None = None) -> int:
     """Print and draw; return the exit status."""
     options = parse(arguments)
-    check_libraries()
+    check_libraries(*LIBRARIES)
     from mttl.analysis.figures import drawings, save_figure  # they need matplotlib
 
     console, status = make_console(), make_console(stderr=True)
@@ -68,21 +68,6 @@ def main(arguments: list[str] | None = None) -> int:
         console.print(f"The page is {folder / 'routing.html'}: open it in a browser", markup=False)
     console.print(f"{n_figures} figures are in {folder}, as PNG and SVG", markup=False)
     return 0
-
-
-def check_libraries() -> None:
-    """See that what draws is installed.
-
-    Raises:
-        MttlError: If a library is missing; the message says how to get it.
-    """
-    for name in LIBRARIES:
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            raise MttlError(
-                f"figures need {error.name}, which is not installed: pip install 'mttl[plots]'"
-            ) from error
 
 
 def read_view(folder: Path) -> RoutingView:
@@ -136,7 +121,7 @@ def task_categories(folder: Path, tasks: Sequence[str]) -> tuple[str, ...]:
     known = {name: info.category for name, info in crossfit_tasks().items()}
     config = folder / "config.yaml"
     if config.is_file():
-        table = resolve_folder(load_config(str(config)).data.dir) / "TASKS.csv"
+        table = resolve_folder(load_config([str(config)]).data.dir) / "TASKS.csv"
         if table.is_file():
             with table.open(newline="", encoding="utf-8-sig") as file:
                 for row in csv.DictReader(file):

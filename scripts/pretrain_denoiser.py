@@ -39,7 +39,14 @@ def main(arguments: list[str] | None = None) -> int:
     if (out / "config.json").is_file():
         raise ConfigError(f"'{out}' holds a model already; choose another --out or delete it")
     work = out.with_name(f"{out.name}-run")
+    if work.exists() and not (work / "partition.json").is_file():
+        raise ConfigError(f"'{work}' is needed for the training; choose another --out")
     config = load_config(options.config, [])
+    if not config.backbone.train:
+        raise ConfigError(
+            f"the backbone of '{options.config}' is frozen, and only the backbone is trained here; "
+            "take a configuration with backbone.train: true, such as crossfit.yaml"
+        )
     gym = Gym(resolve_folder(config.data.dir))
     tasks = load_partition(resolve_path(config.data.partition)).train
     texts = sorted(training_texts(gym, tasks, config.data.samples))
@@ -48,7 +55,9 @@ def main(arguments: list[str] | None = None) -> int:
     n_dev = min(MOST_DEV, max(1, len(texts) // 10))
     dev, training = texts[:n_dev], texts[n_dev:]
     rows = [(corrupt(text, generator), text) for _ in range(options.copies) for text in training]
-    shutil.rmtree(work, ignore_errors=True)
+    resume = (work / "run" / "checkpoints" / "last.ckpt").is_file()
+    if not resume:
+        shutil.rmtree(work, ignore_errors=True)
     write_rows(work / "gym", "train", rows)
     for split in ("dev", "test"):
         write_rows(work / "gym", split, [(corrupt(text, generator), text) for text in dev])
@@ -62,7 +71,9 @@ def main(arguments: list[str] | None = None) -> int:
         # All that is learned goes into the backbone: the skill's change stays at zero.
         *("optim.lr=1e-12", f"optim.backbone_lr={options.lr}"),
     ]
-    status = pl_train.main(["-c", f"{options.config}+router/shared.yaml", "-k", *settings])
+    files = f"{options.config}+router/shared.yaml"
+    given = ["-c", files, "-k", *settings, *(["--resume"] if resume else [])]
+    status = pl_train.main(given)
     export(work / "run", config.backbone, out)
     make_console().print(f"The model is in {out}")
     return status
@@ -72,8 +83,10 @@ def export(run: Path, settings: Backbone, out: Path) -> None:
     """Save the trained backbone of a run, without skills, as a folder of transformers."""
     backbone = build_backbone(settings)
     parameters = dict(backbone.named_parameters())
+    trained = read_inventory(run).backbone
+    assert trained is not None  # it was trained
     with torch.no_grad():
-        for name, value in (read_inventory(run).backbone or {}).items():
+        for name, value in trained.items():
             parameters[name].copy_(value)
     backbone.save_pretrained(out)
 

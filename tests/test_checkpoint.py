@@ -426,5 +426,6 @@ def test_a_fingerprint_knows_names_shapes_and_values() -> None:
 
 def test_parameters_are_counted_from_the_header(tmp_path: Path) -> None:
     path = tmp_path / "skills.safetensors"
-    save_file({"a": torch.zeros(2, 3), "b": torch.zeros(4)}, path, metadata={"format": "pt"})
+    tensors = {"a": torch.zeros(2, 3), "b": torch.zeros(4), "temperature": torch.tensor(1.0)}
+    save_file(tensors, path, metadata={"format": "pt"})
     assert count_saved(path) == 10

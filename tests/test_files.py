@@ -1,9 +1,10 @@
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
-from mttl.files import write_atomic, write_text
+from mttl.files import locked, write_atomic, write_text
 
 
 def test_writes_with_usual_permissions_and_makes_parents(tmp_path):
@@ -27,3 +28,11 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
         write_atomic(path, fill_the_disk)
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["b.txt"]
+
+
+def test_a_lock_is_for_one_and_ends_with_its_block(tmp_path: Path) -> None:
+    path = tmp_path / "new" / ".lock"
+    with locked(path), pytest.raises(BlockingIOError), locked(path):
+        pass
+    with locked(path):
+        pass

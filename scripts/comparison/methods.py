@@ -98,6 +98,6 @@ def plan(names: list[str], modes: list[str], seeds: list[int]) -> list[Plan]:
     extra = tuple(mode for mode in modes if mode != "all")
     return [
         Plan(name, seed, ("all", *extra) if name == REFERENCE else ("all",))
-        for seed in seeds
-        for name in names
+        for seed in dict.fromkeys(seeds)
+        for name in dict.fromkeys(names)
     ]

@@ -84,6 +84,9 @@ class Processes:
                     stdout=file,
                     stderr=subprocess.STDOUT,
                     env=self.environment,
+                    # Ctrl-C is for this process, which passes it on once: the second would tell a
+                    # training to leave without a checkpoint.
+                    start_new_session=True,
                 )
                 self._running.add(process)
             _, status, usage = os.wait4(process.pid, 0)

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from scipy import stats
-
 
 @dataclass(frozen=True)
 class Score:
@@ -118,6 +116,8 @@ def paired_difference(ours: Mapping[int, float], reference: Mapping[int, float])
         ours: Mean score by seed.
         reference: That of what it is compared with.
     """
+    from scipy import stats  # an optional library
+
     pairs = [ours[seed] - reference[seed] for seed in sorted(ours.keys() & reference.keys())]
     if not pairs:
         return Difference(math.nan, math.nan, math.nan)
@@ -134,6 +134,7 @@ def main_table(lines: Sequence[Line], reference: str) -> str:
         (
             f"`{line.method}`",
             f"{line.trained:,}",
+            str(line.n_seeds),
             _number(line.seen),
             _difference(line.seen_difference) if line.method != reference else "",
             _number(line.unseen),
@@ -145,7 +146,7 @@ def main_table(lines: Sequence[Line], reference: str) -> str:
         for line in lines
     ]
     heads = (
-        *("method", "trained", "seen", f"− `{reference}`"),
+        *("method", "trained", "seeds", "seen", f"− `{reference}`"),
         *("unseen", f"− `{reference}`"),
         *("training, CPU min", "adaptation, CPU min", "peak MiB"),
     )

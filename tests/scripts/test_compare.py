@@ -1,9 +1,11 @@
 """One command trains all methods, adapts them and writes one table."""
 
 import csv
+import importlib
 import json
 import logging
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from helpers.command import ROOT, load_recipe
 from helpers.gyms import TASKS, write_config, write_gym
 from mttl.command import USER_MISTAKE, run_command
 from mttl.config.load import load_config
+from mttl.files import locked
 
 # As when the script is run: its folder comes first.
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -125,9 +128,39 @@ def test_another_budget_is_refused(
 def test_mistakes_cost_no_training(config: Path, tmp_path: Path) -> None:
     with pytest.raises(METHODS.MttlError, match="must contain polytropon"):
         compare(config, tmp_path / "out", "--methods", "shared")
-    with pytest.raises(METHODS.MttlError, match=r"adapt\.lrr"):
-        compare(config, tmp_path / "out", "-k", "adapt.lrr=1")
+    for given, message in (
+        (("-k", "adapt.lrr=1"), r"adapt\.lrr"),
+        (("-k", "adapt.max_steps=7"), r"adapt\.max_steps is set by .* \(--adapt-steps\)"),
+        (("--tasks", "copi"), "Did you mean 'copy'"),
+        (("--tasks", "reverse"), "was trained on reverse"),
+        (("--samples", "7"), "sample"),
+    ):
+        with pytest.raises(METHODS.MttlError, match=message):
+            compare(config, tmp_path / "out", *given)
     assert not (tmp_path / "out").exists()
+
+
+def test_nothing_runs_twice() -> None:
+    plans = METHODS.plan(["polytropon", "shared", "shared"], [], [13, 13])
+    assert [(item.name, item.seed) for item in plans] == [("polytropon", 13), ("shared", 13)]
+
+
+def test_two_comparisons_do_not_share_a_folder(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with locked(tmp_path / "out" / ".lock"):
+        assert run_command(lambda: compare(config, tmp_path / "out")) == USER_MISTAKE
+    assert "another comparison is at work" in " ".join(capsys.readouterr().err.split())
+
+
+def test_files_that_changed_are_refused(
+    config: Path, tmp_path: Path, commands: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("--methods", "polytropon", "--modes", "--seeds", "13")
+    assert compare(config, tmp_path / "out", *given) == 0
+    config.write_text(config.read_text().replace("rank: 2", "rank: 3"))
+    assert run_command(lambda: compare(config, tmp_path / "out", *given)) == USER_MISTAKE
+    assert "skills.rank (2 before, 3 now)" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_training_without_a_checkpoint_starts_again_and_others_go_on(tmp_path: Path) -> None:
@@ -192,9 +225,19 @@ def test_stopping_ends_the_commands_too(tmp_path: Path, number: signal.Signals) 
     child = script(
         tmp_path / "child.py",
         f"""
-import os, time
+import os, signal, time
+count = 0
+def received(number, frame):
+    global count
+    count += 1
+    open({str(tmp_path / "signals")!r}, "w").write(str(count))
+signal.signal(signal.SIGINT, received)
+signal.signal(signal.SIGTERM, received)
 open({str(tmp_path / "pid")!r}, "w").write(str(os.getpid()))
-time.sleep(60)
+end = time.monotonic() + 60
+while not count and time.monotonic() < end:
+    time.sleep(0.05)
+time.sleep(1)  # long enough for a second signal
 """,
     )
     parent = script(
@@ -215,13 +258,16 @@ def main():
 exit_with(main)
 """,
     )
-    process = subprocess.Popen([sys.executable, str(parent)])
+    process = subprocess.Popen([sys.executable, str(parent)], start_new_session=True)
     wait_for((tmp_path / "pid").is_file)
     wait_for(lambda: bool((tmp_path / "pid").read_text()))
-    process.send_signal(number)
+    os.killpg(process.pid, number)  # as a terminal does
     assert process.wait(timeout=60) == (130 if number == signal.SIGINT else 1)
     pid = int((tmp_path / "pid").read_text())
-    assert not Path(f"/proc/{pid}").exists() or not Path("/proc").exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    # A second one would tell a training to leave without a checkpoint.
+    assert (tmp_path / "signals").read_text() == "1"
 
 
 def test_the_interval_is_students() -> None:
@@ -249,7 +295,7 @@ def test_samples_are_averaged_before_tasks_and_undefined_scores_count_as_zero() 
 
 
 def test_every_seed_is_a_dot_and_the_reference_a_line() -> None:
-    figures = sys.modules["comparison.figure"]
+    figures = importlib.import_module("comparison.figure")
     figure = figures.comparison_figure(
         [figures.Dots("a", [1.0, 3.0], [5.0, 7.0]), figures.Dots("b", [], [2.0])], "a"
     )

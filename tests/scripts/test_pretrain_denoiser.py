@@ -49,6 +49,19 @@ def test_a_model_is_never_overwritten(
     assert "holds a model already" in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_frozen_backbone_and_a_foreign_folder_are_refused(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other-run").mkdir()
+    for files, out, message in (
+        (f"{config}+backbone/t5_small.yaml", "out", "is frozen, and only the backbone"),
+        (str(config), "other", "is needed for the training"),
+    ):
+        given = ["-c", files, "--out", str(tmp_path / out)]
+        assert run_command(lambda given=given: SCRIPT.main(given)) == USER_MISTAKE
+        assert message in " ".join(capsys.readouterr().err.split())
+
+
 def test_only_training_rows_of_training_tasks_are_read(tmp_path: Path) -> None:
     gym = Gym(write_gym(tmp_path / "gym"))
     found = SCRIPT.training_texts(gym, ["copy"], [100])
