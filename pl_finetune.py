@@ -12,16 +12,20 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mttl.adaptation import Adaptation
 from mttl.command import exit_with, make_console
-from mttl.config.load import dump_config, load_config
+from mttl.config.load import load_config
+from mttl.config.schema import Config
 from mttl.errors import ConfigError, MttlError, TaskError
 from mttl.training.few_shot import FewShotJob, FewShotResult
-from mttl.training.few_shot_jobs import Results, Shard, check_settings, read_samples
+from mttl.training.few_shot_jobs import Shard, read_samples
+from mttl.training.few_shot_results import Results
 from mttl.training.few_shot_table import few_shot_table
 
 
@@ -34,23 +38,53 @@ def main(arguments: list[str] | None = None) -> int:
     logging.getLogger("mttl.data").setLevel(logging.WARNING)
 
     # What to adapt, and to which tasks.
-    source = Path(options.source)
     adaptation = Adaptation.of(
         config,
-        source,
+        options.source,
         options.tasks,
         samples=read_samples(options.samples),
         allow_seen=options.allow_seen,
     )
     jobs = adaptation.jobs
     reference = read_reference(options.reference) if options.reference else {}
-    folder = Path(options.out) if options.out else source / f"adapt-{config.adapt.mode}"
-    check_settings(folder / "config.yaml", dump_config(config))
+    name = f"adapt-{config.adapt.mode}"
+    folder = Path(options.out) if options.out else adaptation.folder(name)
+    adaptation.check_folder(folder, config)
     if options.workers > 1:
-        start_workers(options.workers, sys.argv[1:] if arguments is None else arguments)
+        given = sys.argv[1:] if arguments is None else arguments
+        start_workers(options.workers, options.shard, given)
     results = Results(folder, options.shard)
-    adaptation.to_device()
+    todo = [job for job in options.shard.share(jobs) if job not in results.finished]
+    if todo:
+        with results.writing():
+            run_jobs(adaptation, config, todo, results, status)
 
+    ended = [results.finished[job] for job in jobs if job in results.finished]
+    title = f"Adaptation, mode {config.adapt.mode} (per cent)"
+    if len(ended) < len(jobs):
+        title += f"; {len(ended)} of {len(jobs)} jobs have ended"
+    console.print(few_shot_table(ended, title, list(reference.values())))
+    console.print(f"The results are in {folder}", highlight=False)
+    return 0
+
+
+def run_jobs(
+    adaptation: Adaptation,
+    config: Config,
+    todo: Sequence[FewShotJob],
+    results: Results,
+    status: Console,
+) -> None:
+    """Run jobs one after another and keep their results.
+
+    Args:
+        adaptation: The model.
+        config: How to adapt.
+        todo: The jobs.
+        results: Where they go.
+        status: Where progress is shown.
+    """
+    adaptation.to_device()
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -60,7 +94,6 @@ def main(arguments: list[str] | None = None) -> int:
         transient=True,
         disable=not status.is_terminal,
     ) as progress:
-        todo = [job for job in options.shard.share(jobs) if job not in results.finished]
         bar = progress.add_task("adapting", total=len(todo) * config.adapt.max_steps)
         for number, job in enumerate(todo, start=1):
             result = adaptation.run_job(job, config, on_step=lambda: progress.advance(bar))
@@ -70,14 +103,6 @@ def main(arguments: list[str] | None = None) -> int:
                 f"{number} of {len(todo)}: {job.task}, sample {job.sample}, seed {job.seed}: "
                 f"dev {100 * result.dev:.1f}, test {100 * result.test:.1f} (step {result.step})"
             )
-
-    ended = [results.finished[job] for job in jobs if job in results.finished]
-    title = f"Adaptation, mode {config.adapt.mode} (per cent)"
-    if len(ended) < len(jobs):
-        title += f"; {len(ended)} of {len(jobs)} jobs have ended"
-    console.print(few_shot_table(ended, title, list(reference.values())))
-    console.print(f"The results are in {folder}", highlight=False)
-    return 0
 
 
 def read_reference(name: str) -> dict[FewShotJob, FewShotResult]:
@@ -92,21 +117,27 @@ def read_reference(name: str) -> dict[FewShotJob, FewShotResult]:
     return finished
 
 
-def start_workers(n_workers: int, arguments: list[str]) -> None:
+def start_workers(n_workers: int, shard: Shard, arguments: list[str]) -> None:
     """Share the jobs among processes of this command and wait for them.
+
+    Args:
+        n_workers: How many.
+        shard: The part of the jobs that they share.
+        arguments: Of this command.
 
     Raises:
         MttlError: If one of them failed; what the others finished is kept.
     """
     threads = str(max(1, (os.cpu_count() or 1) // n_workers))
     command = [sys.executable, str(Path(__file__).resolve()), *arguments, "--workers", "1"]
+    parts = [shard.part(number, n_workers) for number in range(1, n_workers + 1)]
     workers = [
         subprocess.Popen(
-            [*command, "--shard", f"{number}/{n_workers}"],
+            [*command, "--shard", f"{part.number}/{part.n_shards}"],
             stdout=subprocess.DEVNULL,
             env={**os.environ, "OMP_NUM_THREADS": threads},
         )
-        for number in range(1, n_workers + 1)
+        for part in parts
     ]
     try:
         failed = [number for number, worker in enumerate(workers, 1) if worker.wait()]
@@ -138,7 +169,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--samples", metavar="N[,N...]", help="few-shot samples of every task (all)"
     )
     parser.add_argument(
-        "--workers", type=positive, default=1, metavar="N", help="processes (%(default)s)"
+        "--workers",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="processes that share the jobs, or those of --shard (%(default)s)",
     )
     parser.add_argument(
         "--shard", type=shard, default=Shard(), metavar="I/N", help="run the I-th of N parts only"

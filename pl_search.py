@@ -16,16 +16,19 @@ from rich.progress import Progress
 from mttl.adaptation import Adaptation
 from mttl.command import exit_with, make_console
 from mttl.config.few_shot import with_settings
-from mttl.config.load import dump_config, load_config
+from mttl.config.load import load_config
 from mttl.config.schema import Config, Search
 from mttl.errors import ConfigError
 from mttl.files import write_text
-from mttl.training.few_shot_jobs import Results, check_settings, read_samples
+from mttl.training.few_shot_jobs import read_samples
+from mttl.training.few_shot_results import Results
 from mttl.training.search import (
     Trial,
     Values,
     best_fragment,
+    finished_trials,
     grid_points,
+    note_values,
     trial_name,
     trials_table,
     write_trials,
@@ -43,40 +46,45 @@ def main(arguments: list[str] | None = None) -> int:
     search = check_search(config)
 
     # Which tasks, and where to.
-    source = Path(options.source)
     adaptation = Adaptation.of(
         config,
-        source,
+        options.source,
         options.tasks,
         samples=read_samples(options.samples),
         allow_seen=options.allow_seen,
         splits=("dev",),
     )
-    folder = Path(options.out) if options.out else source / f"search-{config.adapt.mode}"
-    check_settings(folder / "config.yaml", dump_config(config))
+    name = f"search-{config.adapt.mode}"
+    folder = Path(options.out) if options.out else adaptation.folder(name)
+    adaptation.check_folder(folder, config)
     adaptation.to_device()
     points = grid_points(search.grid) if search.grid else []
     n_trials = len(points) or search.trials
-    trials: list[Trial] = []
+    # The best is sought among all trials of the folder, those of earlier grids too.
+    earlier = finished_trials(folder / "trials", adaptation.jobs)
+    trials = {trial_name(trial.values): trial for trial in earlier}
+    tried: list[str] = []
 
     with Progress(console=status, transient=True, disable=not status.is_terminal) as progress:
         bar = progress.add_task("searching", total=n_trials * len(adaptation.jobs))
 
         def evaluate(values: Values) -> float:
-            changed = with_settings(config, values)
-            results = Results(folder / "trials" / trial_name(values))
-            for job in adaptation.jobs:
-                if job not in results.finished:
-                    results.add(adaptation.run_job(job, changed, score_test=False))
-                progress.advance(bar)
-            ended = tuple(results.finished[job] for job in adaptation.jobs)
-            trials.append(Trial(values, ended))
-            write_trials(folder / "trials.csv", trials)
-            write_text(folder / "best.yaml", best_fragment(trials))
-            score = trials[-1].score
-            status.print(
-                f"{len(trials)} of {n_trials}: {trial_name(values)}: dev {100 * score:.1f}"
-            )
+            changed, name = with_settings(config, values), trial_name(values)
+            note_values(folder / "trials" / name, values)
+            with Results(folder / "trials" / name).writing() as results:
+                for job in adaptation.jobs:
+                    if job not in results.finished:
+                        results.add(adaptation.run_job(job, changed, score_test=False))
+                    progress.advance(bar)
+            # Those of this start stand last, in their order.
+            trials.pop(name, None)
+            trials[name] = Trial(values, tuple(results.finished[job] for job in adaptation.jobs))
+            known = list(trials.values())
+            write_trials(folder / "trials.csv", known)
+            write_text(folder / "best.yaml", best_fragment(known))
+            tried.append(name)
+            score = trials[name].score
+            status.print(f"{len(tried)} of {n_trials}: {name}: dev {100 * score:.1f}")
             return score
 
         for values in points:
@@ -91,7 +99,9 @@ def main(arguments: list[str] | None = None) -> int:
                 journal=folder / "optuna.journal",
             )
 
-    console.print(trials_table(trials, f"Search, mode {config.adapt.mode} (per cent)"))
+    console.print(
+        trials_table(list(trials.values()), f"Search, mode {config.adapt.mode} (per cent)")
+    )
     console.print(f"The best settings are in {folder / 'best.yaml'}", highlight=False)
     return 0
 

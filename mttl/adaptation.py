@@ -6,6 +6,7 @@ References:
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from mttl.training import few_shot_run
 from mttl.training.adapted_model import AdaptedModel
 from mttl.training.examples import Example, split_examples, write_examples
 from mttl.training.few_shot import FewShotJob, FewShotResult
-from mttl.training.few_shot_jobs import Results, check_settings, new_tasks, plan_jobs
+from mttl.training.few_shot_jobs import new_tasks, plan_jobs
+from mttl.training.few_shot_results import Results, check_folder, inventory_digest
 
 
 def adapt(
@@ -57,8 +59,10 @@ def adapt(
 
     Raises:
         CheckpointError: If the folder holds no trained run.
-        ConfigError: If a setting is unknown or not allowed.
+        ConfigError: If a setting is unknown or not allowed, or ``out`` holds results of other
+            settings or of another inventory.
         TaskError: If a task or a sample is absent, malformed, or was trained on.
+        MttlError: If another process writes into ``out``.
     """
     given = _settings_of(run, config, settings)
     if gym is not None:
@@ -66,18 +70,19 @@ def adapt(
     names = tasks if isinstance(tasks, str) else ",".join(tasks)
     adaptation = Adaptation.of(given, run, names, samples=samples, allow_seen=allow_seen)
     finished: dict[FewShotJob, FewShotResult] = {}
-    keep = None
-    if out is not None:
-        check_settings(Path(out) / "config.yaml", dump_config(given))
-        keep = Results(Path(out))
-        finished = keep.finished
-    adaptation.to_device()
-    for job in adaptation.jobs:
-        if job not in finished:
-            finished[job] = adaptation.run_job(job, given)
-            if keep is not None:
-                keep.add(finished[job])
-            on_result(finished[job])
+    with ExitStack() as block:
+        keep = None
+        if out is not None:
+            adaptation.check_folder(Path(out), given)
+            keep = block.enter_context(Results(Path(out)).writing())
+            finished = keep.finished
+        adaptation.to_device()
+        for job in adaptation.jobs:
+            if job not in finished:
+                finished[job] = adaptation.run_job(job, given)
+                if keep is not None:
+                    keep.add(finished[job])
+                on_result(finished[job])
     return [finished[job] for job in adaptation.jobs]
 
 
@@ -150,6 +155,8 @@ class Adaptation:
         tasks: The new tasks.
         jobs: Their samples, with every seed.
         form: How rows became text in training.
+        skills: The folder ``skills/`` that the model was read from.
+        inventory: Its digest, to tell results of one inventory from those of another.
     """
 
     run: Built
@@ -157,6 +164,8 @@ class Adaptation:
     tasks: list[str]
     jobs: list[FewShotJob]
     form: dict[str, Any]
+    skills: Path
+    inventory: str
 
     @classmethod
     def of(
@@ -179,7 +188,8 @@ class Adaptation:
             allow_seen: Take tasks of training too.
             splits: The splits that will be scored.
         """
-        built, form = load_run(run), _form_of(run)
+        saved = read_inventory(run)
+        inventory, built = inventory_digest(saved.folder), load_run(run)
         gym = Gym(resolve_folder(config.data.dir))
         names = new_tasks(
             tasks,
@@ -190,7 +200,29 @@ class Adaptation:
             allow_seen=allow_seen,
         )
         jobs = plan_jobs(gym, names, config.adapt.seeds, samples=samples, splits=splits)
-        return cls(built, gym, names, jobs, form)
+        return cls(built, gym, names, jobs, saved.meta["settings"]["data"], saved.folder, inventory)
+
+    def check_folder(self, folder: Path, config: Config) -> None:
+        """Note in a folder of results what they are made from, or refuse to mix them with others.
+
+        Args:
+            folder: Of the results.
+            config: The settings of the jobs.
+
+        Raises:
+            ConfigError: If results there are of other settings or of another inventory.
+        """
+        check_folder(folder, dump_config(config), self.inventory)
+
+    def folder(self, name: str) -> Path:
+        """Return a folder beside ``skills/``, which the next save of the run would replace.
+
+        Args:
+            name: Of the folder.
+        """
+        # The folder may be given as ".", whose parent has to be looked up.
+        skills = self.skills if self.skills.name else self.skills.absolute()
+        return skills.parent / name
 
     def to_device(self) -> None:
         """Move the model to the GPU, where there is one."""

@@ -18,6 +18,13 @@ from mttl.training.stopping import StopRequested
 FILE_WIDTH = 120
 SUCCESS, FAULT, USER_MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
+# What a disk may answer that is no fault of the program, and what to do where it is not plain.
+_IN_THE_WAY = ". A file stands where a folder is needed: name another folder, or move the file away"
+UNWRITABLE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM), ""),
+    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), _IN_THE_WAY),
+}
+
 # Library messages that a user can do nothing about, each with the reason it is harmless.
 HARMLESS = (
     # Loaders are built with 0 workers on purpose: rows are tokenised beforehand.
@@ -64,10 +71,11 @@ def run_command(main: Callable[[], int]) -> int:
         console.print("interrupted")
         return INTERRUPTED
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM):
+        if error.errno not in UNWRITABLE:
             raise
         where = f" '{error.filename}'" if error.filename else ""
-        console.print(f"error: cannot write{where}: {error.strerror}", markup=False)
+        advice = UNWRITABLE[error.errno]
+        console.print(f"error: cannot write{where}: {error.strerror}{advice}", markup=False)
         return USER_MISTAKE
     finally:
         if in_main_thread:

@@ -7,16 +7,20 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import mttl
 import mttl.training.adapt
 from helpers.command import ROOT, load_recipe, train
 from helpers.gyms import TINY_LLAMA, write_config, write_gym
 from helpers.new_tasks import NEW, train_source
+from mttl.adaptation import Adaptation
+from mttl.config.load import load_config
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.prepare import prepare
 from mttl.errors import CheckpointError, ConfigError, TaskError
@@ -79,6 +83,33 @@ def test_a_second_call_repeats_no_finished_job(run: Path, tmp_path: Path) -> Non
     assert len(again) == len(told) == 2 * len(NEW)
     with pytest.raises(ConfigError, match=r"adapt\.lr \(0\.001 before, 0\.5 now\)"):
         mttl.adapt(run, out=tmp_path, lr=0.5, **STEPS)
+
+
+def test_results_of_another_inventory_are_not_returned(run: Path, tmp_path: Path) -> None:
+    given = {"tasks": "first", "mode": "zero_shot", "out": tmp_path / "out"}
+    first = mttl.adapt(run, **given)
+    shutil.copytree(run, tmp_path / "resumed")
+    assert mttl.adapt(tmp_path / "resumed" / "skills", **given) == first
+    path = tmp_path / "resumed" / "skills" / "router.safetensors"
+    save_file({name: value + 1 for name, value in load_file(path).items()}, path)
+    with pytest.raises(ConfigError, match=r"are of another inventory .*out= in a call"):
+        mttl.adapt(tmp_path / "resumed", **given)
+
+
+def test_a_sample_named_twice_is_adapted_to_once(run: Path) -> None:
+    results = mttl.adapt(run, tasks="first", mode="zero_shot", samples=[13, 13])
+    assert [result.sample for result in results] == [13]
+
+
+@pytest.mark.parametrize("place", ["runs/x/skills", "skills", "."])
+def test_default_folders_stand_beside_the_skills(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load_config([str(run / "config.yaml")])
+    adaptation = Adaptation.of(config, run, "first")
+    found = replace(adaptation, skills=Path(place)).folder("adapt-all")
+    assert found.absolute() == Path(place).absolute().parent / "adapt-all"
 
 
 def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ def restored() -> Iterator[None]:
     """Commands set up logging and warnings for their whole process."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
+    logging.getLogger("mttl.data").setLevel(logging.NOTSET)  # the commands of adaptation quiet it
     with warnings.catch_warnings():
         yield
     root.handlers, root.level = handlers, level
@@ -81,6 +82,22 @@ def test_a_disk_that_takes_nothing(
     assert run_command(raising(error)) == USER_MISTAKE
     where = f" '{file}'" if file else ""
     assert capsys.readouterr().err == f"error: cannot write{where}: no way\n"
+
+
+@pytest.mark.parametrize("folder", ["file", "file/inside"])
+def test_a_file_in_the_way_of_a_folder(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+
+    def main() -> int:
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        return SUCCESS
+
+    assert run_command(main) == USER_MISTAKE
+    error = capsys.readouterr().err
+    assert f"error: cannot write '{tmp_path / folder}'" in error
+    assert "A file stands where a folder is needed: name another folder" in error
 
 
 @pytest.mark.parametrize("fault", [ValueError("a fault"), FileNotFoundError(2, "gone", "x")])

@@ -2,16 +2,23 @@
 
 import json
 import shutil
+from itertools import count
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import get_args
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from helpers.command import ROOT, load_recipe
 from helpers.new_tasks import NEW, train_source
 from mttl.adaptation import Adaptation
 from mttl.command import USER_MISTAKE, run_command
 from mttl.config.build import load_run
+from mttl.training import few_shot
+from mttl.training.adapt import AdaptMode
+from mttl.training.few_shot_results import Results
 
 STEPS = ("adapt.max_steps=2", "adapt.eval_every=1", "adapt.batch_size=4")
 
@@ -63,13 +70,13 @@ def test_a_second_start_repeats_no_finished_job(
     """Killed in the third of four jobs; the second start runs the last two."""
     run_job, started = Adaptation.run_job, []
 
-    def count(*given, **more):
+    def interrupted(*given, **more):
         if len(started) == 2:
             raise KeyboardInterrupt
         started.append(given[1])
         return run_job(*given, **more)
 
-    monkeypatch.setattr(Adaptation, "run_job", count)
+    monkeypatch.setattr(Adaptation, "run_job", interrupted)
     with pytest.raises(KeyboardInterrupt):
         recipe.main(arguments(folder, tmp_path))
     first = rows(tmp_path)
@@ -83,11 +90,37 @@ def test_a_second_start_repeats_no_finished_job(
     assert rows(tmp_path / "whole") == rows(tmp_path)
 
 
-def test_the_run_stays_as_it_was(folder: Path, recipe: ModuleType, tmp_path: Path) -> None:
-    files = sorted((folder / "runs" / "source" / "skills").iterdir())
-    before = [path.read_bytes() for path in files]
-    recipe.main(arguments(folder, tmp_path, "adapt.mode=full"))
-    assert [path.read_bytes() for path in files] == before
+@pytest.mark.parametrize("mode", get_args(AdaptMode))
+def test_every_job_starts_from_the_model_of_the_run(
+    folder: Path,
+    recipe: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+) -> None:
+    """The weights in memory, before and after each job, are those that were read.
+
+    Scores on development rows grow with every step, so that each job keeps what it trained.
+    """
+    score, growing = few_shot.score_batches, count(1)
+    monkeypatch.setattr(few_shot, "score_batches", lambda *given: (next(growing), score(*given)[1]))
+    expected = load_run(folder / "runs" / "source").model.state_dict()
+    run_job, seen = Adaptation.run_job, []
+
+    def compare(self, *given, **more):
+        for moment in ("before", "after"):
+            state = self.run.model.state_dict()
+            assert state.keys() == expected.keys()
+            for name, value in state.items():
+                assert torch.equal(value.cpu(), expected[name]), (moment, name)
+            if moment == "before":
+                result = run_job(self, *given, **more)
+        seen.append(result)
+        return result
+
+    monkeypatch.setattr(Adaptation, "run_job", compare)
+    recipe.main([*arguments(folder, tmp_path, f"adapt.mode={mode}"), "--tasks", "first"])
+    assert [result.step for result in seen] == [0 if mode == "zero_shot" else 2] * 2
 
 
 @pytest.mark.parametrize("mode", ["zero_shot", "router_only", "average", "from_scratch"])
@@ -118,6 +151,73 @@ def test_other_settings_are_not_mixed_in(
     assert len(rows(tmp_path)) == 4
 
 
+def test_results_of_another_run_are_not_shown(
+    folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [*arguments(folder, tmp_path / "out", "adapt.mode=zero_shot"), "--tasks", "first"]
+    assert recipe.main(given) == 0
+    before = (tmp_path / "out" / "results.jsonl").read_bytes()
+    skills = tmp_path / "other" / "skills"
+    shutil.copytree(folder / "runs" / "source" / "skills", skills)
+    # A copy is the same inventory; a trained one is not.
+    assert recipe.main([*given, "--from", str(tmp_path / "other")]) == 0
+    tensors = load_file(skills / "skills.safetensors")
+    save_file({name: value + 1 for name, value in tensors.items()}, skills / "skills.safetensors")
+    error = fails(recipe, capsys, [*given, "--from", str(tmp_path / "other")])
+    assert "are of another inventory" in error
+    assert "--out" in error
+    assert (tmp_path / "out" / "results.jsonl").read_bytes() == before
+
+
+def test_results_stand_beside_the_skills(folder: Path, recipe: ModuleType, tmp_path: Path) -> None:
+    """Saving replaces the folder skills/ and all that is in it."""
+    shutil.copytree(folder / "runs" / "source" / "skills", tmp_path / "skills")
+    config = str(folder / "tiny.yaml")
+    given = ["-c", config, "--tasks", "first", "-k", *STEPS, "adapt.mode=zero_shot"]
+    assert recipe.main([*given, "--from", str(tmp_path / "skills")]) == 0
+    assert (tmp_path / "adapt-zero_shot" / "results.jsonl").is_file()
+    assert not list((tmp_path / "skills").glob("adapt*"))
+
+
+def test_a_file_in_the_place_of_the_results_is_answered(
+    folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    for place in ("file", "file/inside"):
+        error = fails(recipe, capsys, arguments(folder, tmp_path / place))
+        assert "A file stands where a folder is needed" in error
+
+
+def test_a_reference_is_read_and_left_as_it_is(
+    folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [*arguments(folder, tmp_path / "out", "adapt.mode=zero_shot"), "--tasks", "first"]
+    assert recipe.main(given) == 0
+    other = tmp_path / "other" / "results.jsonl"
+    other.parent.mkdir()
+    other.write_text((tmp_path / "out" / "results.jsonl").read_text() + '{"task": "tw')
+    before = other.read_bytes()
+    capsys.readouterr()
+    assert recipe.main([*given, "--reference", str(other.parent)]) == 0
+    assert other.read_bytes() == before
+    assert "elative gain" in capsys.readouterr().out
+    other.write_text("damaged\n")
+    error = fails(recipe, capsys, [*given, "--reference", str(other.parent)])
+    assert "results.jsonl', line 1 is damaged" in error
+
+
+def test_two_processes_do_not_write_one_file(
+    folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("fcntl")
+    given = arguments(folder, tmp_path)
+    assert recipe.main([*given, "--shard", "5/5"]) == 0  # notes what results are made from
+    with Results(tmp_path).writing():
+        error = fails(recipe, capsys, given)
+    assert "another process writes" in error
+    assert "--shard" in error
+
+
 def test_mistakes_are_answered(
     folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,9 +244,19 @@ def test_too_few_rows_and_missing_splits_are_answered(
     training = gym / "first" / "first_16_13_train.tsv"
     training.write_text("a\ta\n")
     assert "has 1 rows, fewer than the 16 in its name" in fails(recipe, capsys, given)
-    (gym / "first" / "first_16_100_test.tsv").unlink()
+    shutil.copy(folder / "gym" / "first" / training.name, training)
+    test = gym / "first" / "first_16_100_test.tsv"
+    test.write_text("a\ta\nno tab\n")
+    assert "first_16_100_test.tsv, line 2" in fails(recipe, capsys, given)
+    test.write_text("a\ta\n")
+    test.unlink()
+    assert "'first' has no test file for sample 100" in fails(recipe, capsys, given)
     training.unlink()
-    assert "'first' has no" in fails(recipe, capsys, given)
+    assert "'first' has no train file for sample 13" in fails(recipe, capsys, given)
+    table = gym / "TASKS.csv"
+    table.write_text(table.read_text().replace("first,EM", "first,ME"))
+    assert "gives the task 'first' the metric 'ME'" in fails(recipe, capsys, given)
+    assert not (tmp_path / "out").exists()
 
 
 def test_samples_may_be_named(folder: Path, recipe: ModuleType, tmp_path: Path) -> None:
@@ -176,6 +286,35 @@ def test_parts_and_workers_end_with_the_results_of_one_process(
     assert [path.name for path in files] == ["results-1-of-2.jsonl", "results-2-of-2.jsonl"]
     lines = [line for path in files for line in path.read_text().splitlines()]
     assert sorted(lines) == sorted((tmp_path / "whole" / "results.jsonl").read_text().splitlines())
+
+
+def test_workers_share_their_part_only(
+    folder: Path, recipe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes that do nothing: what they leave, their parent runs."""
+    commands = []
+
+    def start(command: list[str], **more: object) -> SimpleNamespace:
+        commands.append(command)
+        return SimpleNamespace(wait=lambda: 0, terminate=lambda: None)
+
+    monkeypatch.setattr(recipe, "subprocess", SimpleNamespace(Popen=start, DEVNULL=None))
+    given = arguments(folder, tmp_path, "adapt.mode=zero_shot")
+    assert recipe.main([*given, "--shard", "2/2", "--workers", "2"]) == 0
+    ends = [command[-4:] for command in commands]
+    assert ends == [["--workers", "1", "--shard", part] for part in ("2/4", "4/4")]
+    (file,) = tmp_path.glob("results*.jsonl")
+    assert file.name == "results-2-of-2.jsonl"
+    assert {json.loads(line)["sample"] for line in file.read_text().splitlines()} == {100}
+
+
+def test_a_part_without_jobs_prints_no_scores(
+    folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert recipe.main([*arguments(folder, tmp_path), "--shard", "5/5"]) == 0
+    printed = capsys.readouterr().out
+    assert "No job has ended yet" in printed
+    assert "nan" not in printed
 
 
 @pytest.mark.parametrize("option", [("--shard", "3/2"), ("--shard", "two"), ("--workers", "0")])

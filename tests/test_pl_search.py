@@ -119,6 +119,33 @@ def test_what_is_finished_is_not_repeated(
     assert len(trials(tmp_path)) == 6
 
 
+def test_the_best_is_sought_among_all_grids_of_the_folder(
+    folder: Path, recipe: ModuleType, tmp_path: Path, started: list[FewShotJob]
+) -> None:
+    assert recipe.main(arguments(folder, tmp_path, GRID)) == 0
+    worse = "search.grid={adapt.lr: [1e-2, 1e-1]}"
+    assert recipe.main(arguments(folder, tmp_path, worse)) == 0
+    config = load_config([str(folder / "tiny.yaml"), str(tmp_path / "best.yaml")])
+    assert (config.adapt.lr, config.adapt.router_lr) == (1e-3, 0.5)
+    assert (tmp_path / "best.yaml").read_text().startswith("# The best of 6 trials")
+    assert [row["adapt.router_lr"] for row in trials(tmp_path)][-2:] == ["", ""]
+    # Trials of other jobs are not compared with.
+    assert recipe.main([*arguments(folder, tmp_path, worse, "adapt.seeds=[1]")]) == 0
+    assert len(trials(tmp_path)) == 2
+
+
+def test_trials_of_another_run_are_refused(
+    folder: Path,
+    recipe: ModuleType,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    started: list[FewShotJob],
+) -> None:
+    assert recipe.main(arguments(folder, tmp_path, GRID)) == 0
+    (tmp_path / "inventory.sha256").write_text("of another run")
+    assert "of another inventory" in fails(recipe, capsys, arguments(folder, tmp_path, GRID))
+
+
 def test_ranges_go_on_where_they_stopped(
     folder: Path, recipe: ModuleType, tmp_path: Path, started: list[FewShotJob]
 ) -> None:

@@ -17,6 +17,8 @@ from mttl.training.adapt import AdaptMode
 
 NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+# What every generator of random numbers takes.
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class Section(BaseModel):
@@ -418,8 +420,15 @@ class Adapt(Section):
     """Steps of linear warm-up; below 1, a fraction of all steps."""
     gradient_clip_val: PositiveFloat | None = 1.0
     """Largest norm of the gradients."""
-    seeds: Annotated[list[int], Field(min_length=1)] = [13]
+    seeds: Annotated[list[Seed], Field(min_length=1)] = [13]
     """Every sample is repeated with each."""
+
+    @field_validator("seeds")
+    @classmethod
+    def _once(cls, seeds: list[int]) -> list[int]:
+        if len(set(seeds)) < len(seeds):
+            raise ValueError(f"{seeds} must name each only once")
+        return seeds
 
 
 class Range(Section):

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import torch
 from lightning_fabric.utilities import move_data_to_device
+from torch import Tensor
 
 from mttl.tasks.metrics import score_answers
 from mttl.training.loss import global_mean
@@ -35,7 +36,9 @@ class FewShotResult:
         test: Score on the test rows; undefined (NaN) where they were not scored.
         step: The step whose weights were kept; 0 is before training.
         n_trained: Parameters that were trained.
-        n_empty: Test answers that are empty.
+        n_empty: Test answers that are empty; development answers where the test rows were not
+            scored.
+        n_answers: How many answers that is out of; None in results of earlier versions.
     """
 
     task: str
@@ -47,6 +50,7 @@ class FewShotResult:
     step: int
     n_trained: int
     n_empty: int
+    n_answers: int | None = None
 
     @property
     def job(self) -> FewShotJob:
@@ -77,7 +81,7 @@ def fine_tune(
     eval_every: int,
     gradient_clip_val: float | None = None,
     on_step: Callable[[], object] = lambda: None,
-) -> tuple[int, float]:
+) -> tuple[int, float, list[Prediction]]:
     """Train what requires gradients and keep the weights that are best on development rows.
 
     The weights before the first step count too, so training never makes that score worse. Copies
@@ -93,12 +97,12 @@ def fine_tune(
         on_step: Called after every step.
 
     Returns:
-        The step of the weights kept, and their score.
+        The step of the weights kept, their score, and their answers to the development rows.
     """
-    best_step, best = 0, score_batches(module, development)[0]
+    best_step, (best, answers) = 0, score_batches(module, development)
     trained = [value for value in module.model.parameters() if value.requires_grad]
     if not trained:
-        return best_step, best
+        return best_step, best, answers
     kept = [value.detach().clone() for value in trained]
     optimizer = module.optimization.optimizer(module.model)
     scheduler = module.optimization.scheduler(optimizer, n_steps)
@@ -116,15 +120,15 @@ def fine_tune(
         scheduler.step()
         on_step()
         if step % eval_every == 0 or step == n_steps:
-            found = score_batches(module, development)[0]
+            found, rows = score_batches(module, development)
             # An undefined score is worse than any other.
             if _rank(found) > _rank(best):
-                best_step, best = step, found
+                best_step, best, answers = step, found, rows
                 kept = [value.detach().clone() for value in trained]
     with torch.no_grad():
         for value, saved in zip(trained, kept, strict=True):
             value.copy_(saved)
-    return best_step, best
+    return best_step, best, answers
 
 
 def score_batches(
@@ -149,28 +153,65 @@ def score_batches(
 
 
 def interval(
-    scores: Mapping[str, Sequence[float]], *, level: float = 0.95, n_draws: int = 10_000
+    scores: Mapping[str, Sequence[Sequence[float]]], *, level: float = 0.95, n_draws: int = 10_000
 ) -> tuple[float, float]:
-    """Return a bootstrap interval of the mean over tasks.
+    """Return a bootstrap interval of the mean over tasks, on two levels.
 
-    The repetitions (samples and seeds) of each task are drawn again with replacement; the tasks
-    stay, so the interval is about these tasks and not about tasks in general.
+    The samples of each task are drawn again with replacement, and within every sample drawn its
+    seeds: seeds share their rows, so they count as repetitions of a sample and not as samples. The
+    tasks stay, so the interval is about these tasks and not about tasks in general. An undefined
+    score counts as 0, as in the mean.
 
     Args:
-        scores: Scores of every task.
+        scores: Of every task a list per sample, which holds the scores of its seeds.
         level: Probability that the interval covers.
         n_draws: Bootstrap draws.
+
+    Raises:
+        ValueError: If a task has fewer than two samples: how samples differ is unknown then.
     """
+    few = [task for task, samples in scores.items() if len(samples) < 2]
+    if few or not scores:
+        raise ValueError(f"scores: every task must have two samples; fewer: {', '.join(few)}")
     generator = torch.Generator().manual_seed(0)
     means = torch.zeros(n_draws, dtype=torch.float64)
-    for values in scores.values():
-        drawn = torch.randint(len(values), (n_draws, len(values)), generator=generator)
-        means += torch.tensor(values, dtype=torch.float64).nan_to_num(0.0)[drawn].mean(1)
+    for samples in scores.values():
+        means += _draw_means(samples, n_draws, generator)
     means /= len(scores)
     low, high = torch.quantile(
         means, torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
     ).tolist()
     return low, high
+
+
+def _draw_means(
+    samples: Sequence[Sequence[float]], n_draws: int, generator: torch.Generator
+) -> Tensor:
+    """Return means of samples drawn with replacement, and of seeds drawn within them."""
+    counts = torch.tensor([len(seeds) for seeds in samples])
+    longest = int(counts.max())
+    table = torch.tensor(
+        [[*seeds, *[0.0] * (longest - len(seeds))] for seeds in samples], dtype=torch.float64
+    ).nan_to_num(0.0)
+    drawn = torch.randint(len(samples), (n_draws, len(samples), 1), generator=generator)
+    lengths = counts[drawn]
+    places = torch.rand(n_draws, len(samples), longest, generator=generator) * lengths
+    # A sample of fewer seeds draws as many as it has.
+    counted = torch.arange(longest) < lengths
+    values = table[drawn, places.long()] * counted
+    return values.sum((1, 2)) / counted.sum((1, 2))
+
+
+def comparable_tasks(
+    scores: Mapping[str, Sequence[float]], reference: Mapping[str, Sequence[float]]
+) -> list[str]:
+    """Return the tasks whose gain is defined: those with a mean reference above 0.
+
+    Args:
+        scores: Scores of every task.
+        reference: Those of what they are compared with.
+    """
+    return [task for task in scores if task in reference and float(mean_score(reference[task])) > 0]
 
 
 def average_relative_gain(
@@ -179,7 +220,7 @@ def average_relative_gain(
     """Return the mean over tasks of ``(m - m_reference) / m_reference``, m the mean score.
 
     Tasks whose reference is near zero dominate it, so look at plain means too. A task that the
-    reference lacks, or scores 0 on, is left out.
+    reference lacks, or does not score above 0 on (as a correlation may), is left out.
 
     Args:
         scores: Scores of every task.
@@ -191,12 +232,11 @@ def average_relative_gain(
     References:
         Ye, Lin and Ren, arXiv:2104.08835, section 5.
     """
-    gains = []
-    for task, values in scores.items():
-        direct = float(mean_score(reference[task])) if task in reference else 0.0
-        if direct:
-            gains.append((float(mean_score(values)) - direct) / direct)
-    return sum(gains) / len(gains) if gains else math.nan
+    tasks = comparable_tasks(scores, reference)
+    if not tasks:
+        return math.nan
+    pairs = [(float(mean_score(scores[x])), float(mean_score(reference[x]))) for x in tasks]
+    return sum((ours - theirs) / theirs for ours, theirs in pairs) / len(tasks)
 
 
 def _endless(batches: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

@@ -1,20 +1,13 @@
-"""Which adaptations to run, by whom, and the files of those that have ended."""
+"""Which adaptations to run, and by whom."""
 
-import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mttl.data.gym import Gym
 from mttl.data.partition import load_partition, select_tasks
-from mttl.errors import ConfigError, TaskError
-from mttl.files import write_text
-from mttl.training.few_shot import FewShotJob, FewShotResult
-from mttl.training.run_folder import changed_settings
-
-# Settings that have no part in a job's result: those of the run, and how often to repeat.
-MAY_CHANGE = ("run.", "backbone.", "skills.", "router.", "trainer.", "search.", "adapt.seeds")
+from mttl.errors import TaskError
+from mttl.training.few_shot import FewShotJob
 
 
 def new_tasks(
@@ -83,24 +76,28 @@ def plan_jobs(
 ) -> list[FewShotJob]:
     """Return a job per task, few-shot sample and seed.
 
+    What the jobs will read is read here once, so that a damaged file is found before the first job.
+
     Args:
         gym: Where the rows are.
         tasks: Their names.
         seeds: Of noise and order.
-        samples: Which few-shot samples; all of a task by default.
+        samples: Which few-shot samples, each once; all of a task by default.
         splits: The splits that will be scored; files of others need not exist.
 
     Raises:
-        TaskError: If a sample is absent, lacks a split, or has fewer training rows than its k.
+        TaskError: If a task has no metric, or a sample is absent, lacks a split, holds a malformed
+            row, or has fewer training rows than its k.
     """
     if samples is not None and not samples:
         raise TaskError("samples is empty; name some, or leave it out to take all")
     jobs = []
     for task in tasks:
         k = gym.shots(task)
-        for sample in gym.samples(task) if samples is None else samples:
+        gym.metric(task)
+        for sample in gym.samples(task) if samples is None else dict.fromkeys(samples):
             for split in splits:
-                gym.file(task, split, sample)
+                gym.rows(task, split, sample)
             n_rows = len(gym.rows(task, "train", sample))
             if n_rows < k:
                 raise TaskError(
@@ -137,61 +134,18 @@ class Shard:
         """Return the jobs of this part."""
         return list(jobs[self.number - 1 :: self.n_shards])
 
+    def part(self, number: int, n_parts: int) -> "Shard":
+        """Return a part of this part.
+
+        Args:
+            number: Which one, from 1.
+            n_parts: How many share this part.
+        """
+        return Shard(self.number + (number - 1) * self.n_shards, n_parts * self.n_shards)
+
     @property
     def file(self) -> str:
         """The name of the file that this part writes."""
         if self.n_shards == 1:
             return "results.jsonl"
         return f"results-{self.number}-of-{self.n_shards}.jsonl"
-
-
-class Results:
-    """The finished jobs of a folder: a line per job in ``results*.jsonl``, whole or not there.
-
-    Every part reads the files of all and writes one of its own, so that several machines may share
-    a folder.
-
-    Args:
-        folder: Where the files are.
-        shard: The part that writes; a last line of its file that was cut off is dropped.
-    """
-
-    def __init__(self, folder: Path, shard: Shard | None = None) -> None:
-        self.path = folder / (shard or Shard()).file
-        self.finished: dict[FewShotJob, FewShotResult] = {}
-        for path in sorted(folder.glob("results*.jsonl")):
-            whole, _, cut_off = path.read_text(encoding="utf-8").rpartition("\n")
-            if cut_off and path == self.path:
-                write_text(path, whole + "\n" if whole else "")
-            for line in whole.splitlines():
-                result = FewShotResult.from_row(json.loads(line))
-                self.finished[result.job] = result
-
-    def add(self, result: FewShotResult) -> None:
-        """Append a line and flush it to the disk."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(result.row()) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        self.finished[result.job] = result
-
-
-def check_settings(path: Path, text: str) -> None:
-    """Write the settings of new results, or refuse to mix them with those of other settings.
-
-    Args:
-        path: The file of the folder's settings.
-        text: The resolved configuration, as YAML.
-
-    Raises:
-        ConfigError: If a setting with a part in the results is another than in the file.
-    """
-    if path.is_file():
-        changed = changed_settings(path.read_text(encoding="utf-8"), text, MAY_CHANGE)
-        if changed:
-            raise ConfigError(
-                f"the results in '{path.parent}' were made with other settings: "
-                f"{', '.join(changed)}. Use those, or another folder with --out (out= in a call)"
-            )
-    write_text(path, text)

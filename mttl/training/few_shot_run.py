@@ -142,7 +142,7 @@ def fit(
         seed=job.seed,
         **settings.form,
     )
-    step, dev = fine_tune(
+    step, dev, rows = fine_tune(
         module,
         data.train_dataloader(),
         data.evaluation_dataloader("dev"),
@@ -151,7 +151,7 @@ def fit(
         gradient_clip_val=settings.gradient_clip_val,
         on_step=on_step,
     )
-    test, rows = float("nan"), []
+    test = float("nan")
     if score_test:
         test, rows = score_batches(module, data.evaluation_dataloader("test"))
     trained = (value for value in module.model.parameters() if value.requires_grad)
@@ -164,6 +164,7 @@ def fit(
         step=step,
         n_trained=sum(value.numel() for value in trained),
         n_empty=sum(not row.prediction for row in rows),
+        n_answers=len(rows),
     )
 
 

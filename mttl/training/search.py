@@ -9,6 +9,7 @@ References:
 
 import csv
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +18,17 @@ from typing import Any
 import yaml
 from rich.table import Table
 
-from mttl.files import atomic_path
-from mttl.training.few_shot import FewShotResult
-from mttl.training.few_shot_table import by_task
+from mttl.errors import MttlError
+from mttl.files import atomic_path, write_text
+from mttl.training.few_shot import FewShotJob, FewShotResult
+from mttl.training.few_shot_results import Results
+from mttl.training.few_shot_table import by_task, silent_tasks, some
 from mttl.training.text_to_text import mean_score
 
 # One value for each searched setting, by its dotted name.
 Values = dict[str, Any]
+# The file of a trial's folder that holds them.
+VALUES = "values.json"
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,45 @@ def trial_name(values: Mapping[str, Any]) -> str:
     return ",".join(f"{name}={value}" for name, value in values.items())
 
 
+def note_values(folder: Path, values: Mapping[str, Any]) -> None:
+    """Write a trial's settings beside its results, so that `finished_trials` finds it.
+
+    Args:
+        folder: Of the trial.
+        values: The settings by dotted name.
+    """
+    write_text(folder / VALUES, json.dumps(dict(values), indent=2) + "\n")
+
+
+def finished_trials(folder: Path, jobs: Sequence[FewShotJob]) -> list[Trial]:
+    """Return the trials of a folder whose jobs have all ended, by the names of their folders.
+
+    Args:
+        folder: It holds a folder per trial.
+        jobs: What a trial must have scored; results of others are left aside.
+
+    Raises:
+        MttlError: If a file is damaged.
+    """
+    trials = []
+    for path in sorted(folder.glob(f"*/{VALUES}")):
+        finished = Results(path.parent).finished
+        if all(job in finished for job in jobs):
+            results = tuple(finished[job] for job in jobs)
+            trials.append(Trial(_read_values(path), results))
+    return trials
+
+
+def _read_values(path: Path) -> Values:
+    try:
+        values = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise MttlError(
+            f"'{path}' is damaged ({error}). Delete it: a start with these settings writes it again"
+        ) from error
+    return values
+
+
 def best_trial(trials: Sequence[Trial]) -> Trial:
     """Return the trial with the highest score; the first of equal ones."""
     return max(trials, key=lambda trial: trial.score)
@@ -84,10 +128,18 @@ def best_fragment(trials: Sequence[Trial]) -> str:
 
 
 def write_trials(path: Path, trials: Sequence[Trial]) -> None:
-    """Write a table as CSV: the settings, the score, and the score of every task (fractions)."""
+    """Write a table as CSV: the settings, the score, and the score of every task (fractions).
+
+    A setting that a trial did not search is empty: it has the configuration's value there.
+
+    Args:
+        path: The file.
+        trials: At least one, all of the same jobs.
+    """
+    names = _names(trials)
     rows = [
         {
-            **trial.values,
+            **{name: trial.values.get(name, "") for name in names},
             "score": trial.score,
             "jobs": len(trial.results),
             **{f"dev/{task}": score for task, score in trial.task_scores.items()},
@@ -110,14 +162,14 @@ def trials_table(trials: Sequence[Trial], title: str) -> Table:
         trials: At least one.
         title: Heads the table.
     """
-    best = best_trial(trials)
+    best, names = best_trial(trials), _names(trials)
     table = Table(title=title, title_justify="left")
-    for heading in (*best.values, "dev", "jobs"):
+    for heading in (*names, "dev", "jobs"):
         table.add_column(heading, justify="right", overflow="fold")
     # Sorting keeps the order of equal ones, so the first row is the best trial.
     for trial in sorted(trials, key=lambda trial: -trial.score):
         table.add_row(
-            *(f"{v:.3g}" if isinstance(v, float) else str(v) for v in trial.values.values()),
+            *(_cell(trial.values.get(name, "")) for name in names),
             f"{100 * trial.score:.1f}",
             str(len(trial.results)),
         )
@@ -125,5 +177,19 @@ def trials_table(trials: Sequence[Trial], title: str) -> Table:
         f"dev: the mean over {', '.join(best.task_scores)}, on development rows. "
         "No test row was read. The file trials.csv has the score of every task"
     )
+    silent = silent_tasks(best.results)
+    if silent:
+        table.caption += f". All answers of the best trial are empty on {some(silent)}"
+    if any(len(trial.values) < len(names) for trial in trials):
+        table.caption += ". Empty settings are those of the configuration"
     table.caption_justify = "left"
     return table
+
+
+def _names(trials: Sequence[Trial]) -> list[str]:
+    """Return the settings that any trial searched: a folder may hold trials of several grids."""
+    return list(dict.fromkeys(name for trial in trials for name in trial.values))
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from mttl.errors import ConfigError
 from mttl.training.few_shot import FewShotJob
 from mttl.training.search import Values
@@ -66,10 +68,15 @@ def search_ranges(
         evaluate({name: trial.params[name] for name in ranges})
     for number in range(len(finished), n_trials):
         # A seed for each trial: one for all would begin its draws again after every start.
-        study.sampler = optuna.samplers.TPESampler(seed=seed + number)
+        study.sampler = optuna.samplers.TPESampler(seed=_seed_of(seed, number))
         trial = study.ask()
         values = {name: _draw(trial, name, bounds) for name, bounds in ranges.items()}
         study.tell(trial, evaluate(values))
+
+
+def _seed_of(seed: int, number: int) -> int:
+    """Return a trial's seed; a sum would give trials of neighbouring seeds the same draws."""
+    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
 
 
 def _draw(trial: Any, name: str, bounds: Range) -> float:

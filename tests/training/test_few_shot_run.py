@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+import pytest
 import torch
 
 from helpers.gyms import TINY_T5, write_gym
@@ -46,7 +47,18 @@ def test_a_job_without_test_rows_is_the_same_job_without_its_test_score(tmp_path
     assert torch.equal(torch.get_rng_state(), state)
     assert math.isnan(blind.test)
     assert blind.row()["test"] is None
+    assert (whole.n_answers, blind.n_answers) == (3, 5)  # rows of test, rows of dev
     assert (blind.dev, blind.step, blind.n_trained) == (whole.dev, whole.step, whole.n_trained)
+
+
+def test_empty_answers_are_counted_where_the_test_is_not_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gym, tokenizer = write_gym(tmp_path), load_tokenizer("byte")
+    model = skilled(build_random("t5", TINY_T5["config"]))
+    monkeypatch.setattr(tokenizer, "batch_decode", lambda rows, **more: [""] * len(rows))
+    blind = run_job(model, tokenizer, JOB, Gym(gym), SETTINGS, score_test=False)
+    assert (blind.n_empty, blind.n_answers) == (5, 5)
 
 
 def test_a_seed_holds_inside_the_block_only() -> None:

@@ -7,12 +7,16 @@ from pathlib import Path
 import pytest
 
 from mttl.config import yaml12
+from mttl.errors import MttlError
 from mttl.training.few_shot import FewShotResult
+from mttl.training.few_shot_results import Results
 from mttl.training.search import (
     Trial,
     best_fragment,
     best_trial,
+    finished_trials,
     grid_points,
+    note_values,
     trial_name,
     trials_table,
     write_trials,
@@ -62,3 +66,40 @@ def test_all_trials_are_written_and_shown_best_first(tmp_path: Path) -> None:
     assert [list(column.cells) for column in table.columns] == [
         ["0.001", "0.0001"], ["all", "all"], ["40.0", "20.0"], ["3", "2"]
     ]  # fmt: skip
+
+
+def test_trials_of_several_grids_stand_in_one_table(tmp_path: Path) -> None:
+    other = Trial({"adapt.router_lr": 0.5}, trial(0.1, a=[0.4]).results)
+    trials = [trial(1e-3, a=[0.3]), other]
+    write_trials(tmp_path / "trials.csv", trials)
+    with (tmp_path / "trials.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["adapt.lr"] for row in rows] == ["0.001", ""]
+    assert [row["adapt.router_lr"] for row in rows] == ["", "0.5"]
+    table = trials_table(trials, "title")
+    assert list(table.columns[0].cells) == ["", "0.001"]
+    assert "Empty settings are those of the configuration" in str(table.caption)
+
+
+def test_only_whole_trials_are_read_back(tmp_path: Path) -> None:
+    whole, half, nameless = trial(1e-3, a=[0.3, 0.5]), trial(1e-2, a=[0.9]), trial(1, a=[1, 1])
+    for number, found in enumerate((whole, half, nameless)):
+        results = Results(tmp_path / str(number))
+        for result in found.results:
+            results.add(result)
+        if found is not nameless:
+            note_values(tmp_path / str(number), found.values)
+    jobs = [result.job for result in whole.results]
+    (read,) = finished_trials(tmp_path, jobs)
+    assert read.values == whole.values
+    assert read.score == whole.score
+    assert len(finished_trials(tmp_path, jobs[:1])) == 2
+    (tmp_path / "0" / "values.json").write_text("{")
+    with pytest.raises(MttlError, match=r"'.*values\.json' is damaged"):
+        finished_trials(tmp_path, jobs)
+
+
+def test_a_best_trial_without_answers_is_told() -> None:
+    silent = FewShotResult("a", 1, 13, "EM", 0.0, math.nan, 10, 100, 4, 4)
+    caption = str(trials_table([Trial({"adapt.lr": 1}, (silent,))], "title").caption)
+    assert "All answers of the best trial are empty on a" in caption

@@ -78,6 +78,13 @@ def test_other_seeds_and_jobs_begin_anew(tmp_path: Path) -> None:
     assert other.seen == first.seen[:1]
 
 
+def test_neighbouring_seeds_share_no_draw(tmp_path: Path) -> None:
+    first, next_one = Evaluator(), Evaluator()
+    search(tmp_path / "journal", first, 6, seed=13)
+    search(tmp_path / "journal", next_one, 6, seed=14)
+    assert not {x["lr"] for x in first.seen} & {x["lr"] for x in next_one.seen}
+
+
 def test_what_is_not_installed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ConfigError, match=r"pip install 'mttl\[search\]'"):
