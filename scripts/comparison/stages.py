@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -13,6 +14,8 @@ from pathlib import Path
 
 from mttl.errors import MttlError
 from mttl.files import write_text
+
+POLL = 0.2  # seconds between two looks at a command
 
 
 @dataclass(frozen=True)
@@ -89,19 +92,35 @@ class Processes:
                     start_new_session=True,
                 )
                 self._running.add(process)
-            _, status, usage = os.wait4(process.pid, 0)
+            ended, peak = 0, 0.0
+            while not ended:
+                peak = max(peak, peak_so_far(process.pid))
+                ended, status, usage = os.wait4(process.pid, os.WNOHANG)
+                time.sleep(0 if ended else POLL)
             process.returncode = os.waitstatus_to_exitcode(status)
             with self._lock:
                 self._running.discard(process)
         before = Cost.read(cost)
         unit = 2**20 if sys.platform == "darwin" else 2**10
+        # Its peak counts this process too, from which the command was forked: only a fallback.
+        peak = peak or usage.ru_maxrss / unit
         Cost(
             before.cpu_minutes + (usage.ru_utime + usage.ru_stime) / 60,
-            max(before.peak_mib, usage.ru_maxrss / unit),
+            max(before.peak_mib, peak),
             ended=process.returncode == 0,
         ).write(cost)
         if process.returncode and not self._stopped:
             raise MttlError(f"'{Path(command[0]).name}' failed; what it printed is in '{log}'")
+
+
+def peak_so_far(pid: int) -> float:
+    """Return the largest resident memory of a running process in MiB; 0 where it is not known."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text("ascii", errors="replace").splitlines()
+    except OSError:
+        return 0.0
+    found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+    return int(found[0]) / 2**10 if found else 0.0
 
 
 def start_again(run: Path) -> list[str]:

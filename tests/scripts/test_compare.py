@@ -193,16 +193,16 @@ def script(path: Path, text: str) -> Path:
 
 def test_processes_write_down_their_cost(tmp_path: Path) -> None:
     hog = script(
-        tmp_path / "hog.py", "x = b'x' * 2**26\nwhile __import__('time').process_time() < 0.3: pass"
+        tmp_path / "hog.py", "x = b'x' * 2**26\nwhile __import__('time').process_time() < 0.6: pass"
     )
     processes, cost = STAGES.Processes(1), tmp_path / "cost.json"
     processes.run([str(hog)], tmp_path / "log", cost)
     first = STAGES.Cost.read(cost)
     assert first.ended
-    assert first.cpu_minutes >= 0.3 / 60
-    assert 64 < first.peak_mib < 1000
+    assert first.cpu_minutes >= 0.6 / 60
+    assert 64 < first.peak_mib < 200  # the interpreter takes about 10
     processes.run([str(hog)], tmp_path / "log", cost)
-    assert STAGES.Cost.read(cost).cpu_minutes >= 2 * 0.3 / 60
+    assert STAGES.Cost.read(cost).cpu_minutes >= 2 * 0.6 / 60
 
 
 def test_a_failure_names_the_log(tmp_path: Path) -> None:
