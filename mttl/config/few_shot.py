@@ -12,16 +12,26 @@ from mttl.config.merge import Tree, merge, nested
 from mttl.config.schema import Config
 from mttl.errors import ConfigError
 from mttl.training.few_shot_run import FewShotSettings
+from mttl.training.precision import PRECISIONS
 
 
 def few_shot_settings(config: Config, form: Mapping[str, Any]) -> FewShotSettings:
     """Return the settings of adaptation jobs.
 
     Args:
-        config: Its sections data, generation, optim and adapt are read.
+        config: Its sections data, generation, optim and adapt are read, and of trainer the precision.
         form: How rows become text.
+
+    Raises:
+        ConfigError: If the weights would be in half precision.
     """
-    settings = config.adapt
+    settings, precision = config.adapt, config.trainer.precision
+    if precision not in PRECISIONS:
+        raise ConfigError(
+            f"trainer.precision ({precision}) is not for adaptation, whose steps are too small for "
+            f"weights in half precision; set one of {', '.join(PRECISIONS)} with "
+            "-k trainer.precision=…"
+        )
     return FewShotSettings(
         mode=settings.mode,
         init=settings.init,
@@ -42,6 +52,7 @@ def few_shot_settings(config: Config, form: Mapping[str, Any]) -> FewShotSetting
         gradient_clip_val=settings.gradient_clip_val,
         num_beams=config.generation.num_beams,
         length_penalty=config.generation.length_penalty,
+        precision=precision,
         max_rows=config.data.max_rows,
         form=form,
     )

@@ -11,6 +11,7 @@ from mttl.models.backbone import is_decoder_only
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.few_shot import FewShotResult
 from mttl.training.few_shot_run import FewShotSettings
+from mttl.training.precision import precision_plugin
 from mttl.training.text_to_text import TextToTextModule
 
 
@@ -74,11 +75,13 @@ class AdaptedModel:
             for number, (text, ids) in enumerate(zip(texts, encoder.prompts(texts), strict=True))
         ]
         size = self.settings.eval_batch_size
+        precision = precision_plugin(self.settings.precision, self.module.device.type)
         self.module.eval()
         answers: list[str] = []
         for start in range(0, len(rows), size):
             batch = self.module.transfer_batch_to_device(
                 collate(rows[start : start + size]), self.module.device, 0
             )
-            answers += [row.prediction for row in self.module.predict(batch)]
+            with precision.forward_context():
+                answers += [row.prediction for row in self.module.predict(batch)]
         return answers

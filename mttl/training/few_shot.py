@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import torch
+from lightning_fabric.plugins import Precision
 from lightning_fabric.utilities import move_data_to_device
 from torch import Tensor
 
@@ -80,6 +81,7 @@ def fine_tune(
     n_steps: int,
     eval_every: int,
     gradient_clip_val: float | None = None,
+    precision: Precision | None = None,
     on_step: Callable[[], object] = lambda: None,
 ) -> tuple[int, float, list[Prediction]]:
     """Train what requires gradients and keep the weights that are best on development rows.
@@ -94,33 +96,39 @@ def fine_tune(
         n_steps: Optimizer steps.
         eval_every: Steps between two scores; the last step is scored too.
         gradient_clip_val: Largest norm of the gradients.
+        precision: Of the arithmetic; see `mttl.training.precision`. Single by default.
         on_step: Called after every step.
 
     Returns:
         The step of the weights kept, their score, and their answers to the development rows.
     """
-    best_step, (best, answers) = 0, score_batches(module, development)
+    precision = precision or Precision()
+    best_step, (best, answers) = 0, score_batches(module, development, precision)
     trained = [value for value in module.model.parameters() if value.requires_grad]
     if not trained:
         return best_step, best, answers
     kept = [value.detach().clone() for value in trained]
-    optimizer = module.optimization.optimizer(module.model)
+    # Scaled gradients have to be read before the step, which fused kernels do within it.
+    scaled = getattr(precision, "scaler", None) is not None
+    optimizer = module.optimization.optimizer(module.model, fused=not scaled)
     scheduler = module.optimization.scheduler(optimizer, n_steps)
     batches = _endless(training)
     for step in range(1, n_steps + 1):
         module.train()
         batch = move_data_to_device(next(batches), module.device)
-        losses, labels, owed = module.nll(batch, module.label_smoothing)
-        prior = module.model.router.prior_loss().to(losses.device)
+        with precision.forward_context():
+            losses, labels, owed = module.nll(batch, module.label_smoothing)
+            prior = module.model.router.prior_loss().to(losses.device)
         optimizer.zero_grad()
-        (global_mean(losses, labels) + prior + sum(owed)).backward()
+        precision.backward(global_mean(losses, labels) + prior + sum(owed), module)
         if gradient_clip_val is not None:
+            precision.unscale_gradients(optimizer)
             torch.nn.utils.clip_grad_norm_(trained, gradient_clip_val)
-        optimizer.step()
+        precision.optimizer_step(optimizer)
         scheduler.step()
         on_step()
         if step % eval_every == 0 or step == n_steps:
-            found, rows = score_batches(module, development)
+            found, rows = score_batches(module, development, precision)
             # An undefined score is worse than any other.
             if _rank(found) > _rank(best):
                 best_step, best, answers = step, found, rows
@@ -132,18 +140,22 @@ def fine_tune(
 
 
 def score_batches(
-    module: TextToTextModule, batches: Iterable[Mapping[str, Any]]
+    module: TextToTextModule,
+    batches: Iterable[Mapping[str, Any]],
+    precision: Precision | None = None,
 ) -> tuple[float, list[Prediction]]:
     """Answer every row and return the score by the module's one metric, and the answers.
 
     Args:
         module: The model; left in evaluation mode.
         batches: Evaluation batches of one task.
+        precision: Of the arithmetic; single by default.
     """
     module.eval()
     rows: list[Prediction] = []
     for batch in batches:
-        rows += module.predict(move_data_to_device(batch, module.device))
+        with (precision or Precision()).forward_context():
+            rows += module.predict(move_data_to_device(batch, module.device))
     rows.sort(key=lambda row: row.row)
     (metric,) = module.metric_names
     value = score_answers(

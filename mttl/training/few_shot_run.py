@@ -15,6 +15,7 @@ from mttl.skills.skilled_model import SkilledModel
 from mttl.training.adapt import AdaptMode, adapted
 from mttl.training.few_shot import FewShotJob, FewShotResult, fine_tune, score_batches
 from mttl.training.optim import Optimization
+from mttl.training.precision import precision_plugin
 from mttl.training.text_to_text import TextToTextModule
 
 
@@ -34,6 +35,7 @@ class FewShotSettings:
         gradient_clip_val: Largest norm of the gradients.
         num_beams: Beams of the search for an answer.
         length_penalty: Exponent of the length in a beam's score.
+        precision: Of the arithmetic; see `mttl.training.precision`.
         max_rows: Read only the first rows of every file.
         form: How rows become text, as in training: ``prefix``, ``descriptions``,
             ``max_input_length`` and ``max_output_length``.
@@ -50,6 +52,7 @@ class FewShotSettings:
     gradient_clip_val: float | None
     num_beams: int
     length_penalty: float
+    precision: str
     max_rows: int | None
     form: Mapping[str, Any]
 
@@ -142,6 +145,7 @@ def fit(
         seed=job.seed,
         **settings.form,
     )
+    precision = precision_plugin(settings.precision, module.device.type)
     step, dev, rows = fine_tune(
         module,
         data.train_dataloader(),
@@ -149,11 +153,12 @@ def fit(
         n_steps=settings.max_steps,
         eval_every=settings.eval_every,
         gradient_clip_val=settings.gradient_clip_val,
+        precision=precision,
         on_step=on_step,
     )
     test = float("nan")
     if score_test:
-        test, rows = score_batches(module, data.evaluation_dataloader("test"))
+        test, rows = score_batches(module, data.evaluation_dataloader("test"), precision)
     trained = (value for value in module.model.parameters() if value.requires_grad)
     (metric,) = module.metric_names
     return FewShotResult(

@@ -41,3 +41,11 @@ def test_settings_change_by_name() -> None:
 def test_mistakes_are_answered(values: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         with_settings(load_config("crossfit.yaml"), values)
+
+
+def test_the_precision_is_that_of_the_trainer_and_half_weights_are_refused() -> None:
+    config = with_settings(load_config("crossfit.yaml"), {"trainer.precision": "bf16-mixed"})
+    assert few_shot_settings(config, {}).precision == "bf16-mixed"
+    half = with_settings(config, {"trainer.precision": "bf16-true"})
+    with pytest.raises(ConfigError, match=r"trainer.precision \(bf16-true\) is not for adaptation"):
+        few_shot_settings(half, {})

@@ -258,7 +258,12 @@ def main():
 exit_with(main)
 """,
     )
-    process = subprocess.Popen([sys.executable, str(parent)], start_new_session=True)
+    # A job in the background of a shell ignores SIGINT, and so do its children.
+    process = subprocess.Popen(
+        [sys.executable, str(parent)],
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     wait_for((tmp_path / "pid").is_file)
     wait_for(lambda: bool((tmp_path / "pid").read_text()))
     os.killpg(process.pid, number)  # as a terminal does

@@ -24,6 +24,7 @@ from mttl.training.few_shot import (
 from mttl.training.few_shot_jobs import Shard
 from mttl.training.few_shot_table import few_shot_table, silent_tasks
 from mttl.training.optim import Optimization
+from mttl.training.precision import precision_plugin
 from mttl.training.text_to_text import TextToTextModule
 
 BATCH = {
@@ -63,7 +64,7 @@ def test_the_weights_of_the_best_score_are_kept(
     )
     snapshots = []
 
-    def score(module: TextToTextModule, batches: object) -> tuple[float, list]:
+    def score(module: TextToTextModule, batches: object, precision: object) -> tuple[float, list]:
         snapshots.append([value.detach().clone() for value in model.parameters()])
         step = len(snapshots) - 1
         return scores[step], [step]
@@ -77,6 +78,47 @@ def test_the_weights_of_the_best_score_are_kept(
         torch.cat([v.flatten() for v in snapshots[0]]),
         torch.cat([v.flatten() for v in snapshots[1]]),
     )
+
+
+@pytest.mark.parametrize("name", ["bf16-mixed", "16-mixed"])
+def test_mixed_precision_computes_in_half_and_keeps_weights_in_single_precision(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Compared with single precision from the same start: alike, and not the same."""
+    monkeypatch.setattr(few_shot, "score_batches", lambda *given: (0.0, []))
+    ends, losses = {}, {}
+    for kind in ("32-true", name):
+        torch.manual_seed(0)
+        module = TextToTextModule(
+            skilled(tiny_t5()).eval(),
+            SimpleNamespace(),
+            {"new": "EM"},
+            Optimization(kind="adam", lr=1e-3),  # type: ignore[arg-type]
+        )
+        plugin = precision_plugin(kind, "cpu")
+        with plugin.forward_context():
+            losses[kind] = module.nll(BATCH, 0.0)[0].sum().item()
+        torch.manual_seed(1)
+        scored = [math.nan, 0.5]
+        monkeypatch.setattr(few_shot, "score_batches", lambda *given, s=scored: (s.pop(0), []))
+        fine_tune(
+            module, [BATCH], [], n_steps=1, eval_every=1, gradient_clip_val=1.0, precision=plugin
+        )
+        assert {value.dtype for value in module.model.parameters()} == {torch.float32}
+        ends[kind] = torch.cat(
+            [v.detach().flatten() for v in module.model.parameters() if v.requires_grad]
+        )
+    # bfloat16 keeps 8 bits of a number: a relative error of 2^-8 per product, less in sums.
+    assert losses[name] == pytest.approx(losses["32-true"], rel=0.02)
+    assert losses[name] != losses["32-true"]
+    assert not torch.equal(ends[name], ends["32-true"])
+    # Adam's first step has the size of the learning rate, whatever the gradient's.
+    assert (ends[name] - ends["32-true"]).abs().max() <= 2.1e-3
+
+
+def test_weights_in_half_precision_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"precision \('bf16-true'\) must be one of 32-true, 16-"):
+        precision_plugin("bf16-true", "cpu")
 
 
 @pytest.mark.parametrize("mode", get_args(AdaptMode))

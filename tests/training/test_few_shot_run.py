@@ -26,6 +26,7 @@ SETTINGS = FewShotSettings(
     gradient_clip_val=1.0,
     num_beams=1,
     length_penalty=1.0,
+    precision="32-true",
     max_rows=None,
     form={
         "prefix": True,
