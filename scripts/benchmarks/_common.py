@@ -2,8 +2,8 @@
 
 Each variant lives in a process of its own: several models in one heap slow each other down. The
 processes take turns, one step at a time, in a new random order each round, so that a slow phase of
-the machine hits all of them. Time is the CPU time of the process, on one thread, and ratios to the
-floor are paired within a round.
+the machine hits all of them. Time is the CPU time of the process, on one thread, unless a benchmark
+asks for another clock, and ratios to the floor are paired within a round.
 """
 
 import argparse
@@ -43,7 +43,10 @@ PEERS_HINT = (
 
 
 def parse_arguments(
-    parser: argparse.ArgumentParser, variants: Sequence[str], argv: list[str] | None
+    parser: argparse.ArgumentParser,
+    variants: Sequence[str],
+    argv: list[str] | None,
+    sizes: Sequence[str] = ("t5-small", "tiny"),
 ) -> argparse.Namespace:
     """Add the options of every benchmark and parse; the first variant is the floor.
 
@@ -51,13 +54,15 @@ def parse_arguments(
         parser: Has the benchmark's own options.
         variants: Names of all variants, the floor first.
         argv: Arguments, or None for those of the command line.
+        sizes: Of the model, the default first; none where a benchmark has no model.
 
     Returns:
         The settings; ``only`` lists the chosen variants, the floor always first.
     """
-    parser.add_argument("--size", choices=("t5-small", "tiny"), default="t5-small")
-    parser.add_argument("--rounds", type=_positive, default=7, help="timed steps (%(default)s)")
-    parser.add_argument("--warmup", type=_positive, default=2, help="untimed steps (%(default)s)")
+    if sizes:
+        parser.add_argument("--size", choices=sizes, default=sizes[0])
+    parser.add_argument("--rounds", type=positive, default=7, help="timed steps (%(default)s)")
+    parser.add_argument("--warmup", type=positive, default=2, help="untimed steps (%(default)s)")
     parser.add_argument("--only", nargs="+", choices=variants, metavar="VARIANT", default=variants)
     parser.add_argument(
         "--malloc",
@@ -74,12 +79,17 @@ def parse_arguments(
     return settings
 
 
-def run(build: Build, settings: argparse.Namespace) -> list[dict[str, Any]]:
+def run(
+    build: Build,
+    settings: argparse.Namespace,
+    clock: Callable[[], float] = time.process_time,
+) -> list[dict[str, Any]]:
     """Measure the chosen variants.
 
     Args:
         build: Makes a variant; called in its process, so it must be a function of a module.
         settings: As from `parse_arguments`.
+        clock: Seconds; `time.perf_counter` where a variant has processes of its own.
 
     Returns:
         One row per variant: ``name``; ``median``, ``min`` and ``max`` of the milliseconds of a
@@ -87,10 +97,10 @@ def run(build: Build, settings: argparse.Namespace) -> list[dict[str, Any]]:
         rise of the process's memory over that before its first step; and what ``build`` tells. A
         variant that fails has no figures but an ``error``.
     """
-    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["OMP_NUM_THREADS"] = "1"  # torch reads it when a variant imports it
     if settings.malloc == "keep":
         os.environ.update(KEEP_MEMORY)
-    workers = {name: _Worker(build, name, settings) for name in settings.only}
+    workers = {name: _Worker(build, name, settings, clock) for name in settings.only}
     times: dict[str, list[float]] = {name: [] for name in workers}
     order = list(workers)
     shuffle = random.Random(0).shuffle
@@ -150,6 +160,21 @@ def report(
         settings.json.write_text(text + "\n", encoding="utf-8")
 
 
+def as_speed(row: dict[str, Any], n_items: int) -> dict[str, Any]:
+    """Turn milliseconds per step into items per second, and ratios of time into ones of speed."""
+    if "error" in row:
+        return row
+    return {
+        **row,
+        "median": 1000 * n_items / row["median"],
+        "min": 1000 * n_items / row["max"],
+        "max": 1000 * n_items / row["min"],
+        "ratio": 1 / row["ratio"],
+        "ratio_min": 1 / row["ratio_max"],
+        "ratio_max": 1 / row["ratio_min"],
+    }
+
+
 def summarise(times: Sequence[float], floor: Sequence[float]) -> dict[str, float]:
     """Return the extremes and the median of times, and of their ratios paired with the floor's."""
     ratios = [value / reference for value, reference in zip(times, floor, strict=True)]
@@ -172,13 +197,15 @@ def _row(worker: "_Worker", times: list[float], floor: list[float]) -> dict[str,
 class _Worker:
     """A variant in its process: steps when told to."""
 
-    def __init__(self, build: Build, name: str, settings: argparse.Namespace) -> None:
+    def __init__(
+        self, build: Build, name: str, settings: argparse.Namespace, clock: Callable[[], float]
+    ) -> None:
         self.name = name
         self.error: str | None = None
         self.facts: dict[str, float] = {}
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, build, name, settings))
+        self.process = context.Process(target=_serve, args=(theirs, build, name, settings, clock))
         self.process.start()
         theirs.close()
 
@@ -205,11 +232,14 @@ class _Worker:
         self.process.join()
 
 
-def _serve(connection: Connection, build: Build, name: str, settings: argparse.Namespace) -> None:
+def _serve(
+    connection: Connection,
+    build: Build,
+    name: str,
+    settings: argparse.Namespace,
+    clock: Callable[[], float],
+) -> None:
     """Answer every message with the time of one step, until the other side hangs up."""
-    import torch
-
-    torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of the peers: they would garble the progress
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         try:
@@ -219,9 +249,9 @@ def _serve(connection: Connection, build: Build, name: str, settings: argparse.N
             before = _peak_mib()
             connection.send(facts)
             while connection.recv():
-                start = time.process_time()
+                start = clock()
                 step()
-                elapsed = time.process_time() - start
+                elapsed = clock() - start
                 connection.send({"ms": 1000 * elapsed, "peak_mib": _peak_mib() - before})
         except EOFError:
             raise
@@ -240,7 +270,8 @@ def _peak_mib() -> float:
     return peak / 2**20 if sys.platform == "darwin" else peak / 1024
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """Read a number above 0 from the command line."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is not a positive number")

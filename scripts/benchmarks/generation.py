@@ -11,7 +11,7 @@ import argparse
 import sys
 from typing import Any
 
-from _common import Step, parse_arguments, report, run
+from _common import Step, as_speed, parse_arguments, report, run
 from _models import N_TASKS, add_adapters, make_backbone, task_ids
 
 FLOOR = "bare"
@@ -53,21 +53,6 @@ def build(variant: str, settings: argparse.Namespace) -> tuple[Step, dict[str, f
         **task_ids(variant),
     }
     return lambda: model.generate(**batch), {}  # type: ignore[operator]
-
-
-def as_speed(row: dict[str, Any], n_tokens: int) -> dict[str, Any]:
-    """Turn milliseconds per call into tokens per second, and ratios of time into ones of speed."""
-    if "error" in row:
-        return row
-    return {
-        **row,
-        "median": 1000 * n_tokens / row["median"],
-        "min": 1000 * n_tokens / row["max"],
-        "max": 1000 * n_tokens / row["min"],
-        "ratio": 1 / row["ratio"],
-        "ratio_min": 1 / row["ratio_max"],
-        "ratio_max": 1 / row["ratio_min"],
-    }
 
 
 if __name__ == "__main__":

@@ -1,0 +1,93 @@
+"""Evaluation on fixed episodes."""
+
+import gymnasium
+import minigrid  # noqa: F401  registers the levels
+import numpy as np
+import pytest
+
+from envs.episodes import Episodes, Policy, episode_seed, run_episodes
+from envs.levels import LEVELS
+from envs.vector import N_ACTIONS, Observation, make_vector_env
+
+LEVEL_NAMES = ("GoToLocalS5N2", "PickupLoc", "OpenRedDoor")
+N_EPISODES = 7
+
+
+def choose(image: np.ndarray, direction: int, n_steps: int) -> int:
+    """A policy without any sense that depends on all it sees and on what it remembers."""
+    return (int(image.astype(int).sum()) + 3 * direction + 5 * n_steps) % N_ACTIONS
+
+
+def make_policy() -> Policy:
+    """The same for many slots: it counts steps, and forgets them where an episode begins."""
+    n_steps = np.zeros(0)
+
+    def policy(seen: Observation, begins: np.ndarray, alive: np.ndarray) -> np.ndarray:
+        nonlocal n_steps
+        n_steps = np.where(begins, 0, n_steps + 1 if n_steps.size else 0)
+        actions = np.full(alive.shape, 99)  # where nobody plays, anything goes
+        for place in np.argwhere(alive):
+            where = tuple(place)
+            actions[where] = choose(
+                seen.image[where], int(seen.direction[where]), int(n_steps[where])
+            )
+        return actions
+
+    return policy
+
+
+def run(n_slots: int, seed: int = 1) -> Episodes:
+    env = make_vector_env(LEVEL_NAMES, n_slots, seed=seed, evaluation=True)
+    return run_episodes(env, make_policy(), N_EPISODES)
+
+
+def test_episodes_are_those_of_minigrid_with_their_seeds() -> None:
+    found = run(3)
+    for row, level in enumerate(LEVEL_NAMES):
+        env = gymnasium.make(LEVELS[level].id)
+        for episode in range(N_EPISODES):
+            seen, _ = env.reset(seed=episode_seed(1, level, episode))
+            n, reward, ended = 0, 0.0, False
+            while not ended:
+                action = choose(seen["image"], seen["direction"], n)
+                seen, reward, terminated, truncated, _ = env.step(action)
+                n, ended = n + 1, terminated or truncated
+            assert found.steps[row, episode] == n
+            assert found.reward[row, episode] == np.float32(reward)
+            assert found.success[row, episode] == (reward > 0)
+    assert 0 < found.success.mean() < 1
+
+
+@pytest.mark.parametrize("n_slots", [1, 2, 7, 10])
+def test_the_number_of_slots_changes_nothing(n_slots: int) -> None:
+    expected, found = run(3), run(n_slots)
+    for name, part in vars(expected).items():
+        np.testing.assert_array_equal(getattr(found, name), part)
+
+
+def test_the_same_environments_can_play_again() -> None:
+    env = make_vector_env(LEVEL_NAMES, 2, seed=1, evaluation=True)
+    first = run_episodes(env, make_policy(), N_EPISODES)
+    again = run_episodes(env, make_policy(), N_EPISODES)
+    np.testing.assert_array_equal(first.steps, again.steps)
+    np.testing.assert_array_equal(first.reward, again.reward)
+
+
+def test_another_seed_has_other_episodes() -> None:
+    assert (run(3).steps != run(3, seed=2).steps).any()
+
+
+def test_a_failed_mission_is_no_success() -> None:
+    """Picking up the wrong thing ends the episode of a strict level without reward."""
+    env = make_vector_env(["PickupDistDebug"], 4, seed=0, evaluation=True)
+    rng = np.random.default_rng(0)
+    found = run_episodes(env, lambda _, __, alive: rng.integers(7, size=alive.shape), 20)
+    failed = (found.steps < LEVELS["PickupDistDebug"].steps) & (found.reward == 0)
+    assert failed.any()
+    assert not found.success[failed].any()
+
+
+def test_no_episodes_is_an_error() -> None:
+    env = make_vector_env(["GoToObj"], 1, seed=0, evaluation=True)
+    with pytest.raises(ValueError, match=r"n_episodes \(0\) must be at least 1"):
+        run_episodes(env, make_policy(), 0)

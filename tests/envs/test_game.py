@@ -1,0 +1,129 @@
+"""A game is minigrid's environment, move by move."""
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from minigrid.core.constants import OBJECT_TO_IDX
+
+from envs.game import make_game
+from envs.levels import LEVELS, PAPER_LEVELS
+from helpers.same_game import DROP, PICK_UP, TOGGLE, Pair, follow_the_bot, meddle, play_both
+
+# Boxes, keys, doors open, closed and locked, blocked ways, full hands, orders that can fail.
+MEDDLED = (
+    *("KeyInBox", "UnlockLocalDist", "BlockedUnlockPickup", "OpenDoorsOrderN4Debug"),
+    *("PutNextS5N2Carrying", "MiniBossLevel", "PickupDistDebug", "KeyCorridorS3R3"),
+)
+EPISODES = 2000  # of every level, in the slow test
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_few_episodes_of_every_level_are_the_same(level: str) -> None:
+    # 40 steps suffice to meet objects; the tests below play to the end.
+    play_both(level, n_episodes=4, seed=7, n_steps=40, whole=5)
+
+
+@pytest.mark.parametrize("level", PAPER_LEVELS)
+def test_whole_episodes_are_the_same(level: str) -> None:
+    play_both(level, n_episodes=2, seed=11, whole=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("level", LEVELS)
+def test_many_episodes_of_every_level_are_the_same(level: str) -> None:
+    play_both(level, EPISODES, seed=1000)
+
+
+@pytest.mark.parametrize("level", [*PAPER_LEVELS, "Unlock", "UnlockLocal", "BossLevel"])
+def test_the_bot_sees_the_same(level: str) -> None:
+    pair = Pair(level)
+    assert sum(pair.play(follow_the_bot(), seed, 100) for seed in range(3)) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_bot_sees_the_same_in_many_episodes(level: str) -> None:
+    pair = Pair(level)
+    for seed in range(EPISODES // 20):
+        pair.play(follow_the_bot(), seed)
+
+
+@settings(max_examples=100)
+@given(
+    st.sampled_from(MEDDLED),
+    st.integers(0, 2**31 - 1),
+    st.lists(st.sampled_from([0, 1, 2, 2, 2, PICK_UP, DROP, TOGGLE, 6]), max_size=60),
+    st.booleans(),
+)
+def test_adversarial_actions_have_the_same_effect(
+    level: str, seed: int, actions: list[int], guided: bool
+) -> None:
+    """Actions as drawn, or with things picked up and toggled wherever there are any."""
+    pair = Pair(level)
+    pair.reset(seed)
+    choose = meddle(seed)
+    for action in actions:
+        if pair.step(choose(pair.plain) if guided else action):
+            pair.reset(None)
+
+
+def test_a_box_that_is_opened_shows_its_key() -> None:
+    """The cell in front changes without anything being carried."""
+    pair = Pair("KeyInBox")
+    pair.reset(0)
+    for env in (pair.plain.unwrapped, pair.game):
+        box = next(cell for cell in env.grid.grid if cell is not None and cell.type == "box")
+        env.agent_pos, env.agent_dir = (box.cur_pos[0] - 1, box.cur_pos[1]), 0
+    in_front, in_hand = (3, 5, 0), (3, 6, 0)
+    pair.step(TOGGLE)
+    assert pair.game.gen_obs()["image"][in_front] == OBJECT_TO_IDX["key"]
+    pair.step(PICK_UP)
+    assert pair.game.gen_obs()["image"][in_hand] == OBJECT_TO_IDX["key"]
+    pair.step(DROP)
+    assert pair.game.gen_obs()["image"][in_front] == OBJECT_TO_IDX["key"]
+
+
+def test_a_hand_that_is_full_from_the_start_is_seen_after_the_first_step() -> None:
+    """So in minigrid: its first observation is taken before the object is handed over."""
+    pair = Pair("PutNextS5N2Carrying")
+    pair.reset(3)
+    pair.step(6)
+    assert pair.game.gen_obs()["image"][3, 6, 0] == OBJECT_TO_IDX[pair.game.obj_a.type]
+
+
+@pytest.mark.parametrize("level", ["GoToSeqS5R2", "PutNextS5N2Carrying", "MiniBossLevel"])
+@pytest.mark.parametrize("n_steps", [0, 7])
+def test_a_pickled_game_goes_on_exactly(level: str, n_steps: int) -> None:
+    game = make_game(LEVELS[level])
+    game.reset(seed=5)
+    actions = np.random.default_rng(0).integers(7, size=300).tolist()
+    for action in actions[:n_steps]:
+        game.step(action)
+    twin = pickle.loads(pickle.dumps(game))
+    assert type(twin) is type(game)
+    for action in actions[n_steps:]:
+        theirs, ours = game.step(action), twin.step(action)
+        assert np.array_equal(theirs[0].pop("image"), ours[0].pop("image"))
+        assert theirs == ours
+        if theirs[2] or theirs[3]:
+            assert np.array_equal(game.reset()[0]["image"], twin.reset()[0]["image"])
+
+
+def test_rejected_layouts_are_not_announced(capsys: pytest.CaptureFixture[str]) -> None:
+    game = make_game(LEVELS["UnblockPickup"])
+    for seed in range(5):
+        game.reset(seed=seed)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_game_can_be_drawn() -> None:
+    pair = Pair("GoToLocal")
+    drawn = make_game(LEVELS["GoToLocal"], render_mode="rgb_array")
+    pair.reset(0)
+    drawn.reset(seed=0)
+    np.testing.assert_array_equal(drawn.render(), pair.game.get_frame())

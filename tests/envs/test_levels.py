@@ -1,0 +1,75 @@
+"""The table of levels says what minigrid registers and does."""
+
+import gymnasium
+import minigrid  # noqa: F401  registers the levels
+import pytest
+
+from envs.errors import LevelError
+from envs.game import make_game
+from envs.levels import COMPETENCIES, LEVELS, PAPER_LEVELS, Level, find_level
+
+
+def test_every_registered_level_is_in_the_table() -> None:
+    registered = {name for name in gymnasium.registry if name.startswith("BabyAI-")}
+    assert {level.id for level in LEVELS.values()} == registered
+    assert len(LEVELS) == 96
+    assert all(level.name == name for name, level in LEVELS.items())
+
+
+@pytest.mark.parametrize("level", LEVELS.values(), ids=lambda level: level.name)
+def test_the_time_limit_is_that_of_real_episodes(level: Level) -> None:
+    game = make_game(level)
+    assert game.fixed_max_steps == level.fixed
+    for seed in range(3):
+        game.reset(seed=seed)
+        n_navigations = 1 if level.fixed else game.num_navs_needed(game.instrs)
+        assert game.max_steps == level.steps * n_navigations
+
+
+def test_competencies_are_known_and_in_order() -> None:
+    for level in LEVELS.values():
+        places = [COMPETENCIES.index(name) for name in level.competencies]
+        assert places == sorted(set(places)), level.name
+    assert LEVELS["BossLevel"].competencies == COMPETENCIES
+
+
+def test_the_expert_skills_of_the_paper() -> None:
+    """Table 2 of Ponti et al. (2022), whose skills 1 to 8 stand for these competencies."""
+    skills = ["ROOM", "DISTR-BOX", "DISTR", "GOTO", "PUT", "PICKUP", "LOC", "MAZE"]
+    published = {
+        "GoToObj": "1",
+        "GoToRedBallGrey": "12",
+        "GoToRedBall": "123",
+        "GoToLocal": "1234",
+        "PutNextLocal": "1235",
+        "PickupLoc": "12367",
+        "GoToObjMaze": "18",
+        "GoTo": "12348",
+    }
+    assert tuple(published) == PAPER_LEVELS
+    for name, numbers in published.items():
+        expected = {skills[int(number) - 1] for number in numbers}
+        assert set(LEVELS[name].competencies) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("GoToRedball", "unknown level 'GoToRedball'; did you mean 'GoToRedBall'"),
+        ("BabyAI-GoTo-v0", "unknown level 'BabyAI-GoTo-v0'; did you mean 'GoTo'"),
+        ("?", r"unknown level '\?'; see envs.levels.LEVELS"),
+    ],
+)
+def test_an_unknown_level_names_the_nearest(name: str, message: str) -> None:
+    with pytest.raises(LevelError, match=message):
+        find_level(name)
+
+
+def test_a_known_level_is_found() -> None:
+    assert find_level("GoToObjS6").id == "BabyAI-GoToObjS6-v1"
+
+
+def test_a_level_without_a_step_limit_is_an_error() -> None:
+    game = make_game(LEVELS["GoToObj"], max_steps=0)
+    with pytest.raises(LevelError, match=r"level 'GoToObj' has no step limit \(max_steps is 0\)"):
+        game.reset(seed=0)

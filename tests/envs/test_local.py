@@ -1,0 +1,246 @@
+"""A vector environment is many of minigrid's, one after the other."""
+
+from typing import Any
+
+import gymnasium
+import minigrid  # noqa: F401  registers the levels
+import numpy as np
+import pytest
+
+from envs.episodes import episode_seed
+from envs.errors import LevelError, SimulationError
+from envs.levels import LEVELS
+from envs.local import LocalVectorEnv
+from envs.vector import Observation, Transition, slot_seed
+from envs.vocabulary import encode
+
+LEVEL_NAMES = ("GoToLocalS5N2", "PutNextLocalS5N3", "OpenRedDoor")
+N_SLOTS = 3
+
+
+def make(**options: Any) -> LocalVectorEnv:
+    arguments: dict[str, Any] = {"levels": LEVEL_NAMES, "n_slots": N_SLOTS, "seed": 4, **options}
+    return LocalVectorEnv(**arguments)
+
+
+def random_actions(n_steps: int, shape: tuple[int, int] = (3, N_SLOTS)) -> np.ndarray:
+    return np.random.default_rng(0).integers(7, size=(n_steps, *shape))
+
+
+def assert_same(a: Any, b: Any) -> None:
+    """Compare observations or transitions, part by part."""
+    if a is None or b is None:
+        assert a is b
+    elif isinstance(a, Observation | Transition):
+        for name, part in vars(a).items():
+            assert_same(part, getattr(b, name))
+    else:
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+
+def at(observation: Observation, *place: int) -> dict[str, Any]:
+    return {
+        "image": observation.image[place].tolist(),
+        "direction": observation.direction[place],
+        "mission": observation.mission[place].tolist(),
+    }
+
+
+def plain(seen: dict[str, Any]) -> dict[str, Any]:
+    """What minigrid shows, in our form."""
+    return {
+        "image": seen["image"].tolist(),
+        "direction": seen["direction"],
+        "mission": encode(seen["mission"]).tolist(),
+    }
+
+
+@pytest.mark.parametrize("evaluation", [False, True])
+def test_slots_are_minigrid_environments_that_begin_again_by_themselves(evaluation: bool) -> None:
+    env = make(evaluation=evaluation, first_slot=2)
+    observation = env.reset()
+    assert observation.image.shape == (3, N_SLOTS, 7, 7, 3)
+    assert observation.direction.shape == (3, N_SLOTS)
+    assert observation.mission.shape == (3, N_SLOTS, 72)
+    transitions = [env.step(actions) for actions in random_actions(150)]
+    assert any(transition.final is not None for transition in transitions)
+    assert any(transition.terminated.any() for transition in transitions)
+    for place in np.ndindex(3, N_SLOTS):
+        level, number = LEVEL_NAMES[place[0]], 2 + place[1]
+        single = gymnasium.make(LEVELS[level].id)
+        seen, _ = single.reset(seed=slot_seed(4, level, number, evaluation))
+        assert at(observation, *place) == plain(seen)
+        for actions, transition in zip(random_actions(150), transitions, strict=True):
+            seen, reward, terminated, truncated, _ = single.step(actions[place])
+            assert transition.reward[place] == np.float32(reward)
+            assert transition.terminated[place] == terminated
+            assert transition.truncated[place] == (truncated and not terminated)
+            if transition.truncated[place]:
+                row = np.argwhere(transition.truncated).tolist().index(list(place))
+                assert transition.final is not None
+                assert at(transition.final, row) == plain(seen)
+            if terminated or truncated:
+                number += N_SLOTS
+                seen, _ = single.reset(seed=episode_seed(4, level, number) if evaluation else None)
+            assert at(transition.observation, *place) == plain(seen)
+
+
+def test_final_observations_are_those_of_the_truncated_episodes_only() -> None:
+    env = make()
+    env.reset()
+    for actions in random_actions(150):
+        transition = env.step(actions)
+        n_truncated = np.count_nonzero(transition.truncated)
+        assert not (transition.truncated & transition.terminated).any()
+        assert (transition.final is None) == (n_truncated == 0)
+        if transition.final is not None:
+            assert transition.final.image.shape == (n_truncated, 7, 7, 3)
+            assert transition.final.direction.shape == (n_truncated,)
+            assert transition.final.mission.shape == (n_truncated, 72)
+
+
+def test_a_reset_begins_the_same_again() -> None:
+    env = make()
+    first, steps = env.reset(), [env.step(actions) for actions in random_actions(60)]
+    assert_same(env.reset(), first)
+    for actions, expected in zip(random_actions(60), steps, strict=True):
+        assert_same(env.step(actions), expected)
+
+
+@pytest.mark.parametrize("evaluation", [False, True])
+def test_parts_play_what_the_whole_plays(evaluation: bool) -> None:
+    whole = make(evaluation=evaluation)
+    parts = [
+        make(evaluation=evaluation, n_slots=2, stride=N_SLOTS),
+        make(evaluation=evaluation, n_slots=1, first_slot=2, stride=N_SLOTS),
+    ]
+    images = [whole.reset().image, *(part.reset().image for part in parts)]
+    for actions in random_actions(120):
+        np.testing.assert_array_equal(images[0], np.concatenate(images[1:], axis=1))
+        pieces = actions[:, :2], actions[:, 2:]
+        images = [
+            whole.step(actions).observation.image,
+            *(
+                part.step(piece).observation.image
+                for part, piece in zip(parts, pieces, strict=True)
+            ),
+        ]
+
+
+@pytest.mark.parametrize("n_steps", [0, 33])
+def test_going_on_from_a_state_is_not_having_stopped(n_steps: int) -> None:
+    env = make(levels=(*LEVEL_NAMES[:2], "PutNextS5N2Carrying"))
+    observation = env.reset()
+    actions = random_actions(200)
+    for action in actions[:n_steps]:
+        observation = env.step(action).observation
+    state = env.state()
+    expected = [env.step(action) for action in actions[n_steps:]]
+    other = make(levels=env.levels, seed=99)
+    for resumed in (other, env):  # elsewhere, and back in time
+        assert_same(resumed.load_state(state), observation)
+        for action, transition in zip(actions[n_steps:], expected, strict=True):
+            assert_same(resumed.step(action), transition)
+    assert_same(other.reset(), env.reset())
+
+
+def test_evaluation_goes_on_with_the_next_episode() -> None:
+    env = make(evaluation=True)
+    env.reset()
+    state = env.state()
+    expected = [env.step(action) for action in random_actions(150)]
+    other = make(seed=99)
+    other.load_state(state)
+    for action, transition in zip(random_actions(150), expected, strict=True):
+        assert_same(other.step(action), transition)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_slots": 2}, "the state has n_slots 3; these environments have 2"),
+        ({"levels": ["GoTo"]}, r"the state has levels \('GoToLocalS5N2', .*have \('GoTo',\)"),
+    ],
+)
+def test_a_state_of_others_is_refused(options: dict[str, Any], message: str) -> None:
+    env = make()
+    env.reset()
+    with pytest.raises(ValueError, match=message):
+        make(**options).load_state(env.state())
+
+
+def test_arrays_belong_to_the_caller() -> None:
+    env, undisturbed = make(), make()
+    seen, expected = env.reset(), undisturbed.reset()
+    for actions in random_actions(80):
+        assert_same(seen, expected)
+        for part in vars(seen).values():
+            part[:] = 255
+        seen, expected = env.step(actions).observation, undisturbed.step(actions).observation
+
+
+class Broken:
+    """An environment that raises."""
+
+    def __init__(self, game: Any, where: str) -> None:
+        self.game, self.where = game, where
+
+    def step(self, action: int) -> Any:
+        if self.where == "step":
+            raise ZeroDivisionError("broken")
+        return (*self.game.step(action)[:2], True, False, {})
+
+    def reset(self, seed: int | None) -> Any:
+        raise RecursionError("no layout")
+
+
+@pytest.mark.parametrize(
+    ("where", "cause"),
+    [("step", "0 episodes .*: ZeroDivisionError: broken"), ("reset", "1 episodes .*: Recursion")],
+)
+def test_an_environment_that_raises_is_named_and_all_are_closed(where: str, cause: str) -> None:
+    env = make(first_slot=5)
+    env.reset()
+    env._games[4] = Broken(env._games[4], where)  # type: ignore[assignment]
+    seed = slot_seed(4, "PutNextLocalS5N3", 6)
+    message = f"level 'PutNextLocalS5N3', slot 6, {cause.replace('.*', f'after seed {seed}')}"
+    with pytest.raises(SimulationError, match=message) as caught:
+        env.step(random_actions(1)[0])
+    assert isinstance(caught.value.__cause__, ZeroDivisionError | RecursionError)
+    for call in (env.reset, env.state, lambda: env.step(random_actions(1)[0])):
+        with pytest.raises(SimulationError, match="the environments are closed; make new ones"):
+            call()
+
+
+def test_a_level_without_a_step_limit_is_an_error_and_all_are_closed() -> None:
+    env = make()
+    env._games[2].fixed_max_steps, env._games[2].max_steps = True, 0
+    with pytest.raises(LevelError, match="level 'GoToLocal' has no step limit"):
+        env.reset()
+    with pytest.raises(SimulationError, match="closed"):
+        env.reset()
+
+
+def test_nothing_goes_before_the_first_reset() -> None:
+    env = make()
+    for call in (env.state, lambda: env.step(random_actions(1)[0])):
+        with pytest.raises(SimulationError, match="have not begun: call reset first"):
+            call()
+
+
+def test_actions_are_checked_before_anything_moves() -> None:
+    env, undisturbed = make(), make()
+    env.reset()
+    undisturbed.reset()
+    wrong = random_actions(1)[0]
+    wrong[2, 2] = 7
+    with pytest.raises(ValueError, match="the action 7 of slot 2 of level 2"):
+        env.step(wrong)
+    assert_same(env.step(random_actions(1)[0]), undisturbed.step(random_actions(1)[0]))
+
+
+def test_closing_twice_is_harmless() -> None:
+    env = make()
+    env.close()
+    env.close()

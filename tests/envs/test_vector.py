@@ -1,0 +1,89 @@
+"""Seeds, checks and the choice of a vector environment."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envs.episodes import episode_seed
+from envs.errors import LevelError
+from envs.levels import PAPER_LEVELS
+from envs.local import LocalVectorEnv
+from envs.vector import check_actions, check_levels, make_vector_env, slot_seed
+
+
+def test_seeds_never_change() -> None:
+    """Results name them; Python's own hashes differ from process to process."""
+    assert slot_seed(1, "GoTo", 5) == 539400966
+    assert episode_seed(1, "GoTo", 5) == 1661491735
+
+
+def test_training_and_evaluation_never_share_a_seed() -> None:
+    training = [slot_seed(seed, "GoTo", slot) for seed in range(20) for slot in range(50)]
+    evaluation = [episode_seed(seed, "GoTo", n) for seed in range(20) for n in range(50)]
+    assert 0 <= min(training) < max(training) < 2**30 <= min(evaluation) < max(evaluation) < 2**31
+
+
+def test_slots_levels_and_runs_have_seeds_of_their_own() -> None:
+    seeds = [
+        slot_seed(seed, level, slot)
+        for seed in range(3)
+        for level in PAPER_LEVELS
+        for slot in range(100)
+    ]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_slots_of_a_level_stay_distinct_where_the_numbers_wrap() -> None:
+    last = slot_seed(0, "GoTo", 0)
+    assert slot_seed(0, "GoTo", 2**30 - last) == 0
+    assert slot_seed(0, "GoTo", 2**30) == last
+
+
+def test_by_default_environments_run_here() -> None:
+    env = make_vector_env(["GoToObj"], 2, seed=0, first_slot=3)
+    assert isinstance(env, LocalVectorEnv)
+    whole = make_vector_env(["GoToObj"], 5, seed=0)
+    np.testing.assert_array_equal(env.reset().image, whole.reset().image[:, 3:])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n_slots": 0}, r"n_slots \(0\) must be at least 1"),
+        ({"n_workers": -1}, r"n_workers \(-1\) must be at least 0"),
+        ({"first_slot": -1}, r"first_slot \(-1\) must be at least 0"),
+        ({"backend": "gym"}, r"backend \('gym'\) must be 'minigrid' or 'envpool'"),
+        ({"backend": "envpool", "n_workers": 2}, "threads of its own: n_workers must be 0"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_vector_env(**{"levels": ["GoToObj"], "n_slots": 1, "seed": 0, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("levels", "message"),
+    [
+        ([], "no level given"),
+        (["GoTo", "GoToObj", "GoTo"], "level 'GoTo' is listed twice"),
+        (["GoToo"], "unknown level 'GoToo'; did you mean 'GoTo'"),
+    ],
+)
+def test_wrong_levels_are_named(levels: list[str], message: str) -> None:
+    with pytest.raises(LevelError, match=message):
+        check_levels(levels)
+
+
+@pytest.mark.parametrize(
+    ("actions", "error", "message"),
+    [
+        (np.zeros((2, 3)), TypeError, "actions must be integers, not float64"),
+        (np.zeros((3, 2), int), ValueError, r"the shape \(3, 2\); there are 2 levels × 3 slots"),
+        (np.array([[0, 1, 2], [3, 7, 6]]), ValueError, "action 7 of slot 1 of level 1 must be"),
+        (np.array([[0, 1, -1], [3, 5, 6]]), ValueError, "action -1 of slot 2 of level 0 must be"),
+    ],
+)
+def test_wrong_actions_are_named(actions: np.ndarray, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        check_actions(actions, 2, 3)

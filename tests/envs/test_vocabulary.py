@@ -1,0 +1,89 @@
+"""Missions as tokens, and back."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envs.game import make_game
+from envs.levels import LEVELS
+from envs.vocabulary import MISSION_LENGTH, N_TOKENS, TOKENS, WORDS, decode, encode
+
+COLOURS = ["", "red ", "green ", "blue ", "purple ", "yellow ", "grey "]
+PLACES = ["", " on your left", " on your right", " in front of you", " behind you"]
+THINGS = [
+    f"{article} {colour}{kind}{place}"
+    for article, colour, kind, place in product(
+        ("the", "a"), COLOURS, ("object", "ball", "box", "key", "door"), PLACES
+    )
+]
+things = st.sampled_from(THINGS)
+clauses = st.tuples(st.sampled_from(["go to", "open", "pick up"]), things).map(" ".join)
+clauses |= st.tuples(things, things).map(lambda pair: f"put {pair[0]} next to {pair[1]}")
+sentences = clauses | st.tuples(clauses, clauses).map(" and ".join)
+missions = sentences | st.tuples(
+    sentences, st.sampled_from([", then ", " after you "]), sentences
+).map("".join)
+
+
+@given(missions)
+def test_every_mission_of_the_grammar_comes_back(mission: str) -> None:
+    tokens = encode(mission)
+    assert tokens.shape == (MISSION_LENGTH,)
+    assert tokens.dtype == np.uint8
+    assert decode(tokens) == mission
+
+
+def round_trip(n_episodes: int) -> None:
+    for level in LEVELS.values():
+        game = make_game(level)
+        for seed in range(n_episodes):
+            mission = game.reset(seed=seed if seed == 0 else None)[0]["mission"]
+            assert decode(encode(mission)) == mission
+
+
+def test_the_missions_of_every_level_come_back() -> None:
+    round_trip(4)
+
+
+@pytest.mark.slow
+def test_many_missions_of_every_level_come_back() -> None:
+    round_trip(1000)
+
+
+def test_the_longest_mission_just_fits() -> None:
+    thing = "the red ball in front of you"
+    put = f"put {thing} next to {thing}"
+    longest = f"{put} and {put} after you {put} and {put}"
+    assert np.count_nonzero(encode(longest)) == MISSION_LENGTH
+
+
+def test_tokens_never_change() -> None:
+    """Trained policies read them; a new word may only be added at the end."""
+    assert decode(np.arange(N_TOKENS)) == (
+        "go to open pick up put next the a red green blue purple yellow grey object ball box key "
+        "door on your left right in front of you behind and, then after"
+    )
+    assert TOKENS["go"] == 1
+    assert len(set(WORDS)) == len(WORDS) == N_TOKENS - 1
+
+
+def test_padding_stands_after_the_end() -> None:
+    assert encode("go to the door", 6).tolist() == [1, 2, TOKENS["the"], TOKENS["door"], 0, 0]
+
+
+def test_a_foreign_word_is_an_error() -> None:
+    with pytest.raises(ValueError, match="the word 'apple' of the mission 'go to the apple' is"):
+        encode("go to the apple")
+
+
+def test_a_mission_that_does_not_fit_is_an_error() -> None:
+    with pytest.raises(ValueError, match="'go to the door' has 4 tokens; length is 3"):
+        encode("go to the door", 3)
+
+
+def test_a_token_outside_the_vocabulary_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"the token 33 must be from 0 to 32"):
+        decode(np.array([1, 33]))

@@ -1,0 +1,140 @@
+"""Play one level twice at once, with minigrid and with ours, and compare all there is to see."""
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import minigrid  # noqa: F401  registers the levels
+import numpy as np
+from minigrid.utils.baby_ai_bot import BabyAIBot
+
+from envs.game import Game, make_game
+from envs.levels import LEVELS
+
+PICK_UP, DROP, TOGGLE = 3, 4, 5
+N_ACTIONS = 7
+
+# Chooses an action from minigrid's environment.
+Choose = Callable[[Any], int]
+
+
+class BotGivesUp(Exception):
+    """The bot has no more ideas, or too many."""
+
+
+class BoundedBot(BabyAIBot):
+    """Minigrid's bot, which on some layouts plans for ever."""
+
+    def _shortest_path(self, *arguments: Any, **options: Any) -> Any:
+        self.n_searches = getattr(self, "n_searches", 0) + 1
+        if self.n_searches > 2000:
+            raise BotGivesUp
+        return super()._shortest_path(*arguments, **options)
+
+
+def play_at_random(seed: int) -> Choose:
+    """Choose any action."""
+    rng = np.random.default_rng(seed)
+    return lambda plain: int(rng.integers(N_ACTIONS))
+
+
+def meddle(seed: int) -> Choose:
+    """Pick up, drop and toggle whatever stands in the way, and put things down anywhere."""
+    rng = np.random.default_rng(seed)
+
+    def choose(plain: Any) -> int:
+        cell = plain.unwrapped.grid.get(*plain.unwrapped.front_pos)
+        if cell is None:
+            return int(rng.choice([0, 1, 2, 2, 2, DROP]))
+        if cell.type == "wall":
+            return int(rng.choice([0, 1, DROP, TOGGLE]))
+        return int(rng.choice([0, 1, 2, 2, PICK_UP, PICK_UP, DROP, TOGGLE, TOGGLE]))
+
+    return choose
+
+
+def follow_the_bot() -> Choose:
+    """Do what the bot does; a new one for every episode."""
+    bot: Any = None
+
+    def choose(plain: Any) -> int:
+        nonlocal bot
+        if plain.unwrapped.step_count == 0:
+            bot = BoundedBot(plain)
+        try:
+            return int(bot.replan())
+        except BotGivesUp:
+            raise
+        except Exception as error:  # its own mistakes: there are some
+            raise BotGivesUp from error
+
+    return choose
+
+
+class Pair:
+    """Minigrid's environment of a level, as gymnasium makes it, and ours."""
+
+    def __init__(self, level: str) -> None:
+        self.plain = gymnasium.make(LEVELS[level].id)
+        self.game: Game = make_game(LEVELS[level])
+
+    def reset(self, seed: int | None) -> None:
+        theirs, ours = self.plain.reset(seed=seed), self.game.reset(seed=seed)
+        _compare(theirs[0], ours[0])
+        assert theirs[1] == ours[1]
+
+    def step(self, action: int) -> bool:
+        """Return whether the episode ended."""
+        theirs, ours = self.plain.step(action), self.game.step(action)
+        _compare(theirs[0], ours[0])
+        assert theirs[1:] == ours[1:]
+        return bool(theirs[2] or theirs[3])
+
+    def play(self, choose: Choose, seed: int | None, n_steps: int | None = None) -> int:
+        """Play one episode, or its first steps, and return how many there were.
+
+        A bot that gives up ends it.
+        """
+        self.reset(seed)
+        n = 0
+        ended = False
+        while not ended and n != n_steps:
+            try:
+                action = choose(self.plain)
+            except BotGivesUp:
+                break
+            ended = self.step(action)
+            n += 1
+        return n
+
+
+def play_both(
+    level: str, n_episodes: int, seed: int, *, n_steps: int = 100, whole: int = 10
+) -> int:
+    """Play episodes of a level, by turns at random and meddling, and return their steps.
+
+    Args:
+        level: Its name.
+        n_episodes: How many; half of them continue with the environment's own random numbers.
+        seed: Of the layouts and the actions.
+        n_steps: Where episodes are cut off,
+        whole: but for every so-many-th, which is played to its end.
+    """
+    pair = Pair(level)
+    choices = play_at_random(seed), meddle(seed)
+    total = 0
+    for episode in range(n_episodes):
+        total += pair.play(
+            choices[episode % 2],
+            seed + episode if episode % 4 < 2 else None,
+            None if episode % whole == 0 else n_steps,
+        )
+    return total
+
+
+def _compare(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+    assert theirs.keys() == ours.keys()
+    assert theirs["image"].dtype == ours["image"].dtype
+    assert np.array_equal(theirs["image"], ours["image"])
+    assert theirs["direction"] == ours["direction"]
+    assert theirs["mission"] == ours["mission"]
