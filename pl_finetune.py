@@ -2,6 +2,7 @@
 
 python pl_finetune.py -c crossfit.yaml --from runs/crossfit
 python pl_finetune.py -c crossfit.yaml --from runs/crossfit --tasks dev -k adapt.mode=router_only
+python pl_finetune.py -c babyai.yaml --from runs/babyai --tasks GoToRedBall,GoToLocalS6N2
 
 Of the configuration, the sections data, generation, optim and adapt are read; backbone, skills and
 router are those of the run.
@@ -20,7 +21,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from mttl.adaptation import Adaptation
 from mttl.command import exit_with, make_console
-from mttl.config.load import load_config
+from mttl.config.babyai_schema import BabyAIConfig
+from mttl.config.load import load_any_config
 from mttl.config.schema import Config
 from mttl.errors import ConfigError, MttlError, TaskError
 from mttl.training.few_shot import FewShotJob, FewShotResult
@@ -32,7 +34,10 @@ from mttl.training.few_shot_table import few_shot_table
 def main(arguments: list[str] | None = None) -> int:
     """Adapt, score and print a table; return the exit status."""
     options = parse(arguments)
-    config = load_config(options.config, [text for group in options.override for text in group])
+    overrides = [text for group in options.override for text in group]
+    config = load_any_config(options.config, overrides)
+    if isinstance(config, BabyAIConfig):
+        return adapt_policies(config, options)
     console, status = make_console(), make_console(stderr=True)
     # Three small files per job: not worth a line each.
     logging.getLogger("mttl.data").setLevel(logging.WARNING)
@@ -65,6 +70,31 @@ def main(arguments: list[str] | None = None) -> int:
         title += f"; {len(ended)} of {len(jobs)} jobs have ended"
     console.print(few_shot_table(ended, title, list(reference.values())))
     console.print(f"The results are in {folder}", highlight=False)
+    return 0
+
+
+def adapt_policies(config: BabyAIConfig, options: argparse.Namespace) -> int:
+    """Adapt a run's policies to new levels and print a table; return the exit status.
+
+    Raises:
+        ConfigError: If an option is given that is for text-to-text tasks.
+    """
+    for name, default in (("samples", None), ("reference", None), ("workers", 1)):
+        if getattr(options, name) != default:
+            raise ConfigError(f"--{name} is for text-to-text tasks: leave it out")
+    if options.shard.n_shards != 1:
+        raise ConfigError("--shard is for text-to-text tasks: leave it out")
+    from mttl.babyai_adaptation import adapt_babyai, level_table  # needs the extra `babyai`
+
+    results = adapt_babyai(
+        config,
+        options.source,
+        levels=None if options.tasks == "test" else options.tasks.split(","),
+        out=options.out,
+        allow_seen=options.allow_seen,
+    )
+    title = f"Adaptation to new levels, mode {config.adapt.mode} (success in per cent)"
+    make_console().print(level_table(results, title))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 python pl_train.py -c crossfit.yaml
 python pl_train.py -c crossfit.yaml+router/private.yaml -k skills.rank=8 trainer.max_steps=500
+python pl_train.py -c babyai.yaml
 """
 
 import argparse
@@ -11,6 +12,7 @@ import pytorch_lightning as pl
 
 from mttl.checkpoint import save_inventory
 from mttl.command import exit_with, make_console
+from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.build import (
     Built,
     backbone_name,
@@ -18,7 +20,7 @@ from mttl.config.build import (
     build_optimization,
     inventory_settings,
 )
-from mttl.config.load import dump_config, load_config, resolve_folder, resolve_path
+from mttl.config.load import dump_config, load_any_config, resolve_folder, resolve_path
 from mttl.config.schema import Config
 from mttl.config.trainer import build_trainer
 from mttl.data.data_module import TextToTextDataModule
@@ -41,7 +43,13 @@ from mttl.training.text_to_text import TextToTextModule
 def main(arguments: list[str] | None = None) -> int:
     """Train, score and save; return the exit status."""
     options = parse(arguments)
-    config = load_config(options.config, [text for group in options.override for text in group])
+    overrides = [text for group in options.override for text in group]
+    config = load_any_config(options.config, overrides)
+    if isinstance(config, BabyAIConfig):
+        from mttl.babyai import train_babyai  # needs the extra `babyai`
+
+        train_babyai(config, resume=options.resume)
+        return 0
     pl.seed_everything(config.run.seed, verbose=False)
     console = make_console()
 
@@ -90,7 +98,13 @@ def main(arguments: list[str] | None = None) -> int:
         rows = predict(trainer, module, data.evaluation_dataloader(split))
         results += score(rows, metrics, split, config.run.seed)
         baselines[split] = baseline_results(
-            gym, metrics, split, config.data.samples, config.run.seed, config.data.max_rows
+            gym,
+            metrics,
+            split,
+            config.data.samples,
+            config.run.seed,
+            config.data.max_rows,
+            config.data.max_eval_rows,
         )
         if trainer.is_global_zero:
             write_predictions(folder.predictions, rows, tasks, split)
@@ -106,7 +120,8 @@ def main(arguments: list[str] | None = None) -> int:
             backbone_trained=config.backbone.train or config.backbone.kind == "random",
             settings=inventory_settings(config),
         )
-        write_routing(folder.plots / "routing.npz", built.model.router, built.attachment, tasks)
+        groups = built.attachment.groups
+        write_routing(folder.plots / "routing.npz", built.model.router, groups, tasks)
         console.print(result_table(results, baselines))
         console.print(f"The run is in {folder.path}", highlight=False)
     return 0
@@ -134,6 +149,7 @@ def build_data(config: Config, gym: Gym, built: Built) -> TextToTextDataModule:
         prefix=data.prefix,
         descriptions=data.descriptions,
         max_rows=data.max_rows,
+        max_eval_rows=data.max_eval_rows,
         n_workers=data.n_workers,
         seed=config.run.seed,
         cache_dir=data.cache_dir or Path(config.run.dir) / ".cache",

@@ -127,7 +127,7 @@ def adapt_to(
     if form["descriptions"] != (description is not None):
         how, what = ("with", "give one") if form["descriptions"] else ("without", "leave it out")
         raise ConfigError(f"description: '{run}' was trained {how} descriptions of tasks; {what}")
-    values = replace(few_shot_settings(given, form), max_rows=None)  # examples are few by design
+    values = replace(few_shot_settings(given, form), max_rows=None, max_eval_rows=None)
     with tempfile.TemporaryDirectory() as folder:
         gym = write_examples(
             *(Path(folder), task, training, development), metric=metric, description=description

@@ -30,8 +30,10 @@ from torch import Tensor, nn
 
 from mttl.errors import CheckpointError
 from mttl.files import write_atomic, write_text
+from mttl.skills.compose import ComposedModel
 from mttl.skills.skilled_model import SkilledModel
 
+Model = SkilledModel | ComposedModel
 FORMAT_VERSION = 1
 LIBRARIES = ("mttl", "torch", "transformers", "pytorch-lightning")
 # Values of each tensor that enter the fingerprint.
@@ -52,7 +54,7 @@ class SavedInventory:
 
 def save_inventory(
     folder: str | Path,
-    model: SkilledModel,
+    model: Model,
     tasks: Sequence[str],
     *,
     backbone_name: str,
@@ -63,7 +65,7 @@ def save_inventory(
 
     Args:
         folder: Where; an earlier one is replaced once the new one is complete.
-        model: Backbone, skills and router.
+        model: Backbone, skills and router; of a policy the common parameters are the backbone.
         tasks: Names of the tasks in the order of their ids.
         backbone_name: What the backbone is called, for people.
         backbone_trained: Whether its weights changed and have to be kept.
@@ -71,7 +73,7 @@ def save_inventory(
     """
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    parameters = backbone_parameters(model.backbone)
+    parameters = own_parameters(model)
     meta = {
         "format_version": FORMAT_VERSION,
         "backbone": {
@@ -142,7 +144,7 @@ def read_inventory(folder: str | Path) -> SavedInventory:
     )
 
 
-def load_into(model: SkilledModel, saved: SavedInventory) -> None:
+def load_into(model: Model, saved: SavedInventory) -> None:
     """Copy a saved inventory into a model built with the same settings.
 
     Args:
@@ -153,7 +155,7 @@ def load_into(model: SkilledModel, saved: SavedInventory) -> None:
         CheckpointError: If the backbone is another one, or tensors are missing, unexpected or of
             another shape; nothing is copied then, and the message lists them by cause.
     """
-    parameters = backbone_parameters(model.backbone)
+    parameters = own_parameters(model)
     trained = saved.backbone is not None
     found = fingerprint(parameters, values=not trained)
     expected = saved.meta["backbone"]["fingerprint"]
@@ -190,13 +192,22 @@ def count_saved(path: Path) -> int:
     return sum(math.prod(shape) for shape in shapes if shape)
 
 
-def skill_tensors(model: SkilledModel) -> dict[str, Tensor]:
+def skill_tensors(model: Model) -> dict[str, Tensor]:
     """Return the skills of every layer by ``<path of the layer>.<parameter>``."""
+    if isinstance(model, ComposedModel):
+        return {name: tensor.detach() for name, tensor in model.inventory.state_dict().items()}
     return {
         f"{path}.{name}": tensor.detach()
         for path, layer in model.skilled_layers().items()
         for name, tensor in layer.inventory.state_dict().items()
     }
+
+
+def own_parameters(model: Model) -> dict[str, Tensor]:
+    """Return what a model has besides skills and router, by name."""
+    if isinstance(model, ComposedModel):
+        return {name: value.detach() for name, value in model.base.named_parameters()}
+    return backbone_parameters(model.backbone)
 
 
 def backbone_parameters(backbone: nn.Module) -> dict[str, Tensor]:

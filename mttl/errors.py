@@ -24,6 +24,10 @@ class CheckpointError(MttlError, ValueError):
     """A saved inventory that is damaged, of another format, or made for another backbone."""
 
 
+class TrainingError(MttlError, RuntimeError):
+    """A training that cannot go on."""
+
+
 def nearest(name: str, options: Iterable[str], n: int = 3) -> str:
     """Return ``" Did you mean 'a' or 'b'?"`` for the options closest to ``name``, or ``""``.
 

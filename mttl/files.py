@@ -69,6 +69,22 @@ def write_text(path: str | Path, text: str) -> None:
     write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
+def append_line(path: str | Path, line: str) -> None:
+    """Add a line to a file and flush it to the disk; a line before it that was cut off is dropped.
+
+    Args:
+        path: The file; it is made where it is missing.
+        line: Without its end.
+    """
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with Path(path).open("ab+") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+        file.write(line.encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def _umask() -> int:
     current = os.umask(0)
     os.umask(current)

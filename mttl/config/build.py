@@ -222,12 +222,9 @@ def _assemble(
         raise ConfigError(f"section skills: {error}") from error
     n_groups = len(attachment.groups)
     try:
-        if trained and router.kind not in LEARNED_ROUTERS:
-            # The matrix is among what is loaded; the file it came from need not exist any more.
-            blank = torch.zeros(len(tasks), n_skills)
-            task_router: TaskRouter = FixedRouter(blank, n_groups, skills.n_heads)
-        else:
-            task_router = _build_router(router, n_groups, tasks, skills.n_heads, n_skills)
+        task_router = build_router(
+            router, n_groups, tasks, skills.n_heads, n_skills, trained=trained
+        )
         skilled = SkilledModel(model, task_router, slot)
     except ValueError as error:
         raise ConfigError(f"section router: {error}") from error
@@ -247,9 +244,31 @@ def _check_vocabulary(name: str, n_tokens: int, model: PreTrainedModel) -> None:
         )
 
 
-def _build_router(
-    router: Router, n_groups: int, tasks: Sequence[str], n_heads: int, n_skills: int
+def build_router(
+    router: Router,
+    n_groups: int,
+    tasks: Sequence[str],
+    n_heads: int,
+    n_skills: int,
+    *,
+    trained: bool = False,
 ) -> TaskRouter:
+    """Build the router that the configuration describes.
+
+    Args:
+        router: The section.
+        n_groups: Routed groups G.
+        tasks: Names of the tasks in the order of their ids.
+        n_heads: Heads H.
+        n_skills: Skills K.
+        trained: Its weights are going to be loaded.
+
+    Raises:
+        ConfigError: If the matrix of an expert router cannot be read or does not fit.
+    """
+    if trained and router.kind not in LEARNED_ROUTERS:
+        # The matrix is among what is loaded; the file it came from need not exist any more.
+        return FixedRouter(torch.zeros(len(tasks), n_skills), n_groups, n_heads)
     if router.kind == "shared":
         return shared_router(n_groups, len(tasks), n_heads)
     if router.kind == "private":

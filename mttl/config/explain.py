@@ -7,7 +7,6 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from mttl.config.merge import Sources
-from mttl.config.schema import Config
 from mttl.errors import nearest
 
 TYPES = {
@@ -29,18 +28,21 @@ FORMS = {
 }
 
 
-def explain(error: ValidationError, tree: Mapping[str, Any], sources: Sources) -> str:
+def explain(
+    error: ValidationError, tree: Mapping[str, Any], sources: Sources, root: type[BaseModel]
+) -> str:
     """Return one line per mistake.
 
     Args:
         error: What pydantic found.
         tree: The merged settings.
         sources: Where each dotted key came from.
+        root: The model that the settings were to fit.
     """
     lines: dict[str, list[str]] = {}
     for mistake in error.errors(include_url=False):
-        key, value, models = _locate(mistake["loc"], tree)
-        lines.setdefault(key, []).append(_line(mistake, key, value, models))
+        key, value, models = _locate(mistake["loc"], tree, root)
+        lines.setdefault(key, []).append(_line(mistake, key, value, models, root))
     found = []
     for key, messages in lines.items():
         for line in _alternatives(list(dict.fromkeys(messages))).splitlines():
@@ -57,12 +59,12 @@ def _alternatives(messages: list[str]) -> str:
 
 
 def _locate(
-    location: tuple[int | str, ...], tree: Mapping[str, Any]
+    location: tuple[int | str, ...], tree: Mapping[str, Any], root: type[BaseModel]
 ) -> tuple[str, Any, list[type[BaseModel]]]:
     """Follow a location through the tree; parts that name a member of a union are no keys."""
     keys: list[str] = []
     value: Any = tree
-    models: list[type[BaseModel]] = [Config]
+    models: list[type[BaseModel]] = [root]
     for part in location:
         inside = isinstance(value, Mapping) and part in value
         field = any(part in model.model_fields for model in models)
@@ -90,12 +92,18 @@ def _locate(
     return ".".join(keys), value, models
 
 
-def _line(mistake: Any, key: str, value: Any, models: list[type[BaseModel]]) -> str:
+def _line(
+    mistake: Any, key: str, value: Any, models: list[type[BaseModel]], root: type[BaseModel]
+) -> str:
     kind, context = mistake["type"], mistake.get("ctx", {})
     if kind == "extra_forbidden":
         parent, _, name = key.rpartition(".")
-        known = [field for model in models for field in model.model_fields] or _known(parent)
-        hint = _other_kinds(name, parent) or nearest(name, known) or f" It has: {', '.join(known)}."
+        known = [field for model in models for field in model.model_fields] or _known(parent, root)
+        hint = (
+            _other_kinds(name, parent, root)
+            or nearest(name, known)
+            or f" It has: {', '.join(known)}."
+        )
         place = f"section '{parent}'" if parent else "the configuration"
         return f"{key}: {place} has no '{name}'.{hint}"
     if kind == "missing":
@@ -127,23 +135,23 @@ def _one_of(expected: str) -> str:
     return f"one of {expected}" if "," in expected else expected
 
 
-def _other_kinds(name: str, section: str) -> str:
+def _other_kinds(name: str, section: str, root: type[BaseModel]) -> str:
     kinds = [
         kind
-        for model in _section_models(section)
+        for model in _section_models(section, root)
         if name in model.model_fields and (kind := _kind(model))
     ]
     return f" It belongs to kind {', '.join(kinds)}." if kinds else ""
 
 
-def _known(section: str) -> list[str]:
+def _known(section: str, root: type[BaseModel]) -> list[str]:
     """Return the settings of a section, of all its kinds."""
-    models = _section_models(section)
+    models = _section_models(section, root)
     return list(dict.fromkeys(name for model in models for name in model.model_fields))
 
 
-def _section_models(section: str) -> list[type[BaseModel]]:
-    models: list[type[BaseModel]] = [Config]
+def _section_models(section: str, root: type[BaseModel]) -> list[type[BaseModel]]:
+    models: list[type[BaseModel]] = [root]
     for part in filter(None, section.split(".")):
         models = [
             inner

@@ -19,7 +19,7 @@ def few_shot_settings(config: Config, form: Mapping[str, Any]) -> FewShotSetting
     """Return the settings of adaptation jobs.
 
     Args:
-        config: Its sections data, generation, optim and adapt are read, and of trainer the precision.
+        config: Its sections data, generation, optim and adapt are read, and the precision.
         form: How rows become text.
 
     Raises:
@@ -54,6 +54,7 @@ def few_shot_settings(config: Config, form: Mapping[str, Any]) -> FewShotSetting
         length_penalty=config.generation.length_penalty,
         precision=precision,
         max_rows=config.data.max_rows,
+        max_eval_rows=config.data.max_eval_rows,
         form=form,
     )
 
@@ -74,4 +75,4 @@ def with_settings(config: Config, values: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(explain(error, tree, {})) from None
+        raise ConfigError(explain(error, tree, {}, Config)) from None

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 import mttl
 from mttl.config import yaml12
+from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.explain import explain
 from mttl.config.merge import Sources, Tree, merge, nested
 from mttl.config.schema import Config
@@ -23,7 +24,7 @@ def configs_dir() -> Path:
 
 
 def load_config(names: str | Sequence[str], overrides: Sequence[str] = ()) -> Config:
-    """Read, merge, override and validate.
+    """Read, merge, override and validate a configuration for text-to-text tasks.
 
     Args:
         names: Files to merge left to right: ``"a.yaml+b.yaml"``, or a list. Each is looked up as
@@ -36,6 +37,26 @@ def load_config(names: str | Sequence[str], overrides: Sequence[str] = ()) -> Co
     Raises:
         ConfigError: If a file is missing or malformed, or values do not validate; the message
             names file, key, value and what is allowed, for all mistakes at once.
+    """
+    config = load_any_config(names, overrides)
+    if isinstance(config, BabyAIConfig):
+        raise ConfigError(
+            f"'{names}' has a section rl: it describes a policy for BabyAI, not text-to-text tasks"
+        )
+    return config
+
+
+def load_any_config(
+    names: str | Sequence[str], overrides: Sequence[str] = ()
+) -> Config | BabyAIConfig:
+    """Read a configuration of either world; one with a section ``rl`` is for BabyAI.
+
+    Args:
+        names: As for `load_config`.
+        overrides: As for `load_config`.
+
+    Raises:
+        ConfigError: As for `load_config`.
     """
     listed = names.split("+") if isinstance(names, str) else list(names)
     stems: list[str] = []
@@ -50,10 +71,11 @@ def load_config(names: str | Sequence[str], overrides: Sequence[str] = ()) -> Co
     run = tree.get("run", {})
     if isinstance(run, dict):
         tree = {**tree, "run": {"name": "-".join(stems), **run}}
+    schema = BabyAIConfig if "rl" in tree else Config
     try:
-        return Config.model_validate(tree)
+        return schema.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(explain(error, tree, sources)) from None
+        raise ConfigError(explain(error, tree, sources, schema)) from None
 
 
 def find_file(name: str, suffix: str = "") -> Path:
@@ -90,7 +112,7 @@ def resolve_folder(name: str) -> Path:
     return shipped if not path.exists() and shipped.is_dir() else path
 
 
-def dump_config(config: Config) -> str:
+def dump_config(config: Config | BabyAIConfig) -> str:
     """Return the configuration as YAML that `load_config` reads back to an equal one."""
     settings = config.model_dump(mode="json")
     return yaml.dump(settings, Dumper=_Dumper, sort_keys=False, allow_unicode=True)

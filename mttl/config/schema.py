@@ -109,7 +109,9 @@ class Data(Section):
     skip_missing: bool = False
     """Leave out tasks of the partition that the gym lacks, instead of an error."""
     max_rows: PositiveInt | None = None
-    """Read only the first rows of every file, for quick trials."""
+    """Read only so many rows of every file, spread evenly, for quick trials."""
+    max_eval_rows: PositiveInt | None = None
+    """The same for validation and scoring alone; training reads all."""
     n_workers: Annotated[int, Field(ge=0)] = 0
     """Processes that collate; 0 collates in the training process."""
     cache_dir: str | None = None

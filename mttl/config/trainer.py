@@ -1,18 +1,27 @@
 """The Lightning trainer that a configuration describes."""
 
+from collections.abc import Sequence
+
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
+from rich.console import Console
 
+from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.build import Built
-from mttl.config.schema import Config
+from mttl.config.schema import Config, Router
+from mttl.config.schema import Trainer as TrainerSection
 from mttl.errors import ConfigError
+from mttl.rl.episode_log import EpisodeLog
 from mttl.training.annealing import TemperatureAnnealing
+from mttl.training.episode_monitor import EpisodeMonitor
 from mttl.training.metrics_file import MetricsFile
 from mttl.training.progress import TrainingProgress
 from mttl.training.routing_monitor import RoutingMonitor
 from mttl.training.run_folder import RunFolder
 from mttl.training.stopping import GracefulStop, SaveLast
+
+ROLLOUTS_BETWEEN_CHECKPOINTS = 10
 
 
 def build_trainer(
@@ -29,7 +38,63 @@ def build_trainer(
     Raises:
         ConfigError: If Lightning refuses a setting, or a logger is not installed.
     """
-    settings = config.trainer.model_dump(exclude={"loggers", "early_stopping"})
+    return _make_trainer(
+        config.trainer, config.run.name, folder, _callbacks(config, folder, built), resumed_step
+    )
+
+
+def build_policy_trainer(
+    config: BabyAIConfig,
+    folder: RunFolder,
+    log: EpisodeLog,
+    groups: Sequence[str],
+    *,
+    resumed_step: int = 0,
+) -> Trainer:
+    """Return a trainer with the callbacks and loggers of a run with policies.
+
+    Args:
+        config: The configuration; its sections trainer, rl, router and run are read.
+        folder: Where the run writes.
+        log: Counts the episodes of this process.
+        groups: Names of the routed groups.
+        resumed_step: The step that a resumed run continues from.
+
+    Raises:
+        ConfigError: If Lightning refuses a setting, or a logger is not installed.
+    """
+    ppo = config.rl.ppo
+    per_rollout = ppo.n_epochs * ppo.n_minibatches
+    last = SaveLast(folder.last, every_n_steps=ROLLOUTS_BETWEEN_CHECKPOINTS * per_rollout)
+    callbacks: list[Callback] = [
+        TrainingProgress(),
+        RoutingMonitor(
+            folder.plots,
+            tuple(groups),
+            log.levels,
+            every_n_steps=ROLLOUTS_BETWEEN_CHECKPOINTS * per_rollout,
+        ),
+        EpisodeMonitor(
+            log,
+            success_rate=config.rl.success_rate,
+            stop_when_solved=config.rl.stop_when_solved,
+            console=Console(stderr=True),
+        ),
+        *_annealing(config.router),
+        last,
+        GracefulStop(last),
+    ]
+    return _make_trainer(config.trainer, config.run.name, folder, callbacks, resumed_step)
+
+
+def _make_trainer(
+    section: TrainerSection,
+    name: str,
+    folder: RunFolder,
+    callbacks: list[Callback],
+    resumed_step: int,
+) -> Trainer:
+    settings = section.model_dump(exclude={"loggers", "early_stopping"})
     if settings["val_check_interval"] is None:
         settings.pop("val_check_interval")
     if isinstance(settings.get("val_check_interval"), int):
@@ -39,8 +104,8 @@ def build_trainer(
         return Trainer(
             **settings,
             default_root_dir=folder.path,
-            logger=_loggers(config, folder, resumed_step),
-            callbacks=_callbacks(config, folder, built),
+            logger=_loggers(section, name, folder, resumed_step),
+            callbacks=callbacks,
             # Batches are dealt to the processes by the data module.
             use_distributed_sampler=False,
             num_sanity_val_steps=0,
@@ -55,14 +120,18 @@ def build_trainer(
         raise ConfigError(f"section trainer: {error}") from error
 
 
+def _annealing(router: Router) -> list[Callback]:
+    if router.kind == "polytropon" and router.final_temperature is not None:
+        return [TemperatureAnnealing(router.temperature, router.final_temperature)]
+    return []
+
+
 def _callbacks(config: Config, folder: RunFolder, built: Built) -> list[Callback]:
     callbacks: list[Callback] = [
         TrainingProgress(),
         RoutingMonitor(folder.plots, built.attachment.groups, built.tasks),
     ]
-    router = config.router
-    if router.kind == "polytropon" and router.final_temperature is not None:
-        callbacks.append(TemperatureAnnealing(router.temperature, router.final_temperature))
+    callbacks += _annealing(config.router)
     if config.data.validation != "none":
         callbacks.append(
             ModelCheckpoint(
@@ -91,11 +160,13 @@ def _callbacks(config: Config, folder: RunFolder, built: Built) -> list[Callback
     return [*callbacks, last, GracefulStop(last)]
 
 
-def _loggers(config: Config, folder: RunFolder, resumed_step: int) -> list[Logger]:
+def _loggers(
+    section: TrainerSection, run: str, folder: RunFolder, resumed_step: int
+) -> list[Logger]:
     loggers: list[Logger] = [MetricsFile(folder.metrics, keep_until=resumed_step)]
-    for name in config.trainer.loggers:
+    for name in section.loggers:
         if name == "tensorboard":
             loggers.append(TensorBoardLogger(folder.path, name="tensorboard", version=""))
         else:
-            loggers.append(WandbLogger(name=config.run.name, save_dir=folder.path, project="mttl"))
+            loggers.append(WandbLogger(name=run, save_dir=folder.path, project="mttl"))
     return loggers

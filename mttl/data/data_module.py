@@ -46,7 +46,8 @@ class TextToTextDataModule(pl.LightningDataModule):
         max_output_length: The most ids of an answer.
         prefix: Put ``[task]`` before every input.
         descriptions: Put the description in TASKS.csv before every input.
-        max_rows: Read only the first rows of every file.
+        max_rows: Read only so many rows of every file, spread evenly.
+        max_eval_rows: The same for validation and scoring; ``max_rows`` by default.
         n_workers: Processes that collate; 0 collates in this one.
         seed: Of the order of the training rows.
         cache_dir: Where tokenised data is kept; None keeps nothing.
@@ -75,6 +76,7 @@ class TextToTextDataModule(pl.LightningDataModule):
         prefix: bool = True,
         descriptions: bool = False,
         max_rows: int | None = None,
+        max_eval_rows: int | None = None,
         n_workers: int = 0,
         seed: int = 13,
         cache_dir: str | Path | None = None,
@@ -104,26 +106,33 @@ class TextToTextDataModule(pl.LightningDataModule):
             "max_output_length": max_output_length,
             "prefix": prefix,
             "descriptions": descriptions,
-            "max_rows": max_rows,
             "cache_dir": cache_dir,
         }
+        self._max_rows, self._max_eval_rows = max_rows, max_eval_rows or max_rows
         self._train_loader: ResumableLoader | None = None
         self._position_to_load: dict[str, Any] = {}
 
     @cached_property
     def train_rows(self) -> Dataset:
         """The prepared training rows."""
-        return self.prepared(self.split)
+        return self._prepared(self.split, self._max_rows)
 
     def prepared(self, split: str) -> Dataset:
-        """Return the prepared rows of a split, of all tasks and samples."""
-        return prepare(self.gym, self.tasks, split, self.samples, self.tokenizer, **self._form)
+        """Return the prepared rows of a split for scoring, of all tasks and samples."""
+        return self._prepared(split, self._max_eval_rows)
+
+    def _prepared(self, split: str, max_rows: int | None) -> Dataset:
+        return prepare(
+            *(self.gym, self.tasks, split, self.samples, self.tokenizer),
+            max_rows=max_rows,
+            **self._form,
+        )
 
     def prepare_data(self) -> None:
         """Tokenise on one process of each node, so that the others find it done."""
         if self._form["cache_dir"] is None:
             return
-        self.prepared(self.split)
+        self._prepared(self.split, self._max_rows)
         if self.validation != "none":
             self.prepared(self.validation)
 

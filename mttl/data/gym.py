@@ -110,7 +110,7 @@ class Gym:
             task: Its name.
             split: `train`, `dev` or `test`.
             sample: Which few-shot sample.
-            max_rows: Read only the first rows.
+            max_rows: Read only so many rows, spread evenly.
 
         Raises:
             TaskError: If the file is absent or malformed (file, line and reason).

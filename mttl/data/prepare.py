@@ -23,7 +23,7 @@ from mttl.errors import TaskError, nearest
 _log = logging.getLogger(__name__)
 
 # Raise it when the columns, the text form or the encoding change.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 COLUMNS = Features(
     {
@@ -77,7 +77,7 @@ def prepare(
         max_output_length: The most ids of an answer.
         prefix: Put ``[task]`` before the input.
         descriptions: Put the description in TASKS.csv before the input (after the prefix).
-        max_rows: Read only the first rows of every file.
+        max_rows: Read only so many rows of every file, spread evenly.
         cache_dir: Where the result is kept; None keeps nothing.
 
     Returns:

@@ -41,10 +41,10 @@ def parse_rows(data: bytes, path: Path, max_rows: int | None = None) -> list[Row
     Args:
         data: The content of the file.
         path: Where it came from, for messages.
-        max_rows: Read only the first rows.
+        max_rows: Read only so many rows, spread evenly.
 
     Raises:
-        TaskError: If there is no row, or a line is malformed (up to the last row asked for).
+        TaskError: If there is no row, or a line that is read is malformed.
     """
     if max_rows is not None and max_rows < 1:
         raise ValueError(f"max_rows ({max_rows}) must be at least 1, or None for all rows.")
@@ -58,7 +58,10 @@ def parse_rows(data: bytes, path: Path, max_rows: int | None = None) -> list[Row
     lines = data.split(b"\n")
     if not lines[-1]:
         lines.pop()
-    return [_parse_line(line, f"{path}, line {n}") for n, line in enumerate(lines[:max_rows], 1)]
+    n_rows = len(lines) if max_rows is None else min(max_rows, len(lines))
+    # CrossFit's files are sorted by label: the first rows would be of one label.
+    numbers = [place * len(lines) // n_rows for place in range(n_rows)]
+    return [_parse_line(lines[n], f"{path}, line {n + 1}") for n in numbers]
 
 
 def _parse_line(line: bytes, place: str) -> Row:

@@ -36,7 +36,8 @@ class FewShotSettings:
         num_beams: Beams of the search for an answer.
         length_penalty: Exponent of the length in a beam's score.
         precision: Of the arithmetic; see `mttl.training.precision`.
-        max_rows: Read only the first rows of every file.
+        max_rows: Read only so many rows of every file, spread evenly.
+        max_eval_rows: The same for scoring alone.
         form: How rows become text, as in training: ``prefix``, ``descriptions``,
             ``max_input_length`` and ``max_output_length``.
     """
@@ -54,6 +55,7 @@ class FewShotSettings:
     length_penalty: float
     precision: str
     max_rows: int | None
+    max_eval_rows: int | None
     form: Mapping[str, Any]
 
 
@@ -142,6 +144,7 @@ def fit(
         batch_size=settings.batch_size,
         eval_batch_size=settings.eval_batch_size,
         max_rows=settings.max_rows,
+        max_eval_rows=settings.max_eval_rows,
         seed=job.seed,
         **settings.form,
     )

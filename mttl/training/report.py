@@ -14,6 +14,7 @@ from mttl.data.gym import Gym
 from mttl.files import atomic_path
 from mttl.routing.task_router import TaskRouter
 from mttl.skills.attach import Attachment
+from mttl.skills.compose import ComposedModel
 from mttl.skills.skilled_model import SkilledModel
 from mttl.tasks.baselines import copy_predictions, majority_prediction
 from mttl.tasks.metrics import score_answers
@@ -45,6 +46,30 @@ def attachment_table(attachment: Attachment, model: SkilledModel) -> Table:
     return table
 
 
+def composition_table(model: ComposedModel, tasks: Sequence[str]) -> Table:
+    """Return what a task's network is made of: a row per part, then the totals."""
+    table = Table(title="Policies made of skills", title_justify="left")
+    table.add_column("part")
+    table.add_column("kind", overflow="fold")
+    for heading in ("parameters", "trained"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    router, inventory = model.router, model.inventory
+    kinds = {type(module).__name__ for module in inventory.modules() if hasattr(module, "init")}
+    for part, name, module in (
+        ("common", type(model.base).__name__, model.base),
+        ("skills", f"{inventory.n_skills} × {' '.join(sorted(kinds))}", inventory),
+        ("router", type(router).__name__, router),
+    ):
+        numbers = [(p.numel(), p.requires_grad) for p in module.parameters()]
+        total, trained = sum(n for n, _ in numbers), sum(n for n, needed in numbers if needed)
+        table.add_row(part, name, f"{total:,}", f"{trained:,}")
+    table.caption = (
+        f"{len(tasks)} levels, {router.n_skills} skills, {router.n_groups} routed groups"
+    )
+    table.caption_justify = "left"
+    return table
+
+
 def baseline_results(
     gym: Gym,
     metrics: Mapping[str, str],
@@ -52,6 +77,7 @@ def baseline_results(
     samples: Sequence[int],
     seed: int,
     max_rows: int | None = None,
+    max_eval_rows: int | None = None,
 ) -> dict[str, list[Result]]:
     """Score copying the input and the most frequent training answer, on the first sample.
 
@@ -61,7 +87,8 @@ def baseline_results(
         split: The split to score.
         samples: The samples of the run; a task's first one among them is used.
         seed: Of the run, for the results.
-        max_rows: Read only the first rows of every file, as the run does.
+        max_rows: Read only so many rows of every file, as the run does.
+        max_eval_rows: The same for the rows that are scored.
 
     Returns:
         Results of the two baselines, a row per task and their means.
@@ -69,8 +96,8 @@ def baseline_results(
     results: dict[str, list[Result]] = {COPY: [], MAJORITY: []}
     for task, metric_name in metrics.items():
         sample = next(sample for sample in samples if sample in gym.samples(task))
-        rows = gym.rows(task, split, sample)[:max_rows]
-        trained = [row.outputs[0] for row in gym.rows(task, "train", sample)[:max_rows]]
+        rows = gym.rows(task, split, sample, max_eval_rows or max_rows)
+        trained = [row.outputs[0] for row in gym.rows(task, "train", sample, max_rows)]
         answers = {
             COPY: copy_predictions([row.input for row in rows]),
             MAJORITY: [majority_prediction(trained)] * len(rows),
@@ -135,11 +162,17 @@ def result_table(
 
 
 def write_routing(
-    path: Path, router: TaskRouter, attachment: Attachment, tasks: Sequence[str]
+    path: Path, router: TaskRouter, groups: Sequence[str], tasks: Sequence[str]
 ) -> None:
     """Write ``routing.npz``: ``weights (G, T, K)``, ``tasks`` and ``groups``.
 
     With several heads each head counts as a group, named ``<group>/head <h>``.
+
+    Args:
+        path: The file.
+        router: The trained router.
+        groups: Names of its G groups.
+        tasks: Names of its T tasks.
     """
     weights = routing_weights(router)
     with atomic_path(path) as temporary, temporary.open("wb") as file:
@@ -147,5 +180,5 @@ def write_routing(
             file,
             weights=weights,
             tasks=np.array(tasks),
-            groups=np.array(head_names(attachment.groups, weights.shape[0])),
+            groups=np.array(head_names(tuple(groups), weights.shape[0])),
         )

@@ -13,6 +13,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
 
 from mttl.data.loader import ResumableLoader
+from mttl.data.rollouts import RolloutLoader
 
 logger = logging.getLogger(__name__)
 
@@ -101,10 +102,10 @@ class GracefulStop(Checkpoint):
         self._first_step = trainer.global_step
         self._listen(self._ask)
         loader = trainer.train_dataloader
-        if not isinstance(loader, ResumableLoader):
+        if not isinstance(loader, ResumableLoader | RolloutLoader):
             raise TypeError(
-                f"the training loader is a {type(loader).__name__}; only a ResumableLoader knows "
-                "where to continue"
+                f"the training loader is a {type(loader).__name__}; only a ResumableLoader or a "
+                "RolloutLoader knows where to continue"
             )
         # Not at the end of a step: its validation and its metrics would be lost.
         loader.before_batch = partial(self._leave_if_asked, trainer)

@@ -39,7 +39,12 @@ def test_quotes_and_unicode_line_separators_are_plain_text():
     assert parse_rows(text.encode(), PATH) == [Row('"a\u2028b', ('"c',))]
 
 
-def test_max_rows_reads_the_first_rows_only():
+def test_max_rows_reads_rows_from_all_over_the_file():
+    """Sorted by label, as CrossFit's files are, every label is met."""
+    data = b"a\t0\nb\t0\nc\t1\nd\t1\ne\t2\nf\t2\n"
+    assert [row.input for row in parse_rows(data, PATH, max_rows=3)] == ["a", "c", "e"]
+    assert [row.input for row in parse_rows(data, PATH, max_rows=4)] == ["a", "b", "d", "e"]
+    assert len(parse_rows(data, PATH, max_rows=9)) == 6
     assert len(parse_rows(b"a\tb\nc\td\nbroken\n", PATH, max_rows=2)) == 2
     with pytest.raises(ValueError, match=r"max_rows \(0\) must be at least 1"):
         parse_rows(b"a\tb\n", PATH, max_rows=0)

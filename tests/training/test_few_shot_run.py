@@ -28,6 +28,7 @@ SETTINGS = FewShotSettings(
     length_penalty=1.0,
     precision="32-true",
     max_rows=None,
+    max_eval_rows=None,
     form={
         "prefix": True,
         "descriptions": False,

@@ -186,7 +186,7 @@ def test_routing_file(tmp_path: Path, n_heads: int) -> None:
         granularity="stack",
     )
     router = spread(PolytroponRouter(2, 4, n_heads, 3))
-    write_routing(tmp_path / "routing.npz", router, attachment, ["a", "b", "c", "ü"])
+    write_routing(tmp_path / "routing.npz", router, attachment.groups, ["a", "b", "c", "ü"])
     arrays = np.load(tmp_path / "routing.npz", allow_pickle=False)
     groups = ["encoder", "decoder"]
     named = [f"{group}/head {head}" for group in groups for head in range(n_heads)]

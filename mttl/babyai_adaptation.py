@@ -1,0 +1,286 @@
+"""Adapt trained policies to levels they have never seen: what `pl_finetune.py` does for BabyAI."""
+
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytorch_lightning as pl
+from rich.console import Console
+from rich.table import Table
+
+from envs.errors import LevelError, SimulationError
+from envs.vector import check_levels, make_vector_env
+from mttl.checkpoint import read_inventory
+from mttl.config.babyai_schema import BabyAIConfig
+from mttl.config.build import build_optimization
+from mttl.config.build_policy import (
+    fresh_policies,
+    load_policies,
+    loss_weights,
+    rollout_settings,
+)
+from mttl.config.load import dump_config
+from mttl.data.rollouts import Player, RolloutDataModule, RolloutLoader
+from mttl.errors import ConfigError, TaskError, TrainingError
+from mttl.files import append_line, locked
+from mttl.rl.episode_log import EpisodeLog
+from mttl.rl.learning_curve import episodes_to
+from mttl.skills.compose import ComposedModel
+from mttl.training.adapt_policies import adapt_policies
+from mttl.training.babyai import BabyAIModule
+from mttl.training.episode_monitor import EpisodeMonitor
+from mttl.training.few_shot_results import check_folder, inventory_digest
+from mttl.training.metrics_file import MetricsFile
+from mttl.training.play import play_levels
+from mttl.training.progress import TrainingProgress
+
+ROLLOUTS = 10  # over which a success rate is averaged
+
+
+@dataclass(frozen=True)
+class LevelResult:
+    """How one adaptation ended.
+
+    Attributes:
+        level: The new level.
+        seed: Of its environments, actions and noise.
+        mode: What was trained.
+        greedy: Success rate on the episodes of evaluation, taking the most likely action.
+        sampled: The same, drawing actions.
+        greedy_steps: Mean number of steps.
+        sampled_steps: The same, drawing actions.
+        episodes: Episodes that were played to adapt.
+        frames: Steps of them.
+        solved_after: Episodes until the success rate that counts as solved; None if never.
+        n_trained: Parameters that were trained.
+    """
+
+    level: str
+    seed: int
+    mode: str
+    greedy: float
+    sampled: float
+    greedy_steps: float
+    sampled_steps: float
+    episodes: int
+    frames: int
+    solved_after: int | None
+    n_trained: int
+
+
+def adapt_babyai(
+    config: BabyAIConfig,
+    source: str | Path,
+    *,
+    levels: Sequence[str] | None = None,
+    out: str | Path | None = None,
+    allow_seen: bool = False,
+    status: Console | None = None,
+) -> list[LevelResult]:
+    """Adapt a run's policies to new levels, one at a time, each from the trained state.
+
+    A finished job is a line of ``results.jsonl`` in the folder and is never repeated.
+
+    Args:
+        config: Its sections rl (without levels and network), optim and adapt are read.
+        source: The run's folder.
+        levels: The new levels; those of ``adapt.levels`` by default.
+        out: Folder of the results; ``adapt-<mode>`` in the run by default.
+        allow_seen: Take levels of training too.
+        status: Where progress is shown; standard error by default.
+
+    Returns:
+        The results of all levels and seeds, in order.
+
+    Raises:
+        ConfigError: If levels are missing, or results there are of other settings.
+        TaskError: If a level was trained on.
+        CheckpointError: If the run holds no policies.
+        TrainingError: If an environment breaks.
+    """
+    try:
+        names = check_levels(levels or config.adapt.levels)
+    except LevelError as error:
+        where = "--tasks" if levels else "adapt.levels"
+        raise ConfigError(f"{where}: {error}") from error
+    model, trained_on = load_policies(source)
+    seen = [name for name in names if name in trained_on]
+    if seen and not allow_seen:
+        raise TaskError(
+            f"the run was trained on {', '.join(seen)}. Choose other levels, or take them all the "
+            "same with --allow-seen"
+        )
+    skills = read_inventory(source).folder
+    folder = Path(out) if out else skills.absolute().parent / f"adapt-{config.adapt.mode}"
+    check_folder(folder, dump_config(config), inventory_digest(skills))
+    status = status or Console(stderr=True)
+    jobs = [(level, seed) for level in names for seed in config.adapt.seeds]
+    path = folder / "results.jsonl"
+    try:
+        with locked(folder / ".lock"):
+            finished = read_results(path)
+            for number, (level, seed) in enumerate(jobs, 1):
+                if (level, seed) in finished:
+                    continue
+                status.print(f"{number} of {len(jobs)}: {level}, seed {seed}", highlight=False)
+                curve = folder / "curves" / f"{level}-{seed}.csv"
+                result = _run_job(config, model, source, level, seed, curve, status)
+                append_line(path, json.dumps(asdict(result)))
+                finished[level, seed] = result
+    except BlockingIOError:
+        raise ConfigError(
+            f"another process adapts into '{folder}': wait for it, or choose another folder "
+            "with --out"
+        ) from None
+    except SimulationError as error:
+        raise TrainingError(f"{error}. Finished jobs are kept; start again to go on") from error
+    return [finished[job] for job in jobs]
+
+
+def level_table(results: Sequence[LevelResult], title: str) -> Table:
+    """Return a row per level: success in per cent and episodes to solve it, means over seeds."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("level", overflow="fold")
+    for heading in ("seeds", "greedy", "sampled", "episodes", "solved after"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for level in dict.fromkeys(result.level for result in results):
+        rows = [result for result in results if result.level == level]
+        solved = [row.solved_after for row in rows if row.solved_after is not None]
+        after = f"{sum(solved) / len(solved):,.0f}" if solved else "–"
+        if solved and len(solved) < len(rows):
+            after += f" ({len(solved)} of {len(rows)})"
+        table.add_row(
+            level,
+            str(len(rows)),
+            f"{100 * sum(row.greedy for row in rows) / len(rows):.1f}",
+            f"{100 * sum(row.sampled for row in rows) / len(rows):.1f}",
+            f"{sum(row.episodes for row in rows) / len(rows):,.0f}",
+            after,
+        )
+    return table
+
+
+def read_results(path: Path) -> dict[tuple[str, int], LevelResult]:
+    """Read the finished jobs of a file; a last line that was cut off is left out.
+
+    Args:
+        path: ``results.jsonl``; it need not exist.
+
+    Raises:
+        ConfigError: If a line is damaged.
+    """
+    lines = path.read_text("utf-8").split("\n")[:-1] if path.is_file() else []
+    found = {}
+    for number, line in enumerate(lines, 1):
+        try:
+            result = LevelResult(**json.loads(line))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(
+                f"'{path}', line {number} is damaged ({error}). Delete the line: a start of the "
+                "same command runs its job again"
+            ) from error
+        found[result.level, result.seed] = result
+    return found
+
+
+def _run_job(
+    config: BabyAIConfig,
+    trained: ComposedModel,
+    source: str | Path,
+    level: str,
+    seed: int,
+    curve: Path,
+    status: Console,
+) -> LevelResult:
+    """Adapt to one level and play the episodes of evaluation."""
+    pl.seed_everything(seed, verbose=False)
+    rl, settings = config.rl, config.adapt
+    if settings.mode == "from_scratch":
+        model = fresh_policies(source, [level])
+    else:
+        model = adapt_policies(copy.deepcopy(trained), settings.mode, init=settings.init)
+    model.train()
+    log = EpisodeLog([level], rl.window)
+    n_trained = sum(value.numel() for value in model.parameters() if value.requires_grad)
+    rows = MetricsFile(curve)
+    if n_trained:
+        _learn(config, model, level, seed, log, rows, status)
+    scores = {}
+    for choose in ("greedy", "sampled"):
+        evaluation = rl.evaluation
+        episodes = play_levels(
+            model, [level], n_episodes=evaluation.n_episodes, seed=evaluation.seed, choose=choose
+        )
+        scores[choose] = float(episodes.success.mean())
+        scores[f"{choose}_steps"] = float(episodes.steps.mean())
+    return LevelResult(
+        **{"level": level, "seed": seed, "mode": settings.mode},
+        **scores,
+        episodes=int(log.episodes.sum()),
+        frames=int(log.frames.sum()),
+        solved_after=_solved_after(rows, level, rl.success_rate),
+        n_trained=n_trained,
+    )
+
+
+def _learn(
+    config: BabyAIConfig,
+    model: ComposedModel,
+    level: str,
+    seed: int,
+    log: EpisodeLog,
+    rows: MetricsFile,
+    status: Console,
+) -> None:
+    rl, settings = config.rl, config.adapt
+    optimization = replace(
+        build_optimization(config.optim),
+        lr=settings.lr,
+        router_lr=settings.router_lr,
+        backbone_lr=settings.lr,
+        schedule="constant",
+    )
+    module = BabyAIModule(model, [level], optimization, loss_weights(rl.ppo))
+    environments = make_vector_env(
+        [level], rl.n_slots, seed=seed, backend=rl.backend, n_workers=rl.n_workers
+    )
+    loader = RolloutLoader(
+        Player(model, environments, log, seed=seed), rollout_settings(rl.ppo), seed=seed
+    )
+    monitor = EpisodeMonitor(
+        log,
+        success_rate=rl.success_rate,
+        stop_when_solved=rl.stop_when_solved,
+        console=status,
+    )
+    trainer = pl.Trainer(
+        max_epochs=settings.n_updates,
+        accelerator=config.trainer.accelerator,
+        devices=1,
+        precision=config.trainer.precision,
+        gradient_clip_val=config.trainer.gradient_clip_val,
+        callbacks=[TrainingProgress(status), monitor],
+        logger=rows,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+    try:
+        trainer.fit(module, datamodule=RolloutDataModule(loader))
+    finally:
+        environments.close()
+    if trainer.interrupted:
+        raise KeyboardInterrupt
+
+
+def _solved_after(rows: MetricsFile, level: str, rate: float) -> int | None:
+    """Return the episodes until the mean over ten rollouts reached the rate."""
+    known = [row for row in rows.rows.values() if f"success/{level}" in row]
+    episodes = np.array([float(row["episodes"]) for row in known]).astype(int)
+    rates = np.array([[float(row[f"success/{level}"])] for row in known])
+    if len(known) < ROLLOUTS:
+        return None
+    return episodes_to(episodes, rates, threshold=rate, smoothing=ROLLOUTS)

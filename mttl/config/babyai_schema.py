@@ -1,0 +1,236 @@
+"""Every setting of a policy for BabyAI; the sections that both worlds share are in `schema`."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from mttl.config.schema import (
+    AdaptMode,
+    Fraction,
+    NonNegative,
+    Optim,
+    Router,
+    Run,
+    Section,
+    Seed,
+    Trainer,
+)
+
+Unit = Annotated[float, Field(ge=0, le=1)]
+
+
+class PolicyNetwork(Section):
+    """The network of one policy."""
+
+    n_channels: PositiveInt = 128
+    """Channels of the convolutions, and features of a cell."""
+    memory_size: PositiveInt = 128
+    """Size of the memory."""
+    instruction_size: PositiveInt = 128
+    """Size of the embedded mission."""
+    norm: Literal["group", "batch", "none"] = "group"
+    """Normalise groups of channels, or by the statistics of the batch (no running averages)."""
+    init: Literal["kaiming", "babyai"] = "kaiming"
+    """Kaiming uniform, or linear layers with rows of unit length as in BabyAI's code."""
+
+
+class Ppo(Section):
+    """Proximal policy optimisation; the defaults are BabyAI's."""
+
+    n_steps: PositiveInt = 40
+    """Steps of every environment between two updates."""
+    recurrence: PositiveInt = 20
+    """Steps that gradients flow back through the memory."""
+    n_epochs: PositiveInt = 4
+    """Passes over each rollout."""
+    n_minibatches: PositiveInt = 2
+    """Parts that each pass is cut into."""
+    discount: Unit = 0.99
+    """γ: weight of a reward one step later."""
+    gae_lambda: Unit = 0.99
+    """λ: decay of the advantages' horizon."""
+    clip: PositiveFloat = 0.2
+    """How far the policy's ratio and the values may move in one update."""
+    value_coef: NonNegative = 0.5
+    """Weight of the loss of the values."""
+    entropy_coef: NonNegative = 0.01
+    """Weight of the entropy."""
+    reward_scale: PositiveFloat = 20.0
+    """Factor on the rewards."""
+    normalise_advantages: Literal["none", "all", "task"] = "none"
+    """Bring advantages to mean 0 and deviation 1: over all levels, or each level's."""
+    bootstrap_truncated: bool = False
+    """Where the time is up, add the value of what was seen last; BabyAI's code does not."""
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        if self.n_steps % self.recurrence:
+            raise ValueError(
+                f"n_steps ({self.n_steps}) must be a multiple of recurrence ({self.recurrence})"
+            )
+        return self
+
+
+class Evaluation(Section):
+    """Fixed episodes of every level, the same for all runs."""
+
+    n_episodes: PositiveInt = 100
+    """Episodes of every level."""
+    choose: list[Literal["greedy", "sampled"]] = Field(default=["greedy", "sampled"])
+    """Take the most likely action, or draw one."""
+    seed: Seed = 1
+    """Of the episodes; they are never met in training."""
+
+
+class Rl(Section):
+    """Levels, environments and how a policy learns in them."""
+
+    levels: Annotated[list[str], Field(min_length=1)]
+    """Levels to train on; each is a task."""
+    backend: Literal["minigrid", "envpool"] = "minigrid"
+    """Whose environments; envpool is faster and needs the extra of that name."""
+    n_slots: PositiveInt = 8
+    """Environments of every level, in every process."""
+    n_workers: Annotated[int, Field(ge=0)] = 0
+    """Processes that step the environments; 0 steps them in the training process."""
+    policy: PolicyNetwork = PolicyNetwork()
+    """The network."""
+    train_base: bool = True
+    """Train the common part of all policies too; false leaves nothing shared but the skills."""
+    ppo: Ppo = Ppo()
+    """How to learn from rewards."""
+    demonstrations: str | None = None
+    """Learn by imitation, from this file of `scripts/record_demonstrations.py`, instead."""
+    success_rate: Annotated[float, Field(gt=0, le=1)] = 0.99
+    """A level is solved when this part of its last episodes succeeded."""
+    window: PositiveInt = 100
+    """How many last episodes count for that."""
+    stop_when_solved: bool = False
+    """End training when every level has been solved."""
+    evaluation: Evaluation = Evaluation()
+    """What is scored after training."""
+
+    @field_validator("levels")
+    @classmethod
+    def _once(cls, levels: list[str]) -> list[str]:
+        if len(set(levels)) < len(levels):
+            raise ValueError(f"{levels} must name each only once")
+        return levels
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        n_sequences = self.n_slots * self.ppo.n_steps // self.ppo.recurrence
+        if n_sequences % self.ppo.n_minibatches:
+            raise ValueError(
+                f"ppo.n_minibatches ({self.ppo.n_minibatches}) must divide the {n_sequences} "
+                "sequences of a level's rollout (n_slots × ppo.n_steps / ppo.recurrence)"
+            )
+        if self.backend == "envpool" and self.n_workers:
+            raise ValueError("n_workers must be 0 with backend 'envpool', which has threads")
+        return self
+
+
+class _AnyPolicySkills(Section):
+    n_skills: PositiveInt | Literal["per_task"] = 9
+    """How many skills; `per_task` is for the private router."""
+    n_heads: Literal[1] = 1
+    """Whole parameters are mixed: there is one head."""
+    init: Literal["kaiming", "zero"] = "kaiming"
+    """Skills start as random networks do, or change nothing at first."""
+
+
+class PolicyDense(_AnyPolicySkills):
+    """Skills that change every parameter."""
+
+    kind: Literal["dense"]
+
+
+class PolicySparse(_AnyPolicySkills):
+    """Skills that change a fixed random part of the parameters."""
+
+    kind: Literal["sparse"]
+    sparsity: Fraction = 0.9
+    """Part of every tensor that a skill leaves alone."""
+
+
+class PolicyLoRA(_AnyPolicySkills):
+    """Skills that change matrices by products of thin ones."""
+
+    kind: Literal["lora"]
+    rank: PositiveInt = 16
+    """Rank of each skill."""
+
+
+PolicySkills = Annotated[PolicyDense | PolicySparse | PolicyLoRA, Field(discriminator="kind")]
+
+
+class PolicyAdapt(Section):
+    """Adaptation to levels that were not trained on."""
+
+    levels: list[str] = Field(default=[])
+    """Those levels; `pl_finetune.py --tasks` names others."""
+    mode: AdaptMode = "all"
+    """What to train; see `mttl.training.adapt`."""
+    init: Literal["mean", "fresh"] = "mean"
+    """How the routing of a new level starts: at the mean of the trained ones, or untrained."""
+    lr: PositiveFloat = 1e-3
+    """Learning rate of the skills, and of the common part in the mode `full`."""
+    router_lr: PositiveFloat = 1e-2
+    """Learning rate of the router."""
+    n_updates: PositiveInt = 100
+    """Rollouts of each adaptation, or passes over the demonstrations."""
+    seeds: list[Seed] = Field(default=[13], min_length=1)
+    """Every level is repeated with each."""
+
+
+class BabyAIConfig(Section):
+    """All sections of a run with a policy."""
+
+    run: Run = Run()
+    """Name, folder, seed."""
+    rl: Rl
+    """Levels, environments, how to learn."""
+    skills: PolicySkills
+    """The inventory."""
+    router: Router
+    """Which level uses which skills."""
+    optim: Optim
+    """Optimizer and learning rates."""
+    adapt: PolicyAdapt = PolicyAdapt()
+    """Adaptation to new levels."""
+    trainer: Trainer
+    """The training loop; an epoch is a rollout."""
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        kind, n_skills = self.router.kind, self.skills.n_skills
+        problems: list[str] = []
+        if kind == "shared" and n_skills != 1:
+            problems.append(f"skills.n_skills ({n_skills}) must be 1 for the shared router")
+        if (kind == "private") != (n_skills == "per_task") and kind != "shared":
+            problems.append(
+                f"skills.n_skills ({n_skills}) must be 'per_task' with the private router, and "
+                "only there"
+            )
+        if self.router.granularity in ("stack", "block"):
+            problems.append(
+                f"router.granularity ({self.router.granularity}) must be model or layer: a policy "
+                "has no stacks of blocks"
+            )
+        if self.optim.label_smoothing:
+            problems.append("optim.label_smoothing must be 0: a policy has no labels")
+        if self.trainer.max_epochs in (None, -1):
+            problems.append("trainer.max_epochs must say how many rollouts to learn from")
+        unused: dict[str, Any] = {
+            "val_check_interval": None,
+            "check_val_every_n_epoch": 1,
+            "limit_val_batches": None,
+            "early_stopping": None,
+            "accumulate_grad_batches": 1,
+        }
+        for name, default in unused.items():
+            if getattr(self.trainer, name) != default:
+                problems.append(f"trainer.{name} is for text-to-text tasks: leave it out")
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self

@@ -1,0 +1,105 @@
+"""How well a policy does: fixed episodes of every level, never met in training."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from rich.table import Table
+
+from envs.episodes import Episodes, run_episodes
+from envs.vector import Observation, make_vector_env
+from mttl.data.rollouts import Acting, sample_actions
+from mttl.skills.compose import ComposedModel
+from mttl.training.evaluate import Result
+
+# So many episodes are played side by side; the number must not depend on the machine, because the
+# random numbers of sampled actions are dealt to them in turn.
+N_SLOTS = 25
+SPLIT = "evaluation"
+
+
+def play_levels(
+    model: ComposedModel,
+    levels: Sequence[str],
+    *,
+    n_episodes: int,
+    seed: int,
+    choose: str,
+) -> Episodes:
+    """Play the first episodes of every level.
+
+    Args:
+        model: Its task t plays level t.
+        levels: Names of T levels.
+        n_episodes: Episodes of every level, E.
+        seed: Of the episodes, and of sampled actions.
+        choose: ``"greedy"`` takes the most likely action, ``"sampled"`` draws one.
+
+    Raises:
+        ValueError: If ``choose`` is neither.
+    """
+    if choose not in ("greedy", "sampled"):
+        raise ValueError(f"choose ('{choose}') must be 'greedy' or 'sampled'")
+    n_slots = min(N_SLOTS, n_episodes)
+    environments = make_vector_env(levels, n_slots, seed=seed, evaluation=True)
+    training = model.training
+    model.eval()
+    acting = Acting(model, len(levels), n_slots)
+    generator = torch.Generator().manual_seed(seed)
+
+    def act(seen: Observation, begins: np.ndarray, alive: np.ndarray) -> np.ndarray:
+        logits, _ = acting(seen, begins)
+        chosen = logits.argmax(-1) if choose == "greedy" else sample_actions(logits, generator)
+        return chosen.cpu().numpy()
+
+    try:
+        with torch.no_grad():
+            return run_episodes(environments, act, n_episodes)
+    finally:
+        environments.close()
+        model.train(training)
+
+
+def episode_results(
+    episodes: Episodes, levels: Sequence[str], sample: str, seed: int
+) -> list[Result]:
+    """Return the success rate and the mean number of steps of every level, and their means.
+
+    Args:
+        episodes: Of the levels.
+        levels: Their names.
+        sample: How actions were chosen.
+        seed: Of the run.
+    """
+    n = episodes.success.shape[1]
+    found = []
+    for metric, values in (("success", episodes.success), ("steps", episodes.steps)):
+        means = values.mean(1)
+        found += [
+            Result(level, SPLIT, sample, seed, metric, float(mean), n)
+            for level, mean in zip(levels, means, strict=True)
+        ]
+        found.append(
+            Result("mean", SPLIT, sample, seed, metric, float(means.mean()), n * len(levels))
+        )
+    return found
+
+
+def episode_table(results: Sequence[Result]) -> Table:
+    """Return success rates in per cent and mean steps, a row per level and a column per choice."""
+    table = Table(title="Success per level (per cent), and steps", title_justify="left")
+    table.add_column("level", overflow="fold")
+    samples = list(dict.fromkeys(result.sample for result in results))
+    for sample in samples:
+        table.add_column(sample, justify="right", no_wrap=True)
+        table.add_column("steps", justify="right", no_wrap=True)
+    by_place = {(row.task, row.sample, row.metric): row.score for row in results}
+    for level in dict.fromkeys(result.task for result in results):
+        if level == "mean":
+            table.add_section()
+        cells = []
+        for sample in samples:
+            cells.append(f"{100 * by_place[level, sample, 'success']:.1f}")
+            cells.append(f"{by_place[level, sample, 'steps']:.1f}")
+        table.add_row(level, *cells)
+    return table

@@ -1,0 +1,271 @@
+"""`pl_train.py` with a section rl: what a run leaves behind, stops, resumes, and mistakes."""
+
+import csv
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from pytorch_lightning import Callback, Trainer
+from safetensors.torch import load_file
+
+from helpers.command import load_recipe
+
+pytest.importorskip("minigrid", reason="needs the extra `babyai`")
+
+import mttl.babyai as world
+from envs.local import LocalVectorEnv
+from mttl.analysis.routing_record import read_record
+from mttl.config.build_policy import load_policies
+from mttl.config.load import load_any_config, load_config
+from mttl.errors import CheckpointError, ConfigError, TrainingError
+from mttl.training.play import play_levels
+from mttl.training.run_folder import RunFolder
+from mttl.training.stopping import StopRequested
+
+LEVELS = ["GoToObjS4", "GoToRedBallNoDists"]
+TINY: dict[str, Any] = {
+    "rl": {
+        "levels": LEVELS,
+        "n_slots": 3,
+        "policy": {"n_channels": 8, "memory_size": 8, "instruction_size": 8},
+        "ppo": {"n_steps": 8, "recurrence": 4, "n_epochs": 2, "n_minibatches": 2},
+        "window": 5,
+        "evaluation": {"n_episodes": 4},
+    },
+    "skills": {"kind": "sparse", "n_skills": 3, "sparsity": 0.5},
+    "router": {"kind": "polytropon", "granularity": "model", "relaxed": False},
+    "optim": {
+        **{"kind": "adam", "lr": 1e-3, "router_lr": 1e-2},
+        **{"schedule": "constant", "warmup": 0, "weight_decay": 0.0},
+    },
+    "trainer": {"max_epochs": 4, "gradient_clip_val": 0.5, "accelerator": "cpu", "devices": 1},
+}
+STEPS = 4 * 4  # rollouts × minibatches
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("babyai")
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump({**TINY, "run": {"dir": str(folder / "runs")}}))
+    return path
+
+
+def train(config: Path, name: str, *overrides: str, resume: bool = False) -> RunFolder:
+    given = ["-c", str(config), "-k", f"run.name={name}", *overrides]
+    assert load_recipe().main(given + ["--resume"] * resume) == 0
+    return RunFolder(config.parent / "runs" / name)
+
+
+@pytest.fixture(scope="module")
+def whole(config: Path) -> RunFolder:
+    return train(config, "whole")
+
+
+def test_a_run_leaves_everything_behind(whole: RunFolder) -> None:
+    with whole.results.open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["task", "split", "sample", "seed", "metric", "score", "n"]
+    assert {(row["task"], row["sample"], row["metric"]) for row in rows} == {
+        (level, sample, metric)
+        for level in (*LEVELS, "mean")
+        for sample in ("greedy", "sampled")
+        for metric in ("success", "steps")
+    }
+    with whole.metrics.open() as file:
+        metrics = list(csv.DictReader(file))
+    last = metrics[-1]
+    assert int(last["step"]) == STEPS
+    assert float(last["frames"]) == 4 * 8 * 3 * 2  # rollouts × steps × slots × levels
+    assert {"train/loss", "train/entropy", "routing/discreteness"} <= set(last)
+    assert load_any_config([str(whole.config)]).run.name == "whole"
+    assert json.loads((whole.skills / "tasks.json").read_text()) == LEVELS
+    record = read_record(whole.path)
+    assert (record.tasks, record.groups, record.weights.shape) == (
+        *(tuple(LEVELS), ("model",)),
+        (1, 2, 3),
+    )
+    assert record.history is not None
+
+
+def test_loaded_policies_play_as_the_trained_ones_did(whole: RunFolder) -> None:
+    model, levels = load_policies(whole.path)
+    assert levels == tuple(LEVELS)
+    with whole.results.open() as file:
+        rows = {
+            (row["task"], row["sample"], row["metric"]): float(row["score"])
+            for row in csv.DictReader(file)
+        }
+    for choose in ("greedy", "sampled"):
+        episodes = play_levels(model, levels, n_episodes=4, seed=1, choose=choose)
+        for place, level in enumerate(levels):
+            # Written with six digits.
+            assert rows[level, choose, "success"] == pytest.approx(
+                episodes.success[place].mean(), abs=1e-6
+            )
+            assert rows[level, choose, "steps"] == pytest.approx(
+                episodes.steps[place].mean(), abs=1e-6
+            )
+
+
+class SignalAt(Callback):
+    """Ctrl-C in the middle of a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_before_optimizer_step(self, trainer: Trainer, *args: Any) -> None:
+        if trainer.global_step == self.step:
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [0, 2, 3, 9, STEPS - 1],
+    ids=["first", "within a rollout", "last of a rollout", "second pass", "last"],
+)
+def test_a_run_continues_as_if_it_had_never_stopped(
+    config: Path, whole: RunFolder, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """Bit for bit: environments, memories, the rollout and random numbers all go on."""
+    build = world.build_policy_trainer
+
+    def with_signal(*args: Any, **kwargs: Any) -> Trainer:
+        trainer = build(*args, **kwargs)
+        trainer.callbacks.insert(0, SignalAt(step))  # type: ignore[attr-defined]
+        return trainer
+
+    name = f"stopped-{step}"
+    with monkeypatch.context() as patch:
+        patch.setattr(world, "build_policy_trainer", with_signal)
+        with pytest.raises(StopRequested, match="the state was saved, continue with --resume"):
+            train(config, name)
+    resumed = train(config, name, resume=True)
+    assert resumed.metrics.read_text() == whole.metrics.read_text()
+    assert resumed.results.read_text() == whole.results.read_text()
+    for part in ("skills", "router", "backbone"):
+        first, second = (load_file(run.skills / f"{part}.safetensors") for run in (resumed, whole))
+        assert all(torch.equal(value, second[key]) for key, value in first.items())
+    ours, theirs = (np.load(run.plots / "routing_history.npz") for run in (resumed, whole))
+    assert ours["steps"].tolist() == theirs["steps"].tolist()
+    np.testing.assert_array_equal(ours["weights"], theirs["weights"])
+
+
+@pytest.mark.parametrize("method", ["polytropon_ibp", "dense", "shared", "private", "expert"])
+def test_every_method_trains(config: Path, method: str) -> None:
+    both = f"{config}+babyai/{method}.yaml"
+    name = ["-k", f"run.name={method}", "trainer.max_epochs=1", "rl.evaluation.n_episodes=1"]
+    assert load_recipe().main(["-c", both, *name]) == 0
+    model, _ = load_policies(config.parent / "runs" / method)
+    assert (model.router.n_skills == 2) == (method == "private")
+
+
+def test_training_ends_when_every_level_is_solved(config: Path) -> None:
+    """At a rate that random actions reach: after ten rollouts at the earliest."""
+    run = train(
+        *(config, "solved", "rl.stop_when_solved=true", "rl.success_rate=0.01", "rl.window=1"),
+        *("trainer.max_epochs=200", "rl.n_slots=8", "rl.evaluation.n_episodes=1"),
+    )
+    with run.metrics.open() as file:
+        frames = [float(row["frames"]) for row in csv.DictReader(file) if row["frames"]]
+    assert 10 <= len(frames) < 200
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["rl.levels=[GoToRedBal]"], r"section rl: .*GoToRedBal.*GoToRedBall"),
+        (["rl.levels=[GoToObj, GoToObj]"], "rl.levels: .* must name each only once"),
+        (["rl.ppo.recurrence=3"], r"n_steps \(8\) must be a multiple of recurrence \(3\)"),
+        (["rl.ppo.n_minibatches=5"], r"ppo.n_minibatches \(5\) must divide the 6 sequences"),
+        (["rl.backend=envpool", "rl.n_workers=1"], "n_workers must be 0 with backend 'envpool'"),
+        (["rl.slots=3"], "rl.slots: section 'rl' has no 'slots'. Did you mean 'n_slots'"),
+        (["router.granularity=block"], r"router.granularity \(block\) must be model or layer"),
+        (["optim.label_smoothing=0.1"], "optim.label_smoothing must be 0"),
+        (["trainer.max_epochs=null", "trainer.max_steps=3"], "trainer.max_epochs must say how"),
+        (["trainer.early_stopping=3"], "trainer.early_stopping is for text-to-text tasks"),
+        (["skills.n_skills=per_task"], r"skills.n_skills \(per_task\) must be 'per_task' with"),
+        (["skills.n_heads=2"], "skills.n_heads: '2' must be 1"),
+        (["router.kind=shared"], r"skills.n_skills \(3\) must be 1 for the shared router"),
+        (["data.dir=x"], "data: the configuration has no 'data'"),
+    ],
+)
+def test_mistakes_are_explained(config: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(config, "mistake", *overrides)
+    assert not (config.parent / "runs" / "mistake").exists()
+
+
+def test_commands_for_text_refuse_a_policy(config: Path) -> None:
+    with pytest.raises(ConfigError, match="has a section rl: it describes a policy for BabyAI"):
+        load_config(str(config))
+
+
+def test_a_resumed_run_must_keep_its_levels(config: Path, whole: RunFolder) -> None:
+    with pytest.raises(ConfigError, match=r"other settings: rl.levels"):
+        train(config, "whole", "rl.levels=[GoToObj, GoToObjS4]", resume=True)
+    module = world.BabyAIModule(
+        load_policies(whole.path)[0], ["GoToObj", "GoToObjS4"], world.build_optimization(
+            load_any_config(str(config)).optim
+        )
+    )  # fmt: skip
+    state = torch.load(whole.last, weights_only=False)
+    with pytest.raises(CheckpointError, match="is of the levels GoToObjS4, GoToRedBallNoDists, no"):
+        module.on_load_checkpoint(state)
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StopRequested):
+        _interrupted(config, "broken", monkeypatch, step=9)
+    run = RunFolder(config.parent / "runs" / "broken")
+    kept = run.last.read_bytes()
+    real = world.BabyAIModule.training_step
+
+    def poisoned(self: Any, batch: Any, batch_idx: int) -> torch.Tensor:
+        with torch.no_grad():
+            next(self.model.base.parameters()).fill_(float("nan"))
+        return real(self, batch, batch_idx)
+
+    monkeypatch.setattr(world.BabyAIModule, "training_step", poisoned)
+    with pytest.raises(TrainingError, match=r"the loss is nan at step 10: .* last checkpoint"):
+        train(config, "broken", resume=True)
+    assert run.last.read_bytes() == kept
+
+
+def test_an_environment_that_raises_ends_the_run_clearly(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        def step(self, action: int) -> None:
+            raise RuntimeError("out of cheese")
+
+    real = LocalVectorEnv.reset
+
+    def reset(self: Any) -> Any:
+        seen = real(self)
+        self._games[1].step = Broken().step
+        return seen
+
+    monkeypatch.setattr(LocalVectorEnv, "reset", reset)
+    with pytest.raises(TrainingError, match=r"level 'GoToObjS4', slot 1.*out of cheese.*--resume"):
+        train(config, "raises")
+
+
+def _interrupted(config: Path, name: str, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    build = world.build_policy_trainer
+
+    def with_signal(*args: Any, **kwargs: Any) -> Trainer:
+        trainer = build(*args, **kwargs)
+        trainer.callbacks.insert(0, SignalAt(step))  # type: ignore[attr-defined]
+        return trainer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world, "build_policy_trainer", with_signal)
+        train(config, name)
