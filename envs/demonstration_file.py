@@ -1,0 +1,103 @@
+"""Demonstrations in one compressed file of numpy arrays.
+
+With E episodes, S steps of all of them one after the other, and T levels, it holds ``levels`` (T,)
+names, ``level`` (E,) places among them, ``seeds`` (E,), ``missions`` (E,), ``lengths`` (E,) in
+steps, ``images`` (S, 7, 7, 3), ``directions`` (S,) and ``actions`` (S,).
+"""
+
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from envs.bot import Demonstration
+from envs.files import written_whole
+from envs.vector import VIEW
+
+# What comes of reading a file that is cut off, and one that is something else.
+_DAMAGED = (OSError, EOFError, zipfile.BadZipFile, zlib.error)
+_FOREIGN = (TypeError, ValueError, IndexError)
+
+
+def save_demonstrations(demonstrations: Sequence[Demonstration], path: str | Path) -> None:
+    """Write demonstrations, whole or not at all.
+
+    Args:
+        demonstrations: At least one.
+        path: Ends in ".npz"; missing folders are made.
+
+    Raises:
+        ValueError: If there is no demonstration, or the path ends otherwise.
+    """
+    if Path(path).suffix != ".npz":
+        raise ValueError(f"'{path}' must end in .npz, the format of demonstrations")
+    if not demonstrations:
+        raise ValueError(f"there are no demonstrations to write to '{path}'")
+    levels = list(dict.fromkeys(episode.level for episode in demonstrations))
+    with written_whole(path) as temporary:
+        np.savez_compressed(
+            temporary,
+            levels=np.array(levels),
+            level=np.array([levels.index(episode.level) for episode in demonstrations], np.uint8),
+            seeds=np.array([episode.seed for episode in demonstrations], np.int64),
+            missions=np.array([episode.mission for episode in demonstrations]),
+            lengths=np.array([len(episode.actions) for episode in demonstrations], np.int32),
+            images=np.concatenate([episode.images for episode in demonstrations]),
+            directions=np.concatenate([episode.directions for episode in demonstrations]),
+            actions=np.concatenate([episode.actions for episode in demonstrations]),
+        )
+
+
+def load_demonstrations(path: str | Path) -> list[Demonstration]:
+    """Read what `save_demonstrations` has written.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it is not of this format or its parts do not fit together.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return _episodes(**file)
+    except FileNotFoundError:
+        raise
+    except (*_DAMAGED, TypeError, ValueError, IndexError) as error:
+        raise ValueError(
+            f"'{path}' is not a file of demonstrations, or damaged: {error}"
+        ) from error
+
+
+def _episodes(
+    levels: np.ndarray,
+    level: np.ndarray,
+    seeds: np.ndarray,
+    missions: np.ndarray,
+    lengths: np.ndarray,
+    images: np.ndarray,
+    directions: np.ndarray,
+    actions: np.ndarray,
+) -> list[Demonstration]:
+    n_steps = int(lengths.sum())
+    for name, array, shape in (
+        ("level", level, lengths.shape),
+        ("seeds", seeds, lengths.shape),
+        ("missions", missions, lengths.shape),
+        ("images", images, (n_steps, VIEW, VIEW, 3)),
+        ("directions", directions, (n_steps,)),
+        ("actions", actions, (n_steps,)),
+    ):
+        if array.shape != shape:
+            raise ValueError(f"'{name}' has the shape {array.shape} instead of {shape}")
+    stops = np.cumsum(lengths)
+    return [
+        Demonstration(
+            str(levels[level[episode]]),
+            int(seeds[episode]),
+            str(missions[episode]),
+            images[start:stop],
+            directions[start:stop],
+            actions[start:stop],
+        )
+        for episode, (start, stop) in enumerate(zip(stops - lengths, stops, strict=True))
+    ]

@@ -1,0 +1,123 @@
+"""Demonstrations of a bot, to record once and learn from by imitation.
+
+Attempt number k of a level has a seed of its own, the same on every machine and for any number of
+workers; attempts at which the bot fails are left out. So the episodes are those that the bot can
+solve, a fact to remember about levels where it often cannot.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from multiprocessing.connection import Connection
+
+from envs.bot import BotFailed, Demonstration, demonstrate
+from envs.errors import LevelError, SimulationError
+from envs.process import WorkerDied, WorkerProcess, close_workers
+from envs.vector import check_levels, slot_seed
+
+# No level that the bot can play has it fail so often in a row; those it cannot end soon.
+MOST_FAILURES = 20
+# Attempts that each worker has ahead of it, so that none waits for another.
+AHEAD = 4
+
+
+def record_demonstrations(
+    levels: Sequence[str],
+    n_episodes: int,
+    *,
+    seed: int = 0,
+    n_workers: int = 0,
+    progress: Callable[[str, int], None] | None = None,
+) -> list[Demonstration]:
+    """Let the bot play episodes of every level.
+
+    Args:
+        levels: Their names, each once.
+        n_episodes: Demonstrations of each level.
+        seed: Of the record; seeds of episodes are training seeds (see `envs.vector.slot_seed`).
+        n_workers: Processes that play; with 0 this one does.
+        progress: Called with a level and the number of its demonstrations, after each of them.
+
+    Returns:
+        The demonstrations, level after level.
+
+    Raises:
+        LevelError: If a level is unknown or listed twice, or there is none, or the bot failed
+            `MOST_FAILURES` times in a row.
+        ValueError: If a number is out of range.
+        SimulationError: If a worker dies.
+    """
+    levels = check_levels(levels)
+    for name, value, least in (("n_episodes", n_episodes, 1), ("n_workers", n_workers, 0)):
+        if value < least:
+            raise ValueError(f"{name} ({value}) must be at least {least}")
+    workers: list[WorkerProcess] = []
+    record = []
+    try:
+        for _ in range(n_workers):
+            workers.append(
+                WorkerProcess("envs.demonstrations:serve", "a worker that plays the bot")
+            )
+        for level in levels:
+            attempts = _attempts(level, seed, workers) if workers else _attempts_here(level, seed)
+            for n, demonstration in enumerate(_successes(level, attempts, n_episodes), 1):
+                record.append(demonstration)
+                if progress is not None:
+                    progress(level, n)
+    except WorkerDied as death:
+        raise SimulationError(str(death)) from death
+    finally:
+        close_workers(workers)
+    return record
+
+
+def serve(connection: Connection) -> None:
+    """Play episodes as a worker: level and seed come in, what `_attempt` returns goes out."""
+    while True:
+        connection.send(_attempt(*connection.recv()))
+
+
+def _attempt(level: str, seed: int) -> Demonstration | str:
+    """Return a demonstration, or why there is none."""
+    try:
+        return demonstrate(level, seed)
+    except BotFailed as failure:
+        return f"{failure}, seed {seed}"
+
+
+def _attempts_here(level: str, seed: int) -> Iterator[Demonstration | str]:
+    return (_attempt(level, slot_seed(seed, level, number)) for number in count())
+
+
+def _attempts(
+    level: str, seed: int, workers: Sequence[WorkerProcess]
+) -> Iterator[Demonstration | str]:
+    """Yield the attempts in order: they are dealt to the workers in turn, some ahead of time."""
+    for worker in workers:
+        # Those of the level before that were not needed.
+        for _ in worker.outstanding():
+            pass
+    n_ahead = AHEAD * len(workers)
+    for number in range(n_ahead):
+        workers[number % len(workers)].ask((level, slot_seed(seed, level, number)))
+    for number in count():
+        worker = workers[number % len(workers)]
+        yield worker.answer()
+        worker.ask((level, slot_seed(seed, level, number + n_ahead)))
+
+
+def _successes(
+    level: str, attempts: Iterator[Demonstration | str], n_episodes: int
+) -> Iterator[Demonstration]:
+    n_failures = 0
+    while n_episodes:
+        attempt = next(attempts)
+        if isinstance(attempt, Demonstration):
+            n_episodes, n_failures = n_episodes - 1, 0
+            yield attempt
+            continue
+        n_failures += 1
+        if n_failures == MOST_FAILURES:
+            raise LevelError(
+                f"minigrid's bot cannot play level '{level}': it failed {n_failures} times in a "
+                f"row, at last: {attempt}; leave the level out."
+            )

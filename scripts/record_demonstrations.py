@@ -1,0 +1,91 @@
+"""Record demonstrations of minigrid's bot once, to learn from them by imitation.
+
+python scripts/record_demonstrations.py --levels GoToRedBall GoToLocal --episodes 10000 \
+    --out data/demonstrations/goto.npz --workers 4
+
+The episodes do not depend on the number of workers. `load_demonstrations` of
+envs.demonstration_file reads the file; it is written at the end, whole or not at all.
+"""
+
+import argparse
+from pathlib import Path
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from envs.demonstration_file import save_demonstrations
+from envs.demonstrations import record_demonstrations
+from envs.errors import LevelError
+from envs.levels import PAPER_LEVELS
+from envs.vector import check_levels
+from mttl.command import exit_with, make_console
+from mttl.errors import MttlError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Record all levels, then write the file."""
+    options = parse(arguments)
+    if options.out.suffix != ".npz":
+        raise MttlError(f"'{options.out}' must end in .npz")
+    if options.out.exists():
+        raise MttlError(f"'{options.out}' exists already; choose another --out or delete it")
+    console = make_console()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    try:
+        with Progress(*columns, TimeRemainingColumn(), console=console) as bars:
+            rows = {
+                level: bars.add_task(level, total=options.episodes)
+                for level in check_levels(options.levels)
+            }
+            record = record_demonstrations(
+                options.levels,
+                options.episodes,
+                seed=options.seed,
+                n_workers=options.workers,
+                progress=lambda level, n: bars.update(rows[level], completed=n),
+            )
+    except LevelError as error:
+        raise MttlError(str(error)) from error
+    save_demonstrations(record, options.out)
+    n_steps = sum(len(episode.actions) for episode in record)
+    console.print(f"{len(record)} demonstrations of {n_steps} steps are in {options.out}")
+    return 0
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--levels",
+        nargs="+",
+        default=PAPER_LEVELS,
+        metavar="LEVEL",
+        help="such as GoToLocal (those of the paper)",
+    )
+    parser.add_argument("--episodes", type=positive, required=True, help="of each level")
+    parser.add_argument("--out", type=Path, required=True, help="file to write, .npz")
+    parser.add_argument("--workers", type=natural, default=0, help="processes (%(default)s: none)")
+    parser.add_argument("--seed", type=int, default=0, help="of the record (%(default)s)")
+    return parser.parse_args(arguments)
+
+
+def positive(text: str) -> int:
+    """Read a number of at least 1."""
+    return _at_least(1, text)
+
+
+def natural(text: str) -> int:
+    """Read a number of at least 0."""
+    return _at_least(0, text)
+
+
+def _at_least(least: int, text: str) -> int:
+    number = int(text)
+    if number < least:
+        raise argparse.ArgumentTypeError(f"{number} must be at least {least}")
+    return number
+
+
+if __name__ == "__main__":
+    exit_with(main)

@@ -1,0 +1,37 @@
+"""Files that are written whole or not at all."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from envs.files import written_whole
+
+
+def test_the_name_is_taken_at_the_end_with_usual_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "a.txt"
+    usual = tmp_path / "usual.txt"
+    usual.touch()
+    with written_whole(path) as temporary:
+        assert temporary.suffix == ".txt"
+        temporary.write_text("all")
+        assert not path.exists()
+    assert path.read_text() == "all"
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(usual.stat().st_mode)
+    assert os.listdir(path.parent) == ["a.txt"]
+
+
+def test_after_an_error_the_old_file_is_there_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+
+    def write_half() -> None:
+        with written_whole(path) as temporary:
+            temporary.write_text("ha")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_half()
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.txt"]

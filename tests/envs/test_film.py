@@ -1,0 +1,128 @@
+"""A film shows an episode, step by step, above its mission."""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import minigrid  # noqa: F401  (registers the levels)
+import numpy as np
+import pytest
+from PIL import Image
+
+from envs.errors import LevelError
+from envs.film import film, replay, with_caption
+from envs.levels import LEVELS
+
+LEVEL, SEED, ACTIONS = "GoToLocal", 3, [0, 2, 2, 1, 5]
+
+
+def frames_of(path: Path) -> tuple[list[np.ndarray], list[int]]:
+    """Return the frames of a GIF and how long each stays, in milliseconds."""
+    frames, durations = [], []
+    with Image.open(path) as gif:
+        for number in range(getattr(gif, "n_frames", 1)):
+            gif.seek(number)
+            frames.append(np.asarray(gif.convert("RGB")))
+            durations.append(gif.info["duration"])
+    return frames, durations
+
+
+def test_pictures_are_minigrids_own() -> None:
+    mission, pictures = replay(LEVEL, SEED, ACTIONS, tile=8)
+    env: Any = gymnasium.make(LEVELS[LEVEL].id, render_mode="rgb_array", tile_size=8)
+    seen, _ = env.reset(seed=SEED)
+    assert mission == seen["mission"]
+    assert len(pictures) == len(ACTIONS) + 1
+    for picture, action in zip(pictures, [*ACTIONS, None], strict=True):
+        np.testing.assert_array_equal(picture, env.render())
+        if action is not None:
+            env.step(action)
+
+
+def test_a_gif_has_a_frame_for_every_step_with_the_mission_below(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "episode.gif"
+    turns = [0, 0, 1, 0]
+    film(LEVEL, SEED, turns, path, tile=12, frames_per_second=5)
+    mission, pictures = replay(LEVEL, SEED, turns, tile=12)
+    frames, durations = frames_of(path)
+    assert durations == [200, 200, 200, 200, 800]
+    for frame, picture in zip(frames, pictures, strict=True):
+        expected = np.asarray(with_caption(picture, mission))
+        assert frame.shape == expected.shape
+        # A GIF has 256 colours; those of minigrid, with their shades, are more.
+        assert np.abs(frame.astype(int) - expected).mean() < 2
+    assert [file.name for file in path.parent.iterdir()] == ["episode.gif"]
+
+
+def test_frames_that_look_alike_only_last_longer(tmp_path: Path) -> None:
+    film(LEVEL, SEED, [6, 6, 0], tmp_path / "episode.gif", tile=8, frames_per_second=4)
+    frames, durations = frames_of(tmp_path / "episode.gif")
+    assert len(frames) == 2
+    assert durations == [750, 1000]
+
+
+def test_the_caption_stands_below_and_is_broken_where_it_is_too_long() -> None:
+    picture = np.full((41, 121, 3), 7, np.uint8)
+    long = "pick up a red ball after you put a grey box next to the purple key"
+    heights = []
+    for caption in ("go", long):
+        frame = np.asarray(with_caption(picture, caption))
+        height, width, _ = frame.shape
+        np.testing.assert_array_equal(frame[:41, :121], picture)
+        assert height % 2 == width % 2 == 0
+        below = frame[41:]
+        assert below.min() < 80  # letters
+        # Nothing is cut off: there is white paper on all four sides.
+        for edge in (below[:2], below[-2:], below[:, :2], below[:, 121 - 2 :]):
+            assert (edge == 255).all()
+        heights.append(height)
+    assert heights[1] > heights[0] + 3 * 14
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"path": "episode.avi"}, ValueError, "episode.avi': it must end in .gif or .mp4"),
+        ({"path": "episode"}, ValueError, "must end in .gif or .mp4"),
+        ({"level": "GoToMars"}, LevelError, "unknown level 'GoToMars'"),
+        ({"actions": [0, 7]}, ValueError, r"action 1 \(7\) must be from 0 to 6"),
+        (
+            {"actions": [6] * 65},
+            ValueError,
+            "the episode of 'GoToLocal' with seed 3 ends after 64 actions; 65 are given",
+        ),
+        ({"tile": 3}, ValueError, r"tile \(3\) must be at least 4 pixels"),
+        ({"frames_per_second": 0}, ValueError, r"frames_per_second \(0\) must be positive"),
+    ],
+)
+def test_what_cannot_be_filmed_is_told(
+    tmp_path: Path, change: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    given = {"level": LEVEL, "seed": SEED, "actions": ACTIONS, "path": "episode.gif", **change}
+    given["path"] = tmp_path / given["path"]
+    with pytest.raises(error, match=message):
+        film(**given)
+    assert not list(tmp_path.iterdir())
+
+
+def test_mp4_without_its_plugin_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    with pytest.raises(ImportError, match=r"pip install 'imageio\[ffmpeg\]', or film to a .gif"):
+        film(LEVEL, SEED, ACTIONS, tmp_path / "episode.mp4")
+
+
+def test_an_mp4_has_the_same_frames(tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    imageio: Any = importlib.import_module("imageio.v2")
+    path = tmp_path / "episode.mp4"
+    film(LEVEL, SEED, ACTIONS, path, tile=13)
+    mission, pictures = replay(LEVEL, SEED, ACTIONS, tile=13)
+    with imageio.get_reader(path) as video:
+        frames = [np.asarray(frame) for frame in video]
+    for frame, picture in zip(frames, pictures, strict=True):
+        expected = np.asarray(with_caption(picture, mission))
+        assert frame.shape == expected.shape
+        # The codec loses detail: coloured objects are small.
+        assert np.abs(frame.astype(int) - expected).mean() < 8

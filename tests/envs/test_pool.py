@@ -1,0 +1,170 @@
+"""Envpool behind our interface."""
+
+import pickle
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envs.bot import _BoundedBot
+from envs.errors import LevelError, SimulationError
+from envs.pool import PoolVectorEnv
+from envs.vocabulary import encode
+from helpers.minigrid_twin import Twin
+
+pytest.importorskip("envpool")
+
+LEVEL_NAMES = ("PutNextLocalS5N3", "GoToLocalS5N2")
+N_SLOTS = 3
+
+
+def make(**options: Any) -> PoolVectorEnv:
+    settings: dict[str, Any] = {"levels": LEVEL_NAMES, "n_slots": N_SLOTS, "seed": 4, **options}
+    return PoolVectorEnv(**settings)
+
+
+def random_actions(n_steps: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(7, size=(n_steps, len(LEVEL_NAMES), N_SLOTS))
+
+
+def test_seeds_decide_what_is_played() -> None:
+    env = make()
+    first = env.reset()
+    steps = [env.step(actions) for actions in random_actions(60)]
+    for other in (env, make(n_threads=2)):
+        assert pickle.dumps(other.reset()) == pickle.dumps(first)
+        for actions, transition in zip(random_actions(60), steps, strict=True):
+            assert pickle.dumps(other.step(actions)) == pickle.dumps(transition)
+    assert (make(seed=5).reset().image != first.image).any()
+    # Slots have numbers; these two ranks have one of them in common.
+    np.testing.assert_array_equal(make(first_slot=2).reset().image[:, 0], first.image[:, 2])
+
+
+def test_shapes_types_and_missions() -> None:
+    env = make()
+    assert (env.levels, env.n_slots) == (LEVEL_NAMES, N_SLOTS)
+    observation = env.reset()
+    for array, shape, dtype in (
+        (observation.image, (2, 3, 7, 7, 3), np.uint8),
+        (observation.direction, (2, 3), np.uint8),
+        (observation.mission, (2, 3, 72), np.uint8),
+    ):
+        assert array.shape == shape
+        assert array.dtype == dtype
+    missions = [state.mission for pool in env._pools for state in pool.debug_states()]
+    np.testing.assert_array_equal(observation.mission.reshape(6, 72), [*map(encode, missions)])
+    transition = env.step(random_actions(1)[0])
+    for array, dtype in (
+        (transition.reward, np.float32),
+        (transition.terminated, np.bool_),
+        (transition.truncated, np.bool_),
+    ):
+        assert array.shape == (2, 3)
+        assert array.dtype == dtype
+
+
+def test_episodes_that_are_cut_off_leave_their_last_observation_and_the_next_begins() -> None:
+    env = make()
+    seen = env.reset()
+    n_final = 0
+    for actions in random_actions(200):
+        missions, transition = seen.mission, env.step(actions)
+        seen, truncated = transition.observation, transition.truncated
+        assert not (truncated & transition.terminated).any()
+        ended = truncated | transition.terminated
+        # Missions change with episodes, and only with them.
+        assert ended[(missions != seen.mission).any(-1)].all()
+        for row, pool in enumerate(env._pools):
+            for slot, state in enumerate(pool.debug_states()):
+                np.testing.assert_array_equal(seen.mission[row, slot], encode(state.mission))
+        assert (transition.final is None) == (not truncated.any())
+        if transition.final is not None:
+            n_final += len(transition.final.image)
+            np.testing.assert_array_equal(transition.final.mission, missions[truncated])
+    assert n_final > 5
+
+
+def test_returned_arrays_belong_to_the_caller() -> None:
+    env = make()
+    kept: list[Any] = [env.reset(), *(env.step(actions) for actions in random_actions(40))]
+    copies = pickle.dumps(kept)
+    for actions in random_actions(40):
+        env.step(actions)
+    assert pickle.dumps(kept) == copies
+
+
+def test_success_with_the_last_action_is_success() -> None:
+    env = make(levels=["GoToObj"], n_slots=1)
+    env.reset()
+    twin = Twin("GoToObj", env._pools[0].debug_states()[0])
+    start = env._pools[0].debug_states()[0]
+    bot, plan = _BoundedBot(twin.env), []
+    while True:
+        plan.append(int(bot.replan()))
+        if twin.step(plan[-1])[2]:
+            break
+    idle = [6] * (64 - len(plan))
+    twin.begin(start)
+    for action in [*plan[:-1], *idle, plan[-1]]:
+        transition = env.step(np.array([[action]]))
+        _, reward, terminated, truncated = twin.step(action)
+    assert (terminated, truncated) == (True, False)  # that is how minigrid has it
+    assert transition.terminated.all()
+    assert not transition.truncated.any()
+    assert transition.final is None
+    # Envpool computes 1 - 0.9 in single precision.
+    assert transition.reward[0, 0] == pytest.approx(reward, abs=2.0**-23)
+    assert reward == pytest.approx(0.1)
+
+
+def test_misuse_is_told() -> None:
+    env = make()
+    action = random_actions(1)[0]
+    with pytest.raises(SimulationError, match="cannot step: they have not begun: call reset first"):
+        env.step(action)
+    env.reset()
+    with pytest.raises(TypeError, match="actions must be integers"):
+        env.step(action * 1.0)
+    with pytest.raises(ValueError, match="the action 7 of slot 0 of level 0 must be from 0 to 6"):
+        env.step(np.full_like(action, 7))
+    env.step(action)
+    with pytest.raises(NotImplementedError, match=r"envpool cannot save .* backend 'minigrid'"):
+        env.state()
+    with pytest.raises(NotImplementedError, match=r"envpool cannot restore .* backend 'minigrid'"):
+        env.load_state(b"")
+    env.close()
+    env.close()
+    with pytest.raises(SimulationError, match="cannot step: they are closed; make new ones"):
+        env.step(action)
+    with pytest.raises(SimulationError, match="cannot begin: they are closed; make new ones"):
+        env.reset()
+
+
+def test_a_step_that_was_interrupted_cannot_be_followed_by_another() -> None:
+    env = make()
+    first = env.reset()
+    receive = env._pools[1].recv
+    env._pools[1].recv = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        env.step(random_actions(1)[0])
+    env._pools[1].recv = receive
+    with pytest.raises(SimulationError, match="a step was interrupted: call reset"):
+        env.step(random_actions(1)[0])
+    assert pickle.dumps(env.reset()) == pickle.dumps(first)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_what_cannot_be_made_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        ValueError, match=r"cannot seed single episodes; evaluate with .*'minigrid'"
+    ):
+        make(evaluation=True)
+    with pytest.raises(LevelError, match="unknown level 'GoToMars'"):
+        make(levels=["GoToMars"])
+    monkeypatch.setitem(sys.modules, "envpool", None)
+    with pytest.raises(ImportError, match=r"pip install 'mttl\[envpool\]', or use backend"):
+        make()

@@ -1,0 +1,131 @@
+"""Processes that work for this one, and always end."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from envs import process
+from envs.process import WorkerDied, WorkerProcess, close_workers
+from helpers.processes import is_running, wait_until_gone
+
+pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self"), reason="looks into /proc")
+
+
+@pytest.fixture
+def started() -> Iterator[list[WorkerProcess]]:
+    workers: list[WorkerProcess] = []
+    yield workers
+    close_workers(workers)
+
+
+def start(started: list[WorkerProcess], function: str) -> WorkerProcess:
+    started.append(WorkerProcess(f"helpers.processes:{function}", "the helper"))
+    return started[-1]
+
+
+def test_messages_are_answered_in_order(
+    started: list[WorkerProcess], capfd: pytest.CaptureFixture[str]
+) -> None:
+    worker = start(started, "echo")
+    for message in ("a", {"b": 1}, b"c"):
+        worker.ask(message)
+    assert worker.answer() == "a"
+    assert list(worker.outstanding()) == [{"b": 1}, b"c"]
+    assert list(worker.outstanding()) == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_interrupts_are_for_the_parent_alone(started: list[WorkerProcess]) -> None:
+    worker = start(started, "echo")
+    os.kill(worker.pid, signal.SIGINT)  # before it can have done anything about it
+    worker.ask("still here?")
+    assert worker.answer() == "still here?"
+    os.kill(worker.pid, signal.SIGINT)
+    worker.ask("and now?")
+    assert worker.answer() == "and now?"
+    # What the parent does about interrupts is as before.
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+@pytest.mark.parametrize(
+    ("order", "end"),
+    [("leave", "the helper died: exit status 3"), ("crash", "the helper died: SIGKILL")],
+)
+def test_death_tells_its_cause(started: list[WorkerProcess], order: str, end: str) -> None:
+    worker = start(started, "obey")
+    worker.ask(order)
+    with pytest.raises(WorkerDied, match=end):
+        worker.answer()
+    with pytest.raises(WorkerDied, match=end):
+        worker.ask("anything")
+    with pytest.raises(WorkerDied, match=end):
+        worker.answer()
+
+
+def test_a_worker_that_hangs_up_without_ending(
+    started: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "PATIENCE", 0.05)
+    worker = start(started, "obey")
+    worker._connection.close()
+    with pytest.raises(WorkerDied, match="the helper stopped answering"):
+        worker.ask("sleep")
+
+
+def test_closing_ends_idle_workers_and_kills_busy_ones(
+    started: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle, busy = start(started, "echo"), start(started, "obey")
+    busy.ask("sleep")
+    monkeypatch.setattr(process, "PATIENCE", 0.5)
+    close_workers(started)
+    assert not is_running(idle.pid)
+    assert not is_running(busy.pid)
+    close_workers(started)
+
+
+def test_a_forked_process_does_not_end_the_workers_of_its_parent(
+    started: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = start(started, "echo")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: -1)
+        close_workers(started)
+    worker.ask("still here?")
+    assert worker.answer() == "still here?"
+
+
+def test_workers_end_with_a_parent_that_is_killed() -> None:
+    parent = subprocess.run(
+        [sys.executable, "-c", KILLED_PARENT], stdout=subprocess.PIPE, text=True, env=_environment()
+    )
+    assert parent.returncode == -signal.SIGKILL
+    assert wait_until_gone([int(parent.stdout)])
+
+
+KILLED_PARENT = """
+import os, signal
+from envs.process import WorkerProcess
+worker = WorkerProcess("helpers.processes:echo", "the helper")
+worker.ask("started?")
+worker.answer()
+print(worker.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_workers_do_without_torch(started: list[WorkerProcess]) -> None:
+    worker = start(started, "name_modules")
+    worker.ask("which?")
+    answer, modules = worker.answer()
+    assert answer == "which?"
+    assert "minigrid" in modules
+    assert not {"torch", "mttl"} & set(modules)
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

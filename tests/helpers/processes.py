@@ -1,0 +1,49 @@
+"""What worker processes of tests run."""
+
+import os
+import signal
+import sys
+import time
+from multiprocessing.connection import Connection
+
+
+def echo(connection: Connection) -> None:
+    print("nobody should see this")
+    while True:
+        connection.send(connection.recv())
+
+
+def obey(connection: Connection) -> None:
+    """Leave, crash or sleep, as told."""
+    match connection.recv():
+        case "leave":
+            sys.exit(3)
+        case "crash":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "sleep":
+            time.sleep(600)
+
+
+def name_modules(connection: Connection) -> None:
+    """Say what is imported once the environments are."""
+    import envs.demonstrations
+    import envs.worker  # noqa: F401
+
+    connection.send((connection.recv(), sorted(sys.modules)))
+
+
+def is_running(pid: int) -> bool:
+    """Say whether a process lives; one that nobody has waited for yet is dead."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_gone(pids: list[int], seconds: float = 30.0) -> bool:
+    """Wait for processes to end; True if they did."""
+    deadline = time.monotonic() + seconds
+    while any(map(is_running, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not any(map(is_running, pids))
