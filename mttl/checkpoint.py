@@ -184,11 +184,16 @@ def load_into(model: Model, saved: SavedInventory) -> None:
 def count_saved(path: Path) -> int:
     """Return the number of parameters in a safetensors file, from its header alone.
 
-    Single numbers are settings, such as a temperature, and are not counted.
+    Single numbers are settings, such as a temperature, and whole numbers are places, such as those of
+    sparse skills; neither are counted.
     """
     with path.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
+    shapes = [
+        entry["shape"]
+        for name, entry in header.items()
+        if name != "__metadata__" and entry["dtype"].startswith(("F", "BF"))
+    ]
     return sum(math.prod(shape) for shape in shapes if shape)
 
 

@@ -34,7 +34,8 @@ from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.stability import skill_stability
 from mttl.checkpoint import read_inventory
 from mttl.command import exit_with, make_console
-from mttl.config.load import load_config, resolve_folder
+from mttl.config.babyai_schema import BabyAIConfig
+from mttl.config.load import load_any_config, resolve_folder
 from mttl.errors import CheckpointError, TaskError
 from mttl.files import write_text
 from mttl.tasks.table import crossfit_tasks
@@ -115,13 +116,18 @@ def use_probabilities(record: RoutingRecord) -> np.ndarray:
 def task_categories(folder: Path, tasks: Sequence[str]) -> tuple[str, ...]:
     """Return the category of every task.
 
-    It stands in the column `category` of the gym's TASKS.csv, else in CrossFit's table; a task in
-    neither is of the category "unknown".
+    It stands in the column `category` of the gym's TASKS.csv, else in CrossFit's table; that of a
+    level of BabyAI is what it asks for. A task in neither is of the category "unknown".
     """
     known = {name: info.category for name, info in crossfit_tasks().items()}
     config = folder / "config.yaml"
     if config.is_file():
-        table = resolve_folder(load_config([str(config)]).data.dir) / "TASKS.csv"
+        settings = load_any_config([str(config)])
+        if isinstance(settings, BabyAIConfig):
+            from envs.levels import find_level
+
+            return tuple(" ".join(find_level(task).competencies) for task in tasks)
+        table = resolve_folder(settings.data.dir) / "TASKS.csv"
         if table.is_file():
             with table.open(newline="", encoding="utf-8-sig") as file:
                 for row in csv.DictReader(file):

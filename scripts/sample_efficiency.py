@@ -155,10 +155,10 @@ class Study:
                 raise ConfigError(
                     f"-k {name} is set by the comparison itself{OWN_SETTINGS[name]}: leave it out"
                 )
+        if not isinstance(load_any_config(self.config, self.overrides), BabyAIConfig):
+            raise ConfigError(f"'{self.config}' has no section rl: it describes no policies")
         for method in methods:
-            config = load_any_config(self.files(method), self.settings(method, 0))
-            if not isinstance(config, BabyAIConfig):
-                raise ConfigError(f"'{self.config}' has no section rl: it describes no policies")
+            load_any_config(self.files(method), self.settings(method, 0))
 
     def keep_settings(self) -> None:
         """Write down what all runs share, or refuse to mix runs of different settings."""

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,41 +9,23 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from pytorch_lightning import Callback, Trainer
 from safetensors.torch import load_file
 
+from helpers.babyai import LEVELS, TINY
 from helpers.command import load_recipe
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
 import mttl.babyai as world
 from envs.local import LocalVectorEnv
+from helpers.interruption import interrupted
 from mttl.analysis.routing_record import read_record
 from mttl.config.build_policy import load_policies
 from mttl.config.load import load_any_config, load_config
 from mttl.errors import CheckpointError, ConfigError, TrainingError
 from mttl.training.play import play_levels
 from mttl.training.run_folder import RunFolder
-from mttl.training.stopping import StopRequested
 
-LEVELS = ["GoToObjS4", "GoToRedBallNoDists"]
-TINY: dict[str, Any] = {
-    "rl": {
-        "levels": LEVELS,
-        "n_slots": 3,
-        "policy": {"n_channels": 8, "memory_size": 8, "instruction_size": 8},
-        "ppo": {"n_steps": 8, "recurrence": 4, "n_epochs": 2, "n_minibatches": 2},
-        "window": 5,
-        "evaluation": {"n_episodes": 4},
-    },
-    "skills": {"kind": "sparse", "n_skills": 3, "sparsity": 0.5},
-    "router": {"kind": "polytropon", "granularity": "model", "relaxed": False},
-    "optim": {
-        **{"kind": "adam", "lr": 1e-3, "router_lr": 1e-2},
-        **{"schedule": "constant", "warmup": 0, "weight_decay": 0.0},
-    },
-    "trainer": {"max_epochs": 4, "gradient_clip_val": 0.5, "accelerator": "cpu", "devices": 1},
-}
 STEPS = 4 * 4  # rollouts × minibatches
 
 
@@ -113,17 +94,6 @@ def test_loaded_policies_play_as_the_trained_ones_did(whole: RunFolder) -> None:
             )
 
 
-class SignalAt(Callback):
-    """Ctrl-C in the middle of a step."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_before_optimizer_step(self, trainer: Trainer, *args: Any) -> None:
-        if trainer.global_step == self.step:
-            signal.raise_signal(signal.SIGINT)
-
-
 @pytest.mark.parametrize(
     "step",
     [0, 2, 3, 9, STEPS - 1],
@@ -133,18 +103,9 @@ def test_a_run_continues_as_if_it_had_never_stopped(
     config: Path, whole: RunFolder, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     """Bit for bit: environments, memories, the rollout and random numbers all go on."""
-    build = world.build_policy_trainer
-
-    def with_signal(*args: Any, **kwargs: Any) -> Trainer:
-        trainer = build(*args, **kwargs)
-        trainer.callbacks.insert(0, SignalAt(step))  # type: ignore[attr-defined]
-        return trainer
-
     name = f"stopped-{step}"
-    with monkeypatch.context() as patch:
-        patch.setattr(world, "build_policy_trainer", with_signal)
-        with pytest.raises(StopRequested, match="the state was saved, continue with --resume"):
-            train(config, name)
+    with interrupted(step, monkeypatch):
+        train(config, name)
     resumed = train(config, name, resume=True)
     assert resumed.metrics.read_text() == whole.metrics.read_text()
     assert resumed.results.read_text() == whole.results.read_text()
@@ -222,8 +183,8 @@ def test_a_resumed_run_must_keep_its_levels(config: Path, whole: RunFolder) -> N
 def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(StopRequested):
-        _interrupted(config, "broken", monkeypatch, step=9)
+    with interrupted(9, monkeypatch):
+        train(config, "broken")
     run = RunFolder(config.parent / "runs" / "broken")
     kept = run.last.read_bytes()
     real = world.BabyAIModule.training_step
@@ -256,16 +217,3 @@ def test_an_environment_that_raises_ends_the_run_clearly(
     monkeypatch.setattr(LocalVectorEnv, "reset", reset)
     with pytest.raises(TrainingError, match=r"level 'GoToObjS4', slot 1.*out of cheese.*--resume"):
         train(config, "raises")
-
-
-def _interrupted(config: Path, name: str, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    build = world.build_policy_trainer
-
-    def with_signal(*args: Any, **kwargs: Any) -> Trainer:
-        trainer = build(*args, **kwargs)
-        trainer.callbacks.insert(0, SignalAt(step))  # type: ignore[attr-defined]
-        return trainer
-
-    with monkeypatch.context() as patch:
-        patch.setattr(world, "build_policy_trainer", with_signal)
-        train(config, name)

@@ -189,6 +189,8 @@ class Player:
         """
         state: dict[str, Any] = {"log": self.log.state_dict()}
         state["generator"] = self.generator.get_state()
+        if self.seen is None:  # they have not begun
+            return state
         try:
             state["environments"] = self.environments.state()
         except NotImplementedError:
@@ -327,5 +329,18 @@ class RolloutDataModule(pl.LightningDataModule):
         return self.loader.state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there."""
-        self.loader.load_state(state_dict)
+        """Go on from there.
+
+        A checkpoint holds the state of the first process; the others keep its counts and begin new
+        episodes, since the same ones would be played by all.
+        """
+        if self.trainer is not None and self.trainer.global_rank > 0:
+            self.loader.player.log.load_state_dict(state_dict["player"]["log"])
+        else:
+            self.loader.load_state(state_dict)
+
+    def transfer_batch_to_device(
+        self, batch: Sequences, device: torch.device, dataloader_idx: int
+    ) -> Sequences:
+        """Return the batch: rollouts are made where the policy is."""
+        return batch
