@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mttl.adaptation import Adaptation
+from mttl.analysis.libraries import check_libraries
 from mttl.command import exit_with, make_console
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import load_any_config
@@ -84,7 +85,8 @@ def adapt_policies(config: BabyAIConfig, options: argparse.Namespace) -> int:
             raise ConfigError(f"--{name} is for text-to-text tasks: leave it out")
     if options.shard.n_shards != 1:
         raise ConfigError("--shard is for text-to-text tasks: leave it out")
-    from mttl.babyai_adaptation import adapt_babyai, level_table  # needs the extra `babyai`
+    check_libraries("gymnasium", "minigrid", "numba", extra="babyai")
+    from mttl.babyai_adaptation import adapt_babyai, level_table
 
     results = adapt_babyai(
         config,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 
+from mttl.analysis.libraries import check_libraries
 from mttl.checkpoint import save_inventory
 from mttl.command import exit_with, make_console
 from mttl.config.babyai_schema import BabyAIConfig
@@ -46,7 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
     overrides = [text for group in options.override for text in group]
     config = load_any_config(options.config, overrides)
     if isinstance(config, BabyAIConfig):
-        from mttl.babyai import train_babyai  # needs the extra `babyai`
+        check_libraries("gymnasium", "minigrid", "numba", extra="babyai")
+        from mttl.babyai import train_babyai
 
         train_babyai(config, resume=options.resume)
         return 0

@@ -1,8 +1,13 @@
 """Train the policies of many BabyAI levels: what `pl_train.py` does with a section ``rl``."""
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytorch_lightning as pl
+from pytorch_lightning.callbacks import Callback
+from rich.console import Console
 
 from envs.errors import LevelError, SimulationError
 from envs.vector import check_levels, make_vector_env
@@ -18,15 +23,25 @@ from mttl.config.build_policy import (
 )
 from mttl.config.load import dump_config
 from mttl.config.trainer import build_policy_trainer
+from mttl.data.demonstration_loader import DemonstrationDataModule
+from mttl.data.demonstrations import read_demonstrations
 from mttl.data.rollouts import Player, RolloutDataModule, RolloutLoader
 from mttl.errors import ConfigError, TrainingError
 from mttl.files import write_text
 from mttl.rl.episode_log import EpisodeLog
+from mttl.skills.compose import ComposedModel
 from mttl.training.babyai import BabyAIModule
+from mttl.training.episode_monitor import EpisodeMonitor
 from mttl.training.evaluate import Result, write_results
+from mttl.training.imitation import ImitationModule
+from mttl.training.imitation_monitor import ImitationMonitor
 from mttl.training.play import episode_results, episode_table, play_levels
+from mttl.training.policies import PolicyModule
 from mttl.training.report import composition_table, write_routing
 from mttl.training.run_folder import RunFolder, step_to_start_from
+
+ROLLOUTS_BETWEEN_CHECKPOINTS = 10
+BATCHES_BETWEEN_CHECKPOINTS = 200  # of demonstrations
 
 
 def train_babyai(config: BabyAIConfig, *, resume: bool = False) -> list[Result]:
@@ -45,7 +60,7 @@ def train_babyai(config: BabyAIConfig, *, resume: bool = False) -> list[Result]:
     """
     try:
         return _train(config, resume)
-    except LevelError as error:
+    except (LevelError, ImportError) as error:  # or envpool is not installed
         raise ConfigError(f"section rl: {error}") from error
     except SimulationError as error:
         raise TrainingError(
@@ -55,63 +70,148 @@ def train_babyai(config: BabyAIConfig, *, resume: bool = False) -> list[Result]:
 
 def _train(config: BabyAIConfig, resume: bool) -> list[Result]:
     pl.seed_everything(config.run.seed, verbose=False)
-    console = make_console()
-    rl, seed = config.rl, config.run.seed
-    levels = check_levels(rl.levels)
+    levels = check_levels(config.rl.levels)
     model = build_policies(config, levels)
+    learning = learning_of(config, model, levels)
     folder = RunFolder(Path(config.run.dir) / config.run.name)
     text = dump_config(config)
-    step = step_to_start_from(folder, text, resume=resume)
-    module = BabyAIModule(model, levels, build_optimization(config.optim), loss_weights(rl.ppo))
-    log = EpisodeLog(levels, rl.window)
-    trainer = build_policy_trainer(config, folder, log, model.inventory.groups, resumed_step=step)
+    trainer = build_policy_trainer(
+        config,
+        folder,
+        levels,
+        model.inventory.groups,
+        learning.monitor,
+        every_n_steps=learning.every_n_steps,
+        resumed_step=step_to_start_from(folder, text, resume=resume),
+    )
+    # Nothing is written before all of that is known to fit.
     if trainer.is_global_zero:
         write_text(folder.config, text)
-        console.print(composition_table(model, levels))
-    environments = make_vector_env(
-        levels,
-        rl.n_slots,
-        seed=seed,
-        backend=rl.backend,
-        n_workers=rl.n_workers,
-        first_slot=trainer.global_rank * rl.n_slots,
-    )
-    player_seed = seed + trainer.global_rank
-    loader = RolloutLoader(
-        Player(model, environments, log, seed=player_seed),
-        rollout_settings(rl.ppo),
-        seed=player_seed,
-    )
-    try:
-        data = RolloutDataModule(loader)
+        make_console().print(composition_table(model, levels))
+    with learning.open_data(trainer.global_rank) as data:
         trainer.fit(
-            module, datamodule=data, ckpt_path=folder.last if resume else None, weights_only=False
+            learning.module,
+            datamodule=data,
+            ckpt_path=folder.last if resume else None,
+            weights_only=False,
         )
-    finally:
-        environments.close()
+    # The same episodes would be played by all.
+    return _finish(config, model, levels, folder) if trainer.is_global_zero else []
 
-    results: list[Result] = []
-    if trainer.is_global_zero:  # the same episodes would be played by all
-        for choose in rl.evaluation.choose:
-            episodes = play_levels(
-                model,
-                levels,
-                n_episodes=rl.evaluation.n_episodes,
-                seed=rl.evaluation.seed,
-                choose=choose,
-            )
-            results += episode_results(episodes, levels, choose, seed)
-        write_results(folder.results, results)
-        save_inventory(
-            folder.skills,
-            model,
+
+@dataclass(frozen=True)
+class Learning:
+    """How policies learn.
+
+    Attributes:
+        module: Turns batches into losses.
+        monitor: Says how well it goes.
+        every_n_steps: Steps between two checkpoints.
+        open_data: Gives the batches of a process, by its number, while it is open.
+    """
+
+    module: PolicyModule
+    monitor: Callback
+    every_n_steps: int
+    open_data: Callable[[int], AbstractContextManager[pl.LightningDataModule]]
+
+
+def learning_of(config: BabyAIConfig, model: ComposedModel, levels: Sequence[str]) -> Learning:
+    """Return how the policies of some levels learn: from demonstrations if given, or by playing.
+
+    Args:
+        config: Its sections rl and optim are read, and the seed.
+        model: The policies; task t plays level t.
+        levels: Their names.
+
+    Raises:
+        ConfigError: If demonstrations are missing or damaged.
+    """
+    learn = _from_demonstrations if config.rl.demonstrations else _from_rollouts
+    return learn(config, model, levels)
+
+
+def _from_rollouts(config: BabyAIConfig, model: ComposedModel, levels: Sequence[str]) -> Learning:
+    rl = config.rl
+    log = EpisodeLog(levels, rl.window)
+
+    @contextmanager
+    def open_data(rank: int) -> Iterator[RolloutDataModule]:
+        environments = make_vector_env(
             levels,
-            backbone_name="BabyAI policy",
-            # Where it is frozen it is random, and random weights come from nowhere else.
-            backbone_trained=True,
-            settings=policy_settings(config),
+            rl.n_slots,
+            seed=config.run.seed,
+            backend=rl.backend,
+            n_workers=rl.n_workers,
+            first_slot=rank * rl.n_slots,
         )
-        write_routing(folder.plots / "routing.npz", model.router, model.inventory.groups, levels)
-        console.print(episode_table(results))
-        console.print(f"The run is in {folder.path}", highlight=False)
+        seed = config.run.seed + rank
+        player = Player(model, environments, log, seed=seed)
+        try:
+            yield RolloutDataModule(RolloutLoader(player, rollout_settings(rl.ppo), seed=seed))
+        finally:
+            environments.close()
+
+    return Learning(
+        BabyAIModule(model, levels, build_optimization(config.optim), loss_weights(rl.ppo)),
+        EpisodeMonitor(
+            log,
+            success_rate=rl.success_rate,
+            stop_when_solved=rl.stop_when_solved,
+            console=Console(stderr=True),
+        ),
+        ROLLOUTS_BETWEEN_CHECKPOINTS * rl.ppo.n_epochs * rl.ppo.n_minibatches,
+        open_data,
+    )
+
+
+def _from_demonstrations(
+    config: BabyAIConfig, model: ComposedModel, levels: Sequence[str]
+) -> Learning:
+    rl = config.rl
+    assert rl.demonstrations is not None
+    data = DemonstrationDataModule(
+        read_demonstrations(rl.demonstrations, levels),
+        rl.imitation.batch_size,
+        seed=config.run.seed,
+    )
+    module = ImitationModule(
+        model,
+        levels,
+        build_optimization(config.optim),
+        recurrence=rl.ppo.recurrence,
+        entropy_coef=rl.imitation.entropy_coef,
+    )
+    return Learning(
+        module,
+        ImitationMonitor(Console(stderr=True)),
+        BATCHES_BETWEEN_CHECKPOINTS,
+        lambda rank: nullcontext(data),
+    )
+
+
+def _finish(
+    config: BabyAIConfig, model: ComposedModel, levels: Sequence[str], folder: RunFolder
+) -> list[Result]:
+    """Evaluate and save."""
+    evaluation, console = config.rl.evaluation, make_console()
+    results: list[Result] = []
+    for choose in evaluation.choose:
+        episodes = play_levels(
+            model, levels, n_episodes=evaluation.n_episodes, seed=evaluation.seed, choose=choose
+        )
+        results += episode_results(episodes, levels, choose, config.run.seed)
+    write_results(folder.results, results)
+    save_inventory(
+        folder.skills,
+        model,
+        levels,
+        backbone_name="BabyAI policy",
+        # Where it is frozen it is random, and random weights come from nowhere else.
+        backbone_trained=True,
+        settings=policy_settings(config),
+    )
+    write_routing(folder.plots / "routing.npz", model.router, model.inventory.groups, levels)
+    console.print(episode_table(results))
+    console.print(f"The run is in {folder.path}", highlight=False)
     return results

@@ -3,7 +3,7 @@
 import copy
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,26 +12,17 @@ from rich.console import Console
 from rich.table import Table
 
 from envs.errors import LevelError, SimulationError
-from envs.vector import check_levels, make_vector_env
+from envs.vector import check_levels
+from mttl.babyai import learning_of
 from mttl.checkpoint import read_inventory
 from mttl.config.babyai_schema import BabyAIConfig
-from mttl.config.build import build_optimization
-from mttl.config.build_policy import (
-    fresh_policies,
-    load_policies,
-    loss_weights,
-    rollout_settings,
-)
+from mttl.config.build_policy import fresh_policies, load_policies
 from mttl.config.load import dump_config
-from mttl.data.rollouts import Player, RolloutDataModule, RolloutLoader
 from mttl.errors import ConfigError, TaskError, TrainingError
 from mttl.files import append_line, locked
-from mttl.rl.episode_log import EpisodeLog
 from mttl.rl.learning_curve import episodes_to
 from mttl.skills.compose import ComposedModel
 from mttl.training.adapt_policies import adapt_policies
-from mttl.training.babyai import BabyAIModule
-from mttl.training.episode_monitor import EpisodeMonitor
 from mttl.training.few_shot_results import check_folder, inventory_digest
 from mttl.training.metrics_file import MetricsFile
 from mttl.training.play import play_levels
@@ -203,11 +194,10 @@ def _run_job(
     else:
         model = adapt_policies(copy.deepcopy(trained), settings.mode, init=settings.init)
     model.train()
-    log = EpisodeLog([level], rl.window)
     n_trained = sum(value.numel() for value in model.parameters() if value.requires_grad)
     rows = MetricsFile(curve)
     if n_trained:
-        _learn(config, model, level, seed, log, rows, status)
+        _learn(config, model, level, seed, rows, status)
     scores = {}
     for choose in ("greedy", "sampled"):
         evaluation = rl.evaluation
@@ -216,11 +206,12 @@ def _run_job(
         )
         scores[choose] = float(episodes.success.mean())
         scores[f"{choose}_steps"] = float(episodes.steps.mean())
+    played = [row for row in rows.rows.values() if "episodes" in row]
     return LevelResult(
         **{"level": level, "seed": seed, "mode": settings.mode},
         **scores,
-        episodes=int(log.episodes.sum()),
-        frames=int(log.frames.sum()),
+        episodes=int(played[-1]["episodes"]) if played else 0,
+        frames=int(played[-1]["frames"]) if played else 0,
         solved_after=_solved_after(rows, level, rl.success_rate),
         n_trained=n_trained,
     )
@@ -231,47 +222,36 @@ def _learn(
     model: ComposedModel,
     level: str,
     seed: int,
-    log: EpisodeLog,
     rows: MetricsFile,
     status: Console,
 ) -> None:
-    rl, settings = config.rl, config.adapt
-    optimization = replace(
-        build_optimization(config.optim),
-        lr=settings.lr,
-        router_lr=settings.router_lr,
-        backbone_lr=settings.lr,
-        schedule="constant",
+    """Learn as in training, with the rates of adaptation, from rollouts or demonstrations."""
+    settings, section = config.adapt, config.trainer
+    rates = {
+        **{"lr": settings.lr, "router_lr": settings.router_lr, "backbone_lr": settings.lr},
+        **{"schedule": "constant", "warmup": 0.0},
+    }
+    own = config.model_copy(
+        update={
+            "run": config.run.model_copy(update={"seed": seed}),
+            "optim": config.optim.model_copy(update=rates),
+        }
     )
-    module = BabyAIModule(model, [level], optimization, loss_weights(rl.ppo))
-    environments = make_vector_env(
-        [level], rl.n_slots, seed=seed, backend=rl.backend, n_workers=rl.n_workers
-    )
-    loader = RolloutLoader(
-        Player(model, environments, log, seed=seed), rollout_settings(rl.ppo), seed=seed
-    )
-    monitor = EpisodeMonitor(
-        log,
-        success_rate=rl.success_rate,
-        stop_when_solved=rl.stop_when_solved,
-        console=status,
-    )
+    learning = learning_of(own, model, [level])
     trainer = pl.Trainer(
         max_epochs=settings.n_updates,
-        accelerator=config.trainer.accelerator,
+        accelerator=section.accelerator,
         devices=1,
-        precision=config.trainer.precision,
-        gradient_clip_val=config.trainer.gradient_clip_val,
-        callbacks=[TrainingProgress(status), monitor],
+        precision=section.precision,
+        gradient_clip_val=section.gradient_clip_val,
+        callbacks=[TrainingProgress(status), learning.monitor],
         logger=rows,
         enable_checkpointing=False,
         enable_model_summary=False,
         use_distributed_sampler=False,
     )
-    try:
-        trainer.fit(module, datamodule=RolloutDataModule(loader))
-    finally:
-        environments.close()
+    with learning.open_data(0) as data:
+        trainer.fit(learning.module, datamodule=data)
     if trainer.interrupted:
         raise KeyboardInterrupt
 

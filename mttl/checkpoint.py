@@ -184,8 +184,8 @@ def load_into(model: Model, saved: SavedInventory) -> None:
 def count_saved(path: Path) -> int:
     """Return the number of parameters in a safetensors file, from its header alone.
 
-    Single numbers are settings, such as a temperature, and whole numbers are places, such as those of
-    sparse skills; neither are counted.
+    Single numbers are settings, such as a temperature, and whole numbers are places, such as those
+    of sparse skills; neither are counted.
     """
     with path.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))

@@ -8,11 +8,13 @@ import pytest
 import torch
 import yaml
 
-from helpers.command import ROOT, load_recipe
+from helpers.command import ROOT, column, load_recipe
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
 import mttl.babyai_adaptation as adaptation
+from envs.demonstration_file import save_demonstrations
+from envs.demonstrations import record_demonstrations
 from mttl.config.build_policy import fresh_policies, load_policies
 from mttl.errors import CheckpointError, ConfigError, TaskError
 from mttl.training.adapt import TRAINED_ROLES, AdaptMode
@@ -145,6 +147,19 @@ def test_results_are_tied_to_settings(run: Path) -> None:
     assert (row["n_trained"], row["episodes"], row["solved_after"]) == (0, 0, None)
     with pytest.raises(ConfigError, match=r"made with other settings: adapt\.lr"):
         finetune(run, "--out", out, *quick, "adapt.lr=0.5")
+
+
+def test_adaptation_by_imitation(run: Path) -> None:
+    """The loss of the last pass is below that of the first; nothing is played to learn."""
+    record = run.parent / "bot.npz"
+    save_demonstrations(record_demonstrations(["GoToObj"], 12), record)
+    out = run.parent / "imitated"
+    quick = ["adapt.seeds=[1]", "adapt.n_updates=8", "adapt.lr=1e-2"]
+    finetune(run, "--out", str(out), "-k", f"rl.demonstrations={record}", *quick)
+    row = json.loads((out / "results.jsonl").read_text())
+    assert (row["episodes"], row["solved_after"]) == (0, None)
+    losses = list(column(out / "curves" / "GoToObj-1.csv", "train/cross_entropy").values())
+    assert losses[-1] < losses[0]
 
 
 def test_a_fixed_router_has_nothing_to_train(run: Path) -> None:

@@ -1,28 +1,27 @@
 """`pl_train.py` with a section rl: what a run leaves behind, stops, resumes, and mistakes."""
 
 import csv
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
 
 from helpers.babyai import LEVELS, TINY
-from helpers.command import load_recipe
+from helpers.command import ROOT, load_recipe
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
 import mttl.babyai as world
 from envs.local import LocalVectorEnv
-from helpers.interruption import interrupted
+from helpers.interruption import assert_same_run, interrupted
 from mttl.analysis.routing_record import read_record
 from mttl.config.build_policy import load_policies
 from mttl.config.load import load_any_config, load_config
-from mttl.errors import CheckpointError, ConfigError, TrainingError
+from mttl.errors import CheckpointError, ConfigError, MttlError, TrainingError
 from mttl.training.play import play_levels
 from mttl.training.run_folder import RunFolder
 
@@ -106,15 +105,7 @@ def test_a_run_continues_as_if_it_had_never_stopped(
     name = f"stopped-{step}"
     with interrupted(step, monkeypatch):
         train(config, name)
-    resumed = train(config, name, resume=True)
-    assert resumed.metrics.read_text() == whole.metrics.read_text()
-    assert resumed.results.read_text() == whole.results.read_text()
-    for part in ("skills", "router", "backbone"):
-        first, second = (load_file(run.skills / f"{part}.safetensors") for run in (resumed, whole))
-        assert all(torch.equal(value, second[key]) for key, value in first.items())
-    ours, theirs = (np.load(run.plots / "routing_history.npz") for run in (resumed, whole))
-    assert ours["steps"].tolist() == theirs["steps"].tolist()
-    np.testing.assert_array_equal(ours["weights"], theirs["weights"])
+    assert_same_run(train(config, name, resume=True), whole)
 
 
 @pytest.mark.parametrize("method", ["polytropon_ibp", "dense", "shared", "private", "expert"])
@@ -145,6 +136,7 @@ def test_training_ends_when_every_level_is_solved(config: Path) -> None:
         (["rl.ppo.recurrence=3"], r"n_steps \(8\) must be a multiple of recurrence \(3\)"),
         (["rl.ppo.n_minibatches=5"], r"ppo.n_minibatches \(5\) must divide the 6 sequences"),
         (["rl.backend=envpool", "rl.n_workers=1"], "n_workers must be 0 with backend 'envpool'"),
+        (["rl.n_workers=4"], r"n_workers \(4\) must not exceed n_slots \(3\)"),
         (["rl.slots=3"], "rl.slots: section 'rl' has no 'slots'. Did you mean 'n_slots'"),
         (["router.granularity=block"], r"router.granularity \(block\) must be model or layer"),
         (["optim.label_smoothing=0.1"], "optim.label_smoothing must be 0"),
@@ -160,6 +152,20 @@ def test_mistakes_are_explained(config: Path, overrides: list[str], message: str
     with pytest.raises(ConfigError, match=message):
         train(config, "mistake", *overrides)
     assert not (config.parent / "runs" / "mistake").exists()
+
+
+@pytest.mark.parametrize("recipe", ["pl_train.py", "pl_finetune.py"])
+def test_a_missing_extra_is_named(
+    config: Path, whole: RunFolder, monkeypatch: pytest.MonkeyPatch, recipe: str
+) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "minigrid" else real(name)
+    )
+    given = ["-c", str(config)] + ["--from", str(whole.path)] * (recipe == "pl_finetune.py")
+    message = r"minigrid must be installed: pip install 'mttl\[babyai\]'"
+    with pytest.raises(MttlError, match=message):
+        load_recipe(ROOT / recipe).main(given)
 
 
 def test_commands_for_text_refuse_a_policy(config: Path) -> None:

@@ -1,19 +1,20 @@
-"""The libraries that draw are optional: see that they are there before work begins."""
+"""Some libraries are optional: see that they are there before work begins."""
 
 import importlib.util
 
 from mttl.errors import MttlError
 
 
-def check_libraries(*names: str) -> None:
-    """See that libraries of the extra ``plots`` are installed.
+def check_libraries(*names: str, extra: str = "plots") -> None:
+    """See that libraries of an extra are installed.
 
     Args:
         names: Names to import.
+        extra: That brings them.
 
     Raises:
         MttlError: If one is missing; the message says how to get it.
     """
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
-        raise MttlError(f"{', '.join(missing)} must be installed: pip install 'mttl[plots]'")
+        raise MttlError(f"{', '.join(missing)} must be installed: pip install 'mttl[{extra}]'")

@@ -71,6 +71,15 @@ class Ppo(Section):
         return self
 
 
+class Imitation(Section):
+    """Behaviour cloning of demonstrations; gradients flow back `ppo.recurrence` steps here too."""
+
+    batch_size: PositiveInt = 16
+    """Demonstrations of every level in a batch, in every process."""
+    entropy_coef: NonNegative = 0.01
+    """Weight of the entropy."""
+
+
 class Evaluation(Section):
     """Fixed episodes of every level, the same for all runs."""
 
@@ -100,7 +109,9 @@ class Rl(Section):
     ppo: Ppo = Ppo()
     """How to learn from rewards."""
     demonstrations: str | None = None
-    """Learn by imitation, from this file of `scripts/record_demonstrations.py`, instead."""
+    """Learn from this file of `scripts/record_demonstrations.py` instead, without environments."""
+    imitation: Imitation = Imitation()
+    """How to learn from demonstrations."""
     success_rate: Annotated[float, Field(gt=0, le=1)] = 0.99
     """A level is solved when this part of its last episodes succeeded."""
     window: PositiveInt = 100
@@ -127,6 +138,16 @@ class Rl(Section):
             )
         if self.backend == "envpool" and self.n_workers:
             raise ValueError("n_workers must be 0 with backend 'envpool', which has threads")
+        if self.n_workers > self.n_slots:
+            raise ValueError(
+                f"n_workers ({self.n_workers}) must not exceed n_slots ({self.n_slots}): every "
+                "process steps slots of all levels"
+            )
+        if self.demonstrations is not None and self.stop_when_solved:
+            raise ValueError(
+                "stop_when_solved must be false with demonstrations: no episodes are played in "
+                "training"
+            )
         return self
 
 
@@ -199,7 +220,7 @@ class BabyAIConfig(Section):
     adapt: PolicyAdapt = PolicyAdapt()
     """Adaptation to new levels."""
     trainer: Trainer
-    """The training loop; an epoch is a rollout."""
+    """The training loop; an epoch is a rollout, or a pass over the demonstrations."""
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -220,7 +241,10 @@ class BabyAIConfig(Section):
         if self.optim.label_smoothing:
             problems.append("optim.label_smoothing must be 0: a policy has no labels")
         if self.trainer.max_epochs in (None, -1):
-            problems.append("trainer.max_epochs must say how many rollouts to learn from")
+            problems.append(
+                "trainer.max_epochs must say how many rollouts to learn from, or how often to go "
+                "through the demonstrations"
+            )
         unused: dict[str, Any] = {
             "val_check_interval": None,
             "check_val_every_n_epoch": 1,

@@ -5,23 +5,18 @@ from collections.abc import Sequence
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
-from rich.console import Console
 
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.build import Built
 from mttl.config.schema import Config, Router
 from mttl.config.schema import Trainer as TrainerSection
 from mttl.errors import ConfigError
-from mttl.rl.episode_log import EpisodeLog
 from mttl.training.annealing import TemperatureAnnealing
-from mttl.training.episode_monitor import EpisodeMonitor
 from mttl.training.metrics_file import MetricsFile
 from mttl.training.progress import TrainingProgress
 from mttl.training.routing_monitor import RoutingMonitor
 from mttl.training.run_folder import RunFolder
 from mttl.training.stopping import GracefulStop, SaveLast
-
-ROLLOUTS_BETWEEN_CHECKPOINTS = 10
 
 
 def build_trainer(
@@ -46,40 +41,32 @@ def build_trainer(
 def build_policy_trainer(
     config: BabyAIConfig,
     folder: RunFolder,
-    log: EpisodeLog,
+    levels: Sequence[str],
     groups: Sequence[str],
+    monitor: Callback,
     *,
+    every_n_steps: int,
     resumed_step: int = 0,
 ) -> Trainer:
     """Return a trainer with the callbacks and loggers of a run with policies.
 
     Args:
-        config: The configuration; its sections trainer, rl, router and run are read.
+        config: The configuration; its sections trainer, router and run are read.
         folder: Where the run writes.
-        log: Counts the episodes of this process.
+        levels: Their names.
         groups: Names of the routed groups.
+        monitor: Says how well the policies do.
+        every_n_steps: Steps between two checkpoints, and between two records of the routing.
         resumed_step: The step that a resumed run continues from.
 
     Raises:
         ConfigError: If Lightning refuses a setting, or a logger is not installed.
     """
-    ppo = config.rl.ppo
-    per_rollout = ppo.n_epochs * ppo.n_minibatches
-    last = SaveLast(folder.last, every_n_steps=ROLLOUTS_BETWEEN_CHECKPOINTS * per_rollout)
+    last = SaveLast(folder.last, every_n_steps)
     callbacks: list[Callback] = [
         TrainingProgress(),
-        RoutingMonitor(
-            folder.plots,
-            tuple(groups),
-            log.levels,
-            every_n_steps=ROLLOUTS_BETWEEN_CHECKPOINTS * per_rollout,
-        ),
-        EpisodeMonitor(
-            log,
-            success_rate=config.rl.success_rate,
-            stop_when_solved=config.rl.stop_when_solved,
-            console=Console(stderr=True),
-        ),
+        RoutingMonitor(folder.plots, tuple(groups), tuple(levels), every_n_steps),
+        monitor,
         *_annealing(config.router),
         last,
         GracefulStop(last),

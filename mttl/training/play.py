@@ -5,10 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from rich.table import Table
+from torch import Tensor, nn
 
-from envs.episodes import Episodes, run_episodes
+from envs.episodes import Episodes, episode_seed, run_episodes
 from envs.vector import Observation, make_vector_env
 from mttl.data.rollouts import Acting, sample_actions
+from mttl.rl.missions import without_padding
 from mttl.skills.compose import ComposedModel
 from mttl.training.evaluate import Result
 
@@ -38,8 +40,7 @@ def play_levels(
     Raises:
         ValueError: If ``choose`` is neither.
     """
-    if choose not in ("greedy", "sampled"):
-        raise ValueError(f"choose ('{choose}') must be 'greedy' or 'sampled'")
+    _check_choice(choose)
     n_slots = min(N_SLOTS, n_episodes)
     environments = make_vector_env(levels, n_slots, seed=seed, evaluation=True)
     training = model.training
@@ -49,8 +50,7 @@ def play_levels(
 
     def act(seen: Observation, begins: np.ndarray, alive: np.ndarray) -> np.ndarray:
         logits, _ = acting(seen, begins)
-        chosen = logits.argmax(-1) if choose == "greedy" else sample_actions(logits, generator)
-        return chosen.cpu().numpy()
+        return _chosen(logits, choose, generator).cpu().numpy()
 
     try:
         with torch.no_grad():
@@ -58,6 +58,61 @@ def play_levels(
     finally:
         environments.close()
         model.train(training)
+
+
+@torch.no_grad()
+def play_episode(
+    policy: nn.Module, level: str, episode: int, *, seed: int, choose: str
+) -> tuple[list[int], bool]:
+    """Play one of the episodes that `play_levels` plays.
+
+    Args:
+        policy: Of one level alone; see `mttl.skills.compose.ComposedModel.task_module`.
+        level: The name of that level.
+        episode: Number of the episode.
+        seed: Of the episodes, and of sampled actions, which are not those of `play_levels`.
+        choose: As for `play_levels`.
+
+    Returns:
+        The actions, and whether they fulfilled the mission.
+
+    Raises:
+        ValueError: If ``choose`` is neither ``"greedy"`` nor ``"sampled"``.
+    """
+    _check_choice(choose)
+    environment = make_vector_env([level], 1, seed=seed, evaluation=True, first_slot=episode)
+    generator = torch.Generator().manual_seed(episode_seed(seed, level, episode))
+    device = next(policy.parameters()).device
+    memory = torch.zeros(1, 2 * policy.memory_size, device=device)  # type: ignore[operator]
+    index = torch.zeros(1, 1, dtype=torch.long, device=device)
+    actions: list[int] = []
+    try:
+        seen = environment.reset()
+        while True:
+            logits, _, memory = policy(
+                torch.from_numpy(seen.image).to(device),
+                without_padding(torch.from_numpy(seen.mission[0])).to(device),
+                index,
+                memory,
+                torch.zeros_like(index, dtype=torch.bool),  # it begins with an empty memory
+            )
+            action = _chosen(logits[0], choose, generator)  # (1,)
+            actions.append(int(action))
+            change = environment.step(action.cpu().numpy()[None])
+            if (change.terminated | change.truncated).item():
+                return actions, bool(change.terminated.item() and change.reward.item() > 0)
+            seen = change.observation
+    finally:
+        environment.close()
+
+
+def _check_choice(choose: str) -> None:
+    if choose not in ("greedy", "sampled"):
+        raise ValueError(f"choose ('{choose}') must be 'greedy' or 'sampled'")
+
+
+def _chosen(logits: Tensor, choose: str, generator: torch.Generator) -> Tensor:
+    return logits.argmax(-1) if choose == "greedy" else sample_actions(logits, generator)
 
 
 def episode_results(

@@ -7,15 +7,23 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
 
-from mttl.data.loader import ResumableLoader
-from mttl.data.rollouts import RolloutLoader
-
 logger = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class KnowsItsPosition(Protocol):
+    """A loader that can continue anywhere, as `mttl.data.loader.ResumableLoader`.
+
+    Attributes:
+        before_batch: Called before each batch is handed out, and after the last.
+    """
+
+    before_batch: Callable[[], None] | None
 
 
 class SaveLast(Checkpoint):
@@ -102,10 +110,10 @@ class GracefulStop(Checkpoint):
         self._first_step = trainer.global_step
         self._listen(self._ask)
         loader = trainer.train_dataloader
-        if not isinstance(loader, ResumableLoader | RolloutLoader):
+        if not isinstance(loader, KnowsItsPosition):
             raise TypeError(
-                f"the training loader is a {type(loader).__name__}; only a ResumableLoader or a "
-                "RolloutLoader knows where to continue"
+                f"the training loader is a {type(loader).__name__}; only a ResumableLoader, or "
+                "another with `before_batch`, knows where to continue"
             )
         # Not at the end of a step: its validation and its metrics would be lost.
         loader.before_batch = partial(self._leave_if_asked, trainer)

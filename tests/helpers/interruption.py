@@ -1,14 +1,18 @@
-"""Ctrl-C at a chosen step of a run with policies."""
+"""Ctrl-C at a chosen step of a run with policies, and whether it mattered."""
 
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from pytorch_lightning import Callback, Trainer
+from safetensors.torch import load_file
 
 import mttl.babyai as world
+from mttl.training.run_folder import RunFolder
 from mttl.training.stopping import StopRequested
 
 
@@ -37,3 +41,15 @@ def interrupted(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         patch.setattr(world, "build_policy_trainer", with_signal)
         with pytest.raises(StopRequested, match="the state was saved, continue with --resume"):
             yield
+
+
+def assert_same_run(resumed: RunFolder, whole: RunFolder) -> None:
+    """Check that a run that was interrupted ended bit for bit as one that was not."""
+    assert resumed.metrics.read_text() == whole.metrics.read_text()
+    assert resumed.results.read_text() == whole.results.read_text()
+    for part in ("skills", "router", "backbone"):
+        first, second = (load_file(run.skills / f"{part}.safetensors") for run in (resumed, whole))
+        assert all(torch.equal(value, second[key]) for key, value in first.items())
+    ours, theirs = (np.load(run.plots / "routing_history.npz") for run in (resumed, whole))
+    assert ours["steps"].tolist() == theirs["steps"].tolist()
+    np.testing.assert_array_equal(ours["weights"], theirs["weights"])
