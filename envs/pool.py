@@ -17,6 +17,7 @@ References:
     NeurIPS 2022, arXiv:2206.10558.
 """
 
+import importlib
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -209,13 +210,12 @@ _CLOSED = "they are closed; make new ones"
 
 def _import_envpool() -> Any:
     try:
-        import envpool
+        return importlib.import_module("envpool")
     except ImportError as error:
         raise ImportError(
             f"backend 'envpool' needs the package envpool ({error}); install it with "
             "pip install 'mttl[envpool]', or use backend 'minigrid'"
         ) from error
-    return envpool
 
 
 def _n_processors() -> int:
