@@ -70,9 +70,10 @@ class Task:
         input: Template of the input.
         output: Template of the output; a list where `references` is not ``"one"``.
         labels: Names of the labels, in the order of their numbers.
-        references: ``"one"`` right answer, ``"all"`` items of a list, or its ``"distinct"`` items
-            (in order of first appearance).
+        references: ``"one"`` right answer; ``"all"``: each item of a list; ``"distinct"``: the same,
+            where the template drops repeated ones.
         rows: Which records are used, as a condition such as ``{label} is not -1``; None: all.
+        cleaning: Name of a text filter for the whole input, after its template is filled.
         prepare: Name of a function in `mttl.tasks.functions` that the records pass through before
             the templates are filled; None: they are used as they are.
         metric: Name of its metric; see `mttl.tasks.metrics`.
@@ -92,6 +93,7 @@ class Task:
     labels: tuple[str, ...] = ()
     references: References = "one"
     rows: str | None = None
+    cleaning: str | None = None
     prepare: str | None = None
 
     @property
