@@ -1,9 +1,9 @@
-"""Records to lines: which are kept, how they are written, and what is wrong with one that cannot be.
+"""Records to lines: which are kept, how they are written, and what is wrong with one.
 
 A line is a tuple of cells: the input, then every right answer.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import compress, islice
 
@@ -38,9 +38,20 @@ def convert(task: Task, split: str, records: Iterable[Record]) -> Iterator[Line]
         TaskError: If a record cannot be written; it names task, split, row (from 1), field, value
             and what is allowed.
     """
-    write = _writer(task)
+    fill_input, fill_output = _input(task), _output(task)
+
+    def write(chunk: Sequence[Record]) -> list[Line]:
+        answers = fill_output(chunk)
+        return [(text, *cells) for text, cells in zip(fill_input(chunk), answers, strict=True)]
+
     for numbers, chunk in _rows(task, split, records):
         yield from _each(write, numbers, chunk, task, split)
+
+
+def outputs(task: Task, split: str, records: Iterable[Record]) -> Iterator[Line]:
+    """Write the right answers alone; otherwise as `convert`."""
+    for numbers, chunk in _rows(task, split, records):
+        yield from _each(_output(task), numbers, chunk, task, split)
 
 
 def _rows(task: Task, split: str, records: Iterable[Record]) -> Iterator[Rows]:
@@ -54,8 +65,9 @@ def _rows(task: Task, split: str, records: Iterable[Record]) -> Iterator[Rows]:
     def numbered() -> Iterator[tuple[int, Record]]:
         nonlocal last
         for numbers, chunk in kept:
-            for last, record in zip(numbers, chunk, strict=True):
-                yield last, record
+            for row in zip(numbers, chunk, strict=True):
+                last = row[0]
+                yield row
 
     prepared = FUNCTIONS[task.prepare](numbered())
     while True:
@@ -66,9 +78,7 @@ def _rows(task: Task, split: str, records: Iterable[Record]) -> Iterator[Rows]:
         except RecordError as error:
             raise TaskError(f"{_place(task, split, last)}: {error}") from error
         except KeyError as error:
-            raise TaskError(
-                f"{_place(task, split, last)}: the field {error} is missing"
-            ) from error
+            raise TaskError(f"{_place(task, split, last)}: the field {error} is missing") from error
         except (AttributeError, IndexError, TypeError, ValueError) as error:
             raise TaskError(
                 f"{_place(task, split, last)}: the record is malformed for '{task.prepare}' "
@@ -116,37 +126,37 @@ def _condition(task: Task) -> Read:
 
 
 @lru_cache
-def _writer(task: Task) -> Read:
-    """Return a function from records to lines."""
-    fill_input = compile_template(task.input, task.labels)
-    fill_output = compile_template(task.output, task.labels)
-    cleaned = None if task.cleaning is None else TEXT_FILTERS[task.cleaning]
-    outputs = _one if task.references == "one" else _several
-
-    def write(records: Sequence[Record]) -> Column:
-        inputs = texts(fill_input(records))
-        if cleaned is not None:
-            inputs = list(map(cleaned, inputs))
-        return outputs(inputs, fill_output(records))
-
-    return write
+def _input(task: Task) -> Read:
+    """Return a function from records to inputs."""
+    fill = compile_template(task.input, task.labels)
+    if task.cleaning is None:
+        return lambda records: texts(fill(records))
+    cleaned = TEXT_FILTERS[task.cleaning]
+    return lambda records: list(map(cleaned, texts(fill(records))))
 
 
-def _one(inputs: list[str], column: Column) -> list[Line]:
-    if any(isinstance(value, list) for value in column) :
+@lru_cache
+def _output(task: Task) -> Read:
+    """Return a function from records to tuples of right answers."""
+    fill = compile_template(task.output, task.labels)
+    if task.references == "one":
+        return lambda records: list(zip(_single(fill(records))))
+    return lambda records: [_answers(answers) for answers in fill(records)]
+
+
+def _single(column: Column) -> list[str]:
+    if any(isinstance(value, list) for value in column):
         raise RecordError(
-            f"the output is the list {shown(column[0])}; write 'references: all' where each item is "
-            "a right answer, or a filter that makes it one text"
+            f"the output is the list {shown(column[0])}; write 'references: all' where each item "
+            "is a right answer, or a filter that makes it one text"
         )
-    return list(zip(inputs, texts(column), strict=True))
+    return texts(column)
 
 
-def _several(inputs: list[str], column: Column) -> list[Line]:
-    return [(text, *_answers(answers)) for text, answers in zip(inputs, column, strict=True)]
-
-
-def _answers(answers: object) -> list[str]:
+def _answers(answers: object) -> Line:
     """Return right answers; none at all is written as an empty one, as CrossFit does."""
     if not isinstance(answers, list):
-        raise RecordError(f"the output is {shown(answers)}; with 'references: all' it must be a list")
-    return texts(answers) or [""]
+        raise RecordError(
+            f"the output is {shown(answers)}; with 'references: all' it must be a list"
+        )
+    return tuple(texts(answers)) or ("",)

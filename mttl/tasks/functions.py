@@ -40,7 +40,7 @@ def each(function: Callable[[Any], Record | None]) -> Prepare:
 
 
 def acronym(record: Record) -> Record | None:
-    """Find the one acronym and its one long form; tags: 0 B-long, 1 B-short, 2 I-long, 3 I-short."""
+    """Find the one acronym and its long form; tags: 0 B-long, 1 B-short, 2 I-long, 3 I-short."""
     tags = record["labels"]
     if tags.count(0) != 1 or tags.count(1) != 1:
         return None
@@ -110,7 +110,7 @@ def majority_label(record: Record) -> Record | None:
 
 
 def math_options(record: Record) -> Record | None:
-    """Cut ``a ) 38 , b ) 27 , ...`` at every comma; an option with a comma shifts those after it."""
+    """Cut ``a ) 38 , b ) 27 , ...`` at commas; an option with one shifts those after it."""
     pieces = record["options"].split(",")
     if len(pieces) < 5:
         raise RecordError(

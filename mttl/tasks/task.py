@@ -4,6 +4,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["classification", "text-to-text"]
+Metric = Literal[
+    "ACC",
+    "EM",
+    "QA-F1",
+    "Rouge-L",
+    "Classification-F1",
+    "Matthew-Correlation",
+    "Pearson-Correlation",
+]
 References = Literal["one", "all", "distinct"]
 Bound = int | float
 
@@ -70,8 +79,8 @@ class Task:
         input: Template of the input.
         output: Template of the output; a list where `references` is not ``"one"``.
         labels: Names of the labels, in the order of their numbers.
-        references: ``"one"`` right answer; ``"all"``: each item of a list; ``"distinct"``: the same,
-            where the template drops repeated ones.
+        references: ``"one"`` right answer; ``"all"``: each item of a list; ``"distinct"``: of a
+            list whose repeated items the template drops.
         rows: Which records are used, as a condition such as ``{label} is not -1``; None: all.
         cleaning: Name of a text filter for the whole input, after its template is filled.
         prepare: Name of a function in `mttl.tasks.functions` that the records pass through before
@@ -87,7 +96,7 @@ class Task:
     kind: Kind
     input: str
     output: str
-    metric: str
+    metric: Metric
     category: str
     description: str
     labels: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from helpers.command import ROOT, load_recipe
-from mttl.config import yaml12
+from mttl import yaml12
 from mttl.config.load import configs_dir, load_config, resolve_path
 
 FILES = sorted(path.relative_to(configs_dir()).as_posix() for path in configs_dir().rglob("*.yaml"))

@@ -8,7 +8,7 @@ import pytest
 
 from mttl.errors import TaskError
 from mttl.tasks.metrics import METRICS
-from mttl.tasks.table import crossfit_tasks, metric_of
+from mttl.tasks.table import crossfit, metric_of
 
 ROOT = Path(__file__).parents[2]
 SHARED = Path(os.environ.get("MTTL_SHARED", ROOT.parent / "shared"))
@@ -27,7 +27,7 @@ def partition():
 
 
 def test_counts():
-    counts = Counter(task.metric for task in crossfit_tasks().values())
+    counts = Counter(task.metric for task in crossfit().values())
     assert sum(counts.values()) == 160
     assert counts == {
         "Classification-F1": 51,
@@ -49,13 +49,13 @@ def test_random_partition():
         "test": 20,
     }
     listed = [task for tasks in sides.values() for task in tasks]
-    assert set(listed) == set(crossfit_tasks())
+    assert set(listed) == set(crossfit())
     assert len(set(listed)) == 160
 
 
 def test_table_equals_the_facts():
     for row in read("crossfit_tasks.csv"):
-        task = crossfit_tasks()[row["task"]]
+        task = crossfit()[row["task"]]
         assert (task.metric, task.category) == (row["metric"], row["category"])
         assert row["task"] in partition()[row["random_partition"]]
 
