@@ -38,12 +38,7 @@ def convert(task: Task, split: str, records: Iterable[Record]) -> Iterator[Line]
         TaskError: If a record cannot be written; it names task, split, row (from 1), field, value
             and what is allowed.
     """
-    fill_input, fill_output = _input(task), _output(task)
-
-    def write(chunk: Sequence[Record]) -> list[Line]:
-        answers = fill_output(chunk)
-        return [(text, *cells) for text, cells in zip(fill_input(chunk), answers, strict=True)]
-
+    write = _writer(task)
     for numbers, chunk in _rows(task, split, records):
         yield from _each(write, numbers, chunk, task, split)
 
@@ -126,13 +121,22 @@ def _condition(task: Task) -> Read:
 
 
 @lru_cache
-def _input(task: Task) -> Read:
-    """Return a function from records to inputs."""
-    fill = compile_template(task.input, task.labels)
-    if task.cleaning is None:
-        return lambda records: texts(fill(records))
-    cleaned = TEXT_FILTERS[task.cleaning]
-    return lambda records: list(map(cleaned, texts(fill(records))))
+def _writer(task: Task) -> Read:
+    """Return a function from records to lines."""
+    fill_input = compile_template(task.input, task.labels)
+    fill_output = compile_template(task.output, task.labels)
+    clean = TEXT_FILTERS[task.cleaning] if task.cleaning is not None else None
+
+    def write(records: Sequence[Record]) -> list[Line]:
+        inputs = texts(fill_input(records))
+        if clean is not None:
+            inputs = list(map(clean, inputs))
+        column = fill_output(records)
+        if task.references == "one":
+            return list(zip(inputs, _single(column), strict=True))
+        return [(text, *_answers(value)) for text, value in zip(inputs, column, strict=True)]
+
+    return write
 
 
 @lru_cache
@@ -145,7 +149,7 @@ def _output(task: Task) -> Read:
 
 
 def _single(column: Column) -> list[str]:
-    if any(isinstance(value, list) for value in column):
+    if list in set(map(type, column)):
         raise RecordError(
             f"the output is the list {shown(column[0])}; write 'references: all' where each item "
             "is a right answer, or a filter that makes it one text"

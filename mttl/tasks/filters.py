@@ -41,17 +41,18 @@ TEXT_FILTERS: dict[str, Callable[[str], str]] = {
 
 def lettered(items: Sequence[Any]) -> str:
     """Return `` (A) x (B) y``."""
-    return "".join(f" ({letter}) {text}" for letter, text in _letters(items))
+    return "".join([f" ({letter}) {text}" for letter, text in _letters(items)])
 
 
 def tight(items: Sequence[Any]) -> str:
     """Return ``(A)x(B)y``."""
-    return "".join(f"({letter}){text}" for letter, text in _letters(items))
+    return "".join([f"({letter}){text}" for letter, text in _letters(items)])
 
 
 def keyed(choices: Any) -> str:
     """Return `` (a) x (b) y`` with the choices' own labels, from `label` and `text`."""
-    return "".join(f" ({label}) {text}" for label, text in _labelled(choices))
+    labels, texts = _labelled(choices)
+    return "".join([f" ({label}) {text}" for label, text in zip(labels, texts, strict=True)])
 
 
 def distinct(items: Sequence[str]) -> list[str]:
@@ -86,10 +87,10 @@ CHOICE_FILTERS: dict[str, Callable[[Any], Any]] = {"keyed": keyed, "keys": list}
 
 def pick(choices: Any, label: Any) -> Any:
     """Return the text of the choice with a label."""
-    texts = dict(_labelled(choices))
-    if label not in texts:
-        raise RecordError(f"is {shown(label)}; it must be one of {', '.join(map(shown, texts))}")
-    return texts[label]
+    labels, texts = _labelled(choices)
+    if label not in labels:
+        raise RecordError(f"is {shown(label)}; it must be one of {', '.join(map(shown, labels))}")
+    return texts[labels.index(label)]
 
 
 def item_at(items: Sequence[Any], index: Any, start: int = 0) -> Any:
@@ -120,8 +121,8 @@ def _letters(items: Sequence[Any]) -> list[tuple[str, Any]]:
     return list(zip(ascii_uppercase, items, strict=False))
 
 
-def _labelled(choices: Any) -> list[tuple[Any, Any]]:
-    """Return label and text of every choice, from a list of choices or from two lists."""
+def _labelled(choices: Any) -> tuple[list[Any], list[Any]]:
+    """Return the labels and the texts, from a list of choices or from a list for each."""
     if isinstance(choices, Mapping):
-        return list(zip(choices["label"], choices["text"], strict=True))
-    return [(choice["label"], choice["text"]) for choice in choices]
+        return choices["label"], choices["text"]
+    return [choice["label"] for choice in choices], [choice["text"] for choice in choices]
