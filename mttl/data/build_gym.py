@@ -88,6 +88,9 @@ def build_task(
         return Outcome(task.name, "unavailable", str(error))
     except TaskError as error:
         return Outcome(task.name, "failed", str(error))
+    except OSError as error:
+        error.filename = error.filename or str(folder)  # a write does not tell its file
+        raise
     finally:
         if not any(folder.iterdir()):
             folder.rmdir()
@@ -155,7 +158,9 @@ def _write(
     first_test: Path | None = None
     for sample in samples:
         train_name, dev_name, test_name = file_names(task, [sample])
-        for name, indices in zip((train_name, dev_name), few_shot(task, train, pool, sample), strict=True):
+        for name, indices in zip(
+            (train_name, dev_name), few_shot(task, train, pool, sample), strict=True
+        ):
             sums[name] = _write_lines(folder / name, train, indices)
         if first_test is None:
             first_test = folder / test_name
@@ -208,7 +213,9 @@ def _read_record(folder: Path) -> dict[str, Any]:
 
 def _fingerprint(task: Task, raw: Path | None) -> str:
     """Return a short text that is another one whenever the definition or the source is."""
-    files = [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in local_files(task.source, raw)]
+    files = [
+        (str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in local_files(task.source, raw)
+    ]
     task = replace(task, category="", description="")  # they are in no file
     text = repr((task, None if raw is None else str(raw.resolve()), files))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from mttl.data.build_gym import OnRows, Outcome, build_task
+from mttl.data.build_gym import Outcome, build_task
 from mttl.tasks.task import Task
 
 OnEvent = Callable[[str, int], object]
@@ -144,11 +144,8 @@ def _context() -> Any:
 
 def _serve(connection: Connection, one: Callable[..., Outcome]) -> None:
     """Build tasks until the other side hangs up."""
-    import datasets
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent has it too, and decides
     signal.signal(signal.SIGTERM, _leave)
-    datasets.disable_progress_bars()  # they would garble the parent's
     with suppress(EOFError, BrokenPipeError):
         while True:
             task = connection.recv()

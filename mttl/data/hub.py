@@ -5,7 +5,9 @@ Loading scripts no longer run; where a data set is one, the hub's own conversion
 streamed, so that the rest is never loaded.
 """
 
+import errno
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,6 @@ from mttl.data.unavailable import UnavailableError
 from mttl.tasks.task import Source
 
 PARQUET = "refs/convert/parquet"
-_BY_HAND = "; get its records elsewhere and give them with --raw"
 
 
 class TableRecords:
@@ -80,16 +81,20 @@ def hub_records(source: Source, split: str) -> Records:
                 return _load(source, name, PARQUET, split)
             except UnavailableError as error:
                 reasons.append(f"'{name}' is a loading script, which no longer runs, and {error}")
+        except _OutOfReachError as error:  # other names are as far
+            reasons.append(str(error))
+            break
         except UnavailableError as error:
             reasons.append(str(error))
-    raise UnavailableError("; ".join(reasons) + _BY_HAND)
+    page = f"https://huggingface.co/datasets/{names[-1][0]}"
+    raise UnavailableError(f"{'; '.join(reasons)}. By hand: {page}, then --raw")
 
 
 def _load(source: Source, name: str, revision: str | None, split: str) -> Records:
     import datasets
 
     shown = f"{name} on the hub, split {split}"
-    with _Explained(name):
+    with _Explained(name), _no_bars():
         if revision == PARQUET:
             # The conversion lacks a description of its parts: name the files.
             files = {split: f"{source.config or '*'}/{split}/*.parquet"}
@@ -111,10 +116,30 @@ def _small_part(splits: Any, source: Source) -> bool:
 
 
 def _transposed(columns: dict[str, list[Any]]) -> list[Record]:
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return [
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+    ]
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Silence the bars of the library: several processes would write them over each other's."""
+    import datasets
+
+    before = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not before:
+            datasets.enable_progress_bars()
 
 
 class _ScriptOnlyError(UnavailableError):
+    pass
+
+
+class _OutOfReachError(UnavailableError):
     pass
 
 
@@ -128,11 +153,26 @@ class _Explained:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if (full := _full_disk(error)) is not None:
+            raise full
         reason = _reason(error)
         if reason == "script":
             raise _ScriptOnlyError(f"'{self.name}' is a loading script") from error
+        if reason == "offline":
+            raise _OutOfReachError(
+                "there is no way to the hub, or HF_HUB_OFFLINE is set"
+            ) from error
         if reason:
             raise UnavailableError(f"'{self.name}' {reason}") from error
+
+
+def _full_disk(error: BaseException | None) -> OSError | None:
+    """Return what the system said, where a full disk is behind an error of the library."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _reason(error: BaseException | None) -> str | None:
@@ -145,7 +185,7 @@ def _reason(error: BaseException | None) -> str | None:
         case RuntimeError() if "scripts are no longer supported" in message:
             return "script"
         case ConnectionError() | TimeoutError() | OfflineModeIsEnabled():
-            return "is out of reach: there is no way to the hub, or HF_HUB_OFFLINE is set"
+            return "offline"
         case DatasetNotFoundError() if "gated" in message:
             return (
                 "is gated: accept its terms on its page on the hub, then log in with "

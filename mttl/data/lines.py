@@ -77,7 +77,7 @@ class Stored:
     """
 
     def __init__(self, task: Task, split: str, records: Records, scratch: Path | None = None):
-        self._file = tempfile.TemporaryFile(dir=scratch)
+        self._file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115
         ends, labels = array("q", [0]), array("q")
         numbers = LabelNumbers(task)
         end = 0

@@ -43,7 +43,7 @@ def read_records(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     try:
-        file: Any = gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+        file: Any = gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # noqa: SIM115
     except OSError as error:
         raise TaskError(f"cannot read '{path}': {error.strerror or error}.") from error
     with file:

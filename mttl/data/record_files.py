@@ -123,7 +123,9 @@ class JsonLines(FileRecords):
 
     def _find_lines(self) -> tuple[IO[bytes], NDArray[np.int64]]:
         packed = self.path.suffix == ".gz"
-        file = tempfile.TemporaryFile(dir=self._scratch) if packed else self.path.open("rb")
+        file: Any = (  # lives as long as this object
+            tempfile.TemporaryFile(dir=self._scratch) if packed else self.path.open("rb")  # noqa: SIM115
+        )
         starts, end = [np.zeros(1, np.int64)], 0
         begins, regular = True, True  # whether the next byte is the first of a line
         with gzip.open(self.path) if packed else self.path.open("rb") as source:

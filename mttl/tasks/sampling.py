@@ -14,6 +14,7 @@ References:
     EMNLP 2021, arXiv:2104.08835.
 """
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -25,6 +26,8 @@ from mttl.tasks.task import Bound, Holdout, Task
 
 SAMPLES = (100, 13, 21, 42, 87)
 HOLDOUT_SEED = 42
+
+_LOOKED_UP = re.compile(r"\{[^{}]*\|name1?\}")
 
 Indices = NDArray[np.int64]
 Line = tuple[str, ...]
@@ -71,10 +74,13 @@ def cut(task: Task, n_train: int, n_test: int | None = None) -> Cut:
             other way round.
     """
     source = task.source
-    if (source.test is None) != (n_test is None):
+    if source.test is None and n_test is not None:
         raise ValueError(
-            f"task '{task.name}' {'holds its test lines out' if n_test else 'has a test split'}: "
-            f"n_test ({n_test}) must be {'None' if n_test else 'their number'}."
+            f"task '{task.name}' holds its test lines out of train; n_test is {n_test}."
+        )
+    if source.test is not None and n_test is None:
+        raise ValueError(
+            f"task '{task.name}' has a test split; n_test must be its number of lines."
         )
     if n_test is None:
         found = _held_out(source.holdout or Holdout(), n_train)
@@ -108,13 +114,14 @@ def few_shot(task: Task, lines: Labelled, pool: Indices, sample: int) -> tuple[I
     k = task.k
     if task.kind == "text-to-text":
         return order[:k], order[k : 2 * k]
-    n_labels = len(task.labels)
+    # Outputs that are looked up in the task's labels can be no others.
+    n_labels = len(task.labels) if _LOOKED_UP.fullmatch(task.output) else 0
     n_read = 4 * k * n_labels or len(order)
     while True:
         labels = lines.labels(order[:n_read])
         counts = np.bincount(labels, minlength=n_labels)
         # With 2k lines of every label there is, later ones change nothing.
-        decided = len(counts) == n_labels and counts.min(initial=2 * k) >= 2 * k
+        decided = n_labels > 0 and counts.min() >= 2 * k
         if n_read >= len(order) or decided:
             break
         n_read *= 2
