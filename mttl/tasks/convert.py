@@ -10,8 +10,9 @@ from itertools import compress, islice
 from mttl.errors import TaskError
 from mttl.tasks.filters import TEXT_FILTERS, RecordError, shown
 from mttl.tasks.functions import FUNCTIONS
+from mttl.tasks.slots import Column, Read, Record, texts
 from mttl.tasks.task import Task
-from mttl.tasks.template import Column, Read, Record, compile_condition, compile_template, texts
+from mttl.tasks.template import compile_condition, compile_template, compile_values
 
 Line = tuple[str, ...]
 Rows = tuple[Sequence[int], list[Record]]
@@ -41,12 +42,6 @@ def convert(task: Task, split: str, records: Iterable[Record]) -> Iterator[Line]
     write = _writer(task)
     for numbers, chunk in _rows(task, split, records):
         yield from _each(write, numbers, chunk, task, split)
-
-
-def outputs(task: Task, split: str, records: Iterable[Record]) -> Iterator[Line]:
-    """Write the right answers alone; otherwise as `convert`."""
-    for numbers, chunk in _rows(task, split, records):
-        yield from _each(_output(task), numbers, chunk, task, split)
 
 
 def _rows(task: Task, split: str, records: Iterable[Record]) -> Iterator[Rows]:
@@ -124,43 +119,27 @@ def _condition(task: Task) -> Read:
 def _writer(task: Task) -> Read:
     """Return a function from records to lines."""
     fill_input = compile_template(task.input, task.labels)
-    fill_output = compile_template(task.output, task.labels)
     clean = TEXT_FILTERS[task.cleaning] if task.cleaning is not None else None
+    one = task.references == "one"
+    fill_output = (compile_template if one else compile_values)(task.output, task.labels)
 
     def write(records: Sequence[Record]) -> list[Line]:
-        inputs = texts(fill_input(records))
+        inputs = fill_input(records)
         if clean is not None:
             inputs = list(map(clean, inputs))
-        column = fill_output(records)
-        if task.references == "one":
-            return list(zip(inputs, _single(column), strict=True))
-        return [(text, *_answers(value)) for text, value in zip(inputs, column, strict=True)]
+        outputs = fill_output(records)
+        if one:
+            return list(zip(inputs, outputs, strict=True))
+        return [(text, *_answers(items)) for text, items in zip(inputs, outputs, strict=True)]
 
     return write
 
 
-@lru_cache
-def _output(task: Task) -> Read:
-    """Return a function from records to tuples of right answers."""
-    fill = compile_template(task.output, task.labels)
-    if task.references == "one":
-        return lambda records: list(zip(_single(fill(records))))
-    return lambda records: [_answers(answers) for answers in fill(records)]
-
-
-def _single(column: Column) -> list[str]:
-    if list in set(map(type, column)):
-        raise RecordError(
-            f"the output is the list {shown(column[0])}; write 'references: all' where each item "
-            "is a right answer, or a filter that makes it one text"
-        )
-    return texts(column)
-
-
-def _answers(answers: object) -> Line:
+def _answers(items: object) -> list[str]:
     """Return right answers; none at all is written as an empty one, as CrossFit does."""
-    if not isinstance(answers, list):
-        raise RecordError(
-            f"the output is {shown(answers)}; with 'references: all' it must be a list"
-        )
-    return tuple(texts(answers)) or ("",)
+    if not isinstance(items, list):
+        raise RecordError(f"the output is {shown(items)}; with 'references: all' it must be a list")
+    try:
+        return texts(items) or [""]
+    except RecordError as error:
+        raise RecordError(f"an item of the output {error}") from error

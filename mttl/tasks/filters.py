@@ -12,7 +12,11 @@ _BREAKS = str.maketrans("\n\t\r", "   ")
 
 
 class RecordError(Exception):
-    """A record that cannot be written: the message names field, value and what is allowed."""
+    """A value that cannot be written: the message tells the value and what is allowed."""
+
+
+class FieldError(RecordError):
+    """The same, where the message names the field too."""
 
 
 def squeeze(text: str) -> str:

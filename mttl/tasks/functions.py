@@ -9,18 +9,21 @@ included: its published files are rebuilt with them.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
+from mttl.tasks.filters import FieldError, shown
+from mttl.tasks.sequences import (
+    Prepare,
+    Rows,
+    concept_sets,
+    conversations,
+    ordered_pair,
+    questions_with_answers,
+    shuffled_answers,
+)
+from mttl.tasks.slots import Record
 
-from mttl.tasks.filters import RecordError, shown
-from mttl.tasks.template import Record
-
-Rows = Iterator[tuple[int, Record]]
-Prepare = Callable[[Rows], Rows]
-
-_SEED = 42
 _SUMMARY_NOTICE = (
     "This article's plot summary may be too long or excessively detailed. Please help improve it "
     "by removing unnecessary details and making it more concise."
@@ -59,7 +62,7 @@ def aqua_options(record: Record) -> Record:
     options = record["options"]
     right = [option[2:] for option in options if option[:1] == record["correct"]]
     if not right:
-        raise RecordError(
+        raise FieldError(
             f"the field 'correct' is {shown(record['correct'])}; it must begin one of the options "
             f"{shown(options)}"
         )
@@ -113,13 +116,13 @@ def math_options(record: Record) -> Record | None:
     """Cut ``a ) 38 , b ) 27 , ...`` at commas; an option with one shifts those after it."""
     pieces = record["options"].split(",")
     if len(pieces) < 5:
-        raise RecordError(
+        raise FieldError(
             f"the field 'options' is {shown(record['options'])}; it must list five, with commas"
         )
     choices = [pieces[0][4:-1], *(piece[5:-1] for piece in pieces[1:4]), pieces[4][5:]]
     letters = ("a", "b", "c", "d", "e")
     if record["correct"] not in letters:
-        raise RecordError(
+        raise FieldError(
             f"the field 'correct' is {shown(record['correct'])}; it must be one of a to e"
         )
     answer = choices[letters.index(record["correct"])]
@@ -140,10 +143,10 @@ def quarel_answer(record: Record) -> Record:
     """Cut the right answer out of a question that holds both, after ``(A)`` and ``(B)``."""
     question, index = record["question"], record["answer_index"]
     if index not in (0, 1):
-        raise RecordError(f"the field 'answer_index' is {shown(index)}; it must be 0 or 1")
+        raise FieldError(f"the field 'answer_index' is {shown(index)}; it must be 0 or 1")
     start_a, start_b = question.find("(A)"), question.find("(B)")
     if min(start_a, start_b) < 0:
-        raise RecordError(f"the field 'question' is {shown(question)}; it must hold (A) and (B)")
+        raise FieldError(f"the field 'question' is {shown(question)}; it must hold (A) and (B)")
     answer = question[start_a + 4 : start_b] if index == 0 else question[start_b + 4 :]
     return {"answer": answer.removesuffix("or ").strip()}
 
@@ -157,7 +160,7 @@ def stars(record: Record) -> Record:
     """Turn a label, counted from 0, into a number of stars."""
     label = record["label"]
     if label not in range(5):
-        raise RecordError(f"the field 'label' is {shown(label)}; it must be a number from 0 to 4")
+        raise FieldError(f"the field 'label' is {shown(label)}; it must be a number from 0 to 4")
     return {"stars": label + 1}
 
 
@@ -182,66 +185,6 @@ def wiki_table(record: Record) -> Record | None:
     rows = zip(headers, contents, strict=True)
     lines = ((header, text.strip().replace("\n", " ")) for header, text in rows)
     return {"table": "".join(f"{header}: {text} [n] " for header, text in lines)}
-
-
-def ordered_pair(better: str, worse: str) -> Prepare:
-    """Put two sentences in an order drawn by seed; `good` is the place of the better one."""
-
-    def prepare(rows: Rows) -> Rows:
-        random = np.random.RandomState(_SEED)
-        for number, record in rows:
-            pair = record[better], record[worse]
-            good = int(random.random_sample() <= 0.5)
-            yield number, {"first": pair[good], "second": pair[1 - good], "good": good}
-
-    return prepare
-
-
-def shuffled_answers(rows: Rows) -> Rows:
-    """Put the four answers of SciQ in an order drawn by seed."""
-    random = np.random.RandomState(_SEED)
-    names = ("distractor1", "distractor2", "distractor3", "correct_answer")
-    for number, record in rows:
-        answers = [record[name] for name in names]
-        random.shuffle(answers)
-        yield number, {**record, "answers": answers}
-
-
-def concept_sets(rows: Rows) -> Rows:
-    """Gather the sentences written about one set of concepts."""
-    sets: dict[Any, tuple[int, dict[str, Any]]] = {}
-    for number, record in rows:
-        new = (number, {"concepts": record["concepts"], "targets": []})
-        sets.setdefault(record["concept_set_idx"], new)[1]["targets"].append(record["target"])
-    yield from sets.values()
-
-
-def conversations(rows: Rows) -> Rows:
-    """Gather the utterances about one prompt; ``_comma_`` is a comma, ``hit:`` marks a slip."""
-    talks: dict[tuple[str, str], tuple[int, dict[str, Any]]] = {}
-    for number, record in rows:
-        if "hit:" in record["utterance"]:
-            continue
-        prompt, context = record["prompt"].replace("_comma_", ","), record["context"]
-        new = (number, {"prompt": prompt, "context": context, "utterances": []})
-        talk = talks.setdefault((prompt, context), new)[1]
-        talk["utterances"].append(record["utterance"].replace("_comma_", ","))
-    yield from talks.values()
-
-
-def questions_with_answers(rows: Rows) -> Rows:
-    """Gather the candidate answers of one question of MultiRC, and the right ones of them."""
-    questions: dict[Any, tuple[int, dict[str, Any]]] = {}
-    for number, record in rows:
-        new = (number, {**record, "answers": [], "right": []})
-        question = questions.setdefault(record["idx"]["question"], new)[1]
-        question["answers"].append(record["answer"])
-        if record["label"] not in (0, 1):
-            raise RecordError(f"the field 'label' is {shown(record['label'])}; it must be 0 or 1")
-        if record["label"]:
-            question["right"].append(record["answer"])
-    for number, question in questions.values():
-        yield number, {**question, "right": question["right"] or ["NO ANSWER!"]}
 
 
 def _column(value: Any, name: str) -> list[Any]:

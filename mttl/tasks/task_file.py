@@ -17,51 +17,20 @@ the keys.
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 
 from mttl import yaml12
-from mttl.errors import TaskError, nearest
-from mttl.tasks.filters import TEXT_FILTERS, shown
-from mttl.tasks.functions import FUNCTIONS
-from mttl.tasks.task import Holdout, Kind, Metric, References, Source, Task
+from mttl.errors import TaskError
+from mttl.tasks.task import Holdout, Source, Task
+from mttl.tasks.task_keys import HOLDOUT_KEYS, MAPPING, SOURCE_KEYS, TASK_KEYS, check, check_keys
 from mttl.tasks.template import compile_condition, compile_template
 
 _FILES = (".tsv", ".csv", ".jsonl", ".tsv.gz", ".csv.gz", ".jsonl.gz")
 _SHOTS = {"classification": 16, "text-to-text": 32}
 _TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
-# What a value must be: a type, a list of texts, or one of the names given.
-_TEXT, _TEXTS, _NUMBER, _MAPPING = "a text", "a list of texts", "a number", "a mapping"
-_TASK_KEYS: dict[str, Any] = {
-    "source": _MAPPING,
-    "kind": get_args(Kind),
-    "k": _NUMBER,
-    "input": _TEXT,
-    "output": _TEXT,
-    "labels": _TEXTS,
-    "references": get_args(References),
-    "rows": _TEXT,
-    "cleaning": tuple(TEXT_FILTERS),
-    "prepare": tuple(FUNCTIONS),
-    "metric": get_args(Metric),
-    "category": _TEXT,
-    "description": _TEXT,
-}
-_SOURCE_KEYS: dict[str, Any] = {
-    "path": _TEXT,
-    "config": _TEXT,
-    "revision": _TEXT,
-    "train": _TEXT,
-    "test": _TEXT,
-    "holdout": _MAPPING,
-    "test_share": _NUMBER,
-    "columns": _TEXTS,
-    "mirrors": _TEXTS,
-    "unavailable": _TEXT,
-}
-_HOLDOUT_KEYS: dict[str, Any] = {"pool": _NUMBER, "test_start": _NUMBER, "test_end": _NUMBER}
 _REQUIRED = ("source", "kind", "input", "output", "metric")
 
 
@@ -104,7 +73,7 @@ def parse_tasks(text: str, place: str, folder: Path | None = None) -> dict[str, 
     if not isinstance(tree, dict) or not isinstance(tree.get("tasks"), dict) or not tree["tasks"]:
         raise TaskError(f"{place}: there must be a key 'tasks' with the tasks by name")
     shared = {key: value for key, value in tree.items() if key != "tasks"}
-    _check_keys(shared, {**_TASK_KEYS, "tasks": _MAPPING}, place)
+    check_keys(shared, {**TASK_KEYS, "tasks": MAPPING}, place)
     tasks = {}
     for name, own in tree["tasks"].items():
         where = f"{place}, task '{name}'"
@@ -112,7 +81,7 @@ def parse_tasks(text: str, place: str, folder: Path | None = None) -> dict[str, 
             raise TaskError(
                 f"{where}: a name must be letters, digits, '_', '-' and '.', as it names files"
             )
-        _check(own, _MAPPING, where)
+        check(own, MAPPING, where)
         keys = {**shared, **own}
         if isinstance(own.get("source"), dict) and isinstance(shared.get("source"), dict):
             keys["source"] = {**shared["source"], **own["source"]}
@@ -121,7 +90,7 @@ def parse_tasks(text: str, place: str, folder: Path | None = None) -> dict[str, 
 
 
 def _task(name: str, keys: dict[str, Any], where: str, folder: Path) -> Task:
-    _check_keys(keys, _TASK_KEYS, where)
+    check_keys(keys, TASK_KEYS, where)
     missing = [key for key in _REQUIRED if key not in keys]
     if missing:
         raise TaskError(f"{where}: the key {' and '.join(map(repr, missing))} is missing")
@@ -158,7 +127,7 @@ def _task(name: str, keys: dict[str, Any], where: str, folder: Path) -> Task:
 
 
 def _source(keys: dict[str, Any], where: str, folder: Path) -> Source:
-    _check_keys(keys, _SOURCE_KEYS, where)
+    check_keys(keys, SOURCE_KEYS, where)
     if "test" in keys and "holdout" in keys:
         raise TaskError(f"{where}: 'holdout' cuts train where there is no 'test'; leave one out")
     share = keys.get("test_share")
@@ -169,13 +138,17 @@ def _source(keys: dict[str, Any], where: str, folder: Path) -> Source:
     if "path" not in keys:
         if "train" not in keys:
             raise TaskError(f"{where}: name a data set of the hub (path), or a file (train)")
-        files = {
-            key: _file(keys[key], key, where, folder) for key in ("train", "test") & keys.keys()
-        }
-        keys = {**keys, **files}
+        sides = [key for key in ("train", "test") if key in keys]
+        keys = {**keys, **{key: _file(keys[key], key, where, folder) for key in sides}}
     cut = keys.get("holdout")
     if cut is not None:
-        _check_keys(cut, _HOLDOUT_KEYS, f"{where}, holdout")
+        check_keys(cut, HOLDOUT_KEYS, f"{where}, holdout")
+        for key, bound in cut.items():
+            if bound < 0 or (isinstance(bound, float) and bound > 1):
+                raise TaskError(
+                    f"{where}, holdout: {key} is {bound}; it must be a number of lines, or a share "
+                    "from 0.0 to 1.0"
+                )
     elif "test" not in keys:
         cut = {}
     return Source(
@@ -196,38 +169,3 @@ def _file(name: str, key: str, where: str, folder: Path) -> str:
             f"{where}: {key} is '{name}'; without 'path' it must be a file ({', '.join(_FILES)})"
         )
     return str(folder / name)
-
-
-def _check_keys(keys: Any, known: Mapping[str, Any], where: str) -> None:
-    for key, value in keys.items():
-        if key not in known:
-            raise TaskError(
-                f"{where}: unknown key '{key}'.{nearest(str(key), known)} There are "
-                f"{', '.join(known)}"
-            )
-        _check(value, known[key], f"{where}: {key}")
-
-
-def _check(value: Any, expected: Any, what: str) -> None:
-    """Refuse a value that is not what its key asks for."""
-    if isinstance(expected, tuple):
-        if value not in expected:
-            hint = nearest(str(value), expected)
-            raise TaskError(
-                f"{what} is {shown(value)}; it must be one of {', '.join(expected)}.{hint}"
-            )
-        return
-    right = {
-        _TEXT: lambda: isinstance(value, str) and value != "",
-        _TEXTS: lambda: isinstance(value, list) and all(isinstance(item, str) for item in value),
-        _NUMBER: lambda: isinstance(value, int | float) and not isinstance(value, bool),
-        _MAPPING: lambda: isinstance(value, dict),
-    }[expected]
-    if not right():
-        odd = (
-            value
-            if not isinstance(value, list)
-            else next(v for v in value if not isinstance(v, str))
-        )
-        quote = " (put it in quotes)" if isinstance(odd, int | float) and "text" in expected else ""
-        raise TaskError(f"{what} is {shown(value)}; it must be {expected}{quote}")
