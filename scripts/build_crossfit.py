@@ -24,7 +24,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from mttl.command import FAULT, SUCCESS, USER_MISTAKE, exit_with, make_console
-from mttl.config.load import resolve_path
 from mttl.data.build_gym import Outcome, check_task, count_files
 from mttl.data.build_many import build_many
 from mttl.data.partition import load_partition
@@ -95,6 +94,9 @@ def choose(names: Sequence[str] | None, partition: str | None, config: str | Non
 
 def read_partition(name: str) -> list[str]:
     """Return the tasks of a partition: a file, or the name of one under ``configs/partitions``."""
+    # It brings PyTorch, which the processes that import this script should not wait for.
+    from mttl.config.load import resolve_path
+
     path = resolve_path(name if name.endswith(".json") else f"partitions/{name}.json")
     sides = load_partition(path)
     return [*sides.train, *sides.dev, *sides.test]

@@ -4,9 +4,9 @@
     python scripts/benchmarks/build_memory.py --rows 1000000 --rounds 1 --warmup 1
 
 Every variant reads gzipped JSON Lines and writes the five samples. The floor reads, converts and
-keeps row by row, and shuffles lists, as the scripts of CrossFit do. *Stored* converts all lines into
-a file without a name; *build* is what the builder does: the same where a task leaves rows out, and
-else only the lines that samples hold. `topics` is classification with a test split, `summaries`
+keeps row by row, and shuffles lists, as the scripts of CrossFit do. *Stored* converts all lines
+into a file without a name; *build* is what the builder does: the same where a task leaves rows out,
+and else only the lines that samples hold. `topics` is classification with a test split, `summaries`
 holds a fifth of its rows out, `filtered` leaves a third of its rows out.
 """
 
