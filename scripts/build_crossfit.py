@@ -26,7 +26,6 @@ from rich.table import Table
 from mttl.command import FAULT, SUCCESS, USER_MISTAKE, exit_with, make_console
 from mttl.data.build_gym import Outcome, check_task, count_files
 from mttl.data.build_many import build_many
-from mttl.data.partition import load_partition
 from mttl.data.task_table import update_task_table
 from mttl.errors import TaskError, nearest
 from mttl.files import locked
@@ -94,8 +93,9 @@ def choose(names: Sequence[str] | None, partition: str | None, config: str | Non
 
 def read_partition(name: str) -> list[str]:
     """Return the tasks of a partition: a file, or the name of one under ``configs/partitions``."""
-    # It brings PyTorch, which the processes that import this script should not wait for.
+    # They bring PyTorch, which the processes that import this script should not wait for.
     from mttl.config.load import resolve_path
+    from mttl.data.partition import load_partition
 
     path = resolve_path(name if name.endswith(".json") else f"partitions/{name}.json")
     sides = load_partition(path)
