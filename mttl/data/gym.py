@@ -25,8 +25,8 @@ SPLITS = ("train", "dev", "test")
 _FILE_NAME = re.compile(r"(?P<task>.+)_(?P<k>\d+)_(?P<sample>\d+)_(?P<split>train|dev|test)\.tsv")
 
 _HOW_TO_BUILD = (
-    "A gym of CrossFit's tasks is built by `python scripts/build_crossfit.py` (in data/crossfit, or "
-    "in --out), the lexical gym by `python scripts/build_lexical_gym.py`; data.dir names the folder."
+    "A gym of CrossFit's tasks is built by `python scripts/build_crossfit.py`, the "
+    "lexical gym by `python scripts/build_lexical_gym.py`; data.dir names the folder."
 )
 
 
