@@ -8,7 +8,7 @@ name (`Stored`); memory holds 16 bytes a line.
 
 import tempfile
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
@@ -78,18 +78,16 @@ class Stored:
 
     def __init__(self, task: Task, split: str, records: Records, scratch: Path | None = None):
         self._file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115
-        ends, labels = array("q", [0]), array("q")
+        lengths, labels = array("q"), array("q")
         numbers = LabelNumbers(task)
-        end = 0
-        for line in _converted(task, split, records):
-            data = _as_in_file(line, task, split)
-            self._file.write(data)
-            end += len(data)
-            ends.append(end)
+        for block in _converted(task, split, records):
+            data = [_as_in_file(line, task, split) for line in block]
+            self._file.write(b"".join(data))
+            lengths.extend(map(len, data))
             if task.kind == "classification":
-                labels.append(numbers[line[1:]])
-        self._ends = np.frombuffer(ends, np.int64)
-        self._labels = np.frombuffer(labels, np.int64) if labels else np.zeros(0, np.int64)
+                labels.extend(numbers[line[1:]] for line in block)
+        self._ends = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+        self._labels = np.array(labels, np.int64)
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -149,18 +147,18 @@ class ConvertedWhenAsked:
                 raise
 
 
-def _converted(task: Task, split: str, records: Iterable[Record]) -> Iterator[Line]:
+def _converted(task: Task, split: str, records: Records) -> Iterator[list[Line]]:
+    """Give the lines of all records, a block at a time; what goes wrong is told with the file."""
     lines = convert(task, split, records)
     while True:
         try:
             block = list(islice(lines, _BLOCK))
         except TaskError as error:
-            name = getattr(records, "name", "")
-            known = not name or name in str(error)
-            raise error if known else TaskError(f"{name}: {error}") from error
+            known = records.name in str(error)
+            raise error if known else TaskError(f"{records.name}: {error}") from error
         if not block:
             return
-        yield from block
+        yield block
 
 
 def _as_in_file(line: Line, task: Task, split: str) -> bytes:

@@ -55,8 +55,7 @@ def _lines(path: Path, file: Iterable[bytes]) -> Iterator[str]:
     number = 0
     try:
         for number, line in enumerate(file, 1):
-            text = line.decode()
-            yield text.removeprefix("\ufeff") if number == 1 else text
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise TaskError(
             f"{path}, line {number}: byte {error.start + 1} (0x{error.object[error.start]:02x}) is "

@@ -4,7 +4,7 @@
     python scripts/benchmarks/build_memory.py --rows 1000000 --rounds 1 --warmup 1
 
 Every variant reads gzipped JSON Lines and writes the five samples. The floor reads, converts and
-keeps row by row, and shuffles lists, as the scripts of CrossFit do. *Stored* converts all lines
+keeps row by row, once for all samples, and shuffles lists. *Stored* converts all lines
 into a file without a name; *build* is what the builder does: the same where a task leaves rows out,
 and else only the lines that samples hold. `topics` is classification with a test split, `summaries`
 holds a fifth of its rows out, `filtered` leaves a third of its rows out.
@@ -125,14 +125,16 @@ def build(variant: str, settings: argparse.Namespace) -> tuple[Step, dict[str, f
 
 def plain_loop(task: Task, raw: Path, out: Path) -> None:
     """Build a task as one would without the package: a row at a time, all of them in memory."""
-    test = [] if task.source.test is None else plain_lines(task, raw, "test")
+    lines = plain_lines(task, raw, "train")
+    if task.source.test is None:
+        np.random.RandomState(42).shuffle(lines)  # type: ignore[arg-type]
+        n = int(0.8 * len(lines))
+        pool, test = lines[:n], lines[n:]
+    else:
+        pool, test = lines, plain_lines(task, raw, "test")
     (out / task.name).mkdir(parents=True)
     for sample in SAMPLES:
-        train = plain_lines(task, raw, "train")  # CrossFit loads anew for every sample
-        if task.source.test is None:
-            np.random.RandomState(42).shuffle(train)  # type: ignore[arg-type]
-            n = int(0.8 * len(train))
-            train, test = train[:n], train[n:]
+        train = pool.copy()
         np.random.RandomState(sample).shuffle(train)  # type: ignore[arg-type]
         by_label: dict[str, list[tuple[str, str]]] = {}
         for line in train:
