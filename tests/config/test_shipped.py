@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from helpers.command import ROOT, load_recipe
-from mttl.config import yaml12
+from mttl import yaml12
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import configs_dir, load_any_config, load_config, resolve_path
 
