@@ -71,6 +71,7 @@ def test_a_worker_that_hangs_up_without_ending(
 ) -> None:
     monkeypatch.setattr(process, "PATIENCE", 0.05)
     worker = start(started, "obey")
+    os.kill(worker.pid, signal.SIGSTOP)  # or it would see the end of the connection and leave
     worker._connection.close()
     with pytest.raises(WorkerDied, match="the helper stopped answering"):
         worker.ask("sleep")
