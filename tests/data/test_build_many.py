@@ -22,6 +22,7 @@ def play(task, out: Path, samples, raw, on_rows):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "some/file")
     if task.name.startswith("slow"):
         try:
+            (out / "begun").touch()
             time.sleep(60)
         finally:
             (out / "cleaned").touch()
@@ -82,6 +83,9 @@ def test_processes_that_work_are_stopped_and_clean_up(tmp_path):
     """As after Ctrl-C: the generator is closed while one of them is busy."""
     found = run(["slow", "a"], tmp_path, 2)
     assert next(found).task == "a"
+    start = time.monotonic()
+    while not (tmp_path / "begun").exists() and time.monotonic() - start < 30:
+        time.sleep(0.01)
     start = time.monotonic()
     found.close()
     assert time.monotonic() - start < 30
