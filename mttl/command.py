@@ -12,8 +12,7 @@ from types import FrameType
 from rich.console import Console
 from rich.logging import RichHandler
 
-from mttl.errors import MttlError
-from mttl.training.stopping import StopRequested
+from mttl.errors import MttlError, StopRequested
 
 FILE_WIDTH = 120
 SUCCESS, FAULT, USER_MISTAKE, INTERRUPTED = 0, 1, 2, 130

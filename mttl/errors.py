@@ -5,7 +5,9 @@ fault and keeps its traceback.
 """
 
 import difflib
+import signal
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class MttlError(Exception):
@@ -26,6 +28,21 @@ class CheckpointError(MttlError, ValueError):
 
 class TrainingError(MttlError, RuntimeError):
     """A training that cannot go on."""
+
+
+class StopRequested(Exception):
+    """A run was asked to stop.
+
+    Args:
+        number: The signal that asked.
+        checkpoint: Where its state is, if it was saved.
+    """
+
+    def __init__(self, number: signal.Signals, checkpoint: Path) -> None:
+        saved = "the state was saved, continue with --resume"
+        unsaved = "no state had been saved yet"
+        super().__init__(f"stopped by {number.name}; {saved if checkpoint.is_file() else unsaved}")
+        self.number = number
 
 
 def nearest(name: str, options: Iterable[str], n: int = 3) -> str:

@@ -38,7 +38,7 @@ from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import load_any_config, resolve_folder
 from mttl.errors import CheckpointError, TaskError
 from mttl.files import write_text
-from mttl.tasks.table import crossfit_tasks
+from mttl.tasks.table import crossfit
 
 LIBRARIES = ("matplotlib", "scipy", "sklearn", "plotly")
 
@@ -119,7 +119,7 @@ def task_categories(folder: Path, tasks: Sequence[str]) -> tuple[str, ...]:
     It stands in the column `category` of the gym's TASKS.csv, else in CrossFit's table; that of a
     level of BabyAI is what it asks for. A task in neither is of the category "unknown".
     """
-    known = {name: info.category for name, info in crossfit_tasks().items()}
+    known = {name: info.category for name, info in crossfit().items()}
     config = folder / "config.yaml"
     if config.is_file():
         settings = load_any_config([str(config)])

@@ -95,8 +95,13 @@ def test_loaded_policies_play_as_the_trained_ones_did(whole: RunFolder) -> None:
 
 @pytest.mark.parametrize(
     "step",
-    [0, 2, 3, 9, STEPS - 1],
-    ids=["first", "within a rollout", "last of a rollout", "second pass", "last"],
+    [
+        pytest.param(0, id="first", marks=pytest.mark.slow),
+        pytest.param(2, id="within a rollout"),
+        pytest.param(3, id="last of a rollout"),
+        pytest.param(9, id="second pass", marks=pytest.mark.slow),
+        pytest.param(STEPS - 1, id="last"),
+    ],
 )
 def test_a_run_continues_as_if_it_had_never_stopped(
     config: Path, whole: RunFolder, monkeypatch: pytest.MonkeyPatch, step: int
@@ -108,7 +113,13 @@ def test_a_run_continues_as_if_it_had_never_stopped(
     assert_same_run(train(config, name, resume=True), whole)
 
 
-@pytest.mark.parametrize("method", ["polytropon_ibp", "dense", "shared", "private", "expert"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("polytropon_ibp", "private"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("dense", "shared", "expert")),
+    ],
+)
 def test_every_method_trains(config: Path, method: str) -> None:
     both = f"{config}+babyai/{method}.yaml"
     name = ["-k", f"run.name={method}", "trainer.max_epochs=1", "rl.evaluation.n_episodes=1"]

@@ -8,7 +8,7 @@ import yaml
 from pydantic import ValidationError
 
 import mttl
-from mttl.config import yaml12
+from mttl import yaml12
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.explain import explain
 from mttl.config.merge import Sources, Tree, merge, nested

@@ -25,10 +25,8 @@ SPLITS = ("train", "dev", "test")
 _FILE_NAME = re.compile(r"(?P<task>.+)_(?P<k>\d+)_(?P<sample>\d+)_(?P<split>train|dev|test)\.tsv")
 
 _HOW_TO_BUILD = (
-    "A gym of CrossFit's tasks is built by CrossFit's own scripts: "
-    "`git clone https://github.com/INK-USC/CrossFit && cd CrossFit/tasks && "
-    "python _build_gym.py --build`; then set data.dir to the folder CrossFit/data. The lexical gym "
-    "is built by `python scripts/build_lexical_gym.py`."
+    "A gym of CrossFit's tasks is built by `python scripts/build_crossfit.py`, the "
+    "lexical gym by `python scripts/build_lexical_gym.py`; data.dir names the folder."
 )
 
 

@@ -12,6 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
 
+from mttl.errors import StopRequested
+
 logger = logging.getLogger(__name__)
 
 
@@ -170,18 +172,3 @@ class GracefulStop(Checkpoint):
     def _leave(self, number: int, frame: FrameType | None) -> None:
         # Not a KeyboardInterrupt, which Lightning turns into an exit status of its own.
         raise StopRequested(signal.Signals(number), self.last.checkpoint)
-
-
-class StopRequested(Exception):
-    """A run was asked to stop.
-
-    Args:
-        number: The signal that asked.
-        checkpoint: Where its state is, if it was saved.
-    """
-
-    def __init__(self, number: signal.Signals, checkpoint: Path) -> None:
-        saved = "the state was saved, continue with --resume"
-        unsaved = "no state had been saved yet"
-        super().__init__(f"stopped by {number.name}; {saved if checkpoint.is_file() else unsaved}")
-        self.number = number

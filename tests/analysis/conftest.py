@@ -15,7 +15,7 @@ from mttl.analysis.routing_view import RoutingView
 from mttl.checkpoint import FORMAT_VERSION
 from mttl.config.load import dump_config, load_config
 from mttl.routing import PolytroponRouter
-from mttl.tasks.table import crossfit_tasks
+from mttl.tasks.table import crossfit
 
 TASKS = ("past", "plural", "clock", "date")
 GROUPS = ("encoder.block.0.q", "encoder.block.0.v", "decoder.block.0.q", "decoder.block.0.v")
@@ -94,7 +94,7 @@ def write_run() -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def crossfit_view() -> RoutingView:
     """All 160 tasks of CrossFit; tasks of a category are routed alike, up to noise."""
-    info = crossfit_tasks()
+    info = crossfit()
     groups = tuple(
         f"{stack}.layers.{block}.self_attn.{name}"
         for stack in ("encoder", "decoder")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from helpers.command import ROOT, load_recipe
-from mttl.config import yaml12
+from mttl import yaml12
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import configs_dir, load_any_config, load_config, resolve_path
 
@@ -81,7 +81,7 @@ COMMANDS = re.findall(r"python (pl_\w+\.py [^`\n]*)", README)
 
 def test_the_commands_of_the_readme_are_found() -> None:
     section = README.partition("## Commands")[2].partition("\n## ")[0]
-    printed = [line for line in section.splitlines() if line.startswith("python ")]
+    printed = [line for line in section.splitlines() if line.startswith("python pl_")]
     assert len(printed) >= 5
     for line in printed:
         assert line.removeprefix("python ") in COMMANDS

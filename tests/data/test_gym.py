@@ -36,7 +36,7 @@ def test_a_missing_folder_says_what_builds_it(tmp_path):
     with pytest.raises(TaskError, match="does not exist") as error:
         Gym(tmp_path / "none")
     assert "python scripts/build_lexical_gym.py" in str(error.value)
-    assert "python _build_gym.py --build" in str(error.value)
+    assert "python scripts/build_crossfit.py" in str(error.value)
 
 
 def test_a_file_is_no_gym(tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mttl.config import yaml12
+from mttl import yaml12
 from mttl.errors import MttlError
 from mttl.training.few_shot import FewShotResult
 from mttl.training.few_shot_results import Results

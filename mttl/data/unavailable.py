@@ -1,0 +1,7 @@
+"""What is raised where a source cannot be had."""
+
+from mttl.errors import TaskError
+
+
+class UnavailableError(TaskError):
+    """The records of a task cannot be had here; the message says why, and how to get them."""

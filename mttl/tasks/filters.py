@@ -1,0 +1,132 @@
+"""The filters of the template language: what happens to a field before it is written.
+
+A text filter turns a text into a text, and each item of a list likewise; a list filter takes a
+whole list. `docs/tasks.md` lists them all for people who write tasks.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from string import ascii_uppercase
+from typing import Any
+
+_BREAKS = str.maketrans("\n\t\r", "   ")
+
+
+class RecordError(Exception):
+    """A value that cannot be written: the message tells the value and what is allowed."""
+
+
+class FieldError(RecordError):
+    """The same, where the message names the field too."""
+
+
+def squeeze(text: str) -> str:
+    """Make each run of white space one blank, and leave none at the ends."""
+    return " ".join(text.split())
+
+
+def clean(text: str) -> str:
+    r"""Squeeze, after the two characters ``\n`` have become a blank too."""
+    return squeeze(text.replace("\\n", " "))
+
+
+TEXT_FILTERS: dict[str, Callable[[str], str]] = {
+    "strip": str.strip,
+    "lf": lambda text: text.replace("\n", " "),
+    "lf_n": lambda text: text.replace("\n", " [n] "),
+    "breaks": lambda text: text.translate(_BREAKS),
+    "clean": clean,
+    "squeeze": squeeze,
+    "bsn": lambda text: text.replace("\\n", " "),
+    "unquoted": lambda text: text.strip("'"),
+    "unspaced": lambda text: text.replace(" ", ""),
+    "lower": str.lower,
+}
+
+
+def lettered(items: Sequence[Any]) -> str:
+    """Return `` (A) x (B) y``."""
+    return "".join([f" ({letter}) {text}" for letter, text in _letters(items)])
+
+
+def tight(items: Sequence[Any]) -> str:
+    """Return ``(A)x(B)y``."""
+    return "".join([f"({letter}){text}" for letter, text in _letters(items)])
+
+
+def keyed(choices: Any) -> str:
+    """Return `` (a) x (b) y`` with the choices' own labels, from `label` and `text`."""
+    labels, texts = _labelled(choices)
+    return "".join([f" ({label}) {text}" for label, text in zip(labels, texts, strict=True)])
+
+
+def distinct(items: Sequence[str]) -> list[str]:
+    """Return every item once, in order of first appearance."""
+    return list(dict.fromkeys(items))
+
+
+def first(items: Sequence[Any]) -> Any:
+    """Return the first item."""
+    if not items:
+        raise RecordError("is an empty list; it must have an item")
+    return items[0]
+
+
+def only(items: Sequence[Any]) -> Any:
+    """Return the item of a list that must have no other."""
+    if len(items) != 1:
+        raise RecordError(f"has {len(items)} items; it must have exactly one")
+    return items[0]
+
+
+LIST_FILTERS: dict[str, Callable[[Any], Any]] = {
+    "lettered": lettered,
+    "tight": tight,
+    "set": distinct,
+    "nonempty": lambda items: [item for item in items if item],
+    "first": first,
+    "only": only,
+}
+CHOICE_FILTERS: dict[str, Callable[[Any], Any]] = {"keyed": keyed, "keys": list}
+
+
+def pick(choices: Any, label: Any) -> Any:
+    """Return the text of the choice with a label."""
+    labels, texts = _labelled(choices)
+    if label not in labels:
+        raise RecordError(f"is {shown(label)}; it must be one of {', '.join(map(shown, labels))}")
+    return texts[labels.index(label)]
+
+
+def item_at(items: Sequence[Any], index: Any, start: int = 0) -> Any:
+    """Return the item at an index: a number, a number as text (from ``start`` on), or a letter."""
+    if isinstance(index, str):
+        name = index.strip()
+        letter = ascii_uppercase.find(name.upper()) if len(name) == 1 else -1
+        place = letter if letter >= 0 else int(name) - start if name.isdecimal() else -1
+    else:
+        place = index - start if isinstance(index, int) else -1
+    if not 0 <= place < len(items):
+        raise RecordError(
+            f"is {shown(index)}; it must name one of {len(items)} items, counted from {start} "
+            "(a number, or a letter)"
+        )
+    return items[place]
+
+
+def shown(value: Any) -> str:
+    """Return a value as it may stand in a message."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _letters(items: Sequence[Any]) -> list[tuple[str, Any]]:
+    if len(items) > len(ascii_uppercase):
+        raise RecordError(f"has {len(items)} items; there are letters for {len(ascii_uppercase)}")
+    return list(zip(ascii_uppercase, items, strict=False))
+
+
+def _labelled(choices: Any) -> tuple[list[Any], list[Any]]:
+    """Return the labels and the texts, from a list of choices or from a list for each."""
+    if isinstance(choices, Mapping):
+        return choices["label"], choices["text"]
+    return [choice["label"] for choice in choices], [choice["text"] for choice in choices]

@@ -1,0 +1,229 @@
+"""Build CrossFit's few-shot tasks from their sources, and verify that the files are as published.
+
+    python scripts/build_crossfit.py                                   # all 160, from the hub
+    python scripts/build_crossfit.py --partition random --workers 8
+    python scripts/build_crossfit.py --tasks glue-rte boolq --samples 100 13
+    python scripts/build_crossfit.py --raw DIR                         # from JSON Lines in a folder
+    python scripts/build_crossfit.py --config my_tasks.yaml            # tasks of one's own
+    python scripts/build_crossfit.py --status                          # what is on disk
+
+What is complete is not built again; a task that cannot be built stops no other. Exit codes: 0 done,
+1 `--verify` found missing or other files, 2 a task is unavailable or failed, or a mistake in the
+options, 130 after Ctrl-C. Whatever ends it, finished tasks are kept and no file is half written.
+"""
+
+import argparse
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from mttl.command import FAULT, SUCCESS, USER_MISTAKE, exit_with, make_console
+from mttl.data.build_gym import Outcome, check_task, count_files
+from mttl.data.build_many import build_many
+from mttl.data.task_table import update_task_table
+from mttl.errors import TaskError, nearest
+from mttl.files import locked
+from mttl.tasks.sampling import SAMPLES
+from mttl.tasks.table import crossfit
+from mttl.tasks.task import Task
+from mttl.tasks.task_file import load_tasks
+
+COMPLETE = ("verified", "built", "differs")
+COLOURS = {"verified": "green", "built": "green", "differs": "yellow"}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Build, verify or show tasks, and print a table of them."""
+    options = parse(arguments)
+    out = Path(options.out)
+    samples = list(dict.fromkeys(options.samples))
+    tasks = choose(options.tasks, options.partition, options.config)
+    if options.status:
+        print_status(tasks, out, samples)
+        return SUCCESS
+    if options.verify:
+        outcomes = [check_task(task, out, samples=samples) for task in tasks]
+        print_outcomes(outcomes)
+        return SUCCESS if all(o.status in ("verified", "built") for o in outcomes) else FAULT
+    raw = None if options.raw is None else Path(options.raw)
+    if raw is not None and not raw.is_dir():
+        raise TaskError(f"--raw: there is no folder '{raw}'")
+    with alone(out):
+        outcomes = build(tasks, out, samples, raw, options.workers)
+    return SUCCESS if all(outcome.status in COMPLETE for outcome in outcomes) else USER_MISTAKE
+
+
+def choose(names: Sequence[str] | None, partition: str | None, config: str | None) -> list[Task]:
+    """Return the tasks that the options name.
+
+    Args:
+        names: Of tasks.
+        partition: A file of tasks.
+        config: A file that defines tasks of one's own.
+
+    Returns:
+        Those named by any of the three; all of CrossFit's where there is none.
+
+    Raises:
+        TaskError: If a name is unknown, or one's own task has the name of one of CrossFit's.
+    """
+    own = {} if config is None else load_tasks(config)
+    taken = [name for name in own if name in crossfit()]
+    if taken:
+        raise TaskError(
+            f"'{config}' defines '{taken[0]}', which is a task of CrossFit's: give it another name."
+        )
+    known = {**crossfit(), **own}
+    wanted = list(names or ())
+    if partition is not None:
+        wanted += read_partition(partition)
+    if not wanted:
+        return list((own or known).values())
+    for name in wanted:
+        if name not in known:
+            raise TaskError(f"there is no task '{name}'.{nearest(name, known)}")
+    return [known[name] for name in dict.fromkeys([*wanted, *own])]
+
+
+def read_partition(name: str) -> list[str]:
+    """Return the tasks of a partition: a file, or the name of one under ``configs/partitions``."""
+    # They bring PyTorch, which the processes that import this script should not wait for.
+    from mttl.config.load import resolve_path
+    from mttl.data.partition import load_partition
+
+    path = resolve_path(name if name.endswith(".json") else f"partitions/{name}.json")
+    sides = load_partition(path)
+    return [*sides.train, *sides.dev, *sides.test]
+
+
+def build(
+    tasks: list[Task], out: Path, samples: list[int], raw: Path | None, n_workers: int
+) -> list[Outcome]:
+    """Build tasks with a progress bar; however it ends, print what became of them."""
+    console = make_console(stderr=True)
+    outcomes: list[Outcome] = []
+    n_rows = 0
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    try:
+        with Progress(
+            *columns,
+            TextColumn("{task.fields[rows]:,} rows {task.fields[name]}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        ) as progress:
+            bar = progress.add_task("building", total=len(tasks), rows=0, name="")
+
+            def count_rows(name: str, n: int) -> None:
+                nonlocal n_rows
+                n_rows += n
+                progress.update(bar, rows=n_rows, name=name)
+
+            for outcome in build_many(
+                tasks, out, samples=samples, raw=raw, n_workers=n_workers, on_rows=count_rows
+            ):
+                outcomes.append(outcome)
+                progress.advance(bar)
+                if not console.is_terminal:
+                    console.print(f"{outcome.task}: {outcome.status}", markup=False)
+    finally:
+        held = {outcome.task for outcome in outcomes if outcome.status in COMPLETE}
+        if held:
+            update_task_table(out, [task for task in tasks if task.name in held])
+        if outcomes:
+            print_outcomes(sorted(outcomes, key=lambda outcome: outcome.task))
+    return outcomes
+
+
+def print_outcomes(outcomes: Sequence[Outcome]) -> None:
+    """Print what became of tasks, and how many of each."""
+    table = Table("task", "status", "")
+    for outcome in outcomes:
+        colour = COLOURS.get(outcome.status, "red")
+        words = [*(["was there"] if outcome.skipped else []), *filter(None, [outcome.detail])]
+        table.add_row(outcome.task, f"[{colour}]{outcome.status}", escape("; ".join(words)))
+    console = make_console()
+    console.print(table)
+    counts = Counter(outcome.status for outcome in outcomes)
+    console.print(", ".join(f"{n} {status}" for status, n in counts.most_common()))
+
+
+def print_status(tasks: list[Task], out: Path, samples: list[int]) -> None:
+    """Print how many files of each task are there, without reading them."""
+    table = Table("task", "files", "", "category", "metric")
+    n_complete = 0
+    for task in tasks:
+        n_files, n_wanted = count_files(task, out, samples)
+        n_complete += n_files == n_wanted
+        word = "complete" if n_files == n_wanted else "incomplete" if n_files else "absent"
+        table.add_row(task.name, f"{n_files} of {n_wanted}", word, task.category, task.metric)
+    console = make_console()
+    console.print(table)
+    console.print(f"{n_complete} of {len(tasks)} tasks are complete in {out}", markup=False)
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Keep other builds out of the folder."""
+    try:
+        with locked(out / ".lock"):
+            yield
+    except BlockingIOError as error:
+        raise TaskError(f"another build works on '{out}'; wait for it, or end it.") from error
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="(all)")
+    parser.add_argument("--partition", metavar="NAME", help="its tasks: a name, or a JSON file")
+    parser.add_argument("--config", metavar="FILE", help="a YAML file of tasks of one's own")
+    parser.add_argument(
+        "--samples", type=natural, nargs="+", default=SAMPLES, metavar="N", help="seeds (all five)"
+    )
+    parser.add_argument("--out", default="data/crossfit", metavar="DIR", help="(%(default)s)")
+    parser.add_argument(
+        "--raw",
+        metavar="DIR",
+        help="read DIR/<data set>__<configuration>/<split>.jsonl[.gz] in place of the hub",
+    )
+    parser.add_argument(
+        "--workers",
+        type=positive,
+        default=min(4, os.cpu_count() or 1),
+        metavar="N",
+        help="processes (%(default)s)",
+    )
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument(
+        "--verify", action="store_true", help="build nothing: compare what is there with the sums"
+    )
+    mode.add_argument("--status", action="store_true", help="build nothing: show what is there")
+    return parser.parse_args(arguments)
+
+
+def natural(text: str) -> int:
+    """Read a seed."""
+    if not text.isdecimal() or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(f"'{text}' must be a whole number from 0 to 2^32 - 1")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    """Read a number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' must be a whole number of at least 1")
+    return int(text)
+
+
+if __name__ == "__main__":
+    exit_with(main)
