@@ -25,7 +25,8 @@ from mttl.config.load import dump_config
 from mttl.config.trainer import build_policy_trainer
 from mttl.data.demonstration_loader import DemonstrationDataModule
 from mttl.data.demonstrations import read_demonstrations
-from mttl.data.rollouts import Player, RolloutDataModule, RolloutLoader
+from mttl.data.player import Player
+from mttl.data.rollouts import RolloutDataModule, RolloutLoader
 from mttl.errors import ConfigError, TrainingError
 from mttl.files import write_text
 from mttl.rl.episode_log import EpisodeLog

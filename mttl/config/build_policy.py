@@ -11,7 +11,7 @@ from mttl.checkpoint import SavedInventory, load_into, read_inventory
 from mttl.config.babyai_schema import BabyAIConfig, PolicyNetwork, PolicySkills, Ppo
 from mttl.config.build import build_router
 from mttl.config.schema import Router
-from mttl.data.rollouts import RolloutSettings
+from mttl.data.player import RolloutSettings
 from mttl.errors import CheckpointError, ConfigError
 from mttl.models.policy import Policy
 from mttl.skills.compose import ComposedModel

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from envs.episodes import Episodes, episode_seed, run_episodes
 from envs.vector import Observation, make_vector_env
-from mttl.data.rollouts import Acting, sample_actions
+from mttl.data.acting import Acting, sample_actions
 from mttl.rl.missions import without_padding
 from mttl.skills.compose import ComposedModel
 from mttl.training.evaluate import Result

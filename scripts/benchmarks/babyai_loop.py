@@ -26,16 +26,14 @@ from pytorch_lightning.callbacks import Callback
 from rich.console import Console
 from rich.table import Table
 
-from envs.vector import check_levels, make_vector_env
+from envs.errors import LevelError
+from envs.vector import check_levels
+from mttl.babyai import learning_of
 from mttl.config.babyai_schema import BabyAIConfig
-from mttl.config.build import build_optimization
-from mttl.config.build_policy import build_policies, loss_weights, rollout_settings
+from mttl.config.build_policy import build_policies
 from mttl.config.load import load_any_config
-from mttl.data.rollouts import Player, RolloutDataModule, RolloutLoader
+from mttl.data.rollouts import RolloutDataModule
 from mttl.errors import ConfigError, MttlError
-from mttl.rl.episode_log import EpisodeLog
-from mttl.training.babyai import BabyAIModule
-from mttl.training.episode_monitor import EpisodeMonitor
 
 PARTS = ("whole", "environments", "policy", "optimisation", "loop")
 
@@ -103,10 +101,10 @@ def main(argv: list[str] | None = None) -> int:
         config = load_any_config(settings.config, settings.override)
         if not isinstance(config, BabyAIConfig):
             raise ConfigError(f"'{settings.config}' has no section rl")
-    except MttlError as error:
+        watch, n_frames = measure(config, settings.rollouts)
+    except (MttlError, LevelError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    watch, n_frames = measure(config, settings.rollouts)
     rows = summarise(watch.rollouts[1:])
     report(rows, n_frames, config, settings)
     return 0
@@ -122,20 +120,14 @@ def measure(config: BabyAIConfig, n_rollouts: int) -> tuple[Stopwatch, int]:
     pl.seed_everything(config.run.seed, verbose=False)
     rl, watch = config.rl, Stopwatch()
     levels = check_levels(rl.levels)
-    model = build_policies(config, levels)
-    environments = make_vector_env(
-        levels, rl.n_slots, seed=config.run.seed, backend=rl.backend, n_workers=rl.n_workers
-    )
-    step = environments.step
-    environments.step = watch.timed("environments", step)  # type: ignore[method-assign]
-    log = EpisodeLog(levels, rl.window)
-    player = Player(model, environments, log, seed=config.run.seed)
-    player.play = watch.timed("playing", player.play)  # type: ignore[method-assign]
-    loader = RolloutLoader(player, rollout_settings(rl.ppo), seed=config.run.seed)
-    module = BabyAIModule(model, levels, build_optimization(config.optim), loss_weights(rl.ppo))
-    quiet = Console(quiet=True)
-    monitor = EpisodeMonitor(log, success_rate=1.0, stop_when_solved=False, console=quiet)
-    with tempfile.TemporaryDirectory() as folder:
+    learning = learning_of(config, build_policies(config, levels), levels)
+    with tempfile.TemporaryDirectory() as folder, learning.open_data(0) as data:
+        if not isinstance(data, RolloutDataModule):
+            raise ConfigError("rl.demonstrations must not be set: there are no rollouts to measure")
+        player = data.loader.player
+        environments = player.environments
+        environments.step = watch.timed("environments", environments.step)  # type: ignore
+        player.play = watch.timed("playing", player.play)  # type: ignore[method-assign]
         trainer = pl.Trainer(
             max_epochs=n_rollouts + 1,
             default_root_dir=folder,
@@ -143,15 +135,14 @@ def measure(config: BabyAIConfig, n_rollouts: int) -> tuple[Stopwatch, int]:
             devices=1,
             precision=config.trainer.precision,
             gradient_clip_val=config.trainer.gradient_clip_val,
-            callbacks=[Clock(watch), monitor],
+            callbacks=[Clock(watch), learning.monitor],
             logger=False,
             enable_checkpointing=False,
             enable_model_summary=False,
             enable_progress_bar=False,
             log_every_n_steps=1,
         )
-        trainer.fit(module, datamodule=RolloutDataModule(loader))
-    environments.close()
+        trainer.fit(learning.module, datamodule=data)
     return watch, rl.ppo.n_steps * rl.n_slots * len(levels)
 
 

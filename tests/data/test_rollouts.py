@@ -4,20 +4,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import pytorch_lightning as pl
 import torch
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
 from envs.vector import Observation, Transition, make_vector_env
 from envs.vocabulary import MISSION_LENGTH, N_TOKENS
-from mttl.data.rollouts import (
-    Acting,
-    Player,
-    RolloutDataModule,
-    RolloutLoader,
-    RolloutSettings,
-    sample_actions,
-)
+from mttl.data.acting import sample_actions
+from mttl.data.player import Player, RolloutSettings
+from mttl.data.rollouts import RolloutDataModule, RolloutLoader
 from mttl.models.policy import Policy
 from mttl.rl.episode_log import EpisodeLog
 from mttl.routing.polytropon import PolytroponRouter
@@ -125,7 +121,7 @@ def test_rewards_are_scaled_and_values_of_truncated_episodes_added() -> None:
                 final if late.any() else None,
             )
 
-    def advantages(bootstrap: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def advantages(bootstrap: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         settings = RolloutSettings(
             **{"n_steps": 3, "recurrence": 3, "n_epochs": 1, "n_minibatches": 1},
             **{"discount": 0.5, "gae_lambda": 0.0, "reward_scale": 4.0},
@@ -135,24 +131,42 @@ def test_rewards_are_scaled_and_values_of_truncated_episodes_added() -> None:
         room: Any = OneRoom()
         player = Player(policies(1), room, EpisodeLog(["GoToObj"], 5), seed=1)
         batch = player.play(settings)
-        return batch.advantages[0, :, 0], batch.values[0, :, 0]
+        return batch.advantages[0, :, 0], batch.values[0, :, 0], player.memory
 
-    plain, values = advantages(bootstrap=False)
+    plain, values, memory = advantages(bootstrap=False)
     # λ = 0: reward and the critic's next value, less its value; nothing follows an end.
     assert plain[0] == pytest.approx(2 + 0.5 * values[1].item() - values[0].item(), abs=1e-5)
     assert plain[1] == pytest.approx(2 - values[1].item(), abs=1e-5)
-    more, _ = advantages(bootstrap=True)
+    more, _, same_memory = advantages(bootstrap=True)
     assert torch.equal(more[[0, 2]], plain[[0, 2]])
     assert more[1] != plain[1]
+    # Looking at the end of an episode leaves no trace in what the policy remembers.
+    assert memory.abs().sum() > 0
+    assert torch.equal(same_memory, memory)
 
 
-def test_looking_at_the_end_of_an_episode_leaves_the_memory_alone() -> None:
-    model = policies().eval()
-    acting = Acting(model, 2, 4)
-    seen = make_vector_env(LEVELS, 4, seed=5).reset()
-    with torch.no_grad():
-        acting(seen, np.ones((2, 4), bool))
-    assert acting.memory.abs().sum() > 0
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16-mixed", torch.bfloat16), ("32", None)])
+def test_rollouts_are_played_in_the_precision_they_are_learned_from(
+    precision: str, dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ratio of old to new probabilities would be off by rounding before anything is learned."""
+    rollouts = loader(policies())
+    used = []
+    play = rollouts.player.play
+
+    def spy(settings: RolloutSettings) -> Any:
+        on = torch.is_autocast_enabled("cpu")
+        used.append(torch.get_autocast_dtype("cpu") if on else None)
+        return play(settings)
+
+    monkeypatch.setattr(rollouts.player, "play", spy)
+    data = RolloutDataModule(rollouts)
+    data.trainer = pl.Trainer(
+        precision=precision, accelerator="cpu", logger=False, enable_checkpointing=False
+    )
+    batch = next(iter(data.train_dataloader()))
+    assert used == [dtype]
+    assert batch.log_probs.dtype == batch.values.dtype == torch.float32
 
 
 def test_actions_are_drawn_with_their_probabilities() -> None:
