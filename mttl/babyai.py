@@ -59,14 +59,27 @@ def train_babyai(config: BabyAIConfig, *, resume: bool = False) -> list[Result]:
         ConfigError: If a setting is wrong.
         TrainingError: If an environment breaks, or the loss is no number any more.
     """
-    try:
+    with environment_errors("The last checkpoint is kept; continue with --resume"):
         return _train(config, resume)
-    except (LevelError, ImportError) as error:  # or envpool is not installed
+
+
+@contextmanager
+def environment_errors(advice: str) -> Iterator[None]:
+    """Turn errors of environments into those of the package inside a ``with`` block.
+
+    Args:
+        advice: What to do when an environment breaks.
+
+    Raises:
+        ConfigError: If a level is unknown, or a backend is not installed.
+        TrainingError: If an environment breaks.
+    """
+    try:
+        yield
+    except (LevelError, ImportError) as error:
         raise ConfigError(f"section rl: {error}") from error
     except SimulationError as error:
-        raise TrainingError(
-            f"{error}. The last checkpoint is kept; continue with --resume"
-        ) from error
+        raise TrainingError(f"{error}. {advice}") from error
 
 
 def _train(config: BabyAIConfig, resume: bool) -> list[Result]:

@@ -11,14 +11,14 @@ import pytorch_lightning as pl
 from rich.console import Console
 from rich.table import Table
 
-from envs.errors import LevelError, SimulationError
+from envs.errors import LevelError
 from envs.vector import check_levels
-from mttl.babyai import learning_of
+from mttl.babyai import environment_errors, learning_of
 from mttl.checkpoint import read_inventory
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.build_policy import fresh_policies, load_policies
 from mttl.config.load import dump_config
-from mttl.errors import ConfigError, TaskError, TrainingError
+from mttl.errors import ConfigError, TaskError
 from mttl.files import append_line, locked
 from mttl.rl.learning_curve import episodes_to
 from mttl.skills.compose import ComposedModel
@@ -106,12 +106,20 @@ def adapt_babyai(
         )
     skills = read_inventory(source).folder
     folder = Path(out) if out else skills.absolute().parent / f"adapt-{config.adapt.mode}"
-    check_folder(folder, dump_config(config), inventory_digest(skills))
+    check_folder(
+        folder,
+        dump_config(config),
+        inventory_digest(skills),
+        shared=("trainer.precision", "trainer.gradient_clip_val"),
+    )
     status = status or Console(stderr=True)
     jobs = [(level, seed) for level in names for seed in config.adapt.seeds]
     path = folder / "results.jsonl"
     try:
-        with locked(folder / ".lock"):
+        with (
+            locked(folder / ".lock"),
+            environment_errors("Finished jobs are kept; start again to go on"),
+        ):
             finished = read_results(path)
             for number, (level, seed) in enumerate(jobs, 1):
                 if (level, seed) in finished:
@@ -126,8 +134,6 @@ def adapt_babyai(
             f"another process adapts into '{folder}': wait for it, or choose another folder "
             "with --out"
         ) from None
-    except SimulationError as error:
-        raise TrainingError(f"{error}. Finished jobs are kept; start again to go on") from error
     return [finished[job] for job in jobs]
 
 

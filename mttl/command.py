@@ -1,5 +1,6 @@
 """What all commands share: exit statuses, messages without tracebacks, quiet libraries."""
 
+import argparse
 import errno
 import logging
 import signal
@@ -114,3 +115,10 @@ def _quiet(console: Console) -> None:
 def exit_with(main: Callable[[], int]) -> None:
     """Run a command and leave the process with its status."""
     sys.exit(run_command(main))
+
+
+def positive(text: str) -> int:
+    """Read a number of at least 1 from the command line."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' must be a whole number of at least 1")
+    return int(text)

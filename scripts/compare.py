@@ -14,14 +14,29 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from comparison.methods import ABLATIONS, ALL, METHODS, MODE_SETTINGS, MODES, REFERENCE, Plan, plan
+from comparison.methods import (
+    ABLATIONS,
+    ALL,
+    FIXED_ROUTERS,
+    METHODS,
+    MODE_SETTINGS,
+    MODES,
+    REFERENCE,
+    Plan,
+    plan,
+)
+from comparison.running import (
+    alone,
+    comparison_parser,
+    keep_config,
+    refuse_settings,
+    run_all,
+)
 from comparison.stages import Cost, Processes, start_again
 from comparison.tables import (
     Line,
@@ -36,18 +51,16 @@ from comparison.tables import (
     scores_csv,
     task_table,
 )
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mttl.analysis.libraries import check_libraries
 from mttl.checkpoint import count_saved
-from mttl.command import exit_with, make_console
+from mttl.command import exit_with, make_console, positive
 from mttl.config.load import dump_config, load_config, resolve_folder, resolve_path
 from mttl.data.gym import Gym
 from mttl.data.partition import load_partition, select_tasks
 from mttl.errors import ConfigError
-from mttl.files import locked, write_text
+from mttl.files import write_text
 from mttl.training.few_shot_jobs import new_tasks, plan_jobs, read_samples
-from mttl.training.run_folder import changed_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 # What the comparison sets itself, and how to choose it.
@@ -61,7 +74,6 @@ OWN_SETTINGS = {
     "adapt.seeds": " (--seeds)",
     "adapt.max_steps": " (--adapt-steps)",
 }
-FIXED_ROUTERS = ("shared", "private", "average", "expert")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -79,39 +91,20 @@ def main(arguments: list[str] | None = None) -> int:
     )
     plans = plan(options.methods, options.modes, options.seeds)
     comparison.check(plans)
-    with comparison.alone():
+    processes = Processes(n_threads=max(1, (os.cpu_count() or 1) // options.workers))
+    with alone(comparison.out):
         comparison.keep_settings()
-        run_all(comparison, plans, options.workers)
+        run_all(
+            [item for item in plans if not comparison.has_ended(item)],
+            lambda item: comparison.run(item, processes),
+            processes=processes,
+            n_workers=options.workers,
+            name=lambda item: f"{item.name}, seed {item.seed}",
+            ended=lambda: comparison.write_tables(plans),
+        )
     make_console().print(comparison.write_tables(plans), markup=False, soft_wrap=True)
     make_console().print(f"The tables are in {options.out}")
     return 0
-
-
-def run_all(comparison: "Comparison", plans: list[Plan], n_workers: int) -> None:
-    """Run what is missing, several runs at a time, and keep the tables up to date."""
-    status = make_console(stderr=True)
-    processes = Processes(n_threads=max(1, (os.cpu_count() or 1) // n_workers))
-    todo = [item for item in plans if not comparison.has_ended(item)]
-    with (
-        Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=status,
-            transient=True,
-            disable=not status.is_terminal,
-        ) as progress,
-        ThreadPoolExecutor(n_workers) as pool,
-        processes.stopping(),
-    ):
-        bar = progress.add_task("comparing", total=len(todo))
-        futures = {pool.submit(comparison.run, item, processes): item for item in todo}
-        for future in as_completed(futures):
-            future.result()
-            progress.advance(bar)
-            status.print(f"{futures[future].name}, seed {futures[future].seed}: ended")
-            comparison.write_tables(plans)
 
 
 @dataclass(frozen=True)
@@ -181,12 +174,7 @@ class Comparison:
         Raises:
             MttlError: If a configuration, a task or a sample does not exist or is not allowed.
         """
-        for text in self.overrides:
-            name = text.partition("=")[0].strip()
-            if name in OWN_SETTINGS:
-                raise ConfigError(
-                    f"-k {name} is set by the comparison itself{OWN_SETTINGS[name]}: leave it out"
-                )
+        refuse_settings(self.overrides, OWN_SETTINGS)
         for item in plans:
             load_config(self.files(item), self.training(item))
             for mode in item.modes:
@@ -196,22 +184,6 @@ class Comparison:
         seen = select_tasks(load_partition(partition).train, gym, data.skip_missing)
         unseen = new_tasks(self.tasks, partition, gym, seen, skip_missing=data.skip_missing)
         plan_jobs(gym, unseen, [plans[0].seed], samples=read_samples(self.samples))
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Keep other comparisons out of the folder: they would clear each other's runs.
-
-        Raises:
-            ConfigError: If one is at work there.
-        """
-        try:
-            with locked(self.out / ".lock"):
-                yield
-        except BlockingIOError:
-            raise ConfigError(
-                f"another comparison is at work in '{self.out}': wait for it, or choose another "
-                "folder with --out"
-            ) from None
 
     def keep_settings(self) -> None:
         """Write down what all runs share, or refuse to mix runs of different budgets."""
@@ -234,14 +206,14 @@ class Comparison:
             )
         write_text(path, yaml.safe_dump(shared, sort_keys=False))
         text = dump_config(load_config(self.config, list(self.overrides)))
-        resolved = self.out / "config.yaml"
-        before_text = resolved.read_text("utf-8") if resolved.is_file() else text
-        if changed := changed_settings(before_text, text, ignore=()):
-            raise ConfigError(
+        keep_config(
+            self.out / "config.yaml",
+            text,
+            lambda changed: (
                 f"the files of '{self.config}' have changed since the comparison in '{self.out}' "
-                f"began: {', '.join(changed)}. Change them back, or use another folder with --out"
-            )
-        write_text(resolved, text)
+                f"began: {changed}. Change them back, or use another folder with --out"
+            ),
+        )
 
     def has_ended(self, item: Plan) -> bool:
         """Return whether nothing is left to do."""
@@ -384,22 +356,12 @@ def _mean(values: Iterable[float]) -> float:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        *("-c", "--config"),
-        default="crossfit.yaml+backbone/denoiser.yaml",
-        metavar="FILE[+FILE...]",
-        help="(%(default)s)",
-    )
-    parser.add_argument(
-        "--methods",
-        nargs="+",
-        default=list(METHODS),
-        choices=list(ALL),
-        metavar="METHOD",
-        help=f"of {', '.join(METHODS)}; and the ablations {', '.join(ABLATIONS)} (all but those)",
+    parser = comparison_parser(
+        __doc__,
+        config="crossfit.yaml+backbone/denoiser.yaml",
+        out="runs/compare",
+        methods=list(METHODS),
+        ablations=list(ABLATIONS),
     )
     parser.add_argument(
         "--modes",
@@ -409,7 +371,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="MODE",
         help=f"adaptation modes on top of {REFERENCE} (all)",
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[13, 14, 15])
     parser.add_argument("--steps", type=positive, default=500, help="of training (%(default)s)")
     parser.add_argument(
         "--adapt-steps", type=positive, default=60, help="of each adaptation job (%(default)s)"
@@ -418,27 +379,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--samples", metavar="N[,N...]", help="few-shot samples of every unseen task (all)"
     )
-    parser.add_argument(
-        "--workers", type=positive, default=2, help="runs at a time, each on its share of the cores"
-    )
-    parser.add_argument("--out", default="runs/compare", help="(%(default)s)")
-    parser.add_argument(
-        *("-k", "--set"),
-        dest="override",
-        action="append",
-        nargs="+",
-        default=[],
-        metavar="section.key=value",
-        help="settings of all runs",
-    )
     return parser.parse_args(arguments)
-
-
-def positive(text: str) -> int:
-    """Read a number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' must be a whole number of at least 1")
-    return int(text)
 
 
 if __name__ == "__main__":

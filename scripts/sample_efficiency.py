@@ -9,7 +9,8 @@ are written whenever a run has ended.
 """
 
 import argparse
-from concurrent.futures import ThreadPoolExecutor, as_completed
+import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,24 +18,28 @@ from comparison.learning import (
     METHODS,
     REFERENCE,
     Curve,
-    curves_figure,
     efficiency_table,
     level_table,
     levels_csv,
     read_curve,
 )
+from comparison.methods import FIXED_ROUTERS
+from comparison.running import (
+    alone,
+    comparison_parser,
+    keep_config,
+    refuse_settings,
+    run_all,
+)
 from comparison.stages import Cost, Processes, start_again
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mttl.analysis.figures import save_figure
 from mttl.analysis.libraries import check_libraries
 from mttl.checkpoint import count_saved
-from mttl.command import exit_with, make_console
+from mttl.command import exit_with, make_console, positive
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import dump_config, load_any_config
 from mttl.errors import ConfigError
-from mttl.files import locked, write_text
-from mttl.training.run_folder import changed_settings
+from mttl.files import write_text
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN_SETTINGS = {
@@ -49,7 +54,7 @@ OWN_SETTINGS = {
 def main(arguments: list[str] | None = None) -> int:
     """Run what is missing, and print and write the tables."""
     options = parse(arguments)
-    check_libraries("matplotlib")
+    check_libraries("matplotlib", "scipy")
     study = Study(
         out=Path(options.out),
         config=options.config,
@@ -58,49 +63,21 @@ def main(arguments: list[str] | None = None) -> int:
     )
     runs = [(method, seed) for seed in options.seeds for method in options.methods]
     study.check(options.methods)
-    try:
-        with locked(study.out / ".lock"):
-            study.keep_settings()
-            run_all(study, runs, options.workers, options.rate, options.smoothing)
-    except BlockingIOError:
-        raise ConfigError(
-            f"another comparison is at work in '{study.out}': wait for it, or choose another "
-            "folder with --out"
-        ) from None
+    processes = Processes(n_threads=max(1, (os.cpu_count() or 1) // options.workers))
+    with alone(study.out):
+        study.keep_settings()
+        run_all(
+            [run for run in runs if not study.cost(*run).ended],
+            lambda run: study.run(*run, processes),
+            processes=processes,
+            n_workers=options.workers,
+            name=lambda run: f"{run[0]}, seed {run[1]}",
+            ended=lambda: study.write_tables(runs, options.rate, options.smoothing),
+        )
     text = study.write_tables(runs, options.rate, options.smoothing)
     make_console().print(text, markup=False, soft_wrap=True)
     make_console().print(f"The tables are in {options.out}")
     return 0
-
-
-def run_all(
-    study: "Study", runs: list[tuple[str, int]], n_workers: int, rate: float, smoothing: int
-) -> None:
-    """Run what is missing, several runs at a time, and keep the tables up to date."""
-    status = make_console(stderr=True)
-    processes = Processes(n_threads=1)
-    todo = [run for run in runs if not study.cost(*run).ended]
-    with (
-        Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=status,
-            transient=True,
-            disable=not status.is_terminal,
-        ) as progress,
-        ThreadPoolExecutor(n_workers) as pool,
-        processes.stopping(),
-    ):
-        bar = progress.add_task("training", total=len(todo))
-        futures = {pool.submit(study.run, *run, processes): run for run in todo}
-        for future in as_completed(futures):
-            future.result()
-            progress.advance(bar)
-            method, seed = futures[future]
-            status.print(f"{method}, seed {seed}: ended")
-            study.write_tables(runs, rate, smoothing)
 
 
 @dataclass(frozen=True)
@@ -149,12 +126,7 @@ class Study:
         Raises:
             ConfigError: If a configuration is wrong or sets what the comparison sets.
         """
-        for text in self.overrides:
-            name = text.partition("=")[0].strip()
-            if name in OWN_SETTINGS:
-                raise ConfigError(
-                    f"-k {name} is set by the comparison itself{OWN_SETTINGS[name]}: leave it out"
-                )
+        refuse_settings(self.overrides, OWN_SETTINGS)
         if not isinstance(load_any_config(self.config, self.overrides), BabyAIConfig):
             raise ConfigError(f"'{self.config}' has no section rl: it describes no policies")
         for method in methods:
@@ -164,14 +136,14 @@ class Study:
         """Write down what all runs share, or refuse to mix runs of different settings."""
         own = [f"trainer.max_epochs={self.rollouts}", *self.overrides]
         text = dump_config(load_any_config(self.config, own))
-        path = self.out / "config.yaml"
-        before = path.read_text("utf-8") if path.is_file() else text
-        if changed := changed_settings(before, text, ignore=()):
-            raise ConfigError(
-                f"the comparison in '{self.out}' was made with other settings: "
-                f"{', '.join(changed)}. Use those, or another folder with --out"
-            )
-        write_text(path, text)
+        keep_config(
+            self.out / "config.yaml",
+            text,
+            lambda changed: (
+                f"the comparison in '{self.out}' was made with other settings: {changed}. Use "
+                "those, or another folder with --out"
+            ),
+        )
 
     def run(self, method: str, seed: int, processes: Processes) -> None:
         """Train once."""
@@ -187,14 +159,9 @@ class Study:
         for method, seed in runs:
             if (cost := self.cost(method, seed)).ended:
                 run = self.folder(method, seed)
-                curve = read_curve(run, cost.cpu_minutes, self.n_trained(run))
+                curve = read_curve(run, cost.cpu_minutes, n_trained(run))
                 found.setdefault(method, []).append(curve)
         return found
-
-    def n_trained(self, run: Path) -> int:
-        """Return the number of parameters of a run's skills, router and common part."""
-        files = ("skills", "router", "backbone")
-        return sum(count_saved(run / "skills" / f"{name}.safetensors") for name in files)
 
     def write_tables(self, runs: list[tuple[str, int]], rate: float, smoothing: int) -> str:
         """Write the tables of what has ended, and return them as Markdown."""
@@ -215,44 +182,35 @@ class Study:
         )
         write_text(self.out / "table.md", text)
         write_text(self.out / "levels.csv", levels_csv(curves))
+        from comparison.curves_figure import curves_figure  # they need matplotlib
+
+        from mttl.analysis.figures import save_figure
+
         save_figure(curves_figure(curves, REFERENCE), self.out / "curves")
         return text
 
 
+def n_trained(run: Path) -> int:
+    """Return how many parameters a run trained: skills, learned router, and the common part."""
+    skills = run / "skills"
+    settings = json.loads((skills / "meta.json").read_text("utf-8"))["settings"]
+    files = ["skills"]
+    files += ["router"] if settings["router"]["kind"] not in FIXED_ROUTERS else []
+    files += ["backbone"] if settings["train_base"] else []
+    return sum(count_saved(skills / f"{name}.safetensors") for name in files)
+
+
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = comparison_parser(
+        __doc__, config="babyai.yaml", out="runs/sample_efficiency", methods=list(METHODS)
     )
-    parser.add_argument(
-        *("-c", "--config"), default="babyai.yaml", metavar="FILE[+FILE...]", help="(%(default)s)"
-    )
-    parser.add_argument(
-        "--methods",
-        nargs="+",
-        default=list(METHODS),
-        choices=list(METHODS),
-        metavar="METHOD",
-        help=f"of {', '.join(METHODS)} (all)",
-    )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[13, 14, 15])
-    parser.add_argument("--rollouts", type=int, default=200, help="of every run (%(default)s)")
+    parser.add_argument("--rollouts", type=positive, default=200, help="of every run (%(default)s)")
     parser.add_argument(
         "--rate", type=float, default=0.9, help="success rate to reach (%(default)s)"
     )
     parser.add_argument(
-        "--smoothing", type=int, default=10, help="rollouts that are averaged (%(default)s)"
-    )
-    parser.add_argument("--workers", type=int, default=2, help="runs at a time (%(default)s)")
-    parser.add_argument("--out", default="runs/sample_efficiency", help="(%(default)s)")
-    parser.add_argument(
-        *("-k", "--set"),
-        dest="override",
-        action="append",
-        nargs="+",
-        default=[],
-        metavar="section.key=value",
-        help="settings of all runs",
+        "--smoothing", type=positive, default=10, help="rollouts that are averaged (%(default)s)"
     )
     return parser.parse_args(arguments)
 

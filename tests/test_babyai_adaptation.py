@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 
+from helpers.babyai import TINY
 from helpers.command import ROOT, column, load_recipe
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
@@ -20,27 +21,17 @@ from mttl.errors import CheckpointError, ConfigError, TaskError
 from mttl.training.adapt import TRAINED_ROLES, AdaptMode
 from mttl.training.adapt_policies import adapt_policies
 
-TINY: dict[str, Any] = {
-    "rl": {
-        "levels": ["GoToObjS4", "GoToRedBallNoDists"],
-        "n_slots": 2,
-        "policy": {"n_channels": 8, "memory_size": 8, "instruction_size": 8},
-        "ppo": {"n_steps": 8, "recurrence": 4, "n_epochs": 1, "n_minibatches": 2},
-        "window": 5,
-        "evaluation": {"n_episodes": 2},
-    },
-    "skills": {"kind": "sparse", "n_skills": 3, "sparsity": 0.5},
-    "router": {"kind": "polytropon", "granularity": "model", "relaxed": False},
-    "optim": {"kind": "adam", "lr": 1e-3, "router_lr": 1e-2, "schedule": "constant", "warmup": 0},
+ADAPTING = {
+    **TINY,
     "adapt": {"levels": ["GoToObj"], "n_updates": 2, "seeds": [1, 2]},
-    "trainer": {"max_epochs": 1, "accelerator": "cpu", "devices": 1},
+    "trainer": {**TINY["trainer"], "max_epochs": 1},
 }
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("adapt")
-    (folder / "tiny.yaml").write_text(yaml.safe_dump({**TINY, "run": {"dir": str(folder)}}))
+    (folder / "tiny.yaml").write_text(yaml.safe_dump({**ADAPTING, "run": {"dir": str(folder)}}))
     assert load_recipe().main(["-c", str(folder / "tiny.yaml"), "-k", "run.name=run"]) == 0
     return folder / "run"
 
@@ -75,7 +66,7 @@ def test_finished_jobs_are_kept_and_never_repeated(
     assert lines[0] == first
     rows = [json.loads(line) for line in lines]
     assert [(row["level"], row["seed"]) for row in rows] == [("GoToObj", 1), ("GoToObj", 2)]
-    assert all(row["frames"] == 2 * 8 * 2 for row in rows)  # rollouts × steps × slots
+    assert all(row["frames"] == 2 * 8 * 3 for row in rows)  # rollouts × steps × slots
     assert (out / "curves" / "GoToObj-1.csv").is_file()
     assert "GoToObj" in capsys.readouterr().out
 
@@ -171,6 +162,8 @@ def test_a_fixed_router_has_nothing_to_train(run: Path) -> None:
         adapt_policies(model, "router_only")
     with pytest.raises(ValueError, match=r"mode \('sideways'\) must be one of zero_shot"):
         adapt_policies(model, "sideways")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'from_scratch' needs new policies: see fresh_policies"):
+        adapt_policies(model, "from_scratch")
 
 
 def test_a_folder_without_policies(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from mttl.config.schema import (
     Run,
     Section,
     Seed,
+    Seeds,
     Trainer,
 )
 
@@ -200,7 +201,7 @@ class PolicyAdapt(Section):
     """Learning rate of the router."""
     n_updates: PositiveInt = 100
     """Rollouts of each adaptation, or passes over the demonstrations."""
-    seeds: list[Seed] = Field(default=[13], min_length=1)
+    seeds: Seeds = Field(default=[13])
     """Every level is repeated with each."""
 
 

@@ -3,6 +3,7 @@
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -17,8 +18,17 @@ from mttl.training.adapt import AdaptMode
 
 NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _once(values: list[Any]) -> list[Any]:
+    if len(set(values)) < len(values):
+        raise ValueError(f"{values} must name each only once")
+    return values
+
+
 # What every generator of random numbers takes.
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
+Seeds = Annotated[list[Seed], Field(min_length=1), AfterValidator(_once)]
 
 
 class Section(BaseModel):
@@ -82,13 +92,13 @@ class Data(Section):
     """Folder of the gym: `<task>/<task>_<k>_<sample>_<split>.tsv`."""
     partition: str
     """JSON file with the lists train, dev and test of tasks."""
-    samples: Annotated[list[int], Field(min_length=1)] = [100]
+    samples: Annotated[list[int], Field(min_length=1), AfterValidator(_once)] = [100]
     """Which few-shot samples of every task."""
     split: Literal["train", "train+dev"] = "train"
     """Rows to train on."""
     validation: Literal["dev", "none"] = "dev"
     """Rows to validate on while training; the best checkpoint is chosen by them."""
-    evaluate: list[Literal["dev", "test"]] = ["dev", "test"]
+    evaluate: Annotated[list[Literal["dev", "test"]], AfterValidator(_once)] = ["dev", "test"]
     """Splits that are scored after training."""
     sampler: Sampler = Proportional()
     """How rows are drawn."""
@@ -116,13 +126,6 @@ class Data(Section):
     """Processes that collate; 0 collates in the training process."""
     cache_dir: str | None = None
     """Where tokenised rows are kept; by default `<run.dir>/.cache`."""
-
-    @field_validator("samples", "evaluate")
-    @classmethod
-    def _once(cls, values: list[Any]) -> list[Any]:
-        if len(set(values)) < len(values):
-            raise ValueError(f"{values} must name each only once")
-        return values
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -422,15 +425,8 @@ class Adapt(Section):
     """Steps of linear warm-up; below 1, a fraction of all steps."""
     gradient_clip_val: PositiveFloat | None = 1.0
     """Largest norm of the gradients."""
-    seeds: Annotated[list[Seed], Field(min_length=1)] = [13]
+    seeds: Seeds = [13]
     """Every sample is repeated with each."""
-
-    @field_validator("seeds")
-    @classmethod
-    def _once(cls, seeds: list[int]) -> list[int]:
-        if len(set(seeds)) < len(seeds):
-            raise ValueError(f"{seeds} must name each only once")
-        return seeds
 
 
 class Range(Section):

@@ -17,7 +17,6 @@ memories kept, `A` actions.
 from mttl.rl.episode_log import EpisodeLog
 from mttl.rl.gae import generalised_advantages, normalise_advantages
 from mttl.rl.imitation import imitation_loss
-from mttl.rl.intervals import Interval, interval
 from mttl.rl.learning_curve import episodes_to, reached, smooth
 from mttl.rl.missions import distinct_missions, without_padding
 from mttl.rl.ppo import action_log_probs, ppo_loss
@@ -26,7 +25,6 @@ from mttl.rl.sequences import Sequences, cut_sequences, minibatches
 
 __all__ = [
     "EpisodeLog",
-    "Interval",
     "Rollout",
     "Sequences",
     "Step",
@@ -36,7 +34,6 @@ __all__ = [
     "episodes_to",
     "generalised_advantages",
     "imitation_loss",
-    "interval",
     "minibatches",
     "normalise_advantages",
     "ppo_loss",

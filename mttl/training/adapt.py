@@ -8,6 +8,7 @@ import torch
 
 from mttl.errors import ConfigError
 from mttl.routing.fixed import average_router
+from mttl.routing.task_router import TaskRouter
 from mttl.skills.skilled_model import SkilledModel
 
 AdaptMode = Literal[
@@ -60,21 +61,9 @@ def adapt(
         Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, appendix A.2; for ``router_only`` and
         ``average`` Caccia et al., arXiv:2211.03831.
     """
-    if mode not in TRAINED_ROLES:
-        raise ValueError(f"mode ('{mode}') must be one of {', '.join(get_args(AdaptMode))}")
-    known = model.router
-    if mode == "average":
-        router = average_router(known.n_groups, n_tasks, known.n_skills, known.n_heads)
-    else:
-        fresh = mode == "from_scratch"
-        router = known.for_new_tasks(n_tasks, init="fresh" if fresh else init)
-    if mode == "router_only" and not any(True for _ in router.parameters()):
-        raise ConfigError(
-            f"mode 'router_only' has nothing to train: a {type(known).__name__} has no parameters. "
-            "Use 'skills_only', or an inventory trained with a learned router"
-        )
     device = next(model.parameters()).device
-    model.router = router.to(device).train(known.training)
+    router = adapted_router(model.router, mode, n_tasks, init=init)
+    model.router = router.to(device).train(model.router.training)
     inventories = [layer.inventory for layer in model.skilled_layers().values()]
     if mode == "from_scratch":
         for inventory in inventories:
@@ -85,6 +74,34 @@ def adapt(
     for inventory in inventories:
         inventory.requires_grad_("skills" in roles)
     return model
+
+
+def adapted_router(
+    known: TaskRouter, mode: AdaptMode, n_tasks: int, *, init: str = "mean"
+) -> TaskRouter:
+    """Return the router of new tasks that a mode begins with.
+
+    Args:
+        known: The trained one.
+        mode: What to train.
+        n_tasks: How many new tasks.
+        init: How new rows start; fresh ones do in the mode ``from_scratch``.
+
+    Raises:
+        ValueError: If the mode is unknown.
+        ConfigError: If the mode trains a router that has nothing to train.
+    """
+    if mode not in TRAINED_ROLES:
+        raise ValueError(f"mode ('{mode}') must be one of {', '.join(get_args(AdaptMode))}")
+    if mode == "average":
+        return average_router(known.n_groups, n_tasks, known.n_skills, known.n_heads)
+    router = known.for_new_tasks(n_tasks, init="fresh" if mode == "from_scratch" else init)
+    if mode == "router_only" and not any(True for _ in router.parameters()):
+        raise ConfigError(
+            f"mode 'router_only' has nothing to train: a {type(known).__name__} has no parameters. "
+            "Use 'skills_only', or an inventory trained with a learned router"
+        )
+    return router
 
 
 @contextmanager

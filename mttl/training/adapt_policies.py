@@ -1,11 +1,7 @@
 """Trained policies made ready for levels they have never seen."""
 
-from typing import get_args
-
-from mttl.errors import ConfigError
-from mttl.routing.fixed import average_router
 from mttl.skills.compose import ComposedModel
-from mttl.training.adapt import TRAINED_ROLES, AdaptMode
+from mttl.training.adapt import TRAINED_ROLES, AdaptMode, adapted_router
 
 
 def adapt_policies(
@@ -29,25 +25,12 @@ def adapt_policies(
         The same model.
 
     Raises:
-        ValueError: If the mode is unknown.
+        ValueError: If the mode is unknown, or ``from_scratch``.
         ConfigError: If the mode trains a router that has nothing to train.
     """
-    if mode not in TRAINED_ROLES:
-        raise ValueError(f"mode ('{mode}') must be one of {', '.join(get_args(AdaptMode))}")
-    known, device = model.router, model.device
     if mode == "from_scratch":
-        model.router = known.for_new_tasks(n_levels, init="fresh").to(model.device)
-        return model.requires_grad_(True)
-    if mode == "average":
-        router = average_router(known.n_groups, n_levels, known.n_skills, known.n_heads)
-    else:
-        router = known.for_new_tasks(n_levels, init=init)
-    if mode == "router_only" and not any(True for _ in router.parameters()):
-        raise ConfigError(
-            f"mode 'router_only' has nothing to train: a {type(known).__name__} has no parameters. "
-            "Use 'skills_only', or policies trained with a learned router"
-        )
-    model.router = router.to(device)
+        raise ValueError("mode 'from_scratch' needs new policies: see fresh_policies")
+    model.router = adapted_router(model.router, mode, n_levels, init=init).to(model.device)
     roles = TRAINED_ROLES[mode]
     model.base.requires_grad_("backbone" in roles)
     model.inventory.requires_grad_("skills" in roles)

@@ -19,8 +19,13 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-# Settings that have no part in a job's result: those of the run, and how often to repeat.
-MAY_CHANGE = ("run.", "backbone.", "skills.", "router.", "trainer.", "search.", "adapt.seeds")
+# Settings that have no part in a job's result: those of the run, and which jobs there are …
+MAY_CHANGE = (
+    *("run.", "backbone.", "skills.", "router.", "trainer.", "search."),
+    *("adapt.seeds", "adapt.levels"),
+)
+# … but for what adaptation shares with training.
+SHARED = ("trainer.precision",)
 # Where results may stand: in the folder itself, or in those of its trials.
 RESULTS = ("results*.jsonl", "trials/*/results*.jsonl")
 
@@ -97,13 +102,16 @@ class Results:
             self.finished[result.job] = result
 
 
-def check_folder(folder: Path, settings: str, inventory: str) -> None:
+def check_folder(
+    folder: Path, settings: str, inventory: str, *, shared: tuple[str, ...] = SHARED
+) -> None:
     """Note what new results are made from, or refuse to mix them with others.
 
     Args:
         folder: Of the results. ``config.yaml`` and ``inventory.sha256`` are written into it.
         settings: The resolved configuration, as YAML.
         inventory: The digest of the inventory that is adapted; see `inventory_digest`.
+        shared: Settings of training that have a part in adaptation too.
 
     Raises:
         ConfigError: If results there were made with other settings that have a part in them, from
@@ -111,7 +119,8 @@ def check_folder(folder: Path, settings: str, inventory: str) -> None:
     """
     config, source = folder / "config.yaml", folder / "inventory.sha256"
     if config.is_file():
-        changed = changed_settings(config.read_text(encoding="utf-8"), settings, MAY_CHANGE)
+        before = config.read_text(encoding="utf-8")
+        changed = changed_settings(before, settings, MAY_CHANGE, but=shared)
         if changed:
             raise ConfigError(
                 f"the results in '{folder}' were made with other settings: "

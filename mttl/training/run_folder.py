@@ -124,7 +124,10 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
 
 
 def changed_settings(
-    before: str, now: str, ignore: tuple[str, ...] = ("trainer.", "adapt.", "search.")
+    before: str,
+    now: str,
+    ignore: tuple[str, ...] = ("trainer.", "adapt.", "search."),
+    but: tuple[str, ...] = (),
 ) -> list[str]:
     """Return the dotted names of settings that differ, with both values.
 
@@ -133,12 +136,13 @@ def changed_settings(
         now: Another one.
         ignore: How the names begin that may differ; by default, of what training may change when
             it is resumed.
+        but: Names that may not differ all the same.
     """
     first, second = _flat(yaml.safe_load(before)), _flat(yaml.safe_load(now))
     return [
         f"{name} ({first.get(name)} before, {second.get(name)} now)"
         for name in sorted(first.keys() | second.keys())
-        if first.get(name) != second.get(name) and not name.startswith(ignore)
+        if first.get(name) != second.get(name) and (name in but or not name.startswith(ignore))
     ]
 
 

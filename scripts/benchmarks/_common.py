@@ -28,6 +28,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from mttl.command import positive
+
+__all__ = ["Build", "Step", "as_speed", "parse_arguments", "positive", "report", "run"]
+
 Step = Callable[[], object]
 # Makes the step of a variant and what is worth knowing about it (columns of the table).
 Build = Callable[[str, argparse.Namespace], tuple[Step, dict[str, float]]]
@@ -268,11 +272,3 @@ def _peak_mib() -> float:
             return int(found[1]) / 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 1024
-
-
-def positive(text: str) -> int:
-    """Read a number above 0 from the command line."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not a positive number")
-    return number

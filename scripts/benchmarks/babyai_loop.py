@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from _common import positive
 from pytorch_lightning.callbacks import Callback
 from rich.console import Console
 from rich.table import Table
@@ -29,6 +28,7 @@ from rich.table import Table
 from envs.errors import LevelError
 from envs.vector import check_levels
 from mttl.babyai import learning_of
+from mttl.command import positive
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.build_policy import build_policies
 from mttl.config.load import load_any_config

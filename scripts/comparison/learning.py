@@ -1,4 +1,4 @@
-"""Learning curves of policies: read from runs, as tables and as a figure."""
+"""Learning curves of policies: read from runs, and as tables."""
 
 import csv
 import io
@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from mttl.analysis.figures.sheet import FAINT, FONT, INK, new_sheet, place, strip_frame
-from mttl.rl.intervals import Interval, interval
+from comparison.intervals import Interval, interval
+from comparison.tables import markdown
 from mttl.rl.learning_curve import episodes_to
 
 REFERENCE = "shared"
@@ -24,8 +23,6 @@ METHODS: dict[str, tuple[str, ...]] = {
     "private": ("babyai/private.yaml",),
     "expert": ("babyai/expert.yaml",),
 }
-COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#E69F00")
-WIDTH, HEIGHT = 2.3, 1.5  # of one panel, in inches
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class Curve:
         rates: Success rate of each level over its last episodes; NaN before there were enough.
         final: Success rate of each level on the episodes of evaluation, greedy.
         minutes: Processor time.
-        n_trained: Parameters.
+        n_trained: Parameters that were trained.
     """
 
     levels: tuple[str, ...]
@@ -57,7 +54,7 @@ def read_curve(run: Path, minutes: float, n_trained: int) -> Curve:
     Args:
         run: Its folder, with ``metrics.csv`` and ``results.csv``.
         minutes: What it cost.
-        n_trained: Its parameters.
+        n_trained: Parameters that it trained.
     """
     with (run / "results.csv").open(newline="", encoding="utf-8") as file:
         final = {
@@ -94,22 +91,17 @@ def efficiency_table(
 ) -> str:
     """Return a row per method: parameters, episodes, their ratio to the reference, final rate."""
     found = {method: needed(runs, rate, smoothing) for method, runs in curves.items()}
-    lines = [
-        f"| method | parameters | episodes to {rate:.0%} | × {reference} | greedy success "
-        "| minutes |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
+    heads = ("method", "trained", f"episodes to {rate:.0%}", f"× {reference}")
+    rows = []
     for method, runs in curves.items():
         own, theirs = found[method], found.get(reference)
         both = theirs is not None and all(x.n_reached == x.n_runs for x in (own, theirs))
         ratio = f"{own.mean / theirs.mean:.2f}" if theirs is not None and both else ""
         success = 100 * statistics.fmean(run.final["mean"] for run in runs)
         minutes = statistics.fmean(run.minutes for run in runs)
-        lines.append(
-            f"| {method} | {runs[0].n_trained:,} | {own} | {ratio} | {success:.1f} "
-            f"| {minutes:.1f} |"
-        )
-    return "\n".join(lines) + "\n"
+        cells = (f"{runs[0].n_trained:,}", str(own), ratio, f"{success:.1f}", f"{minutes:.1f}")
+        rows.append((method, *cells))
+    return markdown((*heads, "greedy success", "CPU min"), rows)
 
 
 def level_table(curves: Mapping[str, Sequence[Curve]], rate: float, smoothing: int) -> str:
@@ -118,7 +110,7 @@ def level_table(curves: Mapping[str, Sequence[Curve]], rate: float, smoothing: i
     A level that a seed did not learn shows how many seeds did.
     """
     levels = next(iter(curves.values()))[0].levels
-    lines = [f"| level | {' | '.join(curves)} |", "|---" + "|---:" * len(curves) + "|"]
+    rows = []
     for column, level in enumerate(levels):
         cells = []
         for runs in curves.values():
@@ -134,8 +126,8 @@ def level_table(curves: Mapping[str, Sequence[Curve]], rate: float, smoothing: i
             known = [episodes for episodes in reached if episodes is not None]
             share = "" if len(known) == len(runs) else f" ({len(known)} of {len(runs)})"
             cells.append(f"{statistics.fmean(known):,.0f}{share}" if known else "–")
-        lines.append(f"| {level} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        rows.append((level, *cells))
+    return markdown(("level", *curves), rows)
 
 
 def levels_csv(curves: Mapping[str, Sequence[Curve]]) -> str:
@@ -150,52 +142,3 @@ def levels_csv(curves: Mapping[str, Sequence[Curve]]) -> str:
                     if not np.isnan(rate):
                         writer.writerow([method, number, episodes, frames, level, f"{rate:.4f}"])
     return text.getvalue()
-
-
-def curves_figure(curves: Mapping[str, Sequence[Curve]], reference: str) -> Figure:
-    """Return the success rate over episodes: the mean over levels, then a panel per level.
-
-    Lines are means over seeds, as far as all seeds have come.
-
-    Args:
-        curves: By method.
-        reference: The method that is drawn dashed.
-    """
-    levels = next(iter(curves.values()))[0].levels
-    panels = ["all levels", *levels]
-    n_columns = min(3, len(panels))
-    n_rows = -(-len(panels) // n_columns)
-    width = 0.6 + n_columns * (WIDTH + 0.35)
-    height = 0.9 + n_rows * (HEIGHT + 0.55)
-    figure = new_sheet(width, height, "Success rate over episodes of all levels")
-    for number, panel in enumerate(panels):
-        row, column = divmod(number, n_columns)
-        left = 0.5 + column * (WIDTH + 0.35)
-        bottom = 0.75 + (n_rows - 1 - row) * (HEIGHT + 0.55)
-        axes = place(figure, left, bottom, WIDTH, HEIGHT)
-        strip_frame(axes, "right", "top")
-        axes.set_title(panel, fontsize=FONT, color=INK)
-        axes.set_ylim(0, 1.02)
-        axes.grid(axis="y", color=FAINT, linewidth=0.4)
-        axes.set_yticks([0, 0.5, 1])
-        for colour, (method, runs) in zip(COLOURS, curves.items(), strict=False):
-            n = min(len(run.episodes) for run in runs)
-            rates = np.stack(
-                [
-                    run.rates[:n].mean(1) if number == 0 else run.rates[:n, number - 1]
-                    for run in runs
-                ]
-            )
-            episodes = np.stack([run.episodes[:n] for run in runs]).mean(0)
-            style = "--" if method == reference else "-"
-            axes.plot(episodes, rates.mean(0), style, color=colour, linewidth=1, label=method)
-        axes.locator_params(axis="x", nbins=4)
-        axes.tick_params(axis="x", length=3)
-    figure.legend(
-        *figure.axes[0].get_legend_handles_labels(),
-        loc="lower left",
-        ncols=len(curves),
-        frameon=False,
-        fontsize=FONT,
-    )
-    return figure

@@ -62,6 +62,8 @@ ABLATIONS: dict[str, Method] = {
 ALL = METHODS | ABLATIONS
 # The whole model breaks at the rate that skills bear.
 MODE_SETTINGS = {"full": ("adapt.lr=1e-3",)}
+# What these have instead of a learned router has no parameters.
+FIXED_ROUTERS = ("shared", "private", "average", "expert")
 MODES = ("all", "zero_shot", "router_only", "skills_only", "average", "from_scratch", "full")
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from comparison.intervals import half_width
+
 
 @dataclass(frozen=True)
 class Score:
@@ -116,15 +118,10 @@ def paired_difference(ours: Mapping[int, float], reference: Mapping[int, float])
         ours: Mean score by seed.
         reference: That of what it is compared with.
     """
-    from scipy import stats  # an optional library
-
     pairs = [ours[seed] - reference[seed] for seed in sorted(ours.keys() & reference.keys())]
     if not pairs:
         return Difference(math.nan, math.nan, math.nan)
-    mean = statistics.fmean(pairs)
-    if len(pairs) == 1:
-        return Difference(mean, math.nan, math.nan)
-    half = float(stats.t.ppf(0.975, len(pairs) - 1)) * statistics.stdev(pairs) / len(pairs) ** 0.5
+    mean, half = statistics.fmean(pairs), half_width(pairs)
     return Difference(mean, mean - half, mean + half)
 
 

@@ -1,6 +1,7 @@
 """The comparison of policies by the episodes they need: its rule, tables and figure."""
 
 import csv
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,9 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 import yaml
+from safetensors.torch import save_file
 
 from helpers.babyai import TINY
 from helpers.command import ROOT, load_recipe
@@ -67,7 +70,9 @@ def test_episodes_are_those_of_the_first_row_that_reaches_the_rate(learning: Mod
 def test_the_figure_has_a_panel_per_level_and_a_line_per_method(learning: ModuleType) -> None:
     rows = [[0.0, 0.2], [0.5, 0.4]]
     curves = {"polytropon": [curve(learning, rows)], "shared": [curve(learning, rows)]}
-    figure = learning.curves_figure(curves, "shared")
+    from comparison.curves_figure import curves_figure
+
+    figure = curves_figure(curves, "shared")
     assert [axes.get_title() for axes in figure.axes] == ["all levels", "A", "B"]
     first = figure.axes[0].get_lines()
     assert [line.get_label() for line in first] == ["polytropon", "shared"]
@@ -104,3 +109,20 @@ def test_the_command_runs_what_is_missing_and_reads_the_rest(
     assert (tmp_path / "out" / "table.md").read_text() == first
     with pytest.raises(ConfigError, match=r"other settings: trainer.max_epochs \(3 before, 4 now"):
         command.main([*given[:4], "--rollouts", "4", *given[6:]])
+
+
+def test_only_what_is_trained_counts(command: ModuleType, tmp_path: Path) -> None:
+    """A frozen common part is no more trained than a fixed router."""
+    skills = tmp_path / "skills"
+    skills.mkdir()
+    for number, name in enumerate(("skills", "router", "backbone")):
+        save_file({"weight": torch.zeros(2, 10**number)}, skills / f"{name}.safetensors")
+
+    def trained(kind: str, train_base: bool) -> int:
+        settings = {"router": {"kind": kind}, "train_base": train_base}
+        (skills / "meta.json").write_text(json.dumps({"settings": settings}))
+        return command.n_trained(tmp_path)
+
+    assert trained("polytropon", True) == 222
+    assert trained("expert", True) == 202
+    assert trained("shared", False) == 2

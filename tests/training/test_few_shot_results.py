@@ -147,3 +147,19 @@ def test_the_digest_is_that_of_a_copy_read_with_other_libraries(tmp_path: Path) 
     meta["libraries"]["torch"] = "9.9"
     path.write_text(json.dumps(meta))
     assert inventory_digest(tmp_path / "copy") == before
+
+
+def test_what_adaptation_takes_from_training_counts(tmp_path: Path) -> None:
+    """A training may be resumed elsewhere; results in two precisions are of two experiments."""
+    before = "adapt: {levels: [a], lr: 0.1}\ntrainer: {precision: '32', max_epochs: 4}\n"
+    check_folder(tmp_path, before, "inventory")
+    elsewhere = before.replace("[a]", "[a, b]").replace("max_epochs: 4", "max_epochs: 5")
+    check_folder(tmp_path, elsewhere, "inventory")
+    half = elsewhere.replace("'32'", "bf16-mixed")
+    with pytest.raises(ConfigError, match=r"trainer.precision \(32 before, bf16-mixed now\)"):
+        check_folder(tmp_path, half, "inventory")
+    clipped = elsewhere.replace("max_epochs: 5", "gradient_clip_val: 0.5")
+    check_folder(tmp_path, clipped, "inventory")
+    shared = ("trainer.precision", "trainer.gradient_clip_val")
+    with pytest.raises(ConfigError, match=r"trainer.gradient_clip_val \(0.5 before, None now\)"):
+        check_folder(tmp_path, elsewhere, "inventory", shared=shared)

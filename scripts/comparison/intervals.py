@@ -1,4 +1,4 @@
-"""Episodes to a success rate over several seeds: mean and interval, or that it takes more."""
+"""Means over seeds and their intervals; or, of episodes to a success rate, that it takes more."""
 
 import math
 import statistics
@@ -34,15 +34,12 @@ class Interval:
         return f"{self.mean:,.0f} [{self.low:,.0f}, {self.high:,.0f}] ({runs})"
 
 
-def interval(
-    reached_at: Sequence[int | None], seen: Sequence[int], *, confidence: float = 0.95
-) -> Interval:
-    r"""Return the mean over seeds and its interval, ``mean ± t · s / √n``.
+def interval(reached_at: Sequence[int | None], seen: Sequence[int]) -> Interval:
+    """Return the mean over seeds and its 95 % interval.
 
     Args:
         reached_at: Episodes at which each run got there; None if it never did.
         seen: Episodes each run saw in all: what is known of one that never got there.
-        confidence: Of Student's t interval, between 0 and 1.
 
     Raises:
         ValueError: If there is no run, the lengths differ, or a run got there after its last
@@ -59,47 +56,20 @@ def interval(
     values = [last if at is None else at for at, last in zip(reached_at, seen, strict=True)]
     n_runs, n_reached = len(values), sum(at is not None for at in reached_at)
     mean = statistics.fmean(values)
-    if n_runs == 1 or n_reached < n_runs:
-        return Interval(mean, math.nan, math.nan, n_runs, n_reached)
-    half = student_quantile(confidence, n_runs - 1) * statistics.stdev(values) / math.sqrt(n_runs)
+    half = half_width(values) if n_reached == n_runs else math.nan
     return Interval(mean, mean - half, mean + half, n_runs, n_reached)
 
 
-def student_quantile(confidence: float, freedom: int) -> float:
-    r"""Return t such that a variable of Student's distribution lies in [-t, t] with a probability.
-
-    Bisection on :math:`\theta = \arctan(t / \sqrt{n})`, in which the probability is a finite sum.
+def half_width(values: Sequence[float], confidence: float = 0.95) -> float:
+    """Return half the width of Student's interval of a mean, ``t · s / √n``; NaN of one value.
 
     Args:
-        confidence: The probability, between 0 and 1.
-        freedom: Degrees of freedom n, at least 1.
-
-    Raises:
-        ValueError: If either is out of range.
-
-    References:
-        Abramowitz and Stegun, *Handbook of Mathematical Functions*, 1964, 26.7.3 and 26.7.4.
+        values: Independent ones.
+        confidence: Of the interval.
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence ({confidence}) must lie between 0 and 1")
-    if freedom < 1:
-        raise ValueError(f"freedom ({freedom}) must be at least 1")
-    low, high = 0.0, math.pi / 2
-    while low < (middle := (low + high) / 2) < high:
-        if _probability_within(middle, freedom) < confidence:
-            low = middle
-        else:
-            high = middle
-    return math.sqrt(freedom) * math.tan(low)
+    if len(values) == 1:
+        return math.nan
+    from scipy import stats  # an optional library
 
-
-def _probability_within(theta: float, freedom: int) -> float:
-    odd = freedom % 2
-    cosine = math.cos(theta)
-    term = cosine if odd else 1.0
-    total = 0.0
-    for power in range(odd, freedom - 1, 2):
-        total += term
-        term *= cosine * cosine * (power + 1) / (power + 2)
-    total *= math.sin(theta)
-    return 2 / math.pi * (theta + total) if odd else total
+    quantile = float(stats.t.ppf(0.5 + confidence / 2, len(values) - 1))
+    return quantile * statistics.stdev(values) / math.sqrt(len(values))

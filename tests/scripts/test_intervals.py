@@ -1,18 +1,16 @@
+"""Intervals over seeds, against scipy."""
+
 import math
+import sys
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from mttl.rl.intervals import interval, student_quantile
+from helpers.command import ROOT
 
-
-@pytest.mark.parametrize("confidence", [0.01, 0.5, 0.9, 0.95, 0.99, 0.999])
-def test_quantiles_are_those_of_scipy(confidence):
-    for freedom in [*range(1, 31), 99, 100]:
-        expected = stats.t.ppf(0.5 + confidence / 2, freedom)
-        # Double precision: the probability is a sum of up to 50 terms.
-        assert student_quantile(confidence, freedom) == pytest.approx(expected, rel=1e-9)
+sys.path.insert(0, str(ROOT / "scripts"))
+from comparison.intervals import half_width, interval
 
 
 def test_the_interval_is_that_of_scipy():
@@ -22,8 +20,8 @@ def test_the_interval_is_that_of_scipy():
     assert (found.low, found.mean, found.high) == pytest.approx((low, np.mean(runs), high))
     assert (found.n_runs, found.n_reached) == (4, 4)
     assert str(found) == f"2,153,694 [{low:,.0f}, {high:,.0f}] (4 runs)"
-    wider = interval(runs, [3_000_000] * 4, confidence=0.99)
-    assert wider.low < found.low < found.high < wider.high
+    low, high = stats.t.interval(0.99, 3, loc=np.mean(runs), scale=stats.sem(runs))
+    assert 2 * half_width(runs, 0.99) == pytest.approx(high - low)
 
 
 def test_a_run_that_never_got_there_makes_the_mean_a_bound():
@@ -48,7 +46,3 @@ def test_bad_arguments():
         interval([3, 4], [5])
     with pytest.raises(ValueError, match="run 1 cannot reach the rate at 7 if it saw 6 episodes"):
         interval([5, 7], [6, 6])
-    with pytest.raises(ValueError, match=r"confidence \(95.0\) must lie between 0 and 1"):
-        student_quantile(95.0, 3)
-    with pytest.raises(ValueError, match=r"freedom \(0\) must be at least 1"):
-        student_quantile(0.95, 0)

@@ -1,0 +1,162 @@
+"""What all comparisons do: run what is missing, several at a time, in a folder of their own."""
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from comparison.stages import Processes
+from mttl.command import make_console, positive
+from mttl.errors import ConfigError
+from mttl.files import locked, write_text
+from mttl.training.run_folder import changed_settings
+
+Item = TypeVar("Item")
+
+
+def run_all(
+    todo: Sequence[Item],
+    run: Callable[[Item], object],
+    *,
+    processes: Processes,
+    n_workers: int,
+    name: Callable[[Item], str],
+    ended: Callable[[], object],
+) -> None:
+    """Run items several at a time, with a progress bar.
+
+    Args:
+        todo: What is missing.
+        run: Runs one, with ``processes``.
+        processes: Ended when this process has to stop.
+        n_workers: How many at a time.
+        name: What an item is called.
+        ended: Called whenever one has ended, to keep tables up to date.
+    """
+    status = make_console(stderr=True)
+    with (
+        Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=status,
+            transient=True,
+            disable=not status.is_terminal,
+        ) as progress,
+        ThreadPoolExecutor(n_workers) as pool,
+        processes.stopping(),
+    ):
+        bar = progress.add_task("comparing", total=len(todo))
+        futures = {pool.submit(run, item): item for item in todo}
+        for future in as_completed(futures):
+            future.result()
+            progress.advance(bar)
+            status.print(f"{name(futures[future])}: ended")
+            ended()
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Keep other comparisons out of a folder: they would clear each other's runs.
+
+    Args:
+        out: The folder.
+
+    Raises:
+        ConfigError: If one is at work there.
+    """
+    try:
+        with locked(out / ".lock"):
+            yield
+    except BlockingIOError:
+        raise ConfigError(
+            f"another comparison is at work in '{out}': wait for it, or choose another folder "
+            "with --out"
+        ) from None
+
+
+def refuse_settings(overrides: Sequence[str], own: Mapping[str, str]) -> None:
+    """Refuse overrides of what the comparison sets itself.
+
+    Args:
+        overrides: As ``section.key=value``.
+        own: Settings that are the comparison's, with how to choose them.
+
+    Raises:
+        ConfigError: If there is one.
+    """
+    for text in overrides:
+        name = text.partition("=")[0].strip()
+        if name in own:
+            raise ConfigError(f"-k {name} is set by the comparison itself{own[name]}: leave it out")
+
+
+def keep_config(path: Path, text: str, changed_by: Callable[[str], str]) -> None:
+    """Write a resolved configuration down, or refuse to mix runs of another one.
+
+    Args:
+        path: Where.
+        text: As YAML.
+        changed_by: Makes the message from the names of what has changed.
+
+    Raises:
+        ConfigError: If another one stands there.
+    """
+    before = path.read_text("utf-8") if path.is_file() else text
+    if changed := changed_settings(before, text, ignore=()):
+        raise ConfigError(changed_by(", ".join(changed)))
+    write_text(path, text)
+
+
+def comparison_parser(
+    description: str | None,
+    *,
+    config: str,
+    out: str,
+    methods: Sequence[str],
+    ablations: Sequence[str] = (),
+) -> argparse.ArgumentParser:
+    """Return a command line with what all comparisons take.
+
+    Args:
+        description: What the command does.
+        config: Default of ``-c``.
+        out: Default of ``--out``.
+        methods: What ``--methods`` is by default.
+        ablations: What it may name besides.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        *("-c", "--config"), default=config, metavar="FILE[+FILE...]", help="(%(default)s)"
+    )
+    more = f"; and the ablations {', '.join(ablations)} (all but those)" if ablations else " (all)"
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        default=list(methods),
+        choices=[*methods, *ablations],
+        metavar="METHOD",
+        help=f"of {', '.join(methods)}{more}",
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[13, 14, 15])
+    parser.add_argument(
+        "--workers", type=positive, default=2, help="runs at a time, each on its share of the cores"
+    )
+    parser.add_argument("--out", default=out, help="(%(default)s)")
+    parser.add_argument(
+        *("-k", "--set"),
+        dest="override",
+        action="append",
+        nargs="+",
+        default=[],
+        metavar="section.key=value",
+        help="settings of all runs",
+    )
+    return parser
