@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from helpers.babyai import LEVELS, TINY
-from helpers.command import ROOT, load_recipe
+from helpers.command import ROOT, load_recipe, read_csv, start
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
@@ -234,3 +234,21 @@ def test_an_environment_that_raises_ends_the_run_clearly(
     monkeypatch.setattr(LocalVectorEnv, "reset", reset)
     with pytest.raises(TrainingError, match=r"level 'GoToObjS4', slot 1.*out of cheese.*--resume"):
         train(config, "raises")
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_environments_and_continue(config: Path) -> None:
+    """Frames of both are counted, one of them speaks, and a stopped run goes on."""
+    two = ("trainer.devices=2", "trainer.strategy=ddp", f"run.dir={config.parent / 'runs'}")
+    process = start(config, "two", *two)
+    printed, said = process.communicate(timeout=250)
+    assert process.returncode == 0, said
+    folder = RunFolder(config.parent / "runs" / "two")
+    assert read_csv(folder.metrics)[-1]["frames"] == str(float(2 * 4 * 8 * 3 * 2))
+    assert len(read_csv(folder.results)) == 2 * 2 * (len(LEVELS) + 1)
+    assert (printed + said).count("GoToObjS4") == (printed + said).count("GoToRedBallNoDists")
+    assert sum("384 frames" in line for line in said.splitlines()) == 1
+    more = start(config, "two", *two, "trainer.max_epochs=6", resume=True)
+    _, said = more.communicate(timeout=250)
+    assert more.returncode == 0, said
+    assert read_csv(folder.metrics)[-1]["frames"] == str(float(2 * 6 * 8 * 3 * 2))
