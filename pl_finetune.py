@@ -86,7 +86,8 @@ def adapt_policies(config: BabyAIConfig, options: argparse.Namespace) -> int:
     if options.shard.n_shards != 1:
         raise ConfigError("--shard is for text-to-text tasks: leave it out")
     check_libraries("gymnasium", "minigrid", "numba", extra="babyai")
-    from mttl.babyai_adaptation import adapt_babyai, level_table
+    from mttl.babyai_adaptation import adapt_babyai
+    from mttl.training.level_results import level_table
 
     results = adapt_babyai(
         config,

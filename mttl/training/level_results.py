@@ -1,0 +1,87 @@
+"""How policies did on levels that they were adapted to."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from mttl.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class LevelResult:
+    """How one adaptation ended.
+
+    Attributes:
+        level: The new level.
+        seed: Of its environments, actions and noise.
+        mode: What was trained.
+        greedy: Success rate on the episodes of evaluation, taking the most likely action.
+        sampled: The same, drawing actions.
+        greedy_steps: Mean number of steps.
+        sampled_steps: The same, drawing actions.
+        episodes: Episodes that were played to adapt.
+        frames: Steps of them.
+        solved_after: Episodes until the success rate that counts as solved; None if never.
+        n_trained: Parameters that were trained.
+    """
+
+    level: str
+    seed: int
+    mode: str
+    greedy: float
+    sampled: float
+    greedy_steps: float
+    sampled_steps: float
+    episodes: int
+    frames: int
+    solved_after: int | None
+    n_trained: int
+
+
+def level_table(results: Sequence[LevelResult], title: str) -> Table:
+    """Return a row per level: success in per cent and episodes to solve it, means over seeds."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("level", overflow="fold")
+    for heading in ("seeds", "greedy", "sampled", "episodes", "solved after"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for level in dict.fromkeys(result.level for result in results):
+        rows = [result for result in results if result.level == level]
+        solved = [row.solved_after for row in rows if row.solved_after is not None]
+        after = f"{sum(solved) / len(solved):,.0f}" if solved else "–"
+        if solved and len(solved) < len(rows):
+            after += f" ({len(solved)} of {len(rows)})"
+        table.add_row(
+            level,
+            str(len(rows)),
+            f"{100 * sum(row.greedy for row in rows) / len(rows):.1f}",
+            f"{100 * sum(row.sampled for row in rows) / len(rows):.1f}",
+            f"{sum(row.episodes for row in rows) / len(rows):,.0f}",
+            after,
+        )
+    return table
+
+
+def read_level_results(path: Path) -> dict[tuple[str, int], LevelResult]:
+    """Read the finished jobs of a file; a last line that was cut off is left out.
+
+    Args:
+        path: ``results.jsonl``; it need not exist.
+
+    Raises:
+        ConfigError: If a line is damaged.
+    """
+    lines = path.read_text("utf-8").split("\n")[:-1] if path.is_file() else []
+    found = {}
+    for number, line in enumerate(lines, 1):
+        try:
+            result = LevelResult(**json.loads(line))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(
+                f"'{path}', line {number} is damaged ({error}). Delete the line: a start of the "
+                "same command runs its job again"
+            ) from error
+        found[result.level, result.seed] = result
+    return found
