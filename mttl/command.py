@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from mttl.errors import MttlError, StopRequested
+from mttl.files import DISK_REFUSES
 
 FILE_WIDTH = 120
 SUCCESS, FAULT, USER_MISTAKE, INTERRUPTED = 0, 1, 2, 130
@@ -21,7 +22,7 @@ SUCCESS, FAULT, USER_MISTAKE, INTERRUPTED = 0, 1, 2, 130
 # What a disk may answer that is no fault of the program, and what to do where it is not plain.
 _IN_THE_WAY = ". A file stands where a folder is needed: name another folder, or move the file away"
 UNWRITABLE = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM), ""),
+    **dict.fromkeys(DISK_REFUSES, ""),
     **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), _IN_THE_WAY),
 }
 

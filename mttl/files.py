@@ -1,5 +1,6 @@
 """Files that are written whole or not at all."""
 
+import errno
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -10,6 +11,9 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None
+
+# What a disk may answer, whatever file is next.
+DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM)
 
 
 @contextmanager

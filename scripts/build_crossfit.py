@@ -26,6 +26,7 @@ from rich.table import Table
 from mttl.command import FAULT, SUCCESS, USER_MISTAKE, exit_with, make_console
 from mttl.data.build_gym import Outcome, check_task, count_files
 from mttl.data.build_many import build_many
+from mttl.data.hub import hub_in_reach
 from mttl.data.task_table import update_task_table
 from mttl.errors import TaskError, nearest
 from mttl.files import locked
@@ -54,6 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
     raw = None if options.raw is None else Path(options.raw)
     if raw is not None and not raw.is_dir():
         raise TaskError(f"--raw: there is no folder '{raw}'")
+    if raw is None and any(task.source.path and not task.source.unavailable for task in tasks):
+        look_for_hub()
     with alone(out):
         outcomes = build(tasks, out, samples, raw, options.workers)
     return SUCCESS if all(outcome.status in COMPLETE for outcome in outcomes) else USER_MISTAKE
@@ -100,6 +103,14 @@ def read_partition(name: str) -> list[str]:
     path = resolve_path(name if name.endswith(".json") else f"partitions/{name}.json")
     sides = load_partition(path)
     return [*sides.train, *sides.dev, *sides.test]
+
+
+def look_for_hub() -> None:
+    """Ask the hub once; where it does not answer, let no task wait for it."""
+    if "HF_HUB_OFFLINE" not in os.environ and not hub_in_reach():
+        os.environ["HF_HUB_OFFLINE"] = "1"  # read by the library, here and in other processes
+        console = make_console(stderr=True)
+        console.print("the hub does not answer: only what was fetched before can be read")
 
 
 def build(

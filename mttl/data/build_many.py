@@ -1,7 +1,7 @@
 """Many tasks of a gym, in several processes; what one of them meets never stops the others.
 
 A process works on one task at a time. One that dies, for want of memory for example, costs its task
-and is replaced. A full disk ends all, for every task would meet it.
+and is replaced. A disk that is full or must not be written ends all, for every task would meet it.
 """
 
 import multiprocessing
@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from mttl.data.build_gym import Outcome, build_task
+from mttl.files import DISK_REFUSES
 from mttl.tasks.task import Task
 
 OnEvent = Callable[[str, int], object]
@@ -48,8 +49,8 @@ def build_many(
         What became of the tasks, in the order in which they end.
 
     Raises:
-        OSError: If a file cannot be written, once the processes have left. Files of finished tasks
-            stay.
+        OSError: If the disk refuses to be written, once the processes have left. Files of finished
+            tasks stay.
     """
     one = partial(_guarded, build, out=out, samples=samples, raw=raw)
     if n_workers == 1 or len(tasks) == 1:
@@ -63,9 +64,9 @@ def _guarded(build: Build, task: Task, **options: Any) -> Outcome:
     """Build a task; a fault of the program in one of them is told, and stops no other."""
     try:
         return build(task, **options)
-    except OSError:
-        raise
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in DISK_REFUSES:
+            raise
         return Outcome(task.name, "failed", f"{type(error).__name__}: {error}")
 
 
@@ -84,7 +85,7 @@ def _in_processes(
                 name = worker.task.name if worker.task else ""
                 try:
                     answer = worker.connection.recv()
-                except EOFError:
+                except (EOFError, ConnectionError):
                     detail = "its process died; was there too little memory?"
                     answer = Outcome(name, "failed", detail)
                     workers.remove(worker)
@@ -119,7 +120,7 @@ class _Worker:
 
     def begin(self, task: Task) -> None:
         self.task = task
-        with suppress(BrokenPipeError):  # it has died; reading will tell
+        with suppress(ConnectionError):  # it has died; reading will tell
             self.connection.send(task)
 
     def leave(self) -> None:
@@ -146,15 +147,14 @@ def _serve(connection: Connection, one: Callable[..., Outcome]) -> None:
     """Build tasks until the other side hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent has it too, and decides
     signal.signal(signal.SIGTERM, _leave)
-    with suppress(EOFError, BrokenPipeError):
+    with suppress(EOFError, ConnectionError):
         while True:
             task = connection.recv()
             try:
-                connection.send(one(task, on_rows=connection.send))
-            except BrokenPipeError:
-                raise
+                answer = one(task, on_rows=connection.send)
             except OSError as error:
-                connection.send(OSError(error.errno, error.strerror, error.filename))
+                answer = OSError(error.errno, error.strerror, error.filename)
+            connection.send(answer)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -5,19 +5,26 @@ Loading scripts no longer run; where a data set is one, the hub's own conversion
 streamed, so that the rest is never loaded.
 """
 
-import errno
+import os
+import ssl
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mttl.data.hub_errors import OutOfReachError, ScriptOnlyError, explained
 from mttl.data.record_files import Record, Records
 from mttl.data.unavailable import UnavailableError
 from mttl.tasks.task import Source
 
+ADDRESS = "https://huggingface.co"
 PARQUET = "refs/convert/parquet"
+_SECONDS_TO_ANSWER = 10
 
 
 class TableRecords:
@@ -41,7 +48,9 @@ class TableRecords:
 
     def take(self, indices: NDArray[np.int64]) -> list[Record]:
         """Return the records at these places."""
-        return _transposed(self._table[indices.tolist()])
+        one_by_one = len(indices) > 1 and bool((np.diff(indices) == 1).all())
+        key = slice(indices[0], indices[-1] + 1) if one_by_one else indices.tolist()
+        return _transposed(self._table[key])
 
 
 class StreamedRecords:
@@ -57,8 +66,22 @@ class StreamedRecords:
         self._stream = stream
 
     def __iter__(self) -> Iterator[Record]:
-        with _Explained(self.name):
+        with explained(self.name):
             yield from self._stream
+
+
+def hub_in_reach() -> bool:
+    """Return whether the hub answers; asked once, it spares every data set a wait of 20 seconds."""
+    address = os.environ.get("HF_ENDPOINT") or ADDRESS  # as the library has it
+    request = urllib.request.Request(address, method="HEAD")
+    try:
+        urllib.request.urlopen(request, timeout=_SECONDS_TO_ANSWER).close()
+    except urllib.error.HTTPError:
+        return True  # a refusal is an answer
+    except OSError as error:
+        # A certificate that is doubted here may be trusted by the library, which has its own list.
+        return isinstance(getattr(error, "reason", None), ssl.SSLError)
+    return True
 
 
 def hub_records(source: Source, split: str) -> Records:
@@ -73,20 +96,22 @@ def hub_records(source: Source, split: str) -> Records:
     """
     reasons: list[str] = []
     names = [(str(source.path), source.revision), *((name, None) for name in source.mirrors)]
+    # A name without an owner is of the hub's first years; today's libraries refuse most of them.
+    names.sort(key=lambda pair: "/" not in pair[0])
     for name, revision in names:
         try:
             return _load(source, name, revision, split)
-        except _ScriptOnlyError:
+        except ScriptOnlyError:
             try:
                 return _load(source, name, PARQUET, split)
             except UnavailableError as error:
                 reasons.append(f"'{name}' is a loading script, which no longer runs, and {error}")
-        except _OutOfReachError as error:  # other names are as far
+        except OutOfReachError as error:  # other names are as far
             reasons.append(str(error))
             break
         except UnavailableError as error:
             reasons.append(str(error))
-    page = f"https://huggingface.co/datasets/{names[-1][0]}"
+    page = f"{ADDRESS}/datasets/{names[0][0]}"
     raise UnavailableError(f"{'; '.join(reasons)}. By hand: {page}, then --raw")
 
 
@@ -94,11 +119,12 @@ def _load(source: Source, name: str, revision: str | None, split: str) -> Record
     import datasets
 
     shown = f"{name} on the hub, split {split}"
-    with _Explained(name), _no_bars():
+    with explained(name), _no_bars():
         if revision == PARQUET:
-            # The conversion lacks a description of its parts: name the files.
-            files = {split: f"{source.config or '*'}/{split}/*.parquet"}
-            table = datasets.load_dataset(name, data_files=files, revision=revision, split=split)
+            # Files are named, and loaded as files: the data set itself would be its script again.
+            folder = f"hf://datasets/{name}@{quote(PARQUET, safe='')}"
+            files = {split: f"{folder}/{source.config or '*'}/{split}/*.parquet"}
+            table = datasets.load_dataset("parquet", data_files=files, split=split)
             return TableRecords(table, shown)
         builder = datasets.load_dataset_builder(name, source.config, revision=revision)
         stream = _small_part(builder.info.splits, source)
@@ -133,69 +159,3 @@ def _no_bars() -> Iterator[None]:
     finally:
         if not before:
             datasets.enable_progress_bars()
-
-
-class _ScriptOnlyError(UnavailableError):
-    pass
-
-
-class _OutOfReachError(UnavailableError):
-    pass
-
-
-class _Explained:
-    """Turns what the library raises into the reason why a data set is unavailable."""
-
-    def __init__(self, name: str):
-        self.name = name
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if (full := _full_disk(error)) is not None:
-            raise full
-        reason = _reason(error)
-        if reason == "script":
-            raise _ScriptOnlyError(f"'{self.name}' is a loading script") from error
-        if reason == "offline":
-            raise _OutOfReachError(
-                "there is no way to the hub, or HF_HUB_OFFLINE is set"
-            ) from error
-        if reason:
-            raise UnavailableError(f"'{self.name}' {reason}") from error
-
-
-def _full_disk(error: BaseException | None) -> OSError | None:
-    """Return what the system said, where a full disk is behind an error of the library."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return error
-        error = error.__cause__ or error.__context__
-    return None
-
-
-def _reason(error: BaseException | None) -> str | None:
-    """Return why a data set is unavailable; None for what must not be swallowed."""
-    from datasets.exceptions import DatasetNotFoundError, DatasetsError
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-
-    message = " ".join(str(error).split())
-    match error:
-        case RuntimeError() if "scripts are no longer supported" in message:
-            return "script"
-        case ConnectionError() | TimeoutError() | OfflineModeIsEnabled():
-            return "offline"
-        case DatasetNotFoundError() if "gated" in message:
-            return (
-                "is gated: accept its terms on its page on the hub, then log in with "
-                "`hf auth login`"
-            )
-        case DatasetNotFoundError():
-            return f"is not on the hub ({message})"
-        case HfHubHTTPError():
-            return f"was refused by the hub ({message})"
-        case DatasetsError() | FileNotFoundError() | ValueError():
-            # No such configuration, split or file; or files that are no table.
-            return f"cannot be loaded ({message})"
-    return None

@@ -1,14 +1,15 @@
 """The lines of a split, addressed by number, with bounded memory.
 
-Samples hold a few hundred lines of sources that may have millions. Where a task writes each record
-as one line, whatever the others are, and its records can be had in any order, only the lines that
-are asked for are converted (`ConvertedWhenAsked`). Otherwise all are, once, into a file without a
-name (`Stored`); memory holds 16 bytes a line.
+Samples hold a few hundred lines of sources that may have millions. Where a record becomes the same
+line, or none, whatever the others are, and records can be had in any order, only the lines that are
+asked for are converted (`ConvertedWhenAsked`). Otherwise all are, once, into a file without a name
+(`Stored`). Memory holds some 20 bytes a line.
 """
 
 import tempfile
 from array import array
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
@@ -17,13 +18,13 @@ import numpy as np
 
 from mttl.data.record_files import RandomAccess, Record, Records
 from mttl.errors import TaskError
-from mttl.tasks.convert import convert
-from mttl.tasks.sampling import Indices, LabelNumbers, Line
+from mttl.tasks.convert import convert, each_alone, survey
+from mttl.tasks.sampling import Indices, LabelNumbers, Line, labels_are_named
 from mttl.tasks.task import Task
 
 # A source of fewer records is converted whole: it costs little, and every record is checked.
 CONVERT_ALL = 20_000
-_BLOCK = 1000
+_BLOCK = 250
 
 
 class Lines(Protocol):
@@ -60,8 +61,7 @@ def make_lines(
     Raises:
         TaskError: If a record that is converted cannot be.
     """
-    each_alone = task.rows is None and task.prepare is None
-    if each_alone and isinstance(records, RandomAccess) and len(records) > convert_all:
+    if isinstance(records, RandomAccess) and each_alone(task) and len(records) > convert_all:
         return ConvertedWhenAsked(task, split, records)
     return Stored(task, split, records, scratch)
 
@@ -81,7 +81,7 @@ class Stored:
         lengths, labels = array("q"), array("q")
         numbers = LabelNumbers(task)
         for block in _converted(task, split, records):
-            data = [_as_in_file(line, task, split) for line in block]
+            data = _as_in_file(block, task, split)
             self._file.write(b"".join(data))
             lengths.extend(map(len, data))
             if task.kind == "classification":
@@ -109,6 +109,8 @@ class Stored:
 class ConvertedWhenAsked:
     """Lines of a task that writes each record alone, converted when they are asked for.
 
+    Where records may be left out, or any text may be a label, all records are read once to see.
+
     Args:
         task: How a record is written.
         split: Its name, for messages.
@@ -118,14 +120,18 @@ class ConvertedWhenAsked:
     def __init__(self, task: Task, split: str, records: RandomAccess):
         self._task, self._split, self._records = task, split, records
         self._numbers = LabelNumbers(task)
+        self._places = np.arange(len(records), dtype=np.int64)
         self._labels = np.full(len(records), -1, np.int64)
+        every_row = task.rows is None and task.prepare is None
+        if not every_row or (task.kind == "classification" and not labels_are_named(task)):
+            self._look_through()
 
     def __len__(self) -> int:
         return len(self._labels)
 
     def take(self, indices: Indices) -> list[bytes]:
         """Return lines, with their ends, in UTF-8."""
-        return [_as_in_file(line, self._task, self._split) for line in self._convert(indices)]
+        return _as_in_file(list(self._convert(indices)), self._task, self._split)
 
     def labels(self, indices: Indices) -> Indices:
         """Return the numbers of their outputs; they are remembered."""
@@ -134,9 +140,17 @@ class ConvertedWhenAsked:
         self._labels[unknown] = np.fromiter(numbers, np.int64, len(unknown))
         return self._labels[indices]
 
+    def _look_through(self) -> None:
+        places, labels = array("q"), array("q")
+        with _told_with(self._records.name):
+            for number, answers in survey(self._task, self._split, _in_order(self._records)):
+                places.append(number - 1)
+                labels.append(self._numbers[answers])
+        self._places, self._labels = np.array(places, np.int64), np.array(labels, np.int64)
+
     def _convert(self, indices: Indices) -> Iterator[Line]:
         for start in range(0, len(indices), _BLOCK):
-            block = indices[start : start + _BLOCK]
+            block = self._places[indices[start : start + _BLOCK]]
             taken: list[Record] = self._records.take(block)
             try:
                 yield from convert(self._task, self._split, taken)
@@ -151,21 +165,33 @@ def _converted(task: Task, split: str, records: Records) -> Iterator[list[Line]]
     """Give the lines of all records, a block at a time; what goes wrong is told with the file."""
     lines = convert(task, split, records)
     while True:
-        try:
+        with _told_with(records.name):
             block = list(islice(lines, _BLOCK))
-        except TaskError as error:
-            known = records.name in str(error)
-            raise error if known else TaskError(f"{records.name}: {error}") from error
         if not block:
             return
         yield block
 
 
-def _as_in_file(line: Line, task: Task, split: str) -> bytes:
-    text = "\t".join(line) + "\n"
+@contextmanager
+def _told_with(name: str) -> Iterator[None]:
+    """Let errors name where the records are."""
     try:
-        return text.encode()
+        yield
+    except TaskError as error:
+        raise error if name in str(error) else TaskError(f"{name}: {error}") from error
+
+
+def _in_order(records: RandomAccess) -> Iterator[Record]:
+    """Give all records; what was unpacked for random access is not unpacked again."""
+    for start in range(0, len(records), _BLOCK):
+        yield from records.take(np.arange(start, min(start + _BLOCK, len(records))))
+
+
+def _as_in_file(lines: list[Line], task: Task, split: str) -> list[bytes]:
+    try:
+        return ["\t".join(line).encode() + b"\n" for line in lines]
     except UnicodeEncodeError as error:
+        text = error.object
         shown = text[max(0, error.start - 20) : error.end + 20].encode(errors="replace").decode()
         raise TaskError(
             f"task '{task.name}', split '{split}': half a character (a lone surrogate, "

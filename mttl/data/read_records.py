@@ -2,24 +2,28 @@
 
 import csv
 import gzip
+import io
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from mttl.errors import TaskError
 from mttl.tasks.filters import shown
+from mttl.tasks.task import FILE_ENDINGS
 
-FORMATS = (".tsv", ".csv", ".jsonl", ".tsv.gz", ".csv.gz", ".jsonl.gz")
+_BLOCK = 1 << 17
+_DECODE = json.JSONDecoder().raw_decode
 
 
 def read_records(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     """Read a file record by record; memory does not grow with its length.
 
     Args:
-        path: A file of one of `FORMATS`, in UTF-8. TSV is read without quoting, CSV with.
+        path: A file with one of `FILE_ENDINGS`, in UTF-8. TSV is read without quoting, CSV with.
         columns: Names of the columns of a TSV or CSV file without a header; with none, its first
             line names them.
 
@@ -30,18 +34,48 @@ def read_records(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, 
         TaskError: If the file cannot be read or is cut short, or a line is malformed (file, line
             and reason).
     """
-    if not path.name.endswith(FORMATS):
-        raise TaskError(f"'{path}' must be a file of one of the kinds {', '.join(FORMATS)}.")
+    if not path.name.endswith(FILE_ENDINGS):
+        raise TaskError(f"'{path}' must be a file of one of the kinds {', '.join(FILE_ENDINGS)}.")
     json_lines = ".jsonl" in path.suffixes[-2:]
     if json_lines and columns:
         raise TaskError(f"'{path}': JSON Lines name their fields; leave 'columns' out.")
-    with _opened(path) as file:
-        lines = _lines(path, file)
-        yield from _json_records(path, lines) if json_lines else _table(path, lines, columns)
+    yield from _json_records(path) if json_lines else _table(path, _lines(path), columns)
+
+
+def parse_record(line: bytes) -> dict[str, Any]:
+    """Parse a line of JSON Lines that is one object and no blanks; faster than `json.loads`.
+
+    Raises:
+        ValueError: If it is anything else, which may be sound.
+    """
+    text = line.decode()
+    record, end = _DECODE(text)
+    if type(record) is not dict or text[end:] not in ("\n", "", "\r\n"):
+        raise ValueError("not one object")
+    return record
+
+
+def _json_records(path: Path) -> Iterator[dict[str, Any]]:
+    """Read blocks of lines, which is faster, as long as nothing is wrong."""
+    n = 0
+    try:
+        for block in _json_blocks(path):
+            yield from block
+            n += len(block)
+    except (ValueError, EOFError, OSError, zlib.error):
+        # Line by line: the sound ones before the one to blame, which is named.
+        yield from islice(_json_lines(path), n, None)
+
+
+def _json_blocks(path: Path) -> Iterator[list[dict[str, Any]]]:
+    # A packed file cuts its lines out in Python; a reader of it does so in C.
+    with _opened(path) as file, io.BufferedReader(file, _BLOCK) as reader:
+        while lines := reader.readlines(_BLOCK):
+            yield list(map(parse_record, lines))
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
+def _opened(path: Path) -> Iterator[Any]:
     try:
         file: Any = gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # noqa: SIM115
     except OSError as error:
@@ -50,12 +84,13 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _lines(path: Path, file: Iterable[bytes]) -> Iterator[str]:
+def _lines(path: Path) -> Iterator[str]:
     """Give the lines with their ends; only a line feed ends one."""
     number = 0
     try:
-        for number, line in enumerate(file, 1):
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        with _opened(path) as file:
+            for number, line in enumerate(file, 1):
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise TaskError(
             f"{path}, line {number}: byte {error.start + 1} (0x{error.object[error.start]:02x}) is "
@@ -69,8 +104,8 @@ def _lines(path: Path, file: Iterable[bytes]) -> Iterator[str]:
         raise TaskError(f"cannot read '{path}': {error.strerror or error}.") from error
 
 
-def _json_records(path: Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(lines, 1):
+def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(_lines(path), 1):
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:

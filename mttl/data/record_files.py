@@ -6,13 +6,14 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mttl.data.read_records import read_records
+from mttl.data.read_records import parse_record, read_records
 
 Record = Mapping[str, Any]
 
@@ -49,7 +50,7 @@ class RandomAccess(Protocol):
 
 
 def open_file(path: Path, columns: Sequence[str] = (), scratch: Path | None = None) -> Records:
-    """Return the records of a file of one of `mttl.data.read_records.FORMATS`.
+    """Return the records of a file of one of `mttl.tasks.task.FILE_ENDINGS`.
 
     Args:
         path: The file.
@@ -106,12 +107,19 @@ class JsonLines(FileRecords):
         found = []
         for start, end in zip(starts[indices].tolist(), starts[indices + 1].tolist(), strict=True):
             file.seek(start)
+            line = file.read(end - start)
             try:
-                record = json.loads(file.read(end - start))
-            except ValueError as error:
-                self._blame(error)
-            found.append(record)
+                found.append(parse_record(line))
+            except ValueError:
+                found.append(self._unusual(line))
         return found
+
+    def _unusual(self, line: bytes) -> Record:
+        """Parse a line with blanks around its object, or blame it."""
+        try:
+            return json.loads(line)
+        except ValueError as error:
+            self._blame(error)
 
     @cached_property
     def _index(self) -> tuple[IO[bytes], NDArray[np.int64]]:
@@ -165,12 +173,10 @@ class _Counted:
         self.records, self.on_rows = records, on_rows
 
     def __iter__(self) -> Iterator[Record]:
-        n = 0
-        for n, record in enumerate(self.records, 1):
-            yield record
-            if n % _ROWS == 0:
-                self.on_rows(_ROWS)
-        self.on_rows(n % _ROWS)
+        source = iter(self.records)
+        while block := list(islice(source, _ROWS)):
+            yield from block
+            self.on_rows(len(block))
 
 
 class _CountedRandomAccess(_Counted):

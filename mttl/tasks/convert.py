@@ -9,7 +9,7 @@ from itertools import compress, islice
 
 from mttl.errors import TaskError
 from mttl.tasks.filters import TEXT_FILTERS, RecordError, shown
-from mttl.tasks.functions import FUNCTIONS
+from mttl.tasks.functions import EACH, FUNCTIONS
 from mttl.tasks.slots import Column, Read, Record, texts
 from mttl.tasks.task import Task
 from mttl.tasks.template import compile_condition, compile_template, compile_values
@@ -17,7 +17,7 @@ from mttl.tasks.template import compile_condition, compile_template, compile_val
 Line = tuple[str, ...]
 Rows = tuple[Sequence[int], list[Record]]
 
-_CHUNK = 1000
+_CHUNK = 250  # records that are worked on together: enough to be fast, few enough for the cache
 
 
 def convert(task: Task, split: str, records: Iterable[Record]) -> Iterator[Line]:
@@ -42,6 +42,34 @@ def convert(task: Task, split: str, records: Iterable[Record]) -> Iterator[Line]
     write = _writer(task)
     for numbers, chunk in _rows(task, split, records):
         yield from _each(write, numbers, chunk, task, split)
+
+
+def each_alone(task: Task) -> bool:
+    """Return whether a record becomes the same line, or none, whatever the other records are."""
+    return task.prepare is None or task.prepare in EACH
+
+
+def survey(task: Task, split: str, records: Iterable[Record]) -> Iterator[tuple[int, Line]]:
+    """Tell which rows are kept, and how they are labelled, without writing their inputs.
+
+    Args:
+        task: How to write them.
+        split: Their split; only for messages.
+        records: What the source holds.
+
+    Yields:
+        The number of a row that is kept (from 1), and its right answers; of a task whose samples do
+        not depend on them, none.
+
+    Raises:
+        TaskError: As `convert`.
+    """
+    answer = _answer_writer(task)
+    for numbers, chunk in _rows(task, split, records):
+        if task.kind == "classification":
+            yield from zip(numbers, _each(answer, numbers, chunk, task, split), strict=True)
+        else:
+            yield from ((number, ()) for number in numbers)
 
 
 def _rows(task: Task, split: str, records: Iterable[Record]) -> Iterator[Rows]:
@@ -120,26 +148,32 @@ def _writer(task: Task) -> Read:
     """Return a function from records to lines."""
     fill_input = compile_template(task.input, task.labels)
     clean = TEXT_FILTERS[task.cleaning] if task.cleaning is not None else None
-    one = task.references == "one"
-    fill_output = (compile_template if one else compile_values)(task.output, task.labels)
+    answer = _answer_writer(task)
 
     def write(records: Sequence[Record]) -> list[Line]:
         inputs = fill_input(records)
         if clean is not None:
             inputs = list(map(clean, inputs))
-        outputs = fill_output(records)
-        if one:
-            return list(zip(inputs, outputs, strict=True))
-        return [(text, *_answers(items)) for text, items in zip(inputs, outputs, strict=True)]
+        return [(text, *answers) for text, answers in zip(inputs, answer(records), strict=True)]
 
     return write
 
 
-def _answers(items: object) -> list[str]:
+@lru_cache
+def _answer_writer(task: Task) -> Read:
+    """Return a function from records to their right answers."""
+    if task.references == "one":
+        fill = compile_template(task.output, task.labels)
+        return lambda records: list(zip(fill(records), strict=True))
+    values = compile_values(task.output, task.labels)
+    return lambda records: [_answers(items) for items in values(records)]
+
+
+def _answers(items: object) -> Line:
     """Return right answers; none at all is written as an empty one, as CrossFit does."""
     if not isinstance(items, list):
         raise RecordError(f"the output is {shown(items)}; with 'references: all' it must be a list")
     try:
-        return texts(items) or [""]
+        return tuple(texts(items)) or ("",)
     except RecordError as error:
         raise RecordError(f"an item of the output {error}") from error

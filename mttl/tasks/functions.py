@@ -192,27 +192,31 @@ def _column(value: Any, name: str) -> list[Any]:
     return list(value[name]) if isinstance(value, Mapping) else [item[name] for item in value]
 
 
+# Functions of one record: whatever the others are, it becomes the same, or is dropped.
+EACH: dict[str, Callable[[Any], Record | None]] = {
+    "acronym": acronym,
+    "aqua_options": aqua_options,
+    "duorc_plot": duorc_plot,
+    "freebase_answers": freebase_answers,
+    "hotpot_paragraphs": hotpot_paragraphs,
+    "lama_sentence": lama_sentence,
+    "majority_label": majority_label,
+    "math_options": math_options,
+    "named_mask": named_mask,
+    "onestop_text": onestop_text,
+    "quarel_answer": quarel_answer,
+    "scicite_citation": scicite_citation,
+    "stars": stars,
+    "well_formed": well_formed,
+    "whole_score": whole_score,
+    "wiki_table": wiki_table,
+}
 FUNCTIONS: dict[str, Prepare] = {
-    "acronym": each(acronym),
-    "aqua_options": each(aqua_options),
+    **{name: each(function) for name, function in EACH.items()},
     "blimp_pair": ordered_pair("sentence_good", "sentence_bad"),
     "concept_sets": concept_sets,
     "conversations": conversations,
     "crows_pair": ordered_pair("sent_more", "sent_less"),
-    "duorc_plot": each(duorc_plot),
-    "freebase_answers": each(freebase_answers),
-    "hotpot_paragraphs": each(hotpot_paragraphs),
-    "lama_sentence": each(lama_sentence),
-    "majority_label": each(majority_label),
-    "math_options": each(math_options),
-    "named_mask": each(named_mask),
-    "onestop_text": each(onestop_text),
-    "quarel_answer": each(quarel_answer),
     "questions_with_answers": questions_with_answers,
-    "scicite_citation": each(scicite_citation),
     "shuffled_answers": shuffled_answers,
-    "stars": each(stars),
-    "well_formed": each(well_formed),
-    "whole_score": each(whole_score),
-    "wiki_table": each(wiki_table),
 }

@@ -97,6 +97,11 @@ def cut(task: Task, n_train: int, n_test: int | None = None) -> Cut:
     return found
 
 
+def labels_are_named(task: Task) -> bool:
+    """Return whether outputs can be no others than the names in the task's labels."""
+    return _LOOKED_UP.fullmatch(task.output) is not None
+
+
 def few_shot(task: Task, lines: Labelled, pool: Indices, sample: int) -> tuple[Indices, Indices]:
     """Draw one sample.
 
@@ -114,8 +119,7 @@ def few_shot(task: Task, lines: Labelled, pool: Indices, sample: int) -> tuple[I
     k = task.k
     if task.kind == "text-to-text":
         return order[:k], order[k : 2 * k]
-    # Outputs that are looked up in the task's labels can be no others.
-    n_labels = len(task.labels) if _LOOKED_UP.fullmatch(task.output) else 0
+    n_labels = len(task.labels) if labels_are_named(task) else 0
     n_read = 4 * k * n_labels or len(order)
     while True:
         labels = lines.labels(order[:n_read])

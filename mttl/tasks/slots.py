@@ -55,7 +55,10 @@ def texts(column: Column) -> list[str]:
     Raises:
         RecordError: If a value is neither.
     """
-    return column if set(map(type, column)) <= {str} else list(map(as_text, column))
+    kinds = set(map(type, column))
+    if kinds <= {str}:
+        return column
+    return list(map(str if kinds <= {str, int, float} else as_text, column))
 
 
 def as_text(value: Any) -> str:

@@ -16,6 +16,9 @@ Metric = Literal[
 References = Literal["one", "all", "distinct"]
 Bound = int | float
 
+# What files of records may be: a table, or a line of JSON for each record; also packed.
+FILE_ENDINGS = (".tsv", ".csv", ".jsonl", ".tsv.gz", ".csv.gz", ".jsonl.gz")
+
 
 @dataclass(frozen=True)
 class Holdout:

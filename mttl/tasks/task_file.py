@@ -23,11 +23,10 @@ import yaml
 
 from mttl import yaml12
 from mttl.errors import TaskError
-from mttl.tasks.task import Holdout, Source, Task
+from mttl.tasks.task import FILE_ENDINGS, Holdout, Source, Task
 from mttl.tasks.task_keys import HOLDOUT_KEYS, MAPPING, SOURCE_KEYS, TASK_KEYS, check, check_keys
 from mttl.tasks.template import compile_condition, compile_template
 
-_FILES = (".tsv", ".csv", ".jsonl", ".tsv.gz", ".csv.gz", ".jsonl.gz")
 _SHOTS = {"classification": 16, "text-to-text": 32}
 _TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -164,8 +163,7 @@ def _source(keys: dict[str, Any], where: str, folder: Path) -> Source:
 
 
 def _file(name: str, key: str, where: str, folder: Path) -> str:
-    if not name.endswith(_FILES):
-        raise TaskError(
-            f"{where}: {key} is '{name}'; without 'path' it must be a file ({', '.join(_FILES)})"
-        )
+    if not name.endswith(FILE_ENDINGS):
+        allowed = ", ".join(FILE_ENDINGS)
+        raise TaskError(f"{where}: {key} is '{name}'; without 'path' it must be a file ({allowed})")
     return str(folder / name)

@@ -12,7 +12,7 @@ from itertools import repeat
 from typing import Any
 
 from mttl.errors import TaskError
-from mttl.tasks.slots import Column, Read, Record, as_text, compile_slot, written
+from mttl.tasks.slots import Column, Read, Record, as_text, compile_slot, texts, written
 
 _PARTS = re.compile(r"\{([^{}]*)\}")
 
@@ -76,10 +76,16 @@ def compile_condition(condition: str, labels: Sequence[str] = ()) -> Read:
     read = compile_values(match[1], labels)
     values = {"" if value == "empty" else value for value in match[3].split(" or ")}
     wanted = match[2] is None
-    return lambda records: [(_comparable(value) in values) is wanted for value in read(records)]
+    return lambda records: [(text in values) is wanted for text in _comparable(read(records))]
 
 
-def _comparable(value: Any) -> str:
+def _comparable(column: Column) -> list[str]:
+    if {bool, type(None)}.isdisjoint(map(type, column)):
+        return texts(column)
+    return list(map(_comparable_value, column))
+
+
+def _comparable_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "" if value is None else as_text(value)

@@ -4,10 +4,11 @@
     python scripts/benchmarks/build_memory.py --rows 1000000 --rounds 1 --warmup 1
 
 Every variant reads gzipped JSON Lines and writes the five samples. The floor reads, converts and
-keeps row by row, once for all samples, and shuffles lists. *Stored* converts all lines
-into a file without a name; *build* is what the builder does: the same where a task leaves rows out,
-and else only the lines that samples hold. `topics` is classification with a test split, `summaries`
-holds a fifth of its rows out, `filtered` leaves a third of its rows out.
+keeps row by row, once for all samples, and shuffles lists. *Stored* converts all lines into a file
+without a name; the builder does so where records cannot be had in any order (streams, tables) or
+depend on each other. *Build* is what it does with these sources: only the lines that samples hold
+are converted. `topics` is classification with a test split, `summaries` holds a fifth of its rows
+out; `filtered` leaves out a third of them besides, and `stars` puts each through a function.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,21 +46,23 @@ SUMMARIES = Task(
     category="conditional generation/summarization",
     description="",
 )
+TOPICS = Task(
+    name="topics",
+    source=Source("rows", train="train", test="test"),
+    k=16,
+    kind="classification",
+    input="{text|clean}",
+    output="{label|name}",
+    labels=LABELS,
+    metric="ACC",
+    category="classification/topic",
+    description="",
+)
 CASES = {
-    "topics": Task(
-        name="topics",
-        source=Source("rows", train="train", test="test"),
-        k=16,
-        kind="classification",
-        input="{text|clean}",
-        output="{label|name}",
-        labels=LABELS,
-        metric="ACC",
-        category="classification/topic",
-        description="",
-    ),
+    "topics": TOPICS,
     "summaries": SUMMARIES,
-    "filtered": Task(**{**vars(SUMMARIES), "name": "filtered", "rows": "{third} is not 0"}),
+    "filtered": replace(SUMMARIES, name="filtered", rows="{third} is not 0"),
+    "stars": replace(TOPICS, name="stars", prepare="stars", output="{stars}", labels=()),
 }
 
 
@@ -164,6 +168,8 @@ def plain_lines(task: Task, raw: Path, split: str) -> list[tuple[str, str]]:
             cleaned = plain_clean(record["text"])
             if task.name == "topics":
                 lines.append((cleaned, LABELS[record["label"]]))
+            elif task.name == "stars":
+                lines.append((cleaned, str(record["label"] + 1)))
             else:
                 lines.append((f"summarize: {cleaned}", plain_clean(record["title"])))
     return lines

@@ -1,32 +1,13 @@
 import errno
 import os
 import time
-from pathlib import Path
 
 import pytest
 
+from helpers.played_build import play
 from helpers.raw import make_task, write_raw
 from mttl.data.build_gym import Outcome, build_task
 from mttl.data.build_many import build_many
-
-
-def play(task, out: Path, samples, raw, on_rows):
-    """Stand in for a build, in a process of its own or in this one."""
-    (out / f"{task.name}.{os.getpid()}").touch()
-    on_rows(7)
-    if task.name.startswith("dies"):
-        os._exit(9)
-    if task.name.startswith("faulty"):
-        raise ZeroDivisionError("a fault")
-    if task.name.startswith("full"):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "some/file")
-    if task.name.startswith("slow"):
-        try:
-            (out / "begun").touch()
-            time.sleep(60)
-        finally:
-            (out / "cleaned").touch()
-    return Outcome(task.name, "built")
 
 
 def run(names, out, n_workers, **options):
@@ -69,6 +50,31 @@ def test_a_process_that_dies_costs_its_task_only(tmp_path):
     outcomes = {outcome.task: outcome for outcome in found}
     assert outcomes["dies"].status == outcomes["dies too"].status == "failed"
     assert outcomes["dies"].detail == "its process died; was there too little memory?"
+    assert outcomes["a"].status == outcomes["b"].status == "built"
+
+
+class Deadly:
+    """A build that ends whatever process it is sent to."""
+
+    def __reduce__(self):
+        return os._exit, (9,)
+
+
+def test_processes_that_die_before_they_have_read_their_task(tmp_path):
+    """What is left unread makes for another error than an end."""
+    tasks = [make_task(name) for name in "abc"]
+    found = list(build_many(tasks, tmp_path, samples=[13], n_workers=2, build=Deadly()))  # type: ignore[arg-type]
+    assert [outcome.detail for outcome in found] == [
+        "its process died; was there too little memory?"
+    ] * 3
+
+
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_a_file_that_cannot_be_read_stops_no_other_task(tmp_path, n_workers):
+    """Only what every task would meet ends all."""
+    outcomes = {o.task: o for o in run(["unreadable", "a", "b"], tmp_path, n_workers)}
+    assert outcomes["unreadable"].status == "failed"
+    assert outcomes["unreadable"].detail == "OSError: [Errno 5] Input/output error"
     assert outcomes["a"].status == outcomes["b"].status == "built"
 
 

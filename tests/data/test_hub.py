@@ -1,4 +1,7 @@
-"""Records by `datasets`: from Parquet files on this disk, which it loads as it loads the hub's."""
+"""Records by `datasets`: from Parquet files on this disk, and what it says of those it has not.
+
+What it asks a hub, and gets, is in `test_hub_server.py`.
+"""
 
 import errno
 import json
@@ -10,7 +13,7 @@ from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
 from helpers.raw import rows
 from mttl.data import hub
-from mttl.data.hub import PARQUET, StreamedRecords, TableRecords, hub_records
+from mttl.data.hub import StreamedRecords, TableRecords, hub_records
 from mttl.data.record_files import RandomAccess
 from mttl.data.unavailable import UnavailableError
 from mttl.tasks.task import Source
@@ -54,7 +57,8 @@ def test_any_record_can_be_taken(repository):
     assert isinstance(found, TableRecords)
     assert isinstance(found, RandomAccess)
     assert list(found) == rows(20)
-    assert found.take(np.array([7, 0, 7])) == [rows(20)[i] for i in (7, 0, 7)]
+    for places in ([7, 0, 7], [3, 4, 5], [9], []):
+        assert found.take(np.array(places, np.int64)) == [rows(20)[i] for i in places]
     assert found.name == f"{repository} on the hub, split train"
 
 
@@ -65,37 +69,38 @@ def test_a_small_part_is_streamed(repository):
     assert list(found) == list(found) == rows(5)
 
 
-@pytest.mark.parametrize("config", ["plain", None])
-def test_the_conversion_to_parquet_is_read_split_by_split(repository, config):
-    """Other splits, whose names begin with the same word, are not mixed in."""
-    found = hub_records(source(repository, config=config, revision=PARQUET), "train")
-    assert list(found) == rows(20)
-
-
 def test_names_are_tried_in_turn(repository, monkeypatch):
     seen = []
     load = datasets.load_dataset_builder
 
     def builder(path, *args, **options):
         seen.append((path, options["revision"]))
-        if path == "old":
-            raise DatasetNotFoundError("Dataset 'old' doesn't exist")
+        if path == "a/old":
+            raise DatasetNotFoundError("Dataset 'a/old' doesn't exist")
         return load(path, *args, **options)
 
     monkeypatch.setattr(datasets, "load_dataset_builder", builder)
-    found = hub_records(source("old", revision="v1", mirrors=(str(repository),)), "train")
+    found = hub_records(source("a/old", revision="v1", mirrors=(str(repository),)), "train")
     assert list(found) == rows(20)
-    assert seen == [("old", "v1"), (str(repository), None)]
+    assert seen == [("a/old", "v1"), (str(repository), None)]
 
 
-def test_loading_scripts_are_replaced_by_their_conversion(repository, monkeypatch):
-    def builder(*args, **options):
-        raise RuntimeError("Dataset scripts are no longer supported, but found set.py")
+def test_names_without_an_owner_are_tried_last(monkeypatch):
+    """Libraries of today refuse most of them."""
+    seen = []
+
+    def builder(path, *args, **options):
+        seen.append((path, options["revision"]))
+        raise DatasetNotFoundError("gone")
 
     monkeypatch.setattr(datasets, "load_dataset_builder", builder)
-    assert list(hub_records(source(repository), "train")) == rows(20)
-    with pytest.raises(UnavailableError, match="is a loading script, which no longer runs, and '"):
-        hub_records(source(repository), "test")
+    with pytest.raises(UnavailableError, match=r"By hand: https://huggingface\.co/datasets/a/old"):
+        hub_records(source("old", revision="v1", mirrors=("a/old", "b/old")), "train")
+    assert seen == [("a/old", None), ("b/old", None), ("old", "v1")]
+
+
+class ReadTimeout(Exception):
+    __module__ = "httpx2._exceptions"
 
 
 def raising(error):
@@ -109,20 +114,25 @@ def raising(error):
     ("error", "message"),
     [
         (ConnectionError("Couldn't reach"), "there is no way to the hub, or HF_HUB_OFFLINE is set"),
-        (DatasetNotFoundError("Dataset 'x' is a gated dataset"), "'x' is gated: accept its terms"),
+        (ReadTimeout("slow"), "there is no way to the hub, or HF_HUB_OFFLINE is set"),
+        (OSError("Couldn't deserialize thrift"), "'m/x' cannot be loaded .Couldn't deserialize"),
         (
-            DatasetNotFoundError("Dataset 'x' doesn't exist"),
-            "'x' is not on the hub .Dataset 'x' do",
+            DatasetNotFoundError("Dataset 'm/x' is a gated dataset"),
+            "'m/x' is gated: accept its terms",
         ),
-        (ValueError("BuilderConfig 'plain' not found."), "'x' cannot be loaded .BuilderConfig"),
-        (FileNotFoundError("no data files"), "'x' cannot be loaded .no data files"),
+        (
+            DatasetNotFoundError("Dataset 'm/x' doesn't exist"),
+            "'m/x' is not on the hub .Dataset 'm/x' do",
+        ),
+        (ValueError("BuilderConfig 'plain' not found."), "'m/x' cannot be loaded .BuilderConfig"),
+        (FileNotFoundError("no data files"), "'m/x' cannot be loaded .no data files"),
     ],
 )
 def test_reasons(monkeypatch, error, message):
     monkeypatch.setattr(datasets, "load_dataset_builder", raising(error))
     with pytest.raises(UnavailableError, match=message) as caught:
-        hub_records(source("x", mirrors=("maker/x",)), "train")
-    assert "By hand: https://huggingface.co/datasets/maker/x, then --raw" in str(caught.value)
+        hub_records(source("m/x", mirrors=("n/x",)), "train")
+    assert "By hand: https://huggingface.co/datasets/m/x, then --raw" in str(caught.value)
     assert str(caught.value).count("no way to the hub") <= 1
 
 

@@ -1,4 +1,5 @@
 import gzip
+import io
 import os
 
 import pytest
@@ -27,6 +28,30 @@ def test_formats(tmp_path, kind, text, ending):
     found = list(read_records(write(tmp_path / f"x.{kind}{ending}", "\ufeff" + text)))
     second = {"jsonl": "x\ty", "tsv": '"x', "csv": "x\ny"}[kind]
     assert found == [{"a": "1", "b": second}, {"a": "2", "b": "é\u2028\x85z"}]
+
+
+@pytest.mark.parametrize(
+    "unusual", ['  {"a": 9}\n', '{"a": 9} \n', '\ufeff{"a": 9}\n', '{"a": 9}\r\n']
+)
+def test_unusual_lines_of_json(tmp_path, unusual):
+    """After so many lines that they are not all read at once."""
+    first, last = (unusual, "") if unusual[0] == "\ufeff" else ("", unusual)
+    usual = [f'{{"a": {i}}}\n' for i in range(20_000)]
+    found = list(read_records(write(tmp_path / "x.jsonl.gz", first + "".join(usual) + last)))
+    numbers = [record["a"] for record in found]
+    assert sorted(numbers) == sorted([*range(20_000), 9])
+    assert numbers[0 if first else -1] == 9
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+@pytest.mark.parametrize("bad", ['{"a": 1} {"a": 2}', '{"a": 1', "", '"a"', "\x00"])
+def test_sound_records_before_a_malformed_one_are_given(tmp_path, bad, ending):
+    usual = [f'{{"a": {i}}}\n' for i in range(20_000)]
+    path = write(tmp_path / f"x.jsonl{ending}", "".join([*usual, bad + "\n", *usual]))
+    found = read_records(path)
+    assert [next(found)["a"] for _ in usual] == list(range(20_000))
+    with pytest.raises(TaskError, match=rf"x\.jsonl{ending}, line 20001[:,]"):
+        next(found)
 
 
 def test_columns_are_named_where_there_is_no_header(tmp_path):
@@ -100,15 +125,11 @@ def test_files_that_cannot_be_read(tmp_path):
 def test_a_disk_that_fails_while_it_is_read(tmp_path, monkeypatch):
     from mttl.data import read_records as module
 
-    class Failing:
-        def __enter__(self):
-            return self
+    class Failing(io.RawIOBase):
+        def readable(self):
+            return True
 
-        def __exit__(self, *_):
-            pass
-
-        def __iter__(self):
-            yield b'{"a": 1}\n'
+        def readinto(self, buffer):
             raise OSError(5, "Input/output error")
 
     path = write(tmp_path / "x.jsonl.gz", "")

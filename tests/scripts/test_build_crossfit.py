@@ -168,6 +168,29 @@ def test_mistakes(build, mine, tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_hub_that_does_not_answer_is_asked_once(build, mine, capsys, monkeypatch, answers):
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    asked = []
+    monkeypatch.setattr(build, "hub_in_reach", lambda: asked.append(1) or answers)
+    words = options(mine)[:4]  # without --raw
+    assert run(build, *words, "--workers", 1) == 2
+    assert len(asked) == 1
+    assert os.environ.get("HF_HUB_OFFLINE") == (None if answers else "1")
+    shown = capsys.readouterr()
+    assert ("the hub does not answer" in shown.err) is not answers
+    assert "1 built, 1 unavailable" in shown.out
+    assert run(build, *words, "--workers", 1, "--tasks", "boolq") == 2
+    assert len(asked) == (2 if answers else 1)
+
+
+def test_the_hub_is_not_asked_where_it_is_not_needed(build, mine, monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr(build, "hub_in_reach", lambda: pytest.fail("asked"))
+    assert run(build, *options(mine)) == 0
+    assert run(build, "--tasks", "proto_qa", "--out", mine.parent / "gym") == 2
+
+
 def test_two_builds_in_one_folder(build, mine, capsys):
     with locked(mine.parent / "gym/.lock"):
         assert run(build, *options(mine)) == 2

@@ -30,7 +30,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch):
     sys.modules.pop("_common", None)
 
 
-@pytest.mark.parametrize("case", ["topics", "summaries", "filtered"])
+@pytest.mark.parametrize("case", ["topics", "summaries", "filtered", "stars"])
 def test_every_variant_writes_the_same_files(benchmark: ModuleType, tmp_path, monkeypatch, case):
     """The floor is a program of its own, so this tests the builder too, above its threshold."""
     monkeypatch.setattr(benchmark.build_gym, "make_lines", benchmark.make_lines)
@@ -48,7 +48,7 @@ def test_every_variant_writes_the_same_files(benchmark: ModuleType, tmp_path, mo
 
 @pytest.mark.slow
 def test_a_million_rows_fit_in_a_quarter_of_a_gigabyte(benchmark: ModuleType, tmp_path):
-    """All three kinds of tasks in one process; about 130 MB, numpy and Python included."""
+    """All four kinds of tasks in one process; about 130 MB, numpy and Python included."""
     if not sys.platform.startswith("linux"):
         pytest.skip("the peak of a process's memory is read from /proc")
     benchmark.write_source(tmp_path, 1_000_000)
