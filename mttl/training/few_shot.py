@@ -117,10 +117,11 @@ def fine_tune(
         module.train()
         batch = move_data_to_device(next(batches), module.device)
         with precision.forward_context():
-            losses, labels, owed = module.nll(batch, module.label_smoothing)
+            losses, labels, routing = module.nll(batch, module.label_smoothing)
             prior = module.model.router.prior_loss().to(losses.device)
         optimizer.zero_grad()
-        precision.backward(global_mean(losses, labels) + prior + sum(owed), module)
+        loss = global_mean(losses, labels) + prior + sum(routing.losses.values())
+        precision.backward(loss, module)
         if gradient_clip_val is not None:
             precision.unscale_gradients(optimizer)
             torch.nn.utils.clip_grad_norm_(trained, gradient_clip_val)
