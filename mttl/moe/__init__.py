@@ -1,6 +1,13 @@
 """Token-level mixture of experts: tokens choose the modules that process them."""
 
-from mttl.moe.dispatch import Dispatch, capacity_of, combine, keep_pairs, sort_by_expert, within_capacity
+from mttl.moe.dispatch import (
+    Dispatch,
+    capacity_of,
+    combine,
+    keep_pairs,
+    sort_by_expert,
+    within_capacity,
+)
 from mttl.moe.experts import Experts, FeedForwardExperts
 from mttl.moe.grouped import grouped_linear
 from mttl.moe.layer import MoELayer

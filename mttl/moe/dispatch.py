@@ -60,9 +60,7 @@ def capacity_of(n_pairs: int, n_experts: int, factor: float) -> int:
     return math.ceil(factor * n_pairs / n_experts)
 
 
-def combine(
-    y: Float[Tensor, "P O"], work: Dispatch, n_tokens: int
-) -> Float[Tensor, "N O"]:
+def combine(y: Float[Tensor, "P O"], work: Dispatch, n_tokens: int) -> Float[Tensor, "N O"]:
     """Return, for each token, the sum of its pairs' outputs times their gates.
 
     Args:

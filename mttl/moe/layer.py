@@ -107,7 +107,9 @@ class MoELayer(nn.Module):
             y = self.experts(x.flatten(0, -2), processed)
         else:
             y = self.base(x).flatten(0, -2)
-            y = y + self.experts(y if self.experts.reads == "output" else x.flatten(0, -2), processed)
+            y = y + self.experts(
+                y if self.experts.reads == "output" else x.flatten(0, -2), processed
+            )
         if self.shared is not None:
             y = y + self.shared(x.flatten(0, -2))
         routing.owe(assignment.losses)
