@@ -89,6 +89,18 @@ class MoELayer(nn.Module):
         self.prior = prior
         self.group = group
 
+    @property
+    def weight(self) -> Tensor:
+        """The base module's weight: backbones look at its dtype."""
+        if self.base is None:
+            raise AttributeError("a layer of experts that replaced a module has no weight")
+        return self.base.weight  # type: ignore[return-value]
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The base module's bias, where it has one."""
+        return getattr(self.base, "bias", None)
+
     def forward(self, x: Float[Tensor, "R *positions I"]) -> Float[Tensor, "R *positions O"]:
         """Return the layer's output.
 
