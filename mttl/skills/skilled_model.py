@@ -48,7 +48,7 @@ class SkilledModel(nn.Module):
         self.router = router
         self.slot = slot
         self.routes_tokens = bool(token_layers)
-        if any(layer.router.reads_ids for layer in token_layers.values()):
+        if any(layer.router.needs_token_ids for layer in token_layers.values()):
             self._note_ids()
 
     def skilled_layers(self) -> dict[str, SkilledLinear]:
@@ -120,7 +120,7 @@ class SkilledModel(nn.Module):
             task_ids: One task per example.
             **inputs: What the backbone's ``generate`` takes.
         """
-        settings = inputs.get("generation_config") or self.backbone.generation_config
+        settings: Any = inputs.get("generation_config") or self.backbone.generation_config
         n_beams = inputs.get("num_beams") or getattr(settings, "num_beams", None) or 1
         n_returned = (
             inputs.get("num_return_sequences")
@@ -136,7 +136,11 @@ class SkilledModel(nn.Module):
             reuse_merged=True,
         )
         if self.routes_tokens and n_beams == 1 and "input_ids" in inputs:
-            watch = _Finished(routing.masks, self.backbone, inputs["input_ids"].shape[1], settings)
+            ends = inputs.get("eos_token_id", settings.eos_token_id)
+            # An encoder-decoder's output begins with one start token; others repeat the prompt.
+            encoder_decoder = _is_encoder_decoder(self.backbone)
+            start = 1 if encoder_decoder else inputs["input_ids"].shape[1]
+            watch = _Finished(routing.masks, ends, start)
             inputs["stopping_criteria"] = [*inputs.get("stopping_criteria", ()), watch]
         with self.slot.use(routing):
             return self.backbone.generate(**inputs)  # type: ignore[operator]
@@ -181,14 +185,10 @@ class _Finished:
     (Beams never do: only those that have not ended are continued.)
     """
 
-    def __init__(
-        self, masks: TokenMasks, backbone: nn.Module, n_prompt: int, settings: Any
-    ) -> None:
-        ends = settings.eos_token_id
-        self.ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
-        # An encoder-decoder's output begins with one start token; others repeat the prompt.
-        self.start = 1 if _is_encoder_decoder(backbone) else n_prompt
+    def __init__(self, masks: TokenMasks, ends: int | list[int] | None, start: int) -> None:
         self.masks = masks
+        self.ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        self.start = start
 
     def __call__(
         self, input_ids: Int[Tensor, "R L"], scores: Any, **settings: Any
