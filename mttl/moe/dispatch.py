@@ -60,6 +60,13 @@ def capacity_of(n_pairs: int, n_experts: int, factor: float) -> int:
     return math.ceil(factor * n_pairs / n_experts)
 
 
+def gate_matrix(assignment: Assignment) -> Float[Tensor, "N E"]:
+    """Return the gate of every expert for every token, 0 where it was not chosen."""
+    gates = assignment.weights.new_zeros(assignment.probabilities.shape)
+    places = (assignment.tokens, assignment.experts)
+    return gates.index_put(places, assignment.weights, accumulate=True)
+
+
 def combine(y: Float[Tensor, "P O"], work: Dispatch, n_tokens: int) -> Float[Tensor, "N O"]:
     """Return, for each token, the sum of its pairs' outputs times their gates.
 

@@ -112,7 +112,7 @@ class FeedForwardExperts(Experts):
             raise ValueError(f"hidden_features ({hidden_features}) must be at least 1")
         if isinstance(activation, str) and activation not in ACTIVATIONS:
             raise ValueError(
-                f"activation ('{activation}') must be one of {', '.join(ACTIVATIONS)}, or a function"
+                f"activation ('{activation}') must be {', '.join(ACTIVATIONS)} or a function"
             )
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout ({dropout}) must lie in [0, 1)")

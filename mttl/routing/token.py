@@ -163,6 +163,21 @@ class TokenRouter(nn.Module, ABC):
             probabilities=probabilities.index_copy(0, kept, choice.probabilities),
         )
 
+    @property
+    def adjusts(self) -> bool:
+        """Whether `adjust` does something."""
+        return False
+
+    def adjust(self, load: Float[Tensor, "E"] | Int[Tensor, "E"]) -> None:
+        """Take note of the load of a step; only routers that balance without a loss do.
+
+        A forward pass changes nothing that lasts, so that it can be computed again.
+
+        Args:
+            load: Pairs of each expert in the last step, of all passes and processes, before any
+                were dropped.
+        """
+
     def extra_repr(self) -> str:
         """Name the sizes in the module's printed form."""
         return f"in_features={self.in_features}, n_experts={self.n_experts}"

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.routing.balance import Balance
+from mttl.routing.balance import Balance, BiasBalance
 from mttl.routing.token import Choice, TokenRouter, draw_router
 
 
@@ -23,6 +23,7 @@ class TopKRouter(TokenRouter):
             without gradient, so it is refused.
         jitter: While training, multiply the router's input by U(1 - jitter, 1 + jitter).
         init_scale: The weight starts with variance ``init_scale / in_features``.
+        bias: Balances without a loss; see `BiasBalance`.
         balance: As in `TokenRouter`.
 
     Raises:
@@ -43,6 +44,7 @@ class TopKRouter(TokenRouter):
         normalise: bool = True,
         jitter: float = 0.0,
         init_scale: float = 0.1,
+        bias: BiasBalance | None = None,
         balance: Balance | None = None,
     ) -> None:
         super().__init__(in_features, n_experts, balance)
@@ -58,13 +60,26 @@ class TopKRouter(TokenRouter):
         self.top_k = top_k
         self.normalise = normalise
         self.jitter = jitter
+        self.bias = bias
         self.init_scale = init_scale
         self.weight = nn.Parameter(torch.empty(n_experts, in_features))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weight anew."""
+        """Draw the weight anew and forget the bias."""
         draw_router(self.weight, self.init_scale)
+        if self.bias is not None:
+            self.bias.reset_parameters()
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether `adjust` does something."""
+        return self.bias is not None
+
+    def adjust(self, load: Float[Tensor, "E"] | Int[Tensor, "E"]) -> None:
+        """Move the bias against the load of a step, where there is one."""
+        if self.bias is not None:
+            self.bias.adjust(load)
 
     def choose(
         self,
@@ -80,7 +95,13 @@ class TopKRouter(TokenRouter):
         logits = x @ self.weight.float().t()
         if prior is not None:
             logits = logits + prior
-        chosen = logits.topk(self.top_k, dim=-1).indices
+        liked = logits
+        if self.bias is not None:
+            # A forbidden expert has probability 0, and no bias may bring it back.
+            liked = (torch.softmax(logits, dim=-1) + self.bias.value).where(
+                logits > -torch.inf, logits
+            )
+        chosen = liked.topk(self.top_k, dim=-1).indices
         return top_choice(logits, chosen, normalise=self.normalise)
 
 
