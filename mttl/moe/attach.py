@@ -19,6 +19,7 @@ from mttl.skills.attach import (
     inside_block,
     linear_features,
     stack_name,
+    summarise,
 )
 from mttl.skills.skilled_linear import SkilledLinear
 
@@ -58,6 +59,13 @@ class TokenLayers:
     places: tuple[Place, ...]
     n_parameters: tuple[int, ...]
     groups: tuple[str, ...]
+
+    def summary(self) -> list[tuple[str, int, str, int]]:
+        """Return one row per kind of layer: pattern, count, shape, parameters."""
+        return summarise(
+            (place.path, place.in_features, place.out_features, count)
+            for place, count in zip(self.places, self.n_parameters, strict=True)
+        )
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Put inventories of skills on the linear layers of a backbone."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -54,14 +54,23 @@ class Attachment:
 
     def summary(self) -> list[tuple[str, int, str, int]]:
         """Return one row per kind of layer: pattern, count, shape, skill parameters."""
-        rows: dict[tuple[str, str], list[int]] = {}
-        for layer in self.layers:
-            pattern = re.sub(r"\.\d+(?=\.|$)", ".*", layer.path)
-            key = (pattern, f"{layer.in_features} -> {layer.out_features}")
-            rows.setdefault(key, []).append(layer.n_parameters)
-        return [
-            (pattern, len(counts), shape, sum(counts)) for (pattern, shape), counts in rows.items()
-        ]
+        return summarise(
+            (layer.path, layer.in_features, layer.out_features, layer.n_parameters)
+            for layer in self.layers
+        )
+
+
+def summarise(layers: Iterable[tuple[str, int, int, int]]) -> list[tuple[str, int, str, int]]:
+    """Return one row per kind of layer: pattern of paths, count, shape, parameters.
+
+    Args:
+        layers: Path, features in and out, and parameters of each.
+    """
+    rows: dict[tuple[str, str], list[int]] = {}
+    for path, in_features, out_features, n_parameters in layers:
+        pattern = re.sub(r"\.\d+(?=\.|$)", ".*", path)
+        rows.setdefault((pattern, f"{in_features} -> {out_features}"), []).append(n_parameters)
+    return [(pattern, len(counts), shape, sum(counts)) for (pattern, shape), counts in rows.items()]
 
 
 def attach_skills(

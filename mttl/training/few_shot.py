@@ -13,6 +13,7 @@ from torch import Tensor
 from mttl.tasks.metrics import score_answers
 from mttl.training.loss import global_mean
 from mttl.training.text_to_text import Prediction, TextToTextModule, mean_score
+from mttl.training.token_balance import adjust_biases, token_loads
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,8 @@ def fine_tune(
             torch.nn.utils.clip_grad_norm_(trained, gradient_clip_val)
         precision.optimizer_step(optimizer)
         scheduler.step()
+        if routing.records:
+            adjust_biases(module.model, token_loads(module.model, routing.records))
         on_step()
         if step % eval_every == 0 or step == n_steps:
             found, rows = score_batches(module, development, precision)

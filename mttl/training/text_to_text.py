@@ -21,6 +21,7 @@ from mttl.skills.skilled_model import SkilledModel
 from mttl.tasks.metrics import build_metric
 from mttl.training.loss import example_means, global_mean, token_losses
 from mttl.training.optim import Optimization
+from mttl.training.token_balance import LOADS, token_loads
 
 logger = logging.getLogger(__name__)
 
@@ -120,8 +121,11 @@ class TextToTextModule(pl.LightningModule):
             logits, labels = logits[:, :-1], labels[:, 1:].contiguous()
         return token_losses(logits, labels, label_smoothing), labels, routing
 
-    def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor:
-        """Return the loss of a batch, with the router's prior and what layers owe."""
+    def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor | dict[str, Tensor]:
+        """Return the loss of a batch, with the router's prior and what layers owe.
+
+        Where tokens choose experts, the loads of experts come with it.
+        """
         losses, labels, routing = self.nll(batch, self.label_smoothing)
         loss = global_mean(losses, labels)
         prior = self.model.router.prior_loss().to(loss.device)
@@ -132,7 +136,9 @@ class TextToTextModule(pl.LightningModule):
             self.log("train/prior", prior, batch_size=len(labels))
         for name, value in routing.losses.items():
             self.log(f"train/{name}", value, batch_size=len(labels))
-        return total
+        if not routing.records:
+            return total
+        return {"loss": total, LOADS: token_loads(self.model, routing.records)}
 
     def validation_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
         """Add a batch to the losses and scores of its tasks."""
