@@ -154,7 +154,7 @@ class Routing:
         self._check_rows(n_rows)
         n_examples = self.mixing.shape[1]
         examples = torch.arange(n_examples, device=self.mixing.device)
-        return examples.repeat_interleave(n_rows // n_examples * n_positions)
+        return examples.repeat_interleave(n_rows // max(n_examples, 1) * n_positions)
 
     def token_weights(self, group: int, n_rows: int, n_positions: int) -> Float[Tensor, "N K"]:
         """Return the mixing weights that the task of each token has in a group, of the one head.
