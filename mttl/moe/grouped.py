@@ -47,8 +47,9 @@ def grouped_linear(
         raise ValueError(f"method ('{method}') must be one of {', '.join(METHODS)}")
     x = x.to(active_dtype(x))
     weight = weight.to(x.dtype)
+    kernel = _has_kernel(x.device.type, x.dtype, *weight.shape[1:])
     bias = None if bias is None else bias.to(x.dtype)
-    if method == "grouped_mm" or (method == "auto" and _has_kernel(x, weight)):
+    if method == "grouped_mm" or (method == "auto" and kernel):
         y: Tensor = _GroupedKernel.apply(x, weight, counts.cumsum(0).int())  # type: ignore
         return y if bias is None else y + bias.repeat_interleave(counts, dim=0)
     return _Segments.apply(x, weight, bias, counts.tolist())  # type: ignore[return-value]
@@ -116,8 +117,6 @@ def _grouped_mm(left: Tensor, right: Tensor, ends: Int[Tensor, "E"]) -> Tensor:
     )
 
 
-def _has_kernel(x: Tensor, weight: Tensor) -> bool:
+def _has_kernel(device: str, dtype: torch.dtype, *sizes: int) -> bool:
     """Say whether PyTorch's kernel computes this on a GPU: bfloat16, rows of whole 16 bytes."""
-    if x.device.type != "cuda" or x.dtype != torch.bfloat16:
-        return False
-    return all(size % 8 == 0 for size in weight.shape[1:])
+    return device == "cuda" and dtype == torch.bfloat16 and all(size % 8 == 0 for size in sizes)

@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -34,7 +35,8 @@ class MoELayer(nn.Module):
         causal: Whether a token must not depend on later ones.
 
     Raises:
-        ValueError: If sizes differ, an option is unknown, or the router is not causal.
+        ValueError: If sizes differ, an option is unknown, a capacity is not positive, or the
+            router cannot serve a causal decoder.
     """
 
     def __init__(
@@ -77,6 +79,10 @@ class MoELayer(nn.Module):
                 f"prior ({prior}) and group ({group}) go together: the group says whose mixing "
                 "weights are the prior"
             )
+        factors = {"capacity_factor": capacity_factor, "eval_capacity_factor": eval_capacity_factor}
+        for name_of, factor in factors.items():
+            if factor is not None and not factor > 0:
+                raise ValueError(f"{name_of} ({factor}) must be positive, or None to drop nothing")
         self.experts = experts
         self.router = router
         self.slot = slot
@@ -145,7 +151,7 @@ class MoELayer(nn.Module):
         prior = None
         if self.group is not None:
             prior = routing.token_weights(self.group, n_rows, n_positions)
-            prior = (prior if self.prior == "logits" else (prior > 0).to(prior)).log()
+            prior = _log(prior if self.prior == "logits" else (prior > 0).to(prior))
         ids = self.router.needs_token_ids
         return self.router(
             tokens,
@@ -168,3 +174,9 @@ class MoELayer(nn.Module):
             f"name={self.name}, stack={self.stack}, capacity_factor={self.capacity_factor}, "
             f"eval_capacity_factor={self.eval_capacity_factor}, prior={self.prior}"
         )
+
+
+def _log(weights: Float[Tensor, "N E"]) -> Float[Tensor, "N E"]:
+    """Return the logarithm, minus infinity at 0 without an infinite gradient."""
+    smallest = torch.finfo(weights.dtype).tiny
+    return weights.clamp(min=smallest).log().masked_fill(weights == 0, -torch.inf)
