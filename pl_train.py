@@ -39,6 +39,7 @@ from mttl.training.report import (
 )
 from mttl.training.run_folder import RunFolder, step_to_start_from
 from mttl.training.text_to_text import TextToTextModule
+from mttl.training.token_report import write_token_routing
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -82,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     data.prepare_data()
     if trainer.is_global_zero:
         write_text(folder.config, text)
-        console.print(attachment_table(built.attachment, built.model))
+        console.print(attachment_table(built.attachment, built.model, built.token_layers))
     trainer.fit(
         module,
         datamodule=data,
@@ -122,8 +123,11 @@ def main(arguments: list[str] | None = None) -> int:
             backbone_trained=config.backbone.train or config.backbone.kind == "random",
             settings=inventory_settings(config),
         )
-        groups = built.attachment.groups
-        write_routing(folder.plots / "routing.npz", built.model.router, groups, tasks)
+        if groups := built.attachment.groups:
+            write_routing(folder.plots / "routing.npz", built.model.router, groups, tasks)
+        if config.moe is not None and config.data.evaluate:
+            rows = data.evaluation_dataloader(config.data.evaluate[0])
+            write_token_routing(folder.plots / "token_routing.npz", module, rows)
         console.print(result_table(results, baselines))
         console.print(f"The run is in {folder.path}", highlight=False)
     return 0

@@ -9,13 +9,16 @@ A folder ``skills/`` holds
 | ``backbone.safetensors`` | the backbone's parameters, only where it was trained |
 | ``tasks.json`` | names of the tasks in the order of their ids |
 | ``meta.json`` | format version, backbone and its fingerprint, library versions, settings |
+
+Layers whose tokens choose experts have ``<path>.experts.<parameter>`` and, for the one that is
+always on, ``<path>.shared.<parameter>`` among the skills, and ``tokens.<path>.<parameter>`` among
+what the routers have.
 """
 
 import hashlib
 import importlib.metadata
 import json
 import math
-import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -30,12 +33,16 @@ from torch import Tensor, nn
 
 from mttl.errors import CheckpointError
 from mttl.files import write_atomic, write_text
+from mttl.moe.layer import MoELayer
 from mttl.skills.compose import ComposedModel
+from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.skilled_model import SkilledModel
 
 Model = SkilledModel | ComposedModel
 FORMAT_VERSION = 1
 LIBRARIES = ("mttl", "torch", "transformers", "pytorch-lightning")
+# How the names of token routers begin.
+TOKENS = "tokens."
 # Values of each tensor that enter the fingerprint.
 SAMPLED_VALUES = 256
 
@@ -89,7 +96,7 @@ def save_inventory(
     try:
         new.mkdir()
         _write_tensors(new / "skills.safetensors", skill_tensors(model))
-        _write_tensors(new / "router.safetensors", model.router.state_dict())
+        _write_tensors(new / "router.safetensors", router_tensors(model))
         if backbone_trained:
             _write_tensors(new / "backbone.safetensors", parameters)
         _write_json(new / "tasks.json", list(tasks))
@@ -165,7 +172,7 @@ def load_into(model: Model, saved: SavedInventory) -> None:
             f"(fingerprint {expected[:12]}), not on this one ({found[:12]}). Its weights "
             "must be the same ones"
         )
-    targets = {"skills": skill_tensors(model), "router": model.router.state_dict()}
+    targets = {"skills": skill_tensors(model), "router": router_tensors(model)}
     sources = {"skills": saved.skills, "router": saved.router}
     if saved.backbone is not None:
         targets["backbone"] = parameters
@@ -201,11 +208,26 @@ def skill_tensors(model: Model) -> dict[str, Tensor]:
     """Return the skills of every layer by ``<path of the layer>.<parameter>``."""
     if isinstance(model, ComposedModel):
         return {name: tensor.detach() for name, tensor in model.inventory.state_dict().items()}
+    parts = {path: layer.inventory for path, layer in model.skilled_layers().items()}
+    for path, layer in model.token_layers().items():
+        parts[f"{path}.experts"] = layer.experts
+        if layer.shared is not None:
+            parts[f"{path}.shared"] = layer.shared
     return {
         f"{path}.{name}": tensor.detach()
-        for path, layer in model.skilled_layers().items()
-        for name, tensor in layer.inventory.state_dict().items()
+        for path, part in parts.items()
+        for name, tensor in part.state_dict().items()
     }
+
+
+def router_tensors(model: Model) -> dict[str, Tensor]:
+    """Return parameters and buffers of the task router, and of the token routers by their layer."""
+    tensors = {name: tensor.detach() for name, tensor in model.router.state_dict().items()}
+    if isinstance(model, SkilledModel):
+        for path, layer in model.token_layers().items():
+            for name, tensor in layer.router.state_dict().items():
+                tensors[f"{TOKENS}{path}.{name}"] = tensor.detach()
+    return tensors
 
 
 def own_parameters(model: Model) -> dict[str, Tensor]:
@@ -220,11 +242,24 @@ def backbone_parameters(backbone: nn.Module) -> dict[str, Tensor]:
 
     Tied parameters appear once.
     """
+    # What stands under a layer that takes the place of a module is its own, but for that module.
+    added = [
+        f"{path}." if path else ""
+        for path, module in backbone.named_modules()
+        if isinstance(module, SkilledLinear | MoELayer)
+    ]
     return {
-        re.sub(r"\.base\.(?=[^.]+$)", ".", name): parameter.detach()
+        _name_without(name, added): parameter.detach()
         for name, parameter in backbone.named_parameters()
-        if ".inventory." not in name
+        if not any(name.startswith(path) and not name.startswith(f"{path}base.") for path in added)
     }
+
+
+def _name_without(name: str, added: Sequence[str]) -> str:
+    for path in sorted(added, key=len, reverse=True):  # from the inside out
+        if name.startswith(f"{path}base."):
+            name = path + name.removeprefix(f"{path}base.")
+    return name
 
 
 def fingerprint(parameters: Mapping[str, Tensor], *, values: bool) -> str:

@@ -12,6 +12,10 @@
 | `r` | rank of a low-rank skill |
 | `G` | routed groups: layers that share one routing row |
 | `V` | vocabulary |
+| `E` | experts of a layer that routes tokens |
+| `N` | tokens of a layer's input: rows × positions |
+| `P` | pairs of a token and an expert that was chosen for it |
+| `M` | layers that route tokens |
 
 Annotations are jaxtyping's (`Float[Tensor, "B H K"]`). They cost nothing at run time; the test
 suite switches the checks on.

@@ -30,6 +30,7 @@ from mttl.config.load import configs_dir, load_config
 from mttl.config.schema import Config
 from mttl.errors import CheckpointError
 from mttl.models.backbone import build_random
+from mttl.training.adapt import parts_by_role
 
 # Tasks of different families, which the shipped matrix of the Expert baseline knows.
 TASKS = ("verb_past", "noun_plural", "ordinal", "date_en")
@@ -58,9 +59,9 @@ def trained(config: Config) -> tuple[Built, Tensor]:
     """Return a model that is far from its initialisation, and the logits it started with."""
     built = build_model(config, TASKS)
     before = logits(built)
-    fill(built.model.router, seed=1)
-    for seed, layer in enumerate(built.model.skilled_layers().values(), start=2):
-        fill(layer.inventory, seed)
+    parts = parts_by_role(built.model)
+    for seed, part in enumerate((*parts["router"], *parts["skills"]), start=1):
+        fill(part, seed)
     if config.backbone.train:
         fill(built.model.backbone)
     return built, before

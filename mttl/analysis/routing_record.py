@@ -74,7 +74,7 @@ def read_record(folder: str | Path) -> RoutingRecord:
             f"'{path}' does not exist. Give the folder of a run that has ended: training writes "
             "this file last. An interrupted run is finished with --resume"
         )
-    arrays = _read_arrays(path, ("weights", "tasks", "groups"))
+    arrays = read_arrays(path, ("weights", "tasks", "groups"))
     weights = arrays["weights"]
     tasks, groups = (tuple(map(str, arrays[name].ravel())) for name in ("tasks", "groups"))
     expected = (len(groups), len(tasks))
@@ -97,7 +97,7 @@ def read_record(folder: str | Path) -> RoutingRecord:
 def _read_history(path: Path, shape: tuple[int, ...]) -> RoutingHistory | None:
     if not path.is_file():
         return None
-    arrays = _read_arrays(path, ("steps", "weights"))
+    arrays = read_arrays(path, ("steps", "weights"))
     steps, weights = arrays["steps"], arrays["weights"]
     if steps.ndim != 1 or weights.shape != (len(steps), *shape):
         raise CheckpointError(
@@ -128,7 +128,16 @@ def _read_curves(path: Path) -> Curves:
     }
 
 
-def _read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+def read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Read arrays of an ``.npz`` file.
+
+    Args:
+        path: The file.
+        names: Which ones.
+
+    Raises:
+        CheckpointError: If one is absent or the file is damaged.
+    """
     try:
         with np.load(path, allow_pickle=False) as file:
             absent = [name for name in names if name not in file]

@@ -1,7 +1,7 @@
 """From a validated configuration to objects. The dictionaries here are the registry."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,10 @@ from pydantic import TypeAdapter, ValidationError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mttl.checkpoint import load_into, read_inventory
+from mttl.config.build_moe import build_experts
 from mttl.config.expert_matrix import read_expert_matrix
-from mttl.config.schema import Backbone, Config, Optim, Router, Skills
+from mttl.config.moe_schema import MoE
+from mttl.config.schema import IA3, Backbone, Config, Dense, LoRA, Optim, Router, Skills
 from mttl.errors import CheckpointError, ConfigError, TaskError, nearest
 from mttl.models.backbone import (
     build_random,
@@ -19,6 +21,7 @@ from mttl.models.backbone import (
     load_tokenizer,
     scale_initial_weights,
 )
+from mttl.moe.attach import TokenLayers
 from mttl.routing.context import RoutingSlot
 from mttl.routing.fixed import (
     FixedRouter,
@@ -59,14 +62,16 @@ class Built:
     Attributes:
         model: Backbone, skills and router.
         tokenizer: The backbone's.
-        attachment: Which layers have skills.
+        attachment: Which layers have skills, and all routed groups.
         tasks: Names of the tasks in the order of their ids.
+        token_layers: Which layers route tokens, if any do.
     """
 
     model: SkilledModel
     tokenizer: PreTrainedTokenizerBase
     attachment: Attachment
     tasks: tuple[str, ...]
+    token_layers: TokenLayers | None = None
 
     def task_ids(self, names: Sequence[str]) -> torch.Tensor:
         """Return the ids of tasks by name, shape (B,).
@@ -86,13 +91,13 @@ def build_model(config: Config, tasks: Sequence[str]) -> Built:
     The backbone's dropout is on also where its weights are frozen, as in fine-tuning.
 
     Args:
-        config: The configuration; its sections backbone, skills and router are read.
+        config: The configuration; its sections backbone, skills, router and moe are read.
         tasks: Names of the tasks in the order of their ids.
 
     Raises:
         ConfigError: If a part cannot be built; the message names the section.
     """
-    built = _assemble(config.backbone, config.skills, config.router, tasks)
+    built = _assemble(config.backbone, config.skills, config.router, config.moe, tasks)
     built.model.train()
     return built
 
@@ -115,12 +120,13 @@ def load_run(folder: str | Path, *, backbone: str | Path | None = None) -> Built
         base = TypeAdapter(Backbone).validate_python(settings["backbone"] | moved)
         skills = TypeAdapter(Skills).validate_python(settings["skills"])
         router = TypeAdapter(Router).validate_python(settings["router"])
+        moe = TypeAdapter(MoE | None).validate_python(settings.get("moe"))
     except ValidationError as error:
         raise CheckpointError(
             f"'{saved.folder / 'meta.json'}' has settings that this mttl does not know. Load it "
             f"with the mttl that wrote it ({saved.meta['libraries']['mttl']}): {error}"
         ) from error
-    built = _assemble(base, skills, router, saved.tasks, trained=True)
+    built = _assemble(base, skills, router, moe, saved.tasks, trained=True)
     load_into(built.model, saved)
     built.model.eval()
     return built
@@ -132,6 +138,7 @@ def inventory_settings(config: Config) -> dict[str, Any]:
         "backbone": config.backbone.model_dump(mode="json"),
         "skills": config.skills.model_dump(mode="json"),
         "router": config.router.model_dump(mode="json"),
+        "moe": None if config.moe is None else config.moe.model_dump(mode="json"),
         "data": config.data.model_dump(
             mode="json", include={"prefix", "descriptions", "max_input_length", "max_output_length"}
         ),
@@ -195,6 +202,7 @@ def _assemble(
     backbone: Backbone,
     skills: Skills,
     router: Router,
+    moe: MoE | None,
     tasks: Sequence[str],
     *,
     trained: bool = False,
@@ -203,27 +211,23 @@ def _assemble(
     model = build_backbone(backbone)
     if backbone.kind == "random":
         _check_vocabulary(backbone.tokenizer, len(tokenizer), model)
-    n_skills = len(tasks) if skills.n_skills == "per_task" else skills.n_skills
-    settings = skills.model_dump(exclude={"kind", "targets", "n_skills"})
-
-    def make_inventory(in_features: int, out_features: int) -> Inventory:
-        return INVENTORIES[skills.kind](in_features, out_features, n_skills, **settings)
-
     slot = RoutingSlot()
-    try:
-        attachment = attach_skills(
-            model,
-            make_inventory,
-            targets=skills.targets,
-            slot=slot,
-            granularity=router.granularity,
+    attachment, n_heads, n_skills = Attachment((), ()), 1, 1
+    if skills.kind != "none":
+        n_heads = skills.n_heads
+        n_skills = len(tasks) if skills.n_skills == "per_task" else skills.n_skills
+        attachment = _attach(model, skills, slot, n_skills, router.granularity)
+    token_layers = None
+    if moe is not None:
+        if skills.kind == "none" and moe.task_prior != "none":
+            n_skills = moe.n_experts
+        token_layers = build_experts(
+            model, moe, slot=slot, granularity=router.granularity, groups=attachment.groups
         )
-    except ValueError as error:
-        raise ConfigError(f"section skills: {error}") from error
-    n_groups = len(attachment.groups)
+        attachment = replace(attachment, groups=token_layers.groups)
     try:
         task_router = build_router(
-            router, n_groups, tasks, skills.n_heads, n_skills, trained=trained
+            router, len(attachment.groups), tasks, n_heads, n_skills, trained=trained
         )
         skilled = SkilledModel(model, task_router, slot)
     except ValueError as error:
@@ -232,7 +236,27 @@ def _assemble(
         skilled.enable_gradient_checkpointing()
     if backbone.compile:
         skilled.backbone.compile()
-    return Built(skilled, tokenizer, attachment, tuple(tasks))
+    return Built(skilled, tokenizer, attachment, tuple(tasks), token_layers)
+
+
+def _attach(
+    model: PreTrainedModel,
+    skills: LoRA | IA3 | Dense,
+    slot: RoutingSlot,
+    n_skills: int,
+    granularity: str,
+) -> Attachment:
+    settings = skills.model_dump(exclude={"kind", "targets", "n_skills"})
+
+    def make_inventory(in_features: int, out_features: int) -> Inventory:
+        return INVENTORIES[skills.kind](in_features, out_features, n_skills, **settings)
+
+    try:
+        return attach_skills(
+            model, make_inventory, targets=skills.targets, slot=slot, granularity=granularity
+        )
+    except ValueError as error:
+        raise ConfigError(f"section skills: {error}") from error
 
 
 def _check_vocabulary(name: str, n_tokens: int, model: PreTrainedModel) -> None:
@@ -269,7 +293,7 @@ def build_router(
     if trained and router.kind not in LEARNED_ROUTERS:
         # The matrix is among what is loaded; the file it came from need not exist any more.
         return FixedRouter(torch.zeros(len(tasks), n_skills), n_groups, n_heads)
-    if router.kind == "shared":
+    if router.kind in ("shared", "none"):
         return shared_router(n_groups, len(tasks), n_heads)
     if router.kind == "private":
         return private_router(n_groups, len(tasks), n_heads)

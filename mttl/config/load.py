@@ -114,7 +114,8 @@ def resolve_folder(name: str) -> Path:
 
 def dump_config(config: Config | BabyAIConfig) -> str:
     """Return the configuration as YAML that `load_config` reads back to an equal one."""
-    settings = config.model_dump(mode="json")
+    sections = config.model_dump(mode="json")
+    settings = {name: section for name, section in sections.items() if section is not None}
     return yaml.dump(settings, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 

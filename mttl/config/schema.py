@@ -4,8 +4,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     PositiveFloat,
     PositiveInt,
@@ -13,11 +11,10 @@ from pydantic import (
     model_validator,
 )
 
+from mttl.config.moe_schema import MoE
+from mttl.config.section import Fraction, NonNegative, Section, Seed
 from mttl.errors import nearest
 from mttl.training.adapt import AdaptMode
-
-NonNegative = Annotated[float, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
 def _once(values: list[Any]) -> list[Any]:
@@ -26,21 +23,7 @@ def _once(values: list[Any]) -> list[Any]:
     return values
 
 
-# What every generator of random numbers takes.
-Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Seeds = Annotated[list[Seed], Field(min_length=1), AfterValidator(_once)]
-
-
-class Section(BaseModel):
-    """A frozen group of settings that refuses what it does not know."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-    )
 
 
 class Run(Section):
@@ -218,7 +201,13 @@ class Dense(_AnySkills):
     """Average the changes, or the outputs."""
 
 
-Skills = Annotated[LoRA | IA3 | Dense, Field(discriminator="kind")]
+class NoSkills(Section):
+    """No skills that tasks choose: tokens choose experts, see the section `moe`."""
+
+    kind: Literal["none"]
+
+
+Skills = Annotated[LoRA | IA3 | Dense | NoSkills, Field(discriminator="kind")]
 
 
 class IBP(Section):
@@ -322,8 +311,14 @@ class HyperFormer(_AnyRouter):
     """Size of the embedding; the number of skills by default."""
 
 
+class NoRouter(_AnyRouter):
+    """No routing by task; needs `skills.kind: none`."""
+
+    kind: Literal["none"]
+
+
 Router = Annotated[
-    Polytropon | Shared | Private | Average | Expert | TaskMoE | HyperFormer,
+    Polytropon | Shared | Private | Average | Expert | TaskMoE | HyperFormer | NoRouter,
     Field(discriminator="kind"),
 ]
 
@@ -548,6 +543,8 @@ class Config(Section):
     """The inventory."""
     router: Router
     """Who uses which skills."""
+    moe: MoE | None = None
+    """Experts that tokens choose, beside or instead of skills that tasks choose."""
     optim: Optim
     """Optimizer and learning rates."""
     generation: Generation = Generation()
@@ -561,8 +558,34 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
-        kind, n_skills, n_heads = self.router.kind, self.skills.n_skills, self.skills.n_heads
         problems: list[str] = []
+        if self.data.validation == "none" and self.trainer.early_stopping is not None:
+            problems.append("trainer.early_stopping needs data.validation: dev")
+        problems += self._task_problems()
+        problems += self._token_problems()
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    def _task_problems(self) -> list[str]:
+        """Return what does not fit between skills and the task router."""
+        kind, skills = self.router.kind, self.skills
+        problems: list[str] = []
+        prior = self.moe is not None and self.moe.task_prior != "none"
+        if skills.kind == "none":
+            if self.moe is None:
+                problems.append(
+                    "skills.kind 'none' needs a section moe, or there is nothing to learn"
+                )
+            if kind != "none" and not prior:
+                problems.append(
+                    f"router.kind '{kind}' has no skills to route; set router.kind: none, or "
+                    "moe.task_prior: logits to route tokens by it"
+                )
+            return problems
+        if kind == "none":
+            return [*problems, f"router.kind 'none' needs skills.kind: none, not '{skills.kind}'"]
+        n_skills, n_heads = skills.n_skills, skills.n_heads
         if kind == "shared" and n_skills != 1:
             problems.append(f"skills.n_skills ({n_skills}) must be 1 for the shared router")
         if kind == "private" and n_skills != "per_task":
@@ -579,8 +602,31 @@ class Config(Section):
                 )
         if kind == "hyperformer" and n_heads != 1:
             problems.append(f"skills.n_heads ({n_heads}) must be 1 for the hyperformer router")
-        if self.data.validation == "none" and self.trainer.early_stopping is not None:
-            problems.append("trainer.early_stopping needs data.validation: dev")
-        if problems:
-            raise ValueError("\n".join(problems))
-        return self
+        if self.moe is not None and prior:
+            if n_skills != self.moe.n_experts:
+                problems.append(
+                    f"skills.n_skills ({n_skills}) must be moe.n_experts ({self.moe.n_experts}) "
+                    "where rows of tasks are a prior on experts"
+                )
+            if n_heads != 1:
+                problems.append(f"skills.n_heads ({n_heads}) must be 1 with moe.task_prior")
+        return problems
+
+    def _token_problems(self) -> list[str]:
+        """Return what does not fit between the task router and experts."""
+        if self.moe is None or self.moe.task_prior == "none":
+            return []
+        kind, prior = self.router.kind, self.moe.task_prior
+        if kind in ("none", "shared", "average"):
+            return [f"moe.task_prior '{prior}' needs a router that tells tasks apart, not '{kind}'"]
+        if kind == "hyperformer" and prior == "logits":
+            return [
+                "moe.task_prior 'logits' takes logarithms, and rows of the hyperformer router "
+                "may be negative; use another router"
+            ]
+        if prior == "mask" and kind not in ("expert", "private"):
+            return [
+                f"moe.task_prior 'mask' needs rows with zeros that are given (router expert or "
+                f"private); of router '{kind}' use 'logits', which learns"
+            ]
+        return []

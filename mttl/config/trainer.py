@@ -17,6 +17,8 @@ from mttl.training.progress import TrainingProgress
 from mttl.training.routing_monitor import RoutingMonitor
 from mttl.training.run_folder import RunFolder
 from mttl.training.stopping import GracefulStop, SaveLast
+from mttl.training.token_balance import BiasBalancing
+from mttl.training.token_monitor import TokenMonitor
 
 
 def build_trainer(
@@ -114,11 +116,15 @@ def _annealing(router: Router) -> list[Callback]:
 
 
 def _callbacks(config: Config, folder: RunFolder, built: Built) -> list[Callback]:
-    callbacks: list[Callback] = [
-        TrainingProgress(),
-        RoutingMonitor(folder.plots, built.attachment.groups, built.tasks),
-    ]
+    callbacks: list[Callback] = [TrainingProgress()]
+    if built.attachment.groups:
+        callbacks.append(RoutingMonitor(folder.plots, built.attachment.groups, built.tasks))
     callbacks += _annealing(config.router)
+    if config.moe is not None:
+        layers = tuple(built.model.token_layers())
+        callbacks.append(TokenMonitor(folder.plots, layers, config.trainer.log_every_n_steps))
+        if config.moe.balance.bias:
+            callbacks.append(BiasBalancing())
     if config.data.validation != "none":
         callbacks.append(
             ModelCheckpoint(

@@ -5,12 +5,16 @@ length of a forward pass; layers read it. Nothing is left behind afterwards, use
 and activation checkpointing replays the routing it was recorded with.
 """
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
-from jaxtyping import Float, Int
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from mttl.routing.token_context import TokenMasks, TokenRecord
 
 Merged = TypeVar("Merged")
 
@@ -25,9 +29,12 @@ class Routing:
             repeats every example this often, in neighbouring rows.
         reuse_merged: Keep what layers merged for this routing until it ends. Only for repeated
             calls without gradients, such as generation, where the skills do not change.
+        masks: Which positions are tokens; by default all. Layers that route tokens read it.
 
     Attributes:
-        losses: What layers owe to the objective in this pass (load balance, z-loss …).
+        losses: What layers owe to the objective in this pass (load balance, z-loss …), by name,
+            summed over layers.
+        records: Which experts layers chose for which tokens.
     """
 
     def __init__(
@@ -37,11 +44,15 @@ class Routing:
         *,
         expansion: int = 1,
         reuse_merged: bool = False,
+        masks: TokenMasks | None = None,
     ) -> None:
         self.task_ids = task_ids
         self.mixing = mixing
         self.expansion = expansion
-        self.losses: list[Tensor] = []
+        self.masks = masks or TokenMasks({})
+        self.losses: dict[str, Tensor] = {}
+        self.records: list[TokenRecord] = []
+        self._ids: dict[str, Tensor] = {}
         # One slice per group, made once: layers of a group share its autograd node.
         self.weights = mixing.unbind(0)
         self._merged: dict[int, object] | None = {} if reuse_merged else None
@@ -59,6 +70,105 @@ class Routing:
             self._merged[key] = merge()
         return self._merged[key]  # type: ignore[return-value]
 
+    def owe(self, losses: Mapping[str, Tensor]) -> None:
+        """Add what a layer owes to the objective.
+
+        Args:
+            losses: By name, multiplied by their coefficients.
+        """
+        for name, loss in losses.items():
+            self.losses[name] = self.losses[name] + loss if name in self.losses else loss
+
+    def record(self, record: TokenRecord) -> None:
+        """Keep what a layer chose until the end of the pass.
+
+        Args:
+            record: Its tensors must need no gradient.
+        """
+        self.records.append(record)
+
+    def replayed(self) -> "Routing":
+        """Return the same routing for computing a part of the pass again.
+
+        What layers owe and write down was taken the first time; the copy's goes nowhere.
+        """
+        replay = copy.copy(self)
+        replay.losses, replay.records = {}, []
+        return replay
+
+    def token_mask(self, stack: str, n_rows: int, n_positions: int) -> Bool[Tensor, "N"] | None:
+        """Return which of a layer's tokens are real, rows one after another; None for all.
+
+        Args:
+            stack: Whose tokens the layer sees: ``"encoder"``, ``"decoder"`` or ``"model"``.
+            n_rows: Rows R of its input.
+            n_positions: Positions L of its input.
+
+        Raises:
+            ValueError: If the input fits neither the examples nor the mask.
+        """
+        self._check_rows(n_rows)
+        mask = self.masks.of(stack, n_rows, n_positions)
+        return None if mask is None else mask.reshape(-1)
+
+    def read_ids(self, stack: str, ids: Int[Tensor, "R L"]) -> None:
+        """Note which vocabulary entries a stack reads now.
+
+        Args:
+            stack: Which one.
+            ids: Its input.
+        """
+        self._ids[stack] = ids
+
+    def token_ids(self, stack: str, n_rows: int, n_positions: int) -> Int[Tensor, "N"] | None:
+        """Return the vocabulary entries of a layer's tokens, or None where nothing noted them.
+
+        Args:
+            stack: Whose tokens the layer sees.
+            n_rows: Rows R of its input.
+            n_positions: Positions L of its input.
+
+        Raises:
+            ValueError: If the layer's input does not fit what the stack read.
+        """
+        ids = self._ids.get(stack)
+        if ids is None:
+            return None
+        if n_rows % ids.shape[0] or ids.shape[1] != n_positions:
+            raise ValueError(
+                f"a layer of the {stack} received {n_rows} rows of {n_positions} positions, its "
+                f"stack read {ids.shape[0]} of {ids.shape[1]}"
+            )
+        return ids.repeat_interleave(n_rows // ids.shape[0], dim=0).reshape(-1)
+
+    def token_examples(self, n_rows: int, n_positions: int) -> Int[Tensor, "N"]:
+        """Return which example each token of a layer's input is of.
+
+        Args:
+            n_rows: Rows R of its input.
+            n_positions: Positions L of its input.
+
+        Raises:
+            ValueError: If the rows do not fit the examples.
+        """
+        self._check_rows(n_rows)
+        n_examples = self.mixing.shape[1]
+        examples = torch.arange(n_examples, device=self.mixing.device)
+        return examples.repeat_interleave(n_rows // max(n_examples, 1) * n_positions)
+
+    def token_weights(self, group: int, n_rows: int, n_positions: int) -> Float[Tensor, "N K"]:
+        """Return the mixing weights that the task of each token has in a group, of the one head.
+
+        Args:
+            group: The routed group.
+            n_rows: Rows R of the layer's input.
+            n_positions: Positions L of the layer's input.
+
+        Raises:
+            ValueError: If the rows do not fit the examples.
+        """
+        return self.weights[group][:, 0].index_select(0, self.token_examples(n_rows, n_positions))
+
     def examples(self, x: Tensor) -> Tensor:
         """View the rows of a layer's input as (B, rows per example × positions, features).
 
@@ -71,14 +181,17 @@ class Routing:
         Raises:
             ValueError: If the number of rows is neither.
         """
-        n_rows, n_examples = x.shape[0], self.mixing.shape[1]
+        self._check_rows(x.shape[0])
+        return x.reshape(self.mixing.shape[1], -1, x.shape[-1])
+
+    def _check_rows(self, n_rows: int) -> None:
+        n_examples = self.mixing.shape[1]
         if n_rows != n_examples and n_rows != n_examples * self.expansion:
             raise ValueError(
                 f"a skilled layer received {n_rows} rows for {n_examples} examples with expansion "
                 f"{self.expansion}; it accepts {n_examples} or {n_examples * self.expansion}. Pass "
                 "one task id per example, and generate through SkilledModel.generate"
             )
-        return x.reshape(n_examples, -1, x.shape[-1])
 
 
 class RoutingSlot:
@@ -123,7 +236,7 @@ class RoutingSlot:
 
         Pass it as ``context_fn`` to `torch.utils.checkpoint.checkpoint` (non-reentrant).
         """
-        return nullcontext(), self.use(self.current)
+        return nullcontext(), self.use(self.current.replayed())
 
 
 def check_task_ids(task_ids: Int[Tensor, "B"], n_tasks: int) -> None:

@@ -14,13 +14,13 @@ class TaskRouter(nn.Module, ABC):
     forward pass, however deep the model is.
 
     Args:
-        n_groups: Routed groups G: layers of a group share a row.
+        n_groups: Routed groups G: layers of a group share a row. None where only tokens are routed.
         n_tasks: Tasks T.
         n_heads: Heads H: blocks of features that are routed apart.
         n_skills: Skills K.
 
     Raises:
-        ValueError: If one of them is not positive.
+        ValueError: If one of them is negative, or one but the groups is 0.
     """
 
     role = "router"
@@ -34,8 +34,9 @@ class TaskRouter(nn.Module, ABC):
             "n_skills": n_skills,
         }
         for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"{name} ({size}) must be at least 1")
+            least = 0 if name == "n_groups" else 1
+            if size < least:
+                raise ValueError(f"{name} ({size}) must be at least {least}")
         self.n_groups = n_groups
         self.n_tasks = n_tasks
         self.n_heads = n_heads

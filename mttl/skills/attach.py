@@ -1,7 +1,7 @@
 """Put inventories of skills on the linear layers of a backbone."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -54,14 +54,23 @@ class Attachment:
 
     def summary(self) -> list[tuple[str, int, str, int]]:
         """Return one row per kind of layer: pattern, count, shape, skill parameters."""
-        rows: dict[tuple[str, str], list[int]] = {}
-        for layer in self.layers:
-            pattern = re.sub(r"\.\d+(?=\.|$)", ".*", layer.path)
-            key = (pattern, f"{layer.in_features} -> {layer.out_features}")
-            rows.setdefault(key, []).append(layer.n_parameters)
-        return [
-            (pattern, len(counts), shape, sum(counts)) for (pattern, shape), counts in rows.items()
-        ]
+        return summarise(
+            (layer.path, layer.in_features, layer.out_features, layer.n_parameters)
+            for layer in self.layers
+        )
+
+
+def summarise(layers: Iterable[tuple[str, int, int, int]]) -> list[tuple[str, int, str, int]]:
+    """Return one row per kind of layer: pattern of paths, count, shape, parameters.
+
+    Args:
+        layers: Path, features in and out, and parameters of each.
+    """
+    rows: dict[tuple[str, str], list[int]] = {}
+    for path, in_features, out_features, n_parameters in layers:
+        pattern = re.sub(r"\.\d+(?=\.|$)", ".*", path)
+        rows.setdefault((pattern, f"{in_features} -> {out_features}"), []).append(n_parameters)
+    return [(pattern, len(counts), shape, sum(counts)) for (pattern, shape), counts in rows.items()]
 
 
 def attach_skills(
@@ -101,15 +110,15 @@ def attach_skills(
     linears = {
         path: features
         for path, module in backbone.named_modules()
-        if (features := _linear_features(module)) is not None
+        if (features := linear_features(module)) is not None
     }
-    blocks = _block_paths(backbone)
+    blocks = block_paths(backbone)
     groups: dict[str, int] = {}
     layers = []
     skilled: dict[nn.Module, SkilledLinear] = {}
-    for path in _choose(linears, targets, blocks):
+    for path in choose_layers(linears, targets, blocks):
         in_features, out_features = linears[path]
-        name = _group_name(path, granularity, blocks)
+        name = group_name(path, granularity, blocks)
         group = groups.setdefault(name, len(groups))
         try:
             inventory = make_inventory(in_features, out_features)
@@ -129,8 +138,10 @@ def attach_skills(
     return Attachment(tuple(layers), tuple(groups))
 
 
-def _linear_features(module: nn.Module) -> tuple[int, int] | None:
+def linear_features(module: nn.Module) -> tuple[int, int] | None:
     """Return the features in and out of a linear layer, or None for any other module."""
+    if isinstance(module, SkilledLinear):
+        module = module.base
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
     # GPT-2 keeps its linear layers transposed, in a class of transformers' own.
@@ -140,20 +151,21 @@ def _linear_features(module: nn.Module) -> tuple[int, int] | None:
     return None
 
 
-def _block_paths(backbone: nn.Module) -> list[str]:
+def block_paths(backbone: nn.Module) -> list[str]:
     """Return the paths of the outermost blocks: the members of module lists."""
     found: list[str] = []
     for path, module in backbone.named_modules():
-        if isinstance(module, nn.ModuleList) and not _inside(path, found):
+        if isinstance(module, nn.ModuleList) and not inside_block(path, found):
             found.extend(f"{path}.{index}" if path else str(index) for index in range(len(module)))
     return found
 
 
-def _inside(path: str, blocks: list[str]) -> str | None:
+def inside_block(path: str, blocks: list[str]) -> str | None:
+    """Return the block that a module is in, or None."""
     return next((block for block in blocks if f"{path}.".startswith(f"{block}.")), None)
 
 
-def _choose(
+def choose_layers(
     linears: dict[str, tuple[int, int]], targets: Sequence[str], blocks: list[str]
 ) -> list[str]:
     """Return the paths that any target matches, in the order of the backbone."""
@@ -163,7 +175,7 @@ def _choose(
     for target in targets:
         if target == "all":
             # The output head stands outside the blocks and stays as it is.
-            found = {path for path in linears if not blocks or _inside(path, blocks)}
+            found = {path for path in linears if not blocks or inside_block(path, blocks)}
         else:
             patterns = TARGET_WORDS.get(target, [target])
             found = {path for path in linears if any(_matches(path, one) for one in patterns)}
@@ -182,12 +194,18 @@ def _matches(path: str, pattern: str) -> bool:
     return fnmatchcase(path, pattern) or fnmatchcase(path, f"*.{pattern}")
 
 
-def _group_name(path: str, granularity: str, blocks: list[str]) -> str:
+def stack_name(path: str) -> str:
+    """Return the stack that a module is in: ``"encoder"``, ``"decoder"``, or else ``"model"``."""
+    return next((part for part in path.split(".") if part in ("encoder", "decoder")), "model")
+
+
+def group_name(path: str, granularity: str, blocks: list[str]) -> str:
+    """Return the name of the routed group that a layer belongs to."""
     parent = path.rpartition(".")[0]
     if granularity == "model":
         return "model"
     if granularity == "stack":
-        return next((part for part in path.split(".") if part in ("encoder", "decoder")), "model")
+        return stack_name(path)
     if granularity == "block":
-        return _inside(path, blocks) or parent
+        return inside_block(path, blocks) or parent
     return parent if granularity == "layer" else path

@@ -1,13 +1,16 @@
 """A backbone, its skills and their router: one module that takes task ids beside the inputs."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from mttl.routing.context import Routing, RoutingSlot, check_task_ids
 from mttl.routing.task_router import TaskRouter
+from mttl.routing.token import TokenRouter
+from mttl.routing.token_context import TokenMasks, token_masks
 from mttl.skills.skilled_linear import SkilledLinear
 
 
@@ -15,12 +18,13 @@ class SkilledModel(nn.Module):
     """Computes the routing once per forward pass and runs the backbone inside it.
 
     Args:
-        backbone: A model with skilled layers (see `attach_skills`).
-        router: Gives the mixing weights of all its groups.
+        backbone: A model with skilled layers (see `attach_skills`), or layers that route tokens
+            (see `mttl.moe.attach_experts`), or both.
+        router: Gives the mixing weights of all its groups; of none where only tokens are routed.
         slot: The slot its layers read.
 
     Raises:
-        ValueError: If the backbone has no skilled layer, a layer reads another slot or a group the
+        ValueError: If the backbone has no such layer, a layer reads another slot or a group the
             router lacks, or a layer's skills or heads differ from the router's.
     """
 
@@ -31,13 +35,21 @@ class SkilledModel(nn.Module):
             for name, module in backbone.named_modules()
             if isinstance(module, SkilledLinear)
         }
-        if not layers:
-            raise ValueError("the backbone has no skilled layer; call attach_skills first")
+        token_layers = find_token_layers(backbone)
+        if not layers and not token_layers:
+            raise ValueError(
+                "the backbone has no skilled layer; call attach_skills or attach_experts first"
+            )
         for name, layer in layers.items():
             _check_layer(name, layer, router, slot)
+        for name, layer in token_layers.items():
+            _check_token_layer(name, layer, router, slot)
         self.backbone = backbone
         self.router = router
         self.slot = slot
+        self.routes_tokens = bool(token_layers)
+        if any(layer.router.needs_token_ids for layer in token_layers.values()):
+            self._note_ids()
 
     def skilled_layers(self) -> dict[str, SkilledLinear]:
         """Return the skilled layers by their path in the backbone."""
@@ -46,6 +58,10 @@ class SkilledModel(nn.Module):
             for name, module in self.backbone.named_modules()
             if isinstance(module, SkilledLinear)
         }
+
+    def token_layers(self) -> dict[str, Any]:
+        """Return the layers that route tokens by their path in the backbone."""
+        return find_token_layers(self.backbone)
 
     def forward(self, task_ids: Int[Tensor, "B"], **inputs: Any) -> Any:
         """Run the backbone with the skills of each example's task.
@@ -60,23 +76,37 @@ class SkilledModel(nn.Module):
         Raises:
             ValueError: If the ids are on the CPU and one is out of range.
         """
-        with self.slot.use(self.route(task_ids)):
+        with self.slot.use(self.route(task_ids, inputs=inputs)):
             return self.backbone(**inputs)
 
     def route(
-        self, task_ids: Int[Tensor, "B"], *, expansion: int = 1, reuse_merged: bool = False
+        self,
+        task_ids: Int[Tensor, "B"],
+        *,
+        inputs: Mapping[str, Any] | None = None,
+        expansion: int = 1,
+        reuse_merged: bool = False,
     ) -> Routing:
         """Ask the router for the routing of a batch.
 
         Args:
             task_ids: One task per example.
+            inputs: What the backbone is called with: its masks and labels tell layers that route
+                tokens what is padding. By default nothing is.
             expansion: See `Routing`.
             reuse_merged: See `Routing`.
         """
         if task_ids.device.type == "cpu":  # on an accelerator, reading them would stall it
             check_task_ids(task_ids, self.router.n_tasks)
+        masks = None
+        if inputs is not None and self.routes_tokens:
+            masks = token_masks(inputs, encoder_decoder=_is_encoder_decoder(self.backbone))
         return Routing(
-            task_ids, self.router(task_ids), expansion=expansion, reuse_merged=reuse_merged
+            task_ids,
+            self.router(task_ids),
+            expansion=expansion,
+            reuse_merged=reuse_merged,
+            masks=masks,
         )
 
     @torch.no_grad()
@@ -90,7 +120,7 @@ class SkilledModel(nn.Module):
             task_ids: One task per example.
             **inputs: What the backbone's ``generate`` takes.
         """
-        settings = inputs.get("generation_config") or self.backbone.generation_config
+        settings: Any = inputs.get("generation_config") or self.backbone.generation_config
         n_beams = inputs.get("num_beams") or getattr(settings, "num_beams", None) or 1
         n_returned = (
             inputs.get("num_return_sequences")
@@ -98,10 +128,32 @@ class SkilledModel(nn.Module):
             or 1
         )
         routing = self.route(
-            task_ids, expansion=n_beams if n_beams > 1 else n_returned, reuse_merged=True
+            task_ids,
+            inputs={
+                name: inputs.get(name) for name in ("attention_mask", "decoder_attention_mask")
+            },
+            expansion=n_beams if n_beams > 1 else n_returned,
+            reuse_merged=True,
         )
+        if self.routes_tokens and n_beams == 1 and "input_ids" in inputs:
+            ends = inputs.get("eos_token_id", settings.eos_token_id)
+            # An encoder-decoder's output begins with one start token; others repeat the prompt.
+            encoder_decoder = _is_encoder_decoder(self.backbone)
+            start = 1 if encoder_decoder else inputs["input_ids"].shape[1]
+            watch = _Finished(routing.masks, ends, start)
+            inputs["stopping_criteria"] = [*inputs.get("stopping_criteria", ()), watch]
         with self.slot.use(routing):
             return self.backbone.generate(**inputs)  # type: ignore[operator]
+
+    def _note_ids(self) -> None:
+        """Let the routing know which ids each stack reads, also while text is generated."""
+        backbone: Any = self.backbone
+        if _is_encoder_decoder(backbone):
+            stacks = {("encoder",): backbone.get_encoder(), ("decoder",): backbone.get_decoder()}
+        else:
+            stacks = {("encoder", "decoder", "model"): backbone}
+        for names, module in stacks.items():
+            module.register_forward_pre_hook(_ReadIds(self.slot, names), with_kwargs=True)
 
     def enable_gradient_checkpointing(self) -> None:
         """Trade time for memory: recompute activations in the backward pass, routing included."""
@@ -110,6 +162,71 @@ class SkilledModel(nn.Module):
         enable = getattr(self.backbone, "activation_checkpointing_enable", None)
         enable = enable or self.backbone.gradient_checkpointing_enable
         enable(settings)  # type: ignore[operator]
+
+
+class _ReadIds:
+    """A hook before a stack's forward; an object, so that copies of a model keep one slot."""
+
+    def __init__(self, slot: RoutingSlot, names: tuple[str, ...]) -> None:
+        self.slot = slot
+        self.names = names
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], inputs: dict[str, Any]) -> None:
+        ids = inputs.get("input_ids", args[0] if args else None)
+        if ids is not None:
+            for name in self.names:
+                self.slot.current.read_ids(name, ids)
+
+
+class _Finished:
+    """Notes which rows have ended while text is generated; stops nothing.
+
+    A row that has ended goes on as padding until the last one has, beside the tokens of the others.
+    (Beams never do: only those that have not ended are continued.)
+    """
+
+    def __init__(self, masks: TokenMasks, ends: int | list[int] | None, start: int) -> None:
+        self.masks = masks
+        self.ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        self.start = start
+
+    def __call__(
+        self, input_ids: Int[Tensor, "R L"], scores: Any, **settings: Any
+    ) -> Bool[Tensor, "R"]:
+        generated = input_ids[:, self.start :]
+        ended = torch.isin(generated, generated.new_tensor(self.ends)).any(dim=1)
+        self.masks.finished = ended
+        return torch.zeros_like(ended)
+
+
+def find_token_layers(backbone: nn.Module) -> dict[str, Any]:
+    """Return the layers of a backbone that route tokens by their path in it."""
+    return {
+        name: module
+        for name, module in backbone.named_modules()
+        if isinstance(getattr(module, "router", None), TokenRouter)
+    }
+
+
+def _is_encoder_decoder(backbone: nn.Module) -> bool:
+    return bool(getattr(getattr(backbone, "config", None), "is_encoder_decoder", False))
+
+
+def _check_token_layer(name: str, layer: Any, router: TaskRouter, slot: RoutingSlot) -> None:
+    if layer.slot is not slot:
+        raise ValueError(f"'{name}' reads another routing slot than the model's")
+    if layer.group is None:
+        return
+    if layer.group >= router.n_groups:
+        raise ValueError(
+            f"'{name}' reads group {layer.group}, but the router has {router.n_groups} groups"
+        )
+    n_experts = layer.router.n_experts
+    if (router.n_skills, router.n_heads) != (n_experts, 1):
+        raise ValueError(
+            f"'{name}' has {n_experts} experts; a task router that is their prior must have as "
+            f"many skills and one head, not {router.n_skills} and {router.n_heads}"
+        )
 
 
 def _check_layer(name: str, layer: SkilledLinear, router: TaskRouter, slot: RoutingSlot) -> None:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Literal, get_args
 
 import torch
+from torch import nn
 
 from mttl.errors import ConfigError
 from mttl.routing.fixed import average_router
@@ -43,6 +44,9 @@ def adapt(
     | ``from_scratch`` | fresh rows | router and fresh skills: no transfer but the backbone's |
     | ``full`` | new rows | everything, the backbone too |
 
+    Routers of tokens belong to the router and their experts to the skills; they know no tasks, so a
+    new one needs nothing new of them.
+
     Args:
         model: Trained backbone, skills and router.
         mode: What to train.
@@ -55,7 +59,8 @@ def adapt(
 
     Raises:
         ValueError: If the mode is unknown.
-        ConfigError: If the mode trains a router that has nothing to train.
+        ConfigError: If the mode trains a router that has nothing to train, averages skills that no
+            task chooses, or draws anew experts that replaced parts of the backbone.
 
     References:
         Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, appendix A.2; for ``router_only`` and
@@ -63,16 +68,18 @@ def adapt(
     """
     device = next(model.parameters()).device
     router = adapted_router(model.router, mode, n_tasks, init=init)
+    _check_mode(model, mode)
     model.router = router.to(device).train(model.router.training)
-    inventories = [layer.inventory for layer in model.skilled_layers().values()]
+    parts = parts_by_role(model)
     if mode == "from_scratch":
-        for inventory in inventories:
-            inventory.reset_parameters()
+        for part in (*parts["skills"], *parts["router"]):
+            if part is not model.router:
+                part.reset_parameters()  # type: ignore[operator]
     roles = TRAINED_ROLES[mode]
     model.backbone.requires_grad_("backbone" in roles)
-    model.router.requires_grad_("router" in roles)
-    for inventory in inventories:
-        inventory.requires_grad_("skills" in roles)
+    for role, members in parts.items():
+        for part in members:
+            part.requires_grad_(role in roles)
     return model
 
 
@@ -89,19 +96,56 @@ def adapted_router(
 
     Raises:
         ValueError: If the mode is unknown.
-        ConfigError: If the mode trains a router that has nothing to train.
     """
     if mode not in TRAINED_ROLES:
         raise ValueError(f"mode ('{mode}') must be one of {', '.join(get_args(AdaptMode))}")
     if mode == "average":
         return average_router(known.n_groups, n_tasks, known.n_skills, known.n_heads)
-    router = known.for_new_tasks(n_tasks, init="fresh" if mode == "from_scratch" else init)
-    if mode == "router_only" and not any(True for _ in router.parameters()):
+    return known.for_new_tasks(n_tasks, init="fresh" if mode == "from_scratch" else init)
+
+
+def require_trainable(mode: AdaptMode, *routers: nn.Module) -> None:
+    """Refuse to train routers alone where they have nothing to train.
+
+    Args:
+        mode: What to train.
+        routers: All of a model.
+
+    Raises:
+        ConfigError: If the mode is ``router_only`` and none has a parameter.
+    """
+    if mode == "router_only" and not any(True for part in routers for _ in part.parameters()):
         raise ConfigError(
-            f"mode 'router_only' has nothing to train: a {type(known).__name__} has no parameters. "
-            "Use 'skills_only', or an inventory trained with a learned router"
+            f"mode 'router_only' has nothing to train: a {type(routers[-1]).__name__} has no "
+            "parameters. Use 'skills_only', or an inventory trained with a learned router"
         )
-    return router
+
+
+def parts_by_role(model: SkilledModel) -> dict[str, list[nn.Module]]:
+    """Return the modules of the roles ``"skills"`` and ``"router"``; the rest is the backbone."""
+    skills: list[nn.Module] = [layer.inventory for layer in model.skilled_layers().values()]
+    routers: list[nn.Module] = [model.router]
+    for layer in model.token_layers().values():
+        skills.append(layer.experts)
+        if layer.shared is not None:
+            skills.append(layer.shared.experts)
+        routers.append(layer.router)
+    return {"skills": skills, "router": routers}
+
+
+def _check_mode(model: SkilledModel, mode: AdaptMode) -> None:
+    layers = model.token_layers().values()
+    require_trainable(mode, model.router, *(layer.router for layer in layers))
+    if mode == "average" and not model.router.n_groups:
+        raise ConfigError(
+            "mode 'average' mixes alike what tasks choose, and here only tokens choose. Use "
+            "'skills_only', which leaves their routers as they are"
+        )
+    if mode == "from_scratch" and any(layer.base is None for layer in layers):
+        raise ConfigError(
+            "mode 'from_scratch' needs the backbone's feed-forward blocks, which its experts "
+            "replaced in training. Use another mode, or experts beside the blocks (lora, adapter)"
+        )
 
 
 @contextmanager
@@ -120,20 +164,33 @@ def adapted(
     """
     router, training = model.router, model.training
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    before = {
-        name: value.detach().clone()
-        for name, value in model.backbone.named_parameters()
-        if ("skills" if ".inventory." in f".{name}" else "backbone") in TRAINED_ROLES.get(mode, ())
-    }
+    before = [(value, value.detach().clone()) for value in _changing(model, mode)]
     try:
         yield adapt(model, mode, n_tasks, init=init)
     finally:
         model.router = router
-        parameters = dict(model.backbone.named_parameters())
         with torch.no_grad():
-            for name, value in before.items():
-                parameters[name].copy_(value)
+            for value, kept in before:
+                value.copy_(kept)
         for name, value in model.named_parameters():
             value.requires_grad_(name in trained)
             value.grad = None
         model.train(training)
+
+
+def _changing(model: SkilledModel, mode: AdaptMode) -> list[torch.Tensor]:
+    """Return what a mode changes, but for the task router, which it replaces.
+
+    Token routers may hold a bias that is moved without a gradient.
+    """
+    roles, parts = TRAINED_ROLES.get(mode, ()), parts_by_role(model)
+    parts["router"].remove(model.router)
+    own = {id(value) for members in parts.values() for part in members for value in _values(part)}
+    found = [value for role in parts if role in roles for m in parts[role] for value in _values(m)]
+    if "backbone" in roles:
+        found += [value for value in model.backbone.parameters() if id(value) not in own]
+    return found
+
+
+def _values(module: nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]

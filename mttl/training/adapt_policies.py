@@ -1,7 +1,7 @@
 """Trained policies made ready for levels they have never seen."""
 
 from mttl.skills.compose import ComposedModel
-from mttl.training.adapt import TRAINED_ROLES, AdaptMode, adapted_router
+from mttl.training.adapt import TRAINED_ROLES, AdaptMode, adapted_router, require_trainable
 
 
 def adapt_policies(
@@ -30,6 +30,7 @@ def adapt_policies(
     """
     if mode == "from_scratch":
         raise ValueError("mode 'from_scratch' needs new policies: see fresh_policies")
+    require_trainable(mode, model.router)
     model.router = adapted_router(model.router, mode, n_levels, init=init).to(model.device)
     roles = TRAINED_ROLES[mode]
     model.base.requires_grad_("backbone" in roles)

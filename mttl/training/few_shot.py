@@ -13,6 +13,7 @@ from torch import Tensor
 from mttl.tasks.metrics import score_answers
 from mttl.training.loss import global_mean
 from mttl.training.text_to_text import Prediction, TextToTextModule, mean_score
+from mttl.training.token_balance import adjust_biases, token_loads
 
 
 @dataclass(frozen=True)
@@ -117,15 +118,18 @@ def fine_tune(
         module.train()
         batch = move_data_to_device(next(batches), module.device)
         with precision.forward_context():
-            losses, labels, owed = module.nll(batch, module.label_smoothing)
+            losses, labels, routing = module.nll(batch, module.label_smoothing)
             prior = module.model.router.prior_loss().to(losses.device)
         optimizer.zero_grad()
-        precision.backward(global_mean(losses, labels) + prior + sum(owed), module)
+        loss = global_mean(losses, labels) + prior + sum(routing.losses.values())
+        precision.backward(loss, module)
         if gradient_clip_val is not None:
             precision.unscale_gradients(optimizer)
             torch.nn.utils.clip_grad_norm_(trained, gradient_clip_val)
         precision.optimizer_step(optimizer)
         scheduler.step()
+        if routing.records:
+            adjust_biases(module.model, token_loads(module.model, routing.records))
         on_step()
         if step % eval_every == 0 or step == n_steps:
             found, rows = score_batches(module, development, precision)

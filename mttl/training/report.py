@@ -12,6 +12,7 @@ from rich.table import Table
 
 from mttl.data.gym import Gym
 from mttl.files import atomic_path
+from mttl.moe.attach import TokenLayers
 from mttl.routing.task_router import TaskRouter
 from mttl.skills.attach import Attachment
 from mttl.skills.compose import ComposedModel
@@ -26,14 +27,20 @@ COPY, MAJORITY = "copy", "majority"
 HEADINGS = {COPY: "copy", MAJORITY: "major"}
 
 
-def attachment_table(attachment: Attachment, model: SkilledModel) -> Table:
+def attachment_table(
+    attachment: Attachment, model: SkilledModel, token_layers: TokenLayers | None = None
+) -> Table:
     """Return what was attached: a row per kind of layer, then the totals."""
-    table = Table(title="Skills on the backbone", title_justify="left")
+    what = "Skills" if token_layers is None else "Skills and experts"
+    table = Table(title=f"{what} on the backbone", title_justify="left")
     table.add_column("layers", overflow="fold")
     for heading in ("count", "shape", "parameters"):
         table.add_column(heading, justify="right", no_wrap=True)
     for pattern, count, shape, n_parameters in attachment.summary():
         table.add_row(pattern, str(count), shape, f"{n_parameters:,}")
+    if token_layers is not None:
+        for pattern, count, shape, n_parameters in token_layers.summary():
+            table.add_row(f"{pattern} (tokens)", str(count), shape, f"{n_parameters:,}")
     router = model.router
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     total = sum(p.numel() for p in model.parameters())

@@ -16,10 +16,12 @@ from torchmetrics import Metric
 from transformers import PreTrainedTokenizerBase
 
 from mttl.errors import CheckpointError, ConfigError
+from mttl.routing.context import Routing
 from mttl.skills.skilled_model import SkilledModel
 from mttl.tasks.metrics import build_metric
 from mttl.training.loss import example_means, global_mean, token_losses
 from mttl.training.optim import Optimization
+from mttl.training.token_balance import LOADS, token_loads
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +96,7 @@ class TextToTextModule(pl.LightningModule):
 
     def nll(
         self, batch: Mapping[str, Any], label_smoothing: float = 0.0
-    ) -> tuple[Float[Tensor, "B L"], Int[Tensor, "B L"], list[Tensor]]:
+    ) -> tuple[Float[Tensor, "B L"], Int[Tensor, "B L"], Routing]:
         """Run the model on a batch.
 
         Args:
@@ -102,7 +104,8 @@ class TextToTextModule(pl.LightningModule):
             label_smoothing: ε of the loss.
 
         Returns:
-            The loss of every position, the labels they belong to, and what layers owe besides.
+            The loss of every position, the labels they belong to, and the routing of the pass,
+            which holds what layers owe besides.
         """
         labels = batch["labels"]
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
@@ -111,24 +114,31 @@ class TextToTextModule(pl.LightningModule):
             # The backbone would compute a loss of its own if it were given the labels.
             prepare = backbone.prepare_decoder_input_ids_from_labels
             inputs["decoder_input_ids"] = prepare(labels=labels)  # type: ignore[operator]
-        routing = self.model.route(batch["task_ids"])
+        routing = self.model.route(batch["task_ids"], inputs=batch)
         with self.model.slot.use(routing):
             logits = backbone(**inputs, use_cache=False).logits
         if not backbone.config.is_encoder_decoder:  # type: ignore[union-attr]
             logits, labels = logits[:, :-1], labels[:, 1:].contiguous()
-        return token_losses(logits, labels, label_smoothing), labels, routing.losses
+        return token_losses(logits, labels, label_smoothing), labels, routing
 
-    def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor:
-        """Return the loss of a batch, with the router's prior and what layers owe."""
-        losses, labels, owed = self.nll(batch, self.label_smoothing)
+    def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor | dict[str, Tensor]:
+        """Return the loss of a batch, with the router's prior and what layers owe.
+
+        Where tokens choose experts, the loads of experts come with it.
+        """
+        losses, labels, routing = self.nll(batch, self.label_smoothing)
         loss = global_mean(losses, labels)
         prior = self.model.router.prior_loss().to(loss.device)
-        total = loss + prior + sum(owed)
+        total = loss + prior + sum(routing.losses.values())
         # Each process holds its share of the mean over all tokens.
         self.log("train/loss", loss, prog_bar=True, batch_size=len(labels), sync_dist=True)
         if prior.requires_grad:
             self.log("train/prior", prior, batch_size=len(labels))
-        return total
+        for name, value in routing.losses.items():
+            self.log(f"train/{name}", value, batch_size=len(labels))
+        if not routing.records:
+            return total
+        return {"loss": total, LOADS: token_loads(self.model, routing.records)}
 
     def validation_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
         """Add a batch to the losses and scores of its tasks."""

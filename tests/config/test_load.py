@@ -204,7 +204,7 @@ def test_a_malformed_value() -> None:
         (
             "router: {kind: polytropn}",
             "f.yaml: router.kind: 'polytropn' must be one of polytropon, shared, private, average, "
-            "expert, task_moe, hyperformer. Did you mean 'polytropon'?",
+            "expert, task_moe, hyperformer, none. Did you mean 'polytropon'?",
         ),
         (
             "data: {split: trein}",

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.skills import LEARNED, ROUTERS, spread
+from mttl.routing.fixed import shared_router
 from mttl.routing.task_router import initial_rows
 
 G, T, H, K = 2, 5, 3, 4
@@ -150,11 +151,19 @@ def test_initial_rows():
 
 
 @pytest.mark.parametrize("name", ["polytropon", "task_moe", "hyperformer"])
-@pytest.mark.parametrize("wrong", ["n_groups", "n_tasks", "n_skills"])
-def test_sizes_must_be_positive(name, wrong):
-    sizes = {"n_groups": 2, "n_tasks": 2, "n_heads": 1, "n_skills": 2, wrong: 0}
-    with pytest.raises(ValueError, match=rf"{wrong} \(0\) must be at least 1"):
+@pytest.mark.parametrize(("wrong", "least"), [("n_groups", 0), ("n_tasks", 1), ("n_skills", 1)])
+def test_sizes_have_a_least_value(name, wrong, least):
+    sizes = {"n_groups": 2, "n_tasks": 2, "n_heads": 1, "n_skills": 2, wrong: least - 1}
+    with pytest.raises(ValueError, match=rf"{wrong} \({least - 1}\) must be at least {least}"):
         ROUTERS[name](*sizes.values())
+
+
+def test_a_router_may_route_nothing():
+    router = shared_router(0, 3)
+    assert router(torch.tensor([2, 0])).shape == (0, 2, 1, 1)
+    assert router.matrix().shape == (0, 3, 1, 1)
+    assert router.prior_loss() == 0
+    assert router.for_new_tasks(4).matrix().shape == (0, 4, 1, 1)
 
 
 def test_the_number_of_heads_must_be_positive():

@@ -1,0 +1,217 @@
+"""The section ``moe``: experts that tokens choose."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from mttl.config.section import Fraction, NonNegative, Section, Seed
+
+Stack = Literal["encoder", "decoder", "model"]
+
+
+class _TopKTokens(Section):
+    top_k: PositiveInt = 2
+    """Experts per token."""
+
+
+class TopK(_TopKTokens):
+    """The k most probable experts of each token."""
+
+    kind: Literal["top_k"]
+    normalise: bool = True
+    """Let the gates of a token sum to 1; with one expert per token they must not."""
+    jitter: Fraction = 0.0
+    """While training, multiply the router's input by U(1 - jitter, 1 + jitter)."""
+
+
+class Switch(Section):
+    """The most probable expert of each token, its probability as the gate (Switch Transformer)."""
+
+    kind: Literal["switch"]
+    jitter: Fraction = 1e-2
+    """While training, multiply the router's input by U(1 - jitter, 1 + jitter)."""
+
+
+class NoisyTopK(_TopKTokens):
+    """Learned noise on the logits before the k best are taken (Shazeer et al.)."""
+
+    kind: Literal["noisy_top_k"]
+
+
+class GShard(Section):
+    """The best expert, and the second best at random, by its gate."""
+
+    kind: Literal["gshard"]
+    threshold: PositiveFloat = 0.2
+    """A second gate of at least this is always taken."""
+
+
+class ExpertChoice(Section):
+    """Experts choose tokens; not for causal decoders."""
+
+    kind: Literal["expert_choice"]
+    capacity_factor: PositiveFloat = 2.0
+    """Experts per token, on average."""
+
+
+class Base(Section):
+    """A balanced assignment of tokens while training, the best expert in evaluation (BASE)."""
+
+    kind: Literal["base"]
+
+
+class Hash(Section):
+    """An expert for every vocabulary entry, drawn once."""
+
+    kind: Literal["hash"]
+    seed: Seed = 0
+    """Of the draw."""
+
+
+class Example(_TopKTokens):
+    """The same experts for all tokens of an example, by their mean; not for causal decoders."""
+
+    kind: Literal["example"]
+    normalise: bool = True
+    """Let the gates of an example sum to 1."""
+
+
+TokenRouting = Annotated[
+    TopK | Switch | NoisyTopK | GShard | ExpertChoice | Base | Hash | Example,
+    Field(discriminator="kind"),
+]
+
+
+class FeedForwardExperts(Section):
+    """Copies of the backbone's feed-forward blocks, whose place they take (sparse upcycling)."""
+
+    kind: Literal["feed_forward"]
+
+
+class LoRAExperts(Section):
+    """Low-rank changes of linear layers."""
+
+    kind: Literal["lora"]
+    rank: PositiveInt = 16
+    """Rank of each expert."""
+    scale: PositiveFloat | None = None
+    """Factor on the change; 1 / rank by default."""
+
+
+class IA3Experts(Section):
+    """Rescale the output of linear layers."""
+
+    kind: Literal["ia3"]
+
+
+class AdapterExperts(Section):
+    """Bottleneck adapters beside feed-forward blocks."""
+
+    kind: Literal["adapter"]
+    hidden_features: PositiveInt = 16
+    """Width of the bottleneck."""
+
+
+TokenExperts = Annotated[
+    FeedForwardExperts | LoRAExperts | IA3Experts | AdapterExperts, Field(discriminator="kind")
+]
+BLOCK_EXPERTS = ("feed_forward", "adapter")
+
+
+class Balance(Section):
+    """What keeps experts in use: coefficients of losses per layer, all off by default."""
+
+    switch: NonNegative = 0.0
+    """Share of tokens times mean probability, times E (Switch Transformer); 1e-2 is usual."""
+    gshard: NonNegative = 0.0
+    """Share of first choices times mean probability (GShard)."""
+    importance: NonNegative = 0.0
+    """Squared coefficient of variation of the sums of gates (Shazeer et al.)."""
+    load: NonNegative = 0.0
+    """The same of the estimated loads; needs the router noisy_top_k."""
+    z: NonNegative = 0.0
+    """Squared log-sum-exp of the logits (ST-MoE); 1e-3 is usual."""
+    entropy: NonNegative = 0.0
+    """Entropy of a token's probabilities, less that of their mean."""
+    bias: NonNegative = 0.0
+    """Without a loss: after each step, move a bias of each expert by this against its load."""
+    global_statistics: bool = False
+    """Take the statistics over all processes rather than each one's own."""
+
+
+class MoE(Section):
+    """Layers whose tokens choose experts."""
+
+    router: TokenRouting
+    """How tokens choose."""
+    experts: TokenExperts
+    """What an expert is."""
+    n_experts: Annotated[int, Field(ge=2)] = 8
+    """Experts of each layer."""
+    targets: Annotated[list[str], Field(min_length=1)] = ["mlp"]
+    """Linear layers as for `skills.targets` (lora, ia3); else blocks: all, or patterns of paths."""
+    every: PositiveInt = 1
+    """Only every n-th block of the backbone."""
+    stacks: Annotated[list[Literal["encoder", "decoder", "model"]], Field(min_length=1)] | None = (
+        None
+    )
+    """Only these stacks; a decoder-only backbone is one, `model`."""
+    capacity_factor: PositiveFloat | None = None
+    """Room of an expert while training, in even shares of the load; by default there is enough."""
+    eval_capacity_factor: PositiveFloat | None = None
+    """The same in evaluation."""
+    balance: Balance = Balance()
+    """What keeps experts in use."""
+    shared_expert: bool = False
+    """Add an expert that is always on."""
+    task_prior: Literal["none", "logits", "mask"] = "none"
+    """Rows of the task router as logits added to the gates, or as a mask of allowed experts."""
+
+    @field_validator("stacks")
+    @classmethod
+    def _once(cls, stacks: list[Any] | None) -> list[Any] | None:
+        if stacks is not None and len(set(stacks)) < len(stacks):
+            raise ValueError(f"{stacks} must name each only once")
+        return stacks
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        problems = [*self._router_problems(), *self._balance_problems()]
+        if self.shared_expert and self.experts.kind == "ia3":
+            problems.append("shared_expert is not for ia3, which rescales an output: drop it")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def _router_problems(self) -> list[str]:
+        router, problems = self.router, []
+        top_k = router.top_k if isinstance(router, _TopKTokens) else 1
+        if top_k > self.n_experts:
+            problems.append(f"router.top_k ({top_k}) must not exceed n_experts ({self.n_experts})")
+        if isinstance(router, TopK | Example) and router.normalise and top_k == 1:
+            problems.append(
+                "router.normalise with top_k 1 makes every gate 1, and nothing is learned: set "
+                "normalise: false, or kind: switch"
+            )
+        full = router.kind in ("expert_choice", "base")
+        if full and (self.capacity_factor or (router.kind != "base" and self.eval_capacity_factor)):
+            problems.append(f"router '{router.kind}' fills every expert evenly: no capacity_factor")
+        return problems
+
+    def _balance_problems(self) -> list[str]:
+        kind, balance, problems = self.router.kind, self.balance, []
+        given = [name for name, value in balance if value and name != "global_statistics"]
+        if balance.load and kind != "noisy_top_k":
+            problems.append(f"balance.load needs the router noisy_top_k, not '{kind}'")
+        if balance.bias and kind not in ("top_k", "switch"):
+            problems.append(f"balance.bias needs the router top_k or switch, not '{kind}'")
+        if kind in ("expert_choice", "base", "hash"):
+            reason = "learns nothing" if kind == "hash" else "fills every expert evenly"
+            problems += [
+                f"balance.{name} is not for the router '{kind}', which {reason}: set it to 0"
+                for name in given
+                if name not in ("load", "bias")
+            ]
+        if balance.global_statistics and not set(given) - {"bias", "z"}:
+            problems.append("balance.global_statistics needs a loss over the loads of experts")
+        return problems

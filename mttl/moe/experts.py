@@ -1,0 +1,150 @@
+"""The interface of all experts of a layer, and feed-forward ones."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mttl.moe.dispatch import combine, sort_by_expert
+from mttl.moe.grouped import grouped_linear
+from mttl.routing.token import Assignment
+
+
+class Experts(nn.Module, ABC):
+    """E experts of one layer, stacked in one tensor per parameter.
+
+    Args:
+        in_features: Features I that an expert reads.
+        out_features: Features O that it writes.
+        n_experts: Experts E.
+
+    Attributes:
+        reads: What a layer gives to its experts: its ``"input"``, or the ``"output"`` of its base.
+
+    Raises:
+        ValueError: If a size is not positive.
+    """
+
+    role = "skills"
+    reads = "input"
+
+    def __init__(self, in_features: int, out_features: int, n_experts: int) -> None:
+        super().__init__()
+        sizes = {"in_features": in_features, "out_features": out_features, "n_experts": n_experts}
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"{name} ({size}) must be at least 1")
+        self.in_features = in_features
+        self.out_features = out_features
+        self.n_experts = n_experts
+
+    @abstractmethod
+    def reset_parameters(self) -> None:
+        """Draw the experts anew; those that augment a module change nothing yet."""
+
+    @abstractmethod
+    def forward(self, x: Float[Tensor, "N I"], assignment: Assignment) -> Float[Tensor, "N O"]:
+        """Return, for each token, the sum over its pairs of gate times expert output.
+
+        Args:
+            x: What the experts read, one row per token.
+            assignment: Which experts process which tokens; a token without any gets 0.
+        """
+
+    def extra_repr(self) -> str:
+        """Name the sizes in the module's printed form."""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"n_experts={self.n_experts}"
+        )
+
+
+Activation = Callable[[Tensor], Tensor]
+ACTIVATIONS: dict[str, Activation] = {
+    "relu": torch.nn.functional.relu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_new": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "silu": torch.nn.functional.silu,
+}
+
+
+class FeedForwardExperts(Experts):
+    r"""Feed-forward blocks: :math:`W_o\,a(W_i x)`, or gated :math:`W_o(a(W_g x) \odot W_i x)`.
+
+    Args:
+        in_features: Features I of the block's input.
+        hidden_features: Hidden units F of an expert.
+        out_features: Features O of the block's output.
+        n_experts: Experts E.
+        activation: The function a: ``"relu"``, ``"gelu"``, ``"gelu_new"`` (with the tangent),
+            ``"silu"``, or any function.
+        gated: Multiply by a second projection; its rows follow those of the gate in ``up``.
+        bias: Add a bias to both products.
+        dropout: Of the hidden units, while training.
+
+    Attributes:
+        up: Shape (E, F, I), gated (E, 2F, I): the rows of the gate, then those of the value.
+        down: Shape (E, O, F).
+        up_bias: Shape (E, F), gated (E, 2F), or None.
+        down_bias: Shape (E, O), or None.
+
+    Raises:
+        ValueError: If a size is not positive, the activation is unknown, or the dropout is outside
+            [0, 1).
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        out_features: int,
+        n_experts: int,
+        *,
+        activation: str | Activation = "relu",
+        gated: bool = False,
+        bias: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(in_features, out_features, n_experts)
+        if hidden_features < 1:
+            raise ValueError(f"hidden_features ({hidden_features}) must be at least 1")
+        if isinstance(activation, str) and activation not in ACTIVATIONS:
+            raise ValueError(
+                f"activation ('{activation}') must be {', '.join(ACTIVATIONS)} or a function"
+            )
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout ({dropout}) must lie in [0, 1)")
+        self.hidden_features = hidden_features
+        self.activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
+        self.gated = gated
+        self.dropout = dropout
+        n_up = (1 + gated) * hidden_features
+        self.up = nn.Parameter(torch.empty(n_experts, n_up, in_features))
+        self.down = nn.Parameter(torch.empty(n_experts, out_features, hidden_features))
+        self.up_bias = nn.Parameter(torch.zeros(n_experts, n_up)) if bias else None
+        self.down_bias = nn.Parameter(torch.zeros(n_experts, out_features)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw weights as `nn.Linear` does; biases are 0."""
+        for weight in (self.up, self.down):
+            bound = weight.shape[-1] ** -0.5
+            nn.init.uniform_(weight, -bound, bound)
+        for bias in (self.up_bias, self.down_bias):
+            if bias is not None:
+                nn.init.zeros_(bias)
+
+    def forward(self, x: Float[Tensor, "N I"], assignment: Assignment) -> Float[Tensor, "N O"]:
+        """Return, for each token, the sum over its pairs of gate times expert output."""
+        work = sort_by_expert(assignment)
+        hidden = grouped_linear(x[work.tokens], self.up, self.up_bias, work.counts)
+        if self.gated:
+            gate, value = hidden.chunk(2, dim=-1)
+            hidden = self.activation(gate) * value
+        else:
+            hidden = self.activation(hidden)
+        hidden = nn.functional.dropout(hidden, self.dropout, self.training)
+        y = grouped_linear(hidden, self.down, self.down_bias, work.counts)
+        return combine(y, work, len(x))

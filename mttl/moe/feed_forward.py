@@ -1,0 +1,136 @@
+"""The feed-forward blocks of a backbone, whatever they are called there."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+# Names of gate, up and down projection: T5 (gated or not), Llama and its like, BART and its like.
+FORMS = (
+    ("wi_0", "wi_1", "wo"),
+    (None, "wi", "wo"),
+    ("gate_proj", "up_proj", "down_proj"),
+    (None, "fc1", "fc2"),
+)
+
+
+class InlineFeedForward(nn.Module):
+    """What a layer like BART's computes between two residual connections, as a module.
+
+    Args:
+        fc1: The projection up.
+        act: The activation.
+        fc2: The projection down.
+        dropout: Probability of dropping a hidden unit while training.
+    """
+
+    def __init__(self, fc1: nn.Module, act: nn.Module, fc2: nn.Module, dropout: float) -> None:
+        super().__init__()
+        self.fc1 = fc1
+        self.act = act
+        self.dropout = nn.Dropout(dropout)
+        self.fc2 = fc2
+
+    @property
+    def weight(self) -> Tensor:
+        """The first projection's weight: backbones look at its dtype."""
+        return self.fc1.weight  # type: ignore[return-value]
+
+    def forward(self, x: Float[Tensor, "R *positions I"]) -> Float[Tensor, "R *positions O"]:
+        """Return the block's output."""
+        return self.fc2(self.dropout(self.act(self.fc1(x))))
+
+
+@dataclass(frozen=True)
+class FeedForwardBlock:
+    r"""The parts of one block: :math:`W_o\,a(W_i x)`, or gated :math:`W_o(a(W_g x) \odot W_i x)`.
+
+    Attributes:
+        gate: The projection :math:`W_g`, in a gated block.
+        up: The projection :math:`W_i`.
+        down: The projection :math:`W_o`.
+        activation: The module a.
+        dropout: Probability of dropping a hidden unit while training.
+    """
+
+    gate: nn.Module | None
+    up: nn.Module
+    down: nn.Module
+    activation: nn.Module
+    dropout: float
+
+
+def feed_forward_blocks(backbone: nn.Module) -> dict[str, FeedForwardBlock]:
+    """Return the feed-forward blocks of a backbone by their path.
+
+    A block inside a larger layer, such as BART's, stands under the path of its first projection;
+    `separate` makes it a module.
+
+    Args:
+        backbone: Any model.
+    """
+    blocks = {}
+    for path, module in backbone.named_modules():
+        form = _form(module)
+        if form is None:
+            continue
+        gate, up, down = form
+        dropout = getattr(module, "dropout", None)
+        inside = is_inline(module)
+        blocks[f"{path}.{up}" if inside else path] = FeedForwardBlock(
+            None if gate is None else module.get_submodule(gate),
+            module.get_submodule(up),
+            module.get_submodule(down),
+            _activation(module),
+            float(module.activation_dropout)  # type: ignore[arg-type]
+            if inside and hasattr(module, "activation_dropout")
+            else dropout.p
+            if isinstance(dropout, nn.Dropout)
+            else 0.0,
+        )
+    return blocks
+
+
+def separate(backbone: nn.Module, path: str) -> nn.Module:
+    """Return the module of a block, which is made one where it is part of a larger layer.
+
+    Args:
+        backbone: The model; changed in place.
+        path: One of those that `feed_forward_blocks` found.
+    """
+    above, _, name = path.rpartition(".")
+    layer = backbone.get_submodule(above)
+    if not (_form(layer) is not None and is_inline(layer)):
+        return backbone.get_submodule(path)
+    dropout = float(getattr(layer, "activation_dropout", 0.0))
+    block = InlineFeedForward(
+        layer.get_submodule(name), _activation(layer), layer.get_submodule("fc2"), dropout
+    )
+    block.train(layer.training)
+    # What the layer still does between the two is now done inside.
+    setattr(layer, name, block)
+    layer.fc2 = nn.Identity()
+    layer.activation_fn = nn.Identity()
+    layer.activation_dropout = 0.0  # type: ignore[assignment]
+    return block
+
+
+def is_inline(module: nn.Module) -> bool:
+    """Return whether the block is a part of what the module does."""
+    others = {name for name, child in module.named_children() if [*child.parameters()]}
+    return bool(others - {"fc1", "fc2"}) and "fc1" in others
+
+
+def _form(module: nn.Module) -> tuple[str | None, str, str] | None:
+    if isinstance(module, InlineFeedForward):
+        return None
+    children = {name for name, _ in module.named_children()}
+    return next((form for form in FORMS if {*form} - {None} <= children), None)
+
+
+def _activation(module: nn.Module) -> nn.Module:
+    for name in ("act", "act_fn", "activation_fn"):
+        found = getattr(module, name, None)
+        if isinstance(found, nn.Module):
+            return found
+    raise ValueError(f"{type(module).__name__} looks like a feed-forward block with no activation")

@@ -1,0 +1,182 @@
+"""A layer whose tokens choose experts."""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from mttl.moe.dispatch import capacity_of, keep_pairs, within_capacity
+from mttl.moe.experts import Experts
+from mttl.routing.context import Routing, RoutingSlot
+from mttl.routing.token import Assignment, TokenRouter
+from mttl.routing.token_context import TokenRecord
+
+
+class MoELayer(nn.Module):
+    r"""Takes the place of a module: :math:`y = f(x) + \sum_{e \in S(x)} g_e(x) E_e(x)`.
+
+    Args:
+        experts: The experts.
+        router: Chooses among them, token by token.
+        slot: Where the routing of a forward pass is found; shared by all layers of a model.
+        base: The module f that the experts augment; without it they take its place.
+        shared: An expert that is always on, added to the others.
+        name: The path of the module it replaces, for reports.
+        stack: Which tokens the layer sees: those of the ``"encoder"``, the ``"decoder"``, or of
+            the whole ``"model"``.
+        capacity_factor: Room of an expert while training, as a multiple of an even share of the
+            pairs; what finds no room is dropped. None drops nothing.
+        eval_capacity_factor: The same in evaluation.
+        prior: How the mixing weights of a token's task route it: not at all (None), by adding
+            their logarithms to the router's logits (``"logits"``), or by allowing only the experts
+            of positive weight (``"mask"``).
+        group: The routed group whose mixing weights are the prior.
+        causal: Whether a token must not depend on later ones.
+
+    Raises:
+        ValueError: If sizes differ, an option is unknown, a capacity is not positive, or the
+            router cannot serve a causal decoder.
+    """
+
+    def __init__(
+        self,
+        experts: Experts,
+        router: TokenRouter,
+        slot: RoutingSlot,
+        *,
+        base: nn.Module | None = None,
+        shared: nn.Module | None = None,
+        name: str = "",
+        stack: str = "model",
+        capacity_factor: float | None = None,
+        eval_capacity_factor: float | None = None,
+        prior: str | None = None,
+        group: int | None = None,
+        causal: bool = False,
+    ) -> None:
+        super().__init__()
+        if router.n_experts != experts.n_experts:
+            raise ValueError(
+                f"the router chooses among {router.n_experts} experts and the layer has "
+                f"{experts.n_experts}; give both the same n_experts"
+            )
+        if causal and not router.causal:
+            raise ValueError(
+                f"{type(router).__name__} chooses a token's experts by looking at other tokens, "
+                "later ones among them, so it cannot route a causal decoder; use it in an "
+                "encoder, or another router here"
+            )
+        if experts.reads == "output" and base is None:
+            raise ValueError(
+                f"{type(experts).__name__} act on the output of the module they augment, and "
+                "there is none; give a base"
+            )
+        if prior not in (None, "logits", "mask"):
+            raise ValueError(f"prior ('{prior}') must be None, 'logits' or 'mask'")
+        if (prior is None) != (group is None):
+            raise ValueError(
+                f"prior ({prior}) and group ({group}) go together: the group says whose mixing "
+                "weights are the prior"
+            )
+        factors = {"capacity_factor": capacity_factor, "eval_capacity_factor": eval_capacity_factor}
+        for name_of, factor in factors.items():
+            if factor is not None and not factor > 0:
+                raise ValueError(f"{name_of} ({factor}) must be positive, or None to drop nothing")
+        self.experts = experts
+        self.router = router
+        self.slot = slot
+        self.base = base
+        self.shared = shared
+        self.name = name
+        self.stack = stack
+        self.capacity_factor = capacity_factor
+        self.eval_capacity_factor = eval_capacity_factor
+        self.prior = prior
+        self.group = group
+
+    @property
+    def weight(self) -> Tensor:
+        """The base module's weight: backbones look at its dtype."""
+        if self.base is None:
+            raise AttributeError("a layer of experts that replaced a module has no weight")
+        return self.base.weight  # type: ignore[return-value]
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The base module's bias, where it has one."""
+        return getattr(self.base, "bias", None)
+
+    def forward(self, x: Float[Tensor, "R *positions I"]) -> Float[Tensor, "R *positions O"]:
+        """Return the layer's output.
+
+        Args:
+            x: Inputs; the rows of one example are neighbours.
+
+        Raises:
+            RuntimeError: If no routing is in use.
+        """
+        routing = self.slot.current
+        n_rows, n_positions = x.shape[0], math.prod(x.shape[1:-1])
+        assignment = self._assign(x.flatten(0, -2), routing, n_rows, n_positions)
+        kept = self._with_room(assignment)
+        processed = assignment if kept is None else keep_pairs(assignment, kept)
+        if self.base is None:
+            y = self.experts(x.flatten(0, -2), processed)
+        else:
+            y = self.base(x).flatten(0, -2)
+            y = y + self.experts(
+                y if self.experts.reads == "output" else x.flatten(0, -2), processed
+            )
+        if self.shared is not None:
+            y = y + self.shared(x.flatten(0, -2))
+        routing.owe(assignment.losses)
+        routing.record(
+            TokenRecord(
+                self.name,
+                self.stack,
+                n_rows,
+                n_positions,
+                self.router.n_experts,
+                assignment.tokens,
+                assignment.experts,
+                kept,
+            )
+        )
+        return y.view(*x.shape[:-1], y.shape[-1])
+
+    def _assign(
+        self, tokens: Float[Tensor, "N I"], routing: Routing, n_rows: int, n_positions: int
+    ) -> Assignment:
+        prior = None
+        if self.group is not None:
+            prior = routing.token_weights(self.group, n_rows, n_positions)
+            prior = _log(prior if self.prior == "logits" else (prior > 0).to(prior))
+        ids = self.router.needs_token_ids
+        return self.router(
+            tokens,
+            mask=routing.token_mask(self.stack, n_rows, n_positions),
+            prior=prior,
+            examples=routing.token_examples(n_rows, n_positions),
+            token_ids=routing.token_ids(self.stack, n_rows, n_positions) if ids else None,
+        )
+
+    def _with_room(self, assignment: Assignment) -> Bool[Tensor, "P"] | None:
+        factor = self.capacity_factor if self.training else self.eval_capacity_factor
+        if factor is None:
+            return None
+        n_pairs, n_experts = len(assignment.tokens), self.experts.n_experts
+        return within_capacity(assignment, capacity_of(n_pairs, n_experts, factor))
+
+    def extra_repr(self) -> str:
+        """Name the place and the rooms in the module's printed form."""
+        return (
+            f"name={self.name}, stack={self.stack}, capacity_factor={self.capacity_factor}, "
+            f"eval_capacity_factor={self.eval_capacity_factor}, prior={self.prior}"
+        )
+
+
+def _log(weights: Float[Tensor, "N E"]) -> Float[Tensor, "N E"]:
+    """Return the logarithm, minus infinity at 0 without an infinite gradient."""
+    smallest = torch.finfo(weights.dtype).tiny
+    return weights.clamp(min=smallest).log().masked_fill(weights == 0, -torch.inf)

@@ -1,0 +1,125 @@
+"""Experts shared out among processes: tokens travel to their experts and back.
+
+::
+
+    tokens of this process ── all-to-all ──> experts of each process ── all-to-all ──> outputs
+"""
+
+import copy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from mttl.moe.dispatch import combine, sort_by_expert
+from mttl.moe.experts import Experts
+from mttl.routing.token import Assignment
+
+
+class ParallelExperts(Experts):
+    """Keeps E / W of the experts in each of W processes and sends tokens to where theirs are.
+
+    Every process calls it equally often, each with tokens of its own (or none), and gets what all
+    experts together would have given. Routers stay whole in every process.
+
+    Gradients of the experts are those of the mean of the processes' losses, as other parameters
+    get them under `DistributedDataParallel`, which must leave the experts alone: list their names
+    in the model's ``_ddp_params_and_buffers_to_ignore``.
+
+    Args:
+        experts: All E experts, equal in all processes; this one's share is copied.
+        group: The processes; all of them by default.
+
+    Raises:
+        ValueError: If the processes cannot have equally many experts.
+        RuntimeError: If there is no process group.
+    """
+
+    def __init__(self, experts: Experts, group: dist.ProcessGroup | None = None) -> None:
+        super().__init__(experts.in_features, experts.out_features, experts.n_experts)
+        if not dist.is_initialized():
+            raise RuntimeError(
+                "experts can be shared out among processes once torch.distributed is initialised; "
+                "call init_process_group first"
+            )
+        n_processes, rank = dist.get_world_size(group), dist.get_rank(group)
+        if experts.n_experts % n_processes:
+            raise ValueError(
+                f"{experts.n_experts} experts cannot be shared out evenly among {n_processes} "
+                "processes; let the latter divide the former"
+            )
+        n_local = experts.n_experts // n_processes
+        self.reads = experts.reads
+        self.group = group
+        self.n_processes = n_processes
+        self.local = expert_slice(experts, rank * n_local, (rank + 1) * n_local)
+
+    def reset_parameters(self) -> None:
+        """Draw this process's experts anew."""
+        self.local.reset_parameters()
+
+    def forward(self, x: Float[Tensor, "N I"], assignment: Assignment) -> Float[Tensor, "N O"]:
+        """Return, for each of this process's tokens, the sum over its pairs."""
+        work = sort_by_expert(assignment)
+        counts = work.counts.view(self.n_processes, -1)  # by owner, by the owner's experts
+        coming = torch.empty_like(counts)
+        dist.all_to_all_single(coming, counts.contiguous(), group=self.group)
+        sent, received = counts.sum(1).tolist(), coming.sum(1).tolist()
+        there = _Exchange.apply(x[work.tokens], sent, received, self.n_processes, self.group)
+        y = self.local(there, _visitors(coming, there))  # type: ignore[arg-type]
+        back = _Exchange.apply(y, received, sent, 1 / self.n_processes, self.group)
+        return combine(back, work, len(x))  # type: ignore[arg-type]
+
+
+def expert_slice(experts: Experts, start: int, stop: int) -> Experts:
+    """Return a copy of some of the experts.
+
+    Args:
+        experts: All of their parameters have one entry per expert along the first axis.
+        start: The first one.
+        stop: The one after the last.
+    """
+    part = copy.deepcopy(experts)
+    for module in part.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            values = parameter.detach()[start:stop].clone()
+            setattr(module, name, nn.Parameter(values, requires_grad=parameter.requires_grad))
+        if isinstance(module, Experts):
+            module.n_experts = stop - start
+    return part
+
+
+def _visitors(coming: Int[Tensor, "W e"], rows: Float[Tensor, "P I"]) -> Assignment:
+    """Assign rows, which lie by process and then by expert, to the experts of this process."""
+    n_local = coming.shape[1]
+    experts = torch.arange(n_local, device=rows.device).repeat(len(coming))
+    return Assignment(
+        tokens=torch.arange(len(rows), device=rows.device),
+        experts=experts.repeat_interleave(coming.flatten()),
+        weights=torch.ones(len(rows), device=rows.device),  # gates wait at home
+        probabilities=torch.zeros(len(rows), n_local, device=rows.device),
+    )
+
+
+class _Exchange(torch.autograd.Function):
+    """Sends rows to the other processes; gradients come back the same way, times a factor."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, sent: list[int], received: list[int], factor: float, group: Any
+    ) -> Tensor:
+        ctx.settings = sent, received, factor, group
+        return _exchange(x, sent, received, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        sent, received, factor, group = ctx.settings
+        return factor * _exchange(grad, received, sent, group), None, None, None, None
+
+
+def _exchange(x: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
+    y = x.new_empty(sum(received), *x.shape[1:])
+    dist.all_to_all_single(y, x.contiguous(), received, sent, group=group)
+    return y

@@ -1,0 +1,73 @@
+"""Sparse upcycling: experts that start as copies of a trained dense block."""
+
+import torch
+from torch import nn
+
+from mttl.moe.experts import FeedForwardExperts
+from mttl.moe.feed_forward import FeedForwardBlock
+
+
+def upcycle(block: FeedForwardBlock, n_experts: int) -> FeedForwardExperts:
+    r"""Return E experts that each compute what a dense block computes.
+
+    A layer of them computes the same as the block where the gates of a token sum to 1, whichever
+    experts it chooses: :math:`\sum_e g_e(x) E(x) = E(x)`. So normalised gates leave the network as
+    it was; a Switch router's single gate p scales the output by p, and a token that is dropped
+    loses it.
+
+    Args:
+        block: Of a backbone; left as it is.
+        n_experts: Experts E.
+
+    Raises:
+        ValueError: If the block's projections have skills.
+
+    References:
+        Komatsuzaki et al., *Sparse Upcycling: Training Mixture-of-Experts from Dense Checkpoints*,
+        ICLR 2023, arXiv:2212.05055.
+    """
+    up = [_plain(part) for part in (block.gate, block.up) if part is not None]
+    down = _plain(block.down)
+    has_bias = any(part.bias is not None for part in (*up, down))
+    experts = FeedForwardExperts(
+        up[0].in_features,
+        down.in_features,
+        down.out_features,
+        n_experts,
+        activation=block.activation,
+        gated=block.gate is not None,
+        bias=has_bias,
+        dropout=block.dropout,
+    ).to(down.weight)
+    with torch.no_grad():
+        experts.up.copy_(torch.cat([part.weight for part in up]))
+        experts.down.copy_(down.weight)
+        if experts.up_bias is not None and experts.down_bias is not None:
+            experts.up_bias.copy_(torch.cat([_bias(part) for part in up]))
+            experts.down_bias.copy_(_bias(down))
+    return experts
+
+
+def silent(experts: FeedForwardExperts) -> FeedForwardExperts:
+    """Return the same experts with their output set to 0: added to others they change nothing yet.
+
+    Args:
+        experts: Changed in place.
+    """
+    nn.init.zeros_(experts.down)
+    if experts.down_bias is not None:
+        nn.init.zeros_(experts.down_bias)
+    return experts
+
+
+def _bias(linear: nn.Linear) -> torch.Tensor:
+    return linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias
+
+
+def _plain(module: nn.Module) -> nn.Linear:
+    if not isinstance(module, nn.Linear):
+        raise ValueError(
+            f"a feed-forward block with {type(module).__name__} in it cannot be copied into "
+            "experts; leave its projections out of the skills' targets"
+        )
+    return module

@@ -1,0 +1,133 @@
+"""What layers that route tokens read from a forward pass, and what they write down about it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class TokenRecord:
+    """Which experts one layer chose for which tokens in one forward pass.
+
+    Attributes:
+        layer: The layer's path in the backbone.
+        stack: Whose tokens it saw: ``"encoder"``, ``"decoder"`` or ``"model"``.
+        rows: Rows R of its input; with ``positions``, token n is row n // L, position n % L.
+        positions: Positions L of its input.
+        n_experts: Experts E.
+        tokens: Of every chosen pair, the token; padding is in none.
+        experts: Of every chosen pair, the expert.
+        kept: Whether the expert had room for it; all of them where None.
+    """
+
+    layer: str
+    stack: str
+    rows: int
+    positions: int
+    n_experts: int
+    tokens: Int[Tensor, "P"]
+    experts: Int[Tensor, "P"]
+    kept: Bool[Tensor, "P"] | None = None
+
+    def load(self) -> Int[Tensor, "E"]:
+        """Return how many tokens chose each expert, before any were dropped."""
+        return torch.bincount(self.experts, minlength=self.n_experts)
+
+    def dropped(self) -> Int[Tensor, ""]:
+        """Return how many pairs found no room."""
+        if self.kept is None:
+            return self.experts.new_zeros(())
+        return (~self.kept).sum()
+
+
+@dataclass
+class TokenMasks:
+    """Which positions of a batch are tokens and which are padding.
+
+    Args:
+        stacks: By stack (``"encoder"``, ``"decoder"``, ``"model"``), True where a token is. A stack
+            without an entry has no padding.
+        finished: While text is generated, the rows that have ended: what a stack sees of them
+            beyond its mask is padding.
+    """
+
+    stacks: dict[str, Bool[Tensor, "B L"]]
+    finished: Bool[Tensor, "R"] | None = None
+
+    def of(self, stack: str, n_rows: int, n_positions: int) -> Bool[Tensor, "R L"] | None:
+        """Return the mask of a layer's input, or None where all of it is tokens.
+
+        Positions after those of the mask were generated. A decoder that keeps its keys and values
+        sees nothing but them.
+
+        Args:
+            stack: Whose tokens the layer sees.
+            n_rows: Rows R of the input: the mask's, or a multiple (beams).
+            n_positions: Positions L of the input.
+
+        Raises:
+            ValueError: If the input does not fit the mask.
+        """
+        mask = self.stacks.get(stack)
+        if mask is not None and n_rows % mask.shape[0]:
+            raise ValueError(
+                f"a layer of the {stack} received {n_rows} rows, its mask has {mask.shape[0]}; the "
+                "former must be a multiple of the latter"
+            )
+        if stack == "encoder":
+            if mask is not None and mask.shape[1] != n_positions:
+                raise ValueError(
+                    f"a layer of the encoder received {n_positions} positions, its mask has "
+                    f"{mask.shape[1]}; they must be equal"
+                )
+            return None if mask is None else _repeated(mask, n_rows)
+        finished = self.finished
+        if finished is not None and finished.shape[0] != n_rows:
+            finished = None  # of another call's rows
+        n_known = 0 if mask is None else mask.shape[1]
+        if n_positions < n_known or mask is None:
+            return None if finished is None else _same(~finished, n_positions)
+        known = _repeated(mask, n_rows)
+        if n_positions == n_known:
+            return known
+        new = known.new_ones(n_rows) if finished is None else ~finished
+        return torch.cat([known, _same(new, n_positions - n_known)], dim=1)
+
+
+def token_masks(inputs: Mapping[str, Any], *, encoder_decoder: bool) -> TokenMasks:
+    """Return which positions are tokens, from what a language model is called with.
+
+    Args:
+        inputs: ``attention_mask``; for the decoder of an encoder-decoder ``decoder_attention_mask``
+            or ``labels``, whose padding is -100. What is absent has no padding.
+        encoder_decoder: Whether the model has two stacks; else all its layers see the same tokens.
+    """
+    attention = inputs.get("attention_mask")
+    given = None if attention is None else attention.bool()
+    if not encoder_decoder:
+        names = ("encoder", "decoder", "model")
+        return TokenMasks({} if given is None else dict.fromkeys(names, given))
+    stacks = {} if given is None else {"encoder": given}
+    decoder, labels = inputs.get("decoder_attention_mask"), inputs.get("labels")
+    if decoder is not None:
+        stacks["decoder"] = decoder.bool()
+    elif labels is not None:
+        # What a position computes matters if it has a label to predict.
+        stacks["decoder"] = labels != IGNORED
+    return TokenMasks(stacks)
+
+
+def _repeated(mask: Bool[Tensor, "B L"], n_rows: int) -> Bool[Tensor, "R L"]:
+    """The rows of one example are neighbours."""
+    times = n_rows // mask.shape[0]
+    return mask if times == 1 else mask.repeat_interleave(times, dim=0)
+
+
+def _same(rows: Bool[Tensor, "R"], n_positions: int) -> Bool[Tensor, "R L"]:
+    return rows[:, None].expand(-1, n_positions)

@@ -1,0 +1,77 @@
+"""Loads of experts in training, and balancing without a loss."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from jaxtyping import Int
+from pytorch_lightning.callbacks import Callback
+from torch import Tensor
+
+from mttl.routing.token_context import TokenRecord
+from mttl.skills.skilled_model import SkilledModel
+
+LOADS = "token_loads"
+
+
+def token_loads(model: SkilledModel, records: Sequence[TokenRecord]) -> Int[Tensor, "M E+1"]:
+    """Return how many pairs chose each expert of each layer, and in the last column, were dropped.
+
+    Args:
+        model: Its layers give the rows, in order; those of fewer experts than others end in zeros.
+        records: Of one forward pass.
+    """
+    layers = model.token_layers()
+    rows = {name: number for number, name in enumerate(layers)}
+    n_experts = max(layer.router.n_experts for layer in layers.values())
+    device = next(model.parameters()).device
+    loads = torch.zeros(len(rows), n_experts + 1, dtype=torch.long, device=device)
+    for record in records:
+        row = loads[rows[record.layer]]
+        row[: record.n_experts] += record.load()
+        row[-1] += record.dropped()
+    return loads
+
+
+def adjust_biases(model: SkilledModel, loads: Int[Tensor, "M E+1"]) -> None:
+    """Move the biases of routers that are balanced without a loss, after an optimizer step.
+
+    Args:
+        model: Its routers.
+        loads: Of the step, over all batches and processes that it was made of.
+    """
+    for layer, load in zip(model.token_layers().values(), loads, strict=True):
+        if layer.router.adjusts:
+            layer.router.adjust(load[: layer.router.n_experts])
+
+
+class BiasBalancing(Callback):
+    """Moves the biases of token routers after each optimizer step.
+
+    The loads of all batches that were accumulated into the step count, and those of all processes.
+    """
+
+    def __init__(self) -> None:
+        self.loads: Tensor | None = None
+        self.step = 0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start from the step that training starts from."""
+        self.step = trainer.global_step
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Add the loads of the batch; if it ended a step, move the biases."""
+        found = outputs[LOADS]
+        self.loads = found if self.loads is None else self.loads + found
+        if trainer.global_step > self.step:
+            loads = trainer.strategy.reduce(self.loads, reduce_op="sum")
+            adjust_biases(pl_module.model, loads)  # type: ignore[arg-type]
+            self.loads, self.step = None, trainer.global_step

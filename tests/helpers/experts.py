@@ -1,0 +1,91 @@
+"""Small language models whose tokens choose experts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from helpers.backbones import fill
+from mttl.moe.attach import Place, Selection, attach_experts
+from mttl.moe.experts import Experts
+from mttl.moe.lora import LoRAExperts
+from mttl.moe.upcycle import upcycle
+from mttl.routing import RoutingSlot, TaskRouter, shared_router
+from mttl.routing.balance import Balance
+from mttl.routing.token import TokenRouter
+from mttl.routing.token_top_k import TopKRouter
+from mttl.skills import SkilledModel
+
+N_EXPERTS = 4
+
+
+def lora(place: Place, n_experts: int) -> LoRAExperts:
+    return LoRAExperts(place.in_features, place.out_features, n_experts, rank=2)
+
+
+def copies(place: Place, n_experts: int) -> Experts:
+    assert place.block is not None
+    return upcycle(place.block, n_experts)
+
+
+def top2(place: Place, **settings: Any) -> TokenRouter:
+    router = TopKRouter(place.in_features, N_EXPERTS, top_k=2, **settings)
+    generator = torch.Generator().manual_seed(len(place.path))
+    with torch.no_grad():  # far from a tie
+        router.weight.copy_(torch.randn(router.weight.shape, generator=generator))
+    return router
+
+
+def balanced(place: Place) -> TokenRouter:
+    return top2(place, balance=Balance(switch=0.1, z=0.01))
+
+
+def token_model(
+    backbone: nn.Module,
+    *,
+    experts: str = "lora",
+    router: Any = top2,
+    targets: Sequence[str] = ("mlp",),
+    train_backbone: bool = False,
+    filled: bool = True,
+    n_tasks: int = 3,
+    task_router: TaskRouter | None = None,
+    every: int = 1,
+    stacks: Sequence[str] | None = None,
+    **settings: Any,
+) -> SkilledModel:
+    """Return a model with token experts on linear layers (lora) or in place of blocks (copies)."""
+    backbone.requires_grad_(train_backbone)
+    slot = RoutingSlot()
+    attach_experts(
+        backbone,
+        {"lora": lora, "copies": copies}[experts],
+        router,
+        selection=Selection(experts == "copies", targets, every, stacks),
+        slot=slot,
+        n_experts=N_EXPERTS,
+        replace=experts == "copies",
+        **settings,
+    )
+    task_router = task_router or shared_router(0, n_tasks)
+    model = SkilledModel(backbone, task_router, slot)
+    if filled:
+        for seed, layer in enumerate(model.token_layers().values()):
+            fill(layer.experts, seed)
+    return model.eval()
+
+
+def padded_batch(n_examples: int = 3, length: int = 7, seed: int = 1) -> dict[str, torch.Tensor]:
+    """Return a batch whose examples differ in length, padded on the right."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, 40, (n_examples, length), generator=generator)
+    labels = torch.randint(3, 40, (n_examples, length), generator=generator)
+    lengths = torch.tensor([length - 2 * row for row in range(n_examples)])
+    mask = torch.arange(length) < lengths[:, None]
+    answers = torch.arange(length) < (length - lengths + 2)[:, None]
+    return {
+        "input_ids": ids.masked_fill(~mask, 0),
+        "attention_mask": mask.long(),
+        "labels": labels.masked_fill(~answers, -100),
+    }

@@ -1,0 +1,71 @@
+"""Balancing prevents collapse on a problem built to collapse.
+
+Tokens of eight clusters, each to be multiplied by a matrix of its cluster. The router starts with a
+strong liking for two of the eight experts, and the gradient of a gate reaches chosen experts only:
+without balancing the others never learn anything.
+"""
+
+import math
+
+import pytest
+import torch
+
+from mttl.moe import FeedForwardExperts
+from mttl.routing import Balance, BiasBalance, NoisyTopKRouter, TokenRouter, TopKRouter
+
+E, I, STEPS = 8, 16, 100  # noqa: E741
+
+
+def usage_entropy(router: TokenRouter) -> float:
+    """Train, and return the entropy of the experts' use as a share of its maximum."""
+    centres, maps = 2 * torch.randn(E, I), torch.randn(E, I, I) / 4
+    experts = FeedForwardExperts(I, 32, I, E)
+    with torch.no_grad():  # all tokens share a direction, and two experts like it
+        centres[:, 0] = 4.0
+        router.weight[:2, 0] += 1.0
+    optimizer = torch.optim.Adam([*router.parameters(), *experts.parameters()], lr=5e-3)
+    loads = torch.zeros(E)
+    for step in range(STEPS):
+        cluster = torch.arange(64) % E
+        x = centres[cluster] + 0.3 * torch.randn(64, I)
+        target = torch.einsum("nij,nj->ni", maps[cluster], x)
+        assignment = router(x)
+        owed = sum(assignment.losses.values())
+        loss = (experts(x, assignment) - target).square().mean() + owed
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        router.adjust(assignment.counts())
+        if step >= STEPS - 20:
+            loads += assignment.counts()
+    share = loads / loads.sum()
+    return float(torch.special.entr(share).sum()) / math.log(E)
+
+
+ROUTERS = {
+    "switch": lambda: TopKRouter(I, E, balance=Balance(switch=1.0)),
+    "gshard": lambda: TopKRouter(I, E, balance=Balance(gshard=1.0)),
+    "entropy": lambda: TopKRouter(I, E, balance=Balance(entropy=1.0)),
+    # Gradients of gates reach chosen experts only; it takes the load, or noise, to find others.
+    "load": lambda: NoisyTopKRouter(I, E, balance=Balance(importance=1.0, load=1.0)),
+    "bias": lambda: TopKRouter(I, E, bias=BiasBalance(E, rate=0.05)),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in ("gshard", "entropy") else [])
+        for name in ROUTERS
+    ],
+)
+def test_balancing_prevents_collapse(name: str) -> None:
+    assert usage_entropy(ROUTERS[name]()) >= 0.9
+
+
+def test_without_balancing_experts_collapse() -> None:
+    assert usage_entropy(TopKRouter(I, E)) < 0.7
+
+
+def test_importance_alone_cannot_reach_experts_that_are_never_chosen() -> None:
+    assert usage_entropy(TopKRouter(I, E, balance=Balance(importance=1.0))) < 0.7

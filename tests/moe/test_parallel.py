@@ -1,0 +1,84 @@
+"""Two processes that share the experts give what one process gives.
+
+All sums are of a few dozen float32 products, in another order.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from helpers import parallel_experts as shared
+from mttl.moe import AdapterExperts, LoRAExperts, ParallelExperts, expert_slice
+
+CLOSE = {"atol": 1e-5, "rtol": 1e-4}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes left behind."""
+    folder = tmp_path_factory.mktemp("parallel")
+    mp.spawn(shared.work, args=(folder,), nprocs=shared.WORLD)
+    return folder
+
+
+def expected(kind: str, case: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """One process with all tokens: results, and gradients of parameters."""
+    experts, router = shared.make(kind)
+    parts = [shared.tokens(case, rank) for rank in range(shared.WORLD)]
+    x, target = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    # The mean over processes of their losses: half of the sum over tokens, and the one balance.
+    x.requires_grad_()
+    assignment = router(x)
+    y = experts(x, assignment)
+    owed = torch.stack([*assignment.losses.values()]).sum()
+    ((y * target).sum() / shared.WORLD + owed).backward()
+    gradients = {name: parameter.grad for name, parameter in experts.named_parameters()}
+    found = {"y": y.detach(), "owed": owed.detach(), "x": x.grad * shared.WORLD}
+    return found, gradients | {"router": router.weight.grad}
+
+
+@pytest.mark.parametrize("kind", shared.KINDS)
+@pytest.mark.parametrize("case", shared.CASES)
+def test_two_processes_equal_one(folder: Path, kind: str, case: str) -> None:
+    results = [
+        {
+            name.removeprefix(f"{kind}/{case}/"): value
+            for name, value in found.items()
+            if name.startswith(f"{kind}/{case}/")
+        }
+        for found in shared.read(folder)
+    ]
+    found, gradients = expected(kind, case)
+    torch.testing.assert_close(torch.cat([r["y"] for r in results]), found["y"], **CLOSE)
+    for result in results:
+        torch.testing.assert_close(result["owed"], found["owed"], **CLOSE)
+        torch.testing.assert_close(result["router"], gradients["router"], **CLOSE)
+    # Of the sum of the processes' losses: a mean would be taken by the optimizer's gradients only.
+    torch.testing.assert_close(torch.cat([r["x"] for r in results]), found["x"], **CLOSE)
+    for name, whole in gradients.items():
+        if name != "router":
+            local = torch.cat([r[f"experts.{name}"] for r in results])
+            torch.testing.assert_close(local, whole, **CLOSE)
+
+
+def test_experts_must_divide_evenly(folder: Path) -> None:
+    message = (folder / "refused0.txt").read_text()
+    assert message.startswith("3 experts cannot be shared out evenly among 2 processes")
+
+
+def test_processes_are_needed() -> None:
+    with pytest.raises(RuntimeError, match="call init_process_group first"):
+        ParallelExperts(LoRAExperts(6, 6, 4))
+
+
+def test_a_slice_is_a_copy_of_some_experts() -> None:
+    whole = AdapterExperts(6, 6, 4, hidden_features=3)
+    part = expert_slice(whole, 1, 3)
+    assert part.n_experts == part.blocks.n_experts == 2
+    assert torch.equal(part.blocks.up, whole.blocks.up[1:3])
+    with torch.no_grad():
+        part.blocks.up.zero_()
+    assert whole.blocks.up[1:3].all()

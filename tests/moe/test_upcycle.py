@@ -1,0 +1,138 @@
+"""Experts that start as copies of a dense block leave a network as it was."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import T5Config, T5ForConditionalGeneration
+
+from helpers.backbones import BACKBONES, batch, fill, tiny_bart, tiny_gpt2, tiny_llama, tiny_t5
+from helpers.experts import N_EXPERTS, copies, token_model, top2
+from helpers.skills import INVENTORIES
+from mttl.moe.feed_forward import feed_forward_blocks
+from mttl.moe.upcycle import silent, upcycle
+from mttl.routing import RoutingSlot
+from mttl.routing.token_top_k import TopKRouter
+from mttl.skills import attach_skills
+
+TASKS = torch.tensor([0, 2])
+
+
+def gated_t5() -> T5ForConditionalGeneration:
+    config = T5Config(
+        vocab_size=40,
+        d_model=16,
+        d_kv=4,
+        d_ff=24,
+        num_layers=2,
+        num_heads=4,
+        dropout_rate=0.0,
+        feed_forward_proj="gated-gelu",
+        decoder_start_token_id=0,
+    )
+    model = T5ForConditionalGeneration(config).eval()
+    fill(model)
+    return model
+
+
+MODELS = {
+    "t5": tiny_t5,
+    "gated t5": gated_t5,
+    "bart": tiny_bart,
+    "llama": tiny_llama,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_copies_compute_what_the_block_did(name):
+    inputs = batch(2)
+    before = MODELS[name]()(**inputs).logits
+    model = token_model(MODELS[name](), experts="copies", filled=False)
+    assert len(model.token_layers()) == (2 if name == "llama" else 4)
+    # Gates that sum to 1 up to rounding, through a few layers.
+    torch.testing.assert_close(model(TASKS, **inputs).logits, before, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_they_do_while_training_and_the_gradients_are_shared_out(name):
+    inputs = batch(2)
+    dense = MODELS[name]().train()
+    dense(**inputs).loss.backward()
+    plain = {path: block.down.weight.grad for path, block in feed_forward_blocks(dense).items()}
+    model = token_model(MODELS[name](), experts="copies", filled=False, train_backbone=True)
+    model.train()(TASKS, **inputs).loss.backward()
+    for path, layer in model.token_layers().items():
+        # Every expert's gradient is that of its tokens, by their gates: together, the block's.
+        found = layer.experts.down.grad.sum(0)
+        torch.testing.assert_close(found, plain[path], rtol=1e-3, atol=1e-6)
+
+
+def test_a_single_raw_gate_scales_the_block():
+    def top1(place):
+        return TopKRouter(place.in_features, N_EXPERTS, top_k=1, normalise=False)
+
+    inputs = batch(2)
+    before = tiny_t5()(**inputs).logits
+    model = token_model(tiny_t5(), experts="copies", router=top1, filled=False)
+    assert not torch.allclose(model(TASKS, **inputs).logits, before, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "llama"])
+def test_dropout_of_hidden_units_moves_along(name):
+    backbone = MODELS[name]()
+    for module in backbone.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.25
+        if hasattr(module, "activation_dropout"):
+            module.activation_dropout = 0.25
+    model = token_model(backbone, experts="copies", filled=False)
+    wanted = 0.0 if name == "llama" else 0.25  # Llama's blocks have none
+    for layer in model.token_layers().values():
+        assert layer.experts.dropout == wanted
+    if name == "bart":
+        assert {layer.activation_dropout for layer in backbone.model.encoder.layers} == {0.0}
+        assert isinstance(backbone.model.encoder.layers[0].fc2, nn.Identity)
+
+
+def test_a_shared_expert_that_is_silent_changes_nothing():
+    inputs = batch(2)
+    before = tiny_bart()(**inputs).logits
+    model = token_model(
+        tiny_bart(),
+        experts="copies",
+        filled=False,
+        shared=lambda place: silent(copies(place, 1)),
+    )
+    torch.testing.assert_close(model(TASKS, **inputs).logits, before, rtol=1e-4, atol=1e-5)
+    layer = next(iter(model.token_layers().values()))
+    with torch.no_grad():
+        layer.shared.experts.down.normal_()
+    assert not torch.allclose(model(TASKS, **inputs).logits, before, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "llama"])
+def test_fresh_low_rank_experts_change_nothing(name):
+    inputs = batch(2)
+    before = BACKBONES[name]()(**inputs).logits
+    model = token_model(BACKBONES[name](), targets=["attention", "mlp"], filled=False)
+    # A projection may be multiplied in another form than before: rounding.
+    torch.testing.assert_close(model(TASKS, **inputs).logits, before)
+
+
+def test_a_block_whose_projections_have_skills_cannot_be_copied():
+    backbone, slot = tiny_t5(), RoutingSlot()
+    attach_skills(backbone, lambda i, o: INVENTORIES["ia3"](i, o, 2, 1), targets=["mlp"], slot=slot)
+    block = next(iter(feed_forward_blocks(backbone).values()))
+    with pytest.raises(ValueError, match="block with SkilledLinear in it cannot be copied"):
+        upcycle(block, 2)
+
+
+def test_a_block_without_a_known_activation():
+    backbone = tiny_llama()
+    del backbone.model.layers[0].mlp.act_fn
+    with pytest.raises(ValueError, match="LlamaMLP looks like a feed-forward block with no activ"):
+        feed_forward_blocks(backbone)
+
+
+def test_other_architectures_are_refused_with_the_reason():
+    with pytest.raises(ValueError, match="no feed-forward block of a known form"):
+        token_model(tiny_gpt2(), experts="copies", router=top2)

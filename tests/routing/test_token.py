@@ -1,0 +1,180 @@
+"""What all routers of tokens have in common."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from mttl.routing import (
+    Balance,
+    BaseRouter,
+    ExampleRouter,
+    ExpertChoiceRouter,
+    GShardRouter,
+    HashRouter,
+    NoisyTopKRouter,
+    TokenRouter,
+    TopKRouter,
+)
+
+I, E, N = 6, 4, 20  # noqa: E741
+ROUTERS: dict[str, Callable[[], TokenRouter]] = {
+    "top_k": lambda: TopKRouter(I, E),
+    "switch": lambda: TopKRouter(I, E, top_k=1, normalise=False, jitter=1e-2),
+    "noisy": lambda: NoisyTopKRouter(I, E),
+    "gshard": lambda: GShardRouter(I, E),
+    "expert choice": lambda: ExpertChoiceRouter(I, E),
+    "base": lambda: BaseRouter(I, E),
+    "hash": lambda: HashRouter(I, E, vocabulary_size=11),
+    "example": lambda: ExampleRouter(I, E),
+}
+LEARNED = [name for name in ROUTERS if name != "hash"]
+
+
+def given(n: int = N) -> dict[str, torch.Tensor]:
+    return {"examples": torch.arange(n) // 5, "token_ids": torch.arange(n) % 11}
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+@pytest.mark.parametrize("training", [True, False])
+def test_an_assignment_is_well_formed(name: str, training: bool) -> None:
+    router = ROUTERS[name]().train(training)
+    found = router(torch.randn(N, I), **given())
+    assert found.tokens.min() >= 0
+    assert found.tokens.max() < N
+    assert found.experts.max() < E
+    pairs = set(zip(found.tokens.tolist(), found.experts.tolist(), strict=True))
+    assert len(pairs) == len(found.tokens)
+    assert (found.weights >= 0).all()
+    torch.testing.assert_close(found.probabilities.sum(1), torch.ones(N))
+    assert int(found.counts().sum()) == len(pairs)
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+@pytest.mark.parametrize("n", [0, 1])
+def test_few_tokens(name: str, n: int) -> None:
+    router = ROUTERS[name]()
+    found = router(torch.randn(n, I), **given(n))
+    assert found.probabilities.shape == (n, E)
+    assert (len(found.tokens) > 0) == (n > 0)
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_padding_is_left_out(name: str) -> None:
+    router = ROUTERS[name]().eval()
+    x, mask = torch.randn(N, I), torch.arange(N) % 5 < 3
+    found = router(x, mask=mask, **given())
+    assert mask[found.tokens].all()
+    assert not found.probabilities[~mask].any()
+    alone = router(x[mask], **{key: value[mask] for key, value in given().items()})
+    assert torch.equal(found.tokens, mask.nonzero().squeeze(1)[alone.tokens])
+    assert torch.equal(found.experts, alone.experts)
+    assert torch.equal(found.weights, alone.weights)
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_nothing_but_padding(name: str) -> None:
+    found = ROUTERS[name]()(torch.randn(N, I), mask=torch.zeros(N).bool(), **given())
+    assert len(found.tokens) == 0
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_the_gate_teaches_the_router(name: str) -> None:
+    router = ROUTERS[name]()
+    found = router(torch.randn(N, I), **given())
+    (found.weights * torch.rand(len(found.weights))).sum().backward()
+    assert router.weight.grad.any()
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_arithmetic_is_float32_whatever_comes_in(name: str) -> None:
+    router = ROUTERS[name]().eval()
+    x = torch.randn(N, I).bfloat16()
+    expected = router(x.float(), **given())
+    with torch.autocast("cpu", torch.bfloat16):
+        found = router(x, **given())
+    assert found.weights.dtype == torch.float32
+    assert torch.equal(found.weights, expected.weights)
+    assert torch.equal(found.experts, expected.experts)
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_drawing_anew_changes_the_router_as_a_new_one(name: str) -> None:
+    router = ROUTERS[name]()
+    with torch.no_grad():
+        router.weight.fill_(3.0)
+    router.reset_parameters()
+    torch.manual_seed(0)
+    router.reset_parameters()
+    torch.manual_seed(0)
+    fresh = ROUTERS[name]()
+    if name != "noisy":  # whose weights start at 0
+        torch.manual_seed(0)
+        fresh.reset_parameters()
+    assert torch.equal(router.weight, fresh.weight)
+
+
+@pytest.mark.parametrize("name", ["top_k", "noisy", "gshard", "expert choice", "example"])
+def test_a_prior_forbids_experts(name: str) -> None:
+    router = ROUTERS[name]()
+    prior = torch.zeros(N, E)
+    prior[:, 1:] = -torch.inf
+    prior[10:] = torch.tensor([-torch.inf, -torch.inf, 0.0, 0.0])
+    found = router(torch.randn(N, I), prior=prior, **given())
+    assert (prior[found.tokens, found.experts] == 0).all()
+    found.weights.sum().backward()
+    assert torch.isfinite(router.weight.grad).all()
+
+
+def test_a_prior_is_added_to_the_logits() -> None:
+    router = TopKRouter(I, E, top_k=E).eval()
+    x, prior = torch.randn(N, I), torch.randn(N, E)
+    found = router(x, prior=prior).probabilities
+    torch.testing.assert_close(found, torch.softmax(x @ router.weight.t() + prior, -1))
+
+
+def test_a_prior_must_leave_an_expert() -> None:
+    prior = torch.zeros(N, E)
+    prior[3] = -torch.inf
+    with pytest.raises(ValueError, match="forbids all 4 experts to 1 of 20 tokens"):
+        TopKRouter(I, E)(torch.randn(N, I), prior=prior)
+
+
+def test_a_forward_pass_changes_no_state() -> None:
+    for make in ROUTERS.values():
+        router = make()
+        before = {name: value.clone() for name, value in router.state_dict().items()}
+        router(torch.randn(N, I), **given())
+        for name, value in router.state_dict().items():
+            assert torch.equal(value, before[name])
+
+
+def test_what_adjusts() -> None:
+    router = GShardRouter(I, E)
+    assert not router.adjusts
+    router.adjust(torch.ones(E))
+    assert router.role == "router"
+    assert "n_experts=4" in repr(router)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TopKRouter(0, E), r"in_features \(0\) must be at least 1"),
+        (lambda: BaseRouter(I, 0), r"n_experts \(0\) must be at least 1"),
+        (lambda: TopKRouter(I, E, balance=Balance(load=1.0)), "TopKRouter has none"),
+        (lambda: TopKRouter(I, E, top_k=5), r"top_k \(5\) must lie between 1 and n_experts \(4\)"),
+        (lambda: TopKRouter(I, E, top_k=1), r"top_k \(1\) with normalise makes every gate 1"),
+        (lambda: TopKRouter(I, E, jitter=1.0), r"jitter \(1.0\) must lie in \[0, 1\)"),
+        (lambda: NoisyTopKRouter(I, E, top_k=4), r"top_k \(4\) must lie between 1 and n_experts"),
+        (lambda: NoisyTopKRouter(I, E, smallest_noise=0.0), r"smallest_noise \(0.0\) must be"),
+        (lambda: GShardRouter(I, 1), r"n_experts \(1\) must be at least 2"),
+        (lambda: GShardRouter(I, E, threshold=-0.1), r"threshold \(-0.1\) must not be negative"),
+        (lambda: ExpertChoiceRouter(I, E, capacity=5.0), r"capacity \(5.0\) must be above 0"),
+        (lambda: BaseRouter(I, E, method="guess"), r"method \('guess'\) must be 'auto'"),
+        (lambda: HashRouter(I, E, vocabulary_size=3), r"vocabulary_size \(3\) must be at least"),
+    ],
+)
+def test_bad_settings_are_refused(make: Callable[[], TokenRouter], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
