@@ -80,18 +80,21 @@ def merge(model: SkilledModel, mixing: Float[Tensor, "G H K"]) -> Merged:
         raise ValueError("the model is merged already; unmerge it first")
     _check_tied(model.backbone, skilled)
     plain = {layer: _plain(path, layer, mixing[layer.group]) for path, layer in skilled.items()}
-    for parent in list(model.backbone.modules()):
-        for name, module in list(parent._modules.items()):
-            if isinstance(module, SkilledLinear):
-                setattr(parent, name, plain[module])
-    # A layer may stand at several paths.
-    replaced = {
-        path: layer
-        for layer, made in plain.items()
-        for path, module in model.backbone.named_modules(remove_duplicate=False)
-        if module is made
-    }
-    return Merged(model.backbone, replaced)
+    return _replace(model.backbone, plain)
+
+
+def strip(model: SkilledModel) -> Merged:
+    """Take the skills off: put every base layer in the place of its skilled one.
+
+    Args:
+        model: Backbone, skills and router; its backbone is changed in place.
+
+    Returns:
+        The bare backbone, and what `unmerge` needs.
+    """
+    return _replace(
+        model.backbone, {layer: layer.base for layer in model.skilled_layers().values()}
+    )
 
 
 def unmerge(merged: Merged) -> None:
@@ -101,8 +104,7 @@ def unmerge(merged: Merged) -> None:
         merged: What `merge` returned.
     """
     for path, layer in merged.replaced.items():
-        parent, _, name = path.rpartition(".")
-        setattr(merged.backbone.get_submodule(parent), name, layer)
+        _put(merged.backbone, path, layer)
 
 
 def is_transposed(base: nn.Module) -> bool:
@@ -112,6 +114,23 @@ def is_transposed(base: nn.Module) -> bool:
         base: A linear layer.
     """
     return type(base).__name__ == "Conv1D"
+
+
+def _replace(backbone: nn.Module, plain: dict[SkilledLinear, nn.Module]) -> Merged:
+    # A layer may stand at several paths.
+    replaced = {
+        path: module
+        for path, module in backbone.named_modules(remove_duplicate=False)
+        if isinstance(module, SkilledLinear)
+    }
+    for path, layer in replaced.items():
+        _put(backbone, path, plain[layer])
+    return Merged(backbone, replaced)
+
+
+def _put(backbone: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(backbone.get_submodule(parent), name, module)
 
 
 def _plain(path: str, layer: SkilledLinear, weights: Float[Tensor, "H K"]) -> nn.Module:

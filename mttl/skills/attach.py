@@ -101,7 +101,7 @@ def attach_skills(
     linears = {
         path: features
         for path, module in backbone.named_modules()
-        if (features := _linear_features(module)) is not None
+        if (features := linear_features(module)) is not None
     }
     blocks = _block_paths(backbone)
     groups: dict[str, int] = {}
@@ -129,8 +129,12 @@ def attach_skills(
     return Attachment(tuple(layers), tuple(groups))
 
 
-def _linear_features(module: nn.Module) -> tuple[int, int] | None:
-    """Return the features in and out of a linear layer, or None for any other module."""
+def linear_features(module: nn.Module) -> tuple[int, int] | None:
+    """Return the features in and out of a linear layer, or None for any other module.
+
+    Args:
+        module: Any module.
+    """
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
     # GPT-2 keeps its linear layers transposed, in a class of transformers' own.
