@@ -9,6 +9,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from mttl.aggregation.sparse_skill import SparseSkill
 from mttl.checkpoint import load_into, read_inventory
 from mttl.config.expert_matrix import read_expert_matrix
 from mttl.config.schema import Backbone, Config, Optim, Router, Skills
@@ -38,12 +39,16 @@ from mttl.skills.ia3 import IA3Inventory
 from mttl.skills.inventory import Inventory
 from mttl.skills.lora import LoRAInventory
 from mttl.skills.skilled_model import SkilledModel
+from mttl.skills.sparse import SparseInventory, place_supports, saved_supports
+from mttl.skills.supermask import SupermaskInventory
 from mttl.training.optim import Optimization
 
 INVENTORIES: dict[str, Callable[..., Inventory]] = {
     "lora": LoRAInventory,
     "ia3": IA3Inventory,
     "dense": DenseInventory,
+    "sparse": SparseInventory,
+    "supermask": SupermaskInventory,
 }
 LEARNED_ROUTERS: dict[str, Callable[..., TaskRouter]] = {
     "polytropon": PolytroponRouter,
@@ -121,6 +126,8 @@ def load_run(folder: str | Path, *, backbone: str | Path | None = None) -> Built
             f"with the mttl that wrote it ({saved.meta['libraries']['mttl']}): {error}"
         ) from error
     built = _assemble(base, skills, router, saved.tasks, trained=True)
+    if skills.kind == "sparse":  # supports may be larger or smaller than those drawn at random
+        place_supports(built.model.skilled_layers(), saved_supports(saved.skills))
     load_into(built.model, saved)
     built.model.eval()
     return built
@@ -204,7 +211,7 @@ def _assemble(
     if backbone.kind == "random":
         _check_vocabulary(backbone.tokenizer, len(tokenizer), model)
     n_skills = len(tasks) if skills.n_skills == "per_task" else skills.n_skills
-    settings = skills.model_dump(exclude={"kind", "targets", "n_skills"})
+    settings = skills.model_dump(exclude={"kind", "targets", "n_skills", "support"})
 
     def make_inventory(in_features: int, out_features: int) -> Inventory:
         return INVENTORIES[skills.kind](in_features, out_features, n_skills, **settings)
@@ -228,6 +235,11 @@ def _assemble(
         skilled = SkilledModel(model, task_router, slot)
     except ValueError as error:
         raise ConfigError(f"section router: {error}") from error
+    if skills.kind == "sparse" and skills.support != "random" and not trained:
+        try:
+            place_supports(skilled.skilled_layers(), SparseSkill.load(skills.support).support)
+        except ValueError as error:
+            raise ConfigError(f"skills.support ('{skills.support}'): {error}") from error
     if backbone.gradient_checkpointing:
         skilled.enable_gradient_checkpointing()
     if backbone.compile:

@@ -215,7 +215,43 @@ class Dense(_AnySkills):
     """Average the changes, or the outputs."""
 
 
-Skills = Annotated[LoRA | IA3 | Dense, Field(discriminator="kind")]
+class Sparse(_AnySkills):
+    """Changes of few entries, fixed before training."""
+
+    kind: Literal["sparse"]
+    sparsity: Fraction = 0.9
+    """Fraction of entries that a skill leaves alone."""
+    structure: Literal["entries", "rows", "blocks"] = "entries"
+    """What is drawn as a whole: entries, all weights into an output, or square blocks."""
+    block: PositiveInt = 16
+    """Side of a block."""
+    support: str = "random"
+    """Draw each skill's entries, or give all skills those of a file of sparse_finetune.py."""
+    mix: Literal["auto", "deltas", "outputs"] = "auto"
+    """Dense changes per example, sparse products, or what is faster."""
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        drawn = ("sparsity", "structure", "block")
+        fields = type(self).model_fields
+        given = [name for name in drawn if getattr(self, name) != fields[name].default]
+        if self.support != "random" and given:
+            raise ValueError(
+                f"{', '.join(given)} must stay out where support names a file: it says which "
+                "entries change"
+            )
+        return self
+
+
+class Supermask(_AnySkills):
+    """Masks that keep some weights of the layer and switch off the others."""
+
+    kind: Literal["supermask"]
+    threshold: float = 5e-3
+    """A weight is kept where its score reaches this; scores start at 0.01."""
+
+
+Skills = Annotated[LoRA | IA3 | Dense | Sparse | Supermask, Field(discriminator="kind")]
 
 
 class IBP(Section):
