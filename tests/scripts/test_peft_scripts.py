@@ -152,7 +152,7 @@ def test_mistakes_end_in_a_message_and_no_folder(
         (
             IMPORT,
             [str(adapter), "--backbone", str(other_base), "--tokenizer", "byte", *out],
-            "these layers are missing: encoder.block.0.layer.0.SelfAttention.",
+            "in which these layers are missing: decoder.block.0.layer.0.",
         ),
     ):
         assert run_command(lambda: script.main(given)) == USER_MISTAKE, message  # noqa: B023
