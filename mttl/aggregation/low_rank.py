@@ -125,12 +125,13 @@ def mixture(
         NotImplementedError: If the kind does not add to the base weight.
     """
     if not isinstance(inventory, LoRAInventory):
+        delta = inventory.delta(weights).detach()  # first: kinds without one say why
         if rank is None:
             raise ValueError(
                 f"{type(inventory).__name__} holds changes that are not of low rank; give the rank "
                 "to approximate them with"
             )
-        return factorise(inventory.delta(weights).detach(), rank)
+        return factorise(delta, rank)
     exact = mixture_factors(inventory, weights)
     if rank is None or exact.rank <= rank:
         return exact

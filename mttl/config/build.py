@@ -12,7 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from mttl.aggregation.sparse_skill import SparseSkill
 from mttl.checkpoint import load_into, read_inventory
 from mttl.config.expert_matrix import read_expert_matrix
-from mttl.config.schema import Backbone, Config, Optim, Router, Skills
+from mttl.config.fusion import load_source
+from mttl.config.schema import Aggregation, Backbone, Config, Optim, Router, Skills
 from mttl.errors import CheckpointError, ConfigError, TaskError, nearest
 from mttl.models.backbone import (
     build_random,
@@ -35,6 +36,7 @@ from mttl.routing.task_moe import TaskMoERouter
 from mttl.routing.task_router import TaskRouter
 from mttl.skills.attach import Attachment, attach_skills
 from mttl.skills.dense import DenseInventory
+from mttl.skills.fused import FusedInventory
 from mttl.skills.ia3 import IA3Inventory
 from mttl.skills.inventory import Inventory
 from mttl.skills.lora import LoRAInventory
@@ -96,8 +98,12 @@ def build_model(config: Config, tasks: Sequence[str]) -> Built:
 
     Raises:
         ConfigError: If a part cannot be built; the message names the section.
+        CheckpointError: If the skills for a fusion cannot be loaded, or do not fit.
     """
-    built = _assemble(config.backbone, config.skills, config.router, tasks)
+    aggregation = config.aggregation
+    built = _assemble(config.backbone, config.skills, config.router, aggregation, tasks)
+    if aggregation.kind == "fusion":
+        load_source(built.model, config, aggregation)
     built.model.train()
     return built
 
@@ -120,12 +126,14 @@ def load_run(folder: str | Path, *, backbone: str | Path | None = None) -> Built
         base = TypeAdapter(Backbone).validate_python(settings["backbone"] | moved)
         skills = TypeAdapter(Skills).validate_python(settings["skills"])
         router = TypeAdapter(Router).validate_python(settings["router"])
+        given = settings.get("aggregation", {"kind": "mixture"})
+        aggregation = TypeAdapter(Aggregation).validate_python(given)
     except ValidationError as error:
         raise CheckpointError(
             f"'{saved.folder / 'meta.json'}' has settings that this mttl does not know. Load it "
             f"with the mttl that wrote it ({saved.meta['libraries']['mttl']}): {error}"
         ) from error
-    built = _assemble(base, skills, router, saved.tasks, trained=True)
+    built = _assemble(base, skills, router, aggregation, saved.tasks, trained=True)
     if skills.kind == "sparse":  # supports may be larger or smaller than those drawn at random
         place_supports(built.model.skilled_layers(), saved_supports(saved.skills))
     load_into(built.model, saved)
@@ -139,6 +147,7 @@ def inventory_settings(config: Config) -> dict[str, Any]:
         "backbone": config.backbone.model_dump(mode="json"),
         "skills": config.skills.model_dump(mode="json"),
         "router": config.router.model_dump(mode="json"),
+        "aggregation": config.aggregation.model_dump(mode="json"),
         "data": config.data.model_dump(
             mode="json", include={"prefix", "descriptions", "max_input_length", "max_output_length"}
         ),
@@ -202,6 +211,7 @@ def _assemble(
     backbone: Backbone,
     skills: Skills,
     router: Router,
+    aggregation: Aggregation,
     tasks: Sequence[str],
     *,
     trained: bool = False,
@@ -214,7 +224,12 @@ def _assemble(
     settings = skills.model_dump(exclude={"kind", "targets", "n_skills", "support"})
 
     def make_inventory(in_features: int, out_features: int) -> Inventory:
-        return INVENTORIES[skills.kind](in_features, out_features, n_skills, **settings)
+        inventory = INVENTORIES[skills.kind](in_features, out_features, n_skills, **settings)
+        if aggregation.kind == "mixture":
+            return inventory
+        assert isinstance(inventory, LoRAInventory)  # the schema allows no other
+        attention = aggregation.model_dump(exclude={"kind", "source"})
+        return FusedInventory(inventory, **attention)
 
     slot = RoutingSlot()
     try:

@@ -254,6 +254,31 @@ class Supermask(_AnySkills):
 Skills = Annotated[LoRA | IA3 | Dense | Sparse | Supermask, Field(discriminator="kind")]
 
 
+class Mixture(Section):
+    """The router's weights mix the skills, as `skills.mix` says."""
+
+    kind: Literal["mixture"] = "mixture"
+
+
+class Fusion(Section):
+    """Attention by token over the frozen skills of an earlier run: a second stage of training."""
+
+    kind: Literal["fusion"]
+    source: str
+    """Folder of the run whose skills are fused."""
+    query: Literal["output", "input"] = "output"
+    """What a token asks with: what the base layer made of it, or its input."""
+    key_size: PositiveInt | None = None
+    """Size of queries and keys; the layer's output features by default."""
+    value: bool = True
+    """Transform the mixture by a matrix that starts as the identity."""
+    value_penalty: NonNegative = 0.01
+    """Weight in the loss of that matrix's squared distance from the identity."""
+
+
+Aggregation = Annotated[Mixture | Fusion, Field(discriminator="kind")]
+
+
 class IBP(Section):
     """The Indian Buffet Process prior on the matrix of tasks by skills."""
 
@@ -588,6 +613,8 @@ class Config(Section):
     """The inventory."""
     router: Router
     """Who uses which skills."""
+    aggregation: Aggregation = Mixture()
+    """How the chosen skills combine."""
     optim: Optim
     """Optimizer and learning rates."""
     generation: Generation = Generation()
@@ -619,6 +646,15 @@ class Config(Section):
                 )
         if kind == "hyperformer" and n_heads != 1:
             problems.append(f"skills.n_heads ({n_heads}) must be 1 for the hyperformer router")
+        if self.aggregation.kind == "fusion":
+            for name, found, needed in (
+                ("skills.kind", self.skills.kind, "lora"),
+                ("skills.n_heads", n_heads, 1),
+                ("router.kind", kind, "average"),  # attention takes the router's place
+                ("backbone.train", self.backbone.train, False),
+            ):
+                if found != needed:
+                    problems.append(f"{name} ({found}) must be {needed} for aggregation fusion")
         if self.data.validation == "none" and self.trainer.early_stopping is not None:
             problems.append("trainer.early_stopping needs data.validation: dev")
         if problems:

@@ -116,8 +116,9 @@ def _annealing(router: Router) -> list[Callback]:
 def _callbacks(config: Config, folder: RunFolder, built: Built) -> list[Callback]:
     callbacks: list[Callback] = [
         TrainingProgress(),
-        RoutingMonitor(folder.plots, built.attachment.groups, built.tasks),
     ]
+    if config.aggregation.kind == "mixture":  # else the router learns nothing
+        callbacks.append(RoutingMonitor(folder.plots, built.attachment.groups, built.tasks))
     callbacks += _annealing(config.router)
     if config.data.validation != "none":
         callbacks.append(

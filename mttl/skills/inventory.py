@@ -103,6 +103,10 @@ class Inventory(nn.Module, ABC):
         """
         return weight + self.delta(weights), bias
 
+    def penalties(self) -> list[Tensor]:
+        """Return what the skills owe to the objective, whatever the input; nothing by default."""
+        return []
+
     def extra_repr(self) -> str:
         """Name the sizes in the module's printed form."""
         return (

@@ -88,6 +88,15 @@ class SupermaskInventory(Inventory):
         """Return the mask of one task's mixing weights."""
         return self.merge(weights[None])[0][0]
 
+    def fold(
+        self,
+        weight: Float[Tensor, "O I"],
+        bias: Float[Tensor, "O"] | None,
+        weights: Float[Tensor, "H K"],
+    ) -> tuple[Float[Tensor, "O I"], Float[Tensor, "O"] | None]:
+        """Return the weight without what the mask switches off, and the bias."""
+        return weight * self.mask(weights), bias
+
     def extra_repr(self) -> str:
         """Name the sizes in the module's printed form."""
         return f"{super().extra_repr()}, threshold={self.threshold:g}"

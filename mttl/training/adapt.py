@@ -5,9 +5,11 @@ from contextlib import contextmanager
 from typing import Literal, get_args
 
 import torch
+from torch import nn
 
 from mttl.errors import ConfigError
 from mttl.routing.fixed import average_router
+from mttl.skills.inventory import Inventory
 from mttl.skills.skilled_model import SkilledModel
 
 AdaptMode = Literal[
@@ -54,7 +56,8 @@ def adapt(
 
     Raises:
         ValueError: If the mode is unknown.
-        ConfigError: If the mode trains a router that has nothing to train.
+        ConfigError: If the mode trains a router that has nothing to train, or asks for mixing
+            weights where attention takes their place.
 
     References:
         Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, appendix A.2; for ``router_only`` and
@@ -68,14 +71,20 @@ def adapt(
     else:
         fresh = mode == "from_scratch"
         router = known.for_new_tasks(n_tasks, init="fresh" if fresh else init)
-    if mode == "router_only" and not any(True for _ in router.parameters()):
+    inventories = [layer.inventory for layer in model.skilled_layers().values()]
+    attention = [part for inventory in inventories for part in _routing_parts(inventory)]
+    if mode == "average" and attention:
+        raise ConfigError(
+            "mode 'average' has no meaning for a fusion: attention takes the place of mixing "
+            "weights. Use 'skills_only', or the run whose skills were fused"
+        )
+    if mode == "router_only" and not (attention or any(True for _ in router.parameters())):
         raise ConfigError(
             f"mode 'router_only' has nothing to train: a {type(known).__name__} has no parameters. "
             "Use 'skills_only', or an inventory trained with a learned router"
         )
     device = next(model.parameters()).device
     model.router = router.to(device).train(known.training)
-    inventories = [layer.inventory for layer in model.skilled_layers().values()]
     if mode == "from_scratch":
         for inventory in inventories:
             inventory.reset_parameters()
@@ -84,6 +93,8 @@ def adapt(
     model.router.requires_grad_("router" in roles)
     for inventory in inventories:
         inventory.requires_grad_("skills" in roles)
+    for part in attention:
+        part.requires_grad_("router" in roles)
     return model
 
 
@@ -103,10 +114,11 @@ def adapted(
     """
     router, training = model.router, model.training
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    roles = _backbone_roles(model)
     before = {
         name: value.detach().clone()
         for name, value in model.backbone.named_parameters()
-        if ("skills" if ".inventory." in f".{name}" else "backbone") in TRAINED_ROLES.get(mode, ())
+        if roles[value] in TRAINED_ROLES.get(mode, ())
     }
     try:
         yield adapt(model, mode, n_tasks, init=init)
@@ -120,3 +132,18 @@ def adapted(
             value.requires_grad_(name in trained)
             value.grad = None
         model.train(training)
+
+
+def _routing_parts(inventory: Inventory) -> list[nn.Module]:
+    """Return what routes within an inventory: the attention of a fusion."""
+    return [module for module in inventory.modules() if getattr(module, "role", None) == "router"]
+
+
+def _backbone_roles(model: SkilledModel) -> dict[nn.Parameter, str]:
+    """Return the role of every parameter in the backbone, its layers' skills included."""
+    roles = dict.fromkeys(model.backbone.parameters(), "backbone")
+    for layer in model.skilled_layers().values():
+        roles |= dict.fromkeys(layer.inventory.parameters(), "skills")
+        for part in _routing_parts(layer.inventory):
+            roles |= dict.fromkeys(part.parameters(), "router")
+    return roles
