@@ -125,12 +125,12 @@ def _add_examples(
     if vectorised:
         found = vmap(grad(example), in_dims=(None, 0), randomness="error")(parameters, rows)
         for name, value in found.items():
-            total[name] += value.float().square_().sum(0)
+            total[name] += value.float().square().sum(0)
         return
     for index in range(len(next(iter(rows.values())))):
         row = {name: value[index] for name, value in rows.items()}
         for name, value in _gradient(lambda values, row=row: example(values, row), parameters):
-            total[name] += value.float().square_()
+            total[name] += value.float().square()
 
 
 def _add_batch(
@@ -148,7 +148,7 @@ def _add_batch(
 
     size = len(next(iter(batch.values())))
     for name, value in _gradient(mean_loss, parameters):
-        total[name] += value.float().square_() / size
+        total[name] += value.float().square() / size
 
 
 def _gradient(

@@ -61,7 +61,7 @@ class Trimmer:
             ValueError: If an entry is not finite.
         """
         if kept == 0:
-            return cls(threshold=2**31, ties=0)
+            return cls(threshold=2**31 - 1, ties=0)
         upper, above = _bucket((_bits(values) >> HALF for values in ranges), kept)
         inside = (
             bits[bits >> HALF == upper] & (2**HALF - 1) for bits in (_bits(part) for part in ranges)
