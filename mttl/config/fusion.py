@@ -36,7 +36,7 @@ def load_source(model: SkilledModel, config: Config, fusion: Fusion) -> None:
         theirs["skills"]["n_skills"] = len(saved.tasks)
     ours = {
         "backbone": _without(config.backbone.model_dump(mode="json"), FREE),
-        "skills": config.skills.model_dump(mode="json"),
+        "skills": config.skills.model_dump(mode="json") | {"n_skills": model.router.n_skills},
     }
     differing = [
         f"{section}.{name}: {values.get(name)!r} there, {ours[section].get(name)!r} here"

@@ -636,7 +636,8 @@ class Config(Section):
             problems.append(
                 f"skills.n_skills ({n_skills}) must be 'per_task' for the private router"
             )
-        if n_skills == "per_task" and kind not in ("private", "shared"):
+        fused = self.aggregation.kind == "fusion"  # whose skills may be those of a private router
+        if n_skills == "per_task" and kind not in ("private", "shared") and not fused:
             problems.append(f"skills.n_skills 'per_task' is for the private router, not '{kind}'")
         if self.router.kind == "task_moe" and n_skills != "per_task":
             top_k = self.router.top_k
@@ -646,7 +647,7 @@ class Config(Section):
                 )
         if kind == "hyperformer" and n_heads != 1:
             problems.append(f"skills.n_heads ({n_heads}) must be 1 for the hyperformer router")
-        if self.aggregation.kind == "fusion":
+        if fused:
             for name, found, needed in (
                 ("skills.kind", self.skills.kind, "lora"),
                 ("skills.n_heads", n_heads, 1),

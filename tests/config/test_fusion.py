@@ -29,14 +29,12 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def second(first: Path, *overrides: str):
     files = [str(first / "config.yaml"), "aggregation/fusion.yaml"]
-    return load_config(
-        "+".join(files), [f"aggregation.source={first}", "skills.n_skills=3", *overrides]
-    )
+    return load_config("+".join(files), [f"aggregation.source={first}", *overrides])
 
 
 def test_skills_and_backbone_are_those_of_the_source(first: Path) -> None:
-    config = second(first)
-    built = build_model(config, ["copy", "reverse"])
+    config = second(first, "skills.n_skills=3")
+    built = build_model(config, ["copy", "reverse"])  # two tasks may use three skills
     saved = read_inventory(first)
     layers = built.model.skilled_layers()
     for path, layer in layers.items():
@@ -47,6 +45,13 @@ def test_skills_and_backbone_are_those_of_the_source(first: Path) -> None:
     trained = {name for name, value in built.model.named_parameters() if value.requires_grad}
     assert trained
     assert all(".inventory.attention." in name for name in trained)
+
+
+def test_one_skill_per_task_is_one_per_task_of_the_source(first: Path) -> None:
+    tasks = ["copy", "reverse", "number"]
+    assert build_model(second(first), tasks).model.router.n_skills == 3
+    with pytest.raises(CheckpointError, match=r"skills\.n_skills: 3 there, 2 here"):
+        build_model(second(first), tasks[:2])
 
 
 def test_what_differs_is_listed(first: Path) -> None:
@@ -68,13 +73,13 @@ def test_no_run_and_a_fusion_are_refused(first: Path, tmp_path: Path) -> None:
     try:
         meta.write_text(text.replace('"kind": "mixture"', '"kind": "fusion"'))
         with pytest.raises(CheckpointError, match="is a fusion itself; name the run of its skills"):
-            build_model(second(first), ["copy"])
+            build_model(second(first, "skills.n_skills=3"), ["copy"])
     finally:
         meta.write_text(text)
 
 
-def test_a_damaged_source_is_refused_before_anything_is_copied(first: Path) -> None:
-    built = build_model(second(first), ["copy"])
+def test_a_fusion_is_not_loaded_from_plain_skills(first: Path) -> None:
+    built = build_model(second(first, "skills.n_skills=3"), ["copy"])
     with pytest.raises(CheckpointError, match=r"skills, missing: .*attention"):
         load_into(built.model, read_inventory(first))
 
