@@ -25,6 +25,7 @@ from mttl.routing.context import RoutingSlot
 from mttl.skills.attach import attach_skills
 from mttl.skills.inventory import Inventory
 from mttl.skills.skilled_linear import SkilledLinear
+from mttl.skills.sparse import place_supports, saved_supports
 
 
 class MixtureChange:
@@ -45,12 +46,17 @@ class MixtureChange:
     def __init__(self, name: str, run: str | Path, task: str, base: Weights, folder: Path) -> None:
         self.name = name
         saved = read_inventory(run)
+        if saved.meta["settings"].get("aggregation", {}).get("kind", "mixture") != "mixture":
+            raise CheckpointError(
+                f"'{run}' chooses skills by attention for every token, which no weights can do; "
+                "give the run of its skills"
+            )
         if task not in saved.tasks:
             raise CheckpointError(f"'{run}' knows no task '{task}'.{nearest(task, saved.tasks)}")
         backbone = _empty_backbone(folder)
         skills, router = _settings(saved)
         n_skills = len(saved.tasks) if skills.n_skills == "per_task" else skills.n_skills
-        given = skills.model_dump(exclude={"kind", "targets", "n_skills"})
+        given = skills.model_dump(exclude={"kind", "targets", "n_skills", "support"})
 
         def make_inventory(in_features: int, out_features: int) -> Inventory:
             return INVENTORIES[skills.kind](in_features, out_features, n_skills, **given)
@@ -75,6 +81,10 @@ class MixtureChange:
         }
         parameters = backbone_parameters(backbone)
         _check(saved, base, parameters)
+        for layer in self._layers.values():
+            layer.inventory.to_empty(device="cpu")
+        if skills.kind == "sparse":
+            place_supports(self._layers, saved_supports(saved.skills))
         _load(saved, self._layers, task_router)
         self._mixing = task_mixing(task_router, saved.tasks.index(task))
         self._base = base
@@ -210,7 +220,6 @@ def _load(saved: SavedInventory, layers: dict[str, SkilledLinear], router: Any) 
     problems: list[str] = []
     skills = dict(saved.skills)
     for path, layer in layers.items():
-        layer.inventory.to_empty(device="cpu")
         own = {name: skills.pop(f"{path}.{name}", None) for name in layer.inventory.state_dict()}
         lacking = sorted(name for name, value in own.items() if value is None)
         problems += [f"{path}.{name} is missing" for name in lacking]
