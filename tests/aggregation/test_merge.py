@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.backbones import BACKBONES, batch, tiny_t5
+from helpers.backbones import BACKBONES, batch, fill, tiny_t5
 from helpers.compare import relative_error
-from helpers.skills import INVENTORIES, filled, skilled
+from helpers.skills import INVENTORIES, ROUTERS, filled, skilled, spread
 from mttl.aggregation.merge import average_mixing, merge, task_mixing, unmerge
 from mttl.routing import RoutingSlot, average_router
 from mttl.skills import LoRAInventory, SkilledLinear, SkilledModel, attach_skills
+from mttl.skills.supermask import SupermaskInventory
 from mttl.training.adapt import adapt
 
 # Folded weights are rounded once more (6e-8 each) in every layer of two to four blocks.
@@ -30,6 +31,26 @@ def test_the_plain_backbone_answers_as_the_task(family, inventory):
         assert not any(isinstance(module, SkilledLinear) for module in merged.backbone.modules())
         assert relative_error(merged.backbone(**inputs).logits, expected[task]) < ROUNDING
         unmerge(merged)
+
+
+@pytest.mark.parametrize("family", ["t5", "bart", "llama"])
+def test_masks_are_folded(family):
+    backbone, slot = BACKBONES[family](), RoutingSlot()
+    attachment = attach_skills(
+        backbone,
+        lambda i, o: SupermaskInventory(i, o, 2, n_heads=2),
+        targets=["attention"],
+        slot=slot,
+    )
+    router = ROUTERS["polytropon"](len(attachment.groups), 3, 2, 2)
+    model = SkilledModel(backbone, spread(router), slot).eval()
+    for seed, layer in enumerate(model.skilled_layers().values()):
+        fill(layer.inventory, seed)
+    expected = model(torch.full((3,), 1), **batch(3)).logits
+    bare = BACKBONES[family]()(**batch(3)).logits
+    assert relative_error(bare, expected) > 1e-2
+    merged = merge(model, task_mixing(model.router, 1))
+    assert relative_error(merged.backbone(**batch(3)).logits, expected) < ROUNDING
 
 
 def test_unmerging_restores_every_bit():
