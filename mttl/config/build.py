@@ -116,11 +116,16 @@ def load_run(folder: str | Path, *, backbone: str | Path | None = None) -> Built
         backbone: Where a pretrained backbone is now, if not where it was in training.
 
     Raises:
-        CheckpointError: If the folder holds no inventory, or it does not fit its backbone.
-        ConfigError: If the backbone cannot be loaded.
+        CheckpointError: If the folder holds no inventory of a language model, or it does not fit
+            its backbone.
+        ConfigError: If the backbone cannot be loaded, or one is named though the run has its own.
     """
     saved = read_inventory(folder)
     settings = saved.meta["settings"]
+    if "backbone" not in settings:
+        raise CheckpointError(f"'{saved.folder}' holds policies, which have no language model")
+    if backbone is not None and settings["backbone"]["kind"] == "random":
+        raise ConfigError(f"'{saved.folder}' holds its own backbone: name no other")
     moved = {} if backbone is None else {"name": str(backbone)}
     try:
         base = TypeAdapter(Backbone).validate_python(settings["backbone"] | moved)

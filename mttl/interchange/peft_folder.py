@@ -48,7 +48,8 @@ def read_peft(folder: str | Path) -> PeftFolder:
         folder: The folder.
 
     Raises:
-        CheckpointError: If a file is missing or damaged, or the tensors are pickled.
+        CheckpointError: If a file is missing or damaged, or the tensors are pickled or whole
+            numbers.
     """
     path = Path(folder)
     if not (path / CONFIG).is_file():
@@ -67,6 +68,12 @@ def read_peft(folder: str | Path) -> PeftFolder:
         raise CheckpointError(f"'{path}' is damaged ({error}). Copy it again") from error
     if not isinstance(config, dict) or "peft_type" not in config:
         raise CheckpointError(f"'{path / CONFIG}' names no peft_type. Copy the folder again")
+    whole = [name for name, tensor in tensors.items() if not tensor.is_floating_point()]
+    if whole:
+        raise CheckpointError(
+            f"'{path}': '{whole[0]}' is stored as {tensors[whole[0]].dtype}; save the adapter in "
+            "floating point"
+        )
     strange = [name for name in tensors if not name.startswith(PREFIX)]
     if strange or not tensors:
         found = f"a tensor '{strange[0]}'" if strange else "no tensors"

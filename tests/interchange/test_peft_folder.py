@@ -43,6 +43,9 @@ def test_folders_that_are_none_are_refused(tmp_path):
     save_file({"q.lora_A.weight": torch.zeros(1)}, tensors)
     with pytest.raises(CheckpointError, match=r"a tensor 'q\.lora_A\.weight'; PEFT's names"):
         read_peft(tmp_path)
+    save_file({"base_model.model.q.lora_A.weight": torch.zeros(1, dtype=torch.int8)}, tensors)
+    with pytest.raises(CheckpointError, match=r"is stored as torch\.int8; save the adapter in"):
+        read_peft(tmp_path)
     save_file({}, tensors)
     with pytest.raises(CheckpointError, match="holds no tensors; PEFT's names begin"):
         read_peft(tmp_path)

@@ -1,5 +1,7 @@
 """A run's task as a plain model on disk."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -53,12 +55,20 @@ def test_mistakes_end_in_a_message_and_no_folder(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "there").mkdir()
+    shutil.copytree(run / "skills", tmp_path / "policies")
+    meta = json.loads((tmp_path / "policies" / "meta.json").read_text())
+    del meta["settings"]["backbone"]
+    (tmp_path / "policies" / "meta.json").write_text(json.dumps(meta))
+    given = [str(run), "--average", "--backbone", "t5-small", "--out", str(tmp_path / "x")]
+    assert run_command(lambda: SCRIPT.main(given)) == USER_MISTAKE
+    assert "holds its own backbone: name no other" in " ".join(capsys.readouterr().err.split())
     for given, message in (
         ([str(run), "--task", "revers", "--out", "x"], "knows no task 'revers'. Did you mean"),
+        ([str(tmp_path / "policies"), "--average", "--out", "x"], "holds policies, which have no"),
         ([str(tmp_path), "--average", "--out", "x"], "holds no trained inventory"),
         ([str(run), "--average", "--out", "there"], "exists already; name a new folder"),
     ):
         words = [str(tmp_path / word) if word in ("x", "there") else word for word in given]
         assert run_command(lambda words=words: SCRIPT.main(words)) == USER_MISTAKE
         assert message in " ".join(capsys.readouterr().err.split())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["there"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["policies", "there"]
