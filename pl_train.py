@@ -29,6 +29,7 @@ from mttl.data.gym import Gym
 from mttl.data.partition import load_partition, select_tasks
 from mttl.files import write_text
 from mttl.models.backbone import is_decoder_only
+from mttl.training.attention import attention_by_task, has_attention
 from mttl.training.evaluate import predict, score, write_predictions, write_results
 from mttl.training.report import (
     attachment_table,
@@ -124,7 +125,11 @@ def main(arguments: list[str] | None = None) -> int:
             settings=inventory_settings(config),
         )
         if groups := built.attachment.groups:
-            write_routing(folder.plots / "routing.npz", built.model.router, groups, tasks)
+            attention = (
+                attention_by_task(module, data.train_rows) if has_attention(built.model) else None
+            )
+            path = folder.plots / "routing.npz"
+            write_routing(path, built.model.router, groups, tasks, attention=attention)
         if config.moe is not None and config.data.evaluate:
             rows = data.evaluation_dataloader(config.data.evaluate[0])
             write_token_routing(folder.plots / "token_routing.npz", module, rows)

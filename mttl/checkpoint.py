@@ -35,6 +35,7 @@ from mttl.errors import CheckpointError
 from mttl.files import write_atomic, write_text
 from mttl.moe.layer import MoELayer
 from mttl.skills.compose import ComposedModel
+from mttl.skills.fused import FusedInventory
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.skilled_model import SkilledModel
 
@@ -162,6 +163,30 @@ def load_into(model: Model, saved: SavedInventory) -> None:
         CheckpointError: If the backbone is another one, or tensors are missing, unexpected or of
             another shape; nothing is copied then, and the message lists them by cause.
     """
+    targets = {"skills": skill_tensors(model), "router": router_tensors(model)}
+    _load(model, saved, targets)
+
+
+def load_frozen_skills(model: SkilledModel, saved: SavedInventory) -> None:
+    """Copy the skills of an earlier run below the attention of a model, and its backbone.
+
+    Args:
+        model: A model whose inventories are `FusedInventory`.
+        saved: A run whose inventories are the skills in it; its router is left out.
+
+    Raises:
+        CheckpointError: As for `load_into`.
+    """
+    skills = {
+        f"{path}.{name}": tensor.detach()
+        for path, layer in model.skilled_layers().items()
+        if isinstance(layer.inventory, FusedInventory)
+        for name, tensor in layer.inventory.skills.state_dict().items()
+    }
+    _load(model, saved, {"skills": skills})
+
+
+def _load(model: Model, saved: SavedInventory, targets: dict[str, dict[str, Tensor]]) -> None:
     parameters = own_parameters(model)
     trained = saved.backbone is not None
     found = fingerprint(parameters, values=not trained)
@@ -172,7 +197,6 @@ def load_into(model: Model, saved: SavedInventory) -> None:
             f"(fingerprint {expected[:12]}), not on this one ({found[:12]}). Its weights "
             "must be the same ones"
         )
-    targets = {"skills": skill_tensors(model), "router": router_tensors(model)}
     sources = {"skills": saved.skills, "router": saved.router}
     if saved.backbone is not None:
         targets["backbone"] = parameters

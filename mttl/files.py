@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,6 +44,34 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """Give a temporary folder beside ``path`` that takes its name once the block has succeeded.
+
+    After an error nothing is left behind.
+
+    Args:
+        path: The folder to make; missing parent folders are made.
+
+    Yields:
+        Where to write.
+
+    Raises:
+        FileExistsError: If there is something at ``path`` already, but for an empty folder.
+    """
+    target = Path(path)
+    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    try:
+        yield temporary
+        temporary.chmod(0o777 & ~_umask())
+        temporary.replace(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextmanager

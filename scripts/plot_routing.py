@@ -88,14 +88,16 @@ def use_probabilities(record: RoutingRecord) -> np.ndarray:
     """Return how likely each task is to use each skill, (G, T, K).
 
     Polytropon's mixing weights are normalised probabilities, which cannot be undone: the saved
-    logits are read. Other routers use what has a weight; HyperFormer's weights are all it has.
+    logits are read. Other routers use what has a weight; HyperFormer's weights are all it has, and
+    so is the attention of a fusion.
 
     Raises:
         CheckpointError: If there is no saved router, or not the one of the record.
     """
     saved = read_inventory(record.folder)
+    aggregation = saved.meta["settings"].get("aggregation", {})
     settings = saved.meta["settings"]["router"]
-    if settings["kind"] == "hyperformer":
+    if settings["kind"] == "hyperformer" or aggregation.get("kind") == "fusion":
         return record.weights
     if settings["kind"] != "polytropon":
         return (record.weights > 0).astype(np.float64)

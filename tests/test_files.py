@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mttl.files import locked, write_atomic, write_text
+from mttl.files import locked, new_folder, write_atomic, write_text
 
 
 def test_writes_with_usual_permissions_and_makes_parents(tmp_path):
@@ -36,3 +36,15 @@ def test_a_lock_is_for_one_and_ends_with_its_block(tmp_path: Path) -> None:
         pass
     with locked(path):
         pass
+
+
+def test_a_new_folder_is_whole_or_absent(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "a" / "out") as temporary:
+        (temporary / "file").touch()
+        assert not (tmp_path / "a" / "out").exists()
+    assert os.listdir(tmp_path / "a" / "out") == ["file"]
+    with pytest.raises(FileExistsError, match="out"), new_folder(tmp_path / "a" / "out"):
+        pass
+    with pytest.raises(OSError, match="full"), new_folder(tmp_path / "a" / "other"):
+        raise OSError(28, "full")
+    assert os.listdir(tmp_path / "a") == ["out"]

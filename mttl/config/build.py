@@ -9,11 +9,13 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from mttl.aggregation.sparse_skill import SparseSkill
 from mttl.checkpoint import load_into, read_inventory
 from mttl.config.build_moe import build_experts
 from mttl.config.expert_matrix import read_expert_matrix
+from mttl.config.fusion import load_source
 from mttl.config.moe_schema import MoE
-from mttl.config.schema import IA3, Backbone, Config, Dense, LoRA, Optim, Router, Skills
+from mttl.config.schema import Aggregation, Backbone, Config, Optim, Router, Skills
 from mttl.errors import CheckpointError, ConfigError, TaskError, nearest
 from mttl.models.backbone import (
     build_random,
@@ -37,16 +39,21 @@ from mttl.routing.task_moe import TaskMoERouter
 from mttl.routing.task_router import TaskRouter
 from mttl.skills.attach import Attachment, attach_skills
 from mttl.skills.dense import DenseInventory
+from mttl.skills.fused import FusedInventory
 from mttl.skills.ia3 import IA3Inventory
 from mttl.skills.inventory import Inventory
 from mttl.skills.lora import LoRAInventory
 from mttl.skills.skilled_model import SkilledModel
+from mttl.skills.sparse import SparseInventory, place_supports, saved_supports
+from mttl.skills.supermask import SupermaskInventory
 from mttl.training.optim import Optimization
 
 INVENTORIES: dict[str, Callable[..., Inventory]] = {
     "lora": LoRAInventory,
     "ia3": IA3Inventory,
     "dense": DenseInventory,
+    "sparse": SparseInventory,
+    "supermask": SupermaskInventory,
 }
 LEARNED_ROUTERS: dict[str, Callable[..., TaskRouter]] = {
     "polytropon": PolytroponRouter,
@@ -96,8 +103,12 @@ def build_model(config: Config, tasks: Sequence[str]) -> Built:
 
     Raises:
         ConfigError: If a part cannot be built; the message names the section.
+        CheckpointError: If the skills for a fusion cannot be loaded, or do not fit.
     """
-    built = _assemble(config.backbone, config.skills, config.router, config.moe, tasks)
+    aggregation = config.aggregation
+    built = _assemble(config.backbone, config.skills, config.router, config.moe, aggregation, tasks)
+    if aggregation.kind == "fusion":
+        load_source(built.model, config, aggregation)
     built.model.train()
     return built
 
@@ -110,23 +121,32 @@ def load_run(folder: str | Path, *, backbone: str | Path | None = None) -> Built
         backbone: Where a pretrained backbone is now, if not where it was in training.
 
     Raises:
-        CheckpointError: If the folder holds no inventory, or it does not fit its backbone.
-        ConfigError: If the backbone cannot be loaded.
+        CheckpointError: If the folder holds no inventory of a language model, or it does not fit
+            its backbone.
+        ConfigError: If the backbone cannot be loaded, or one is named though the run has its own.
     """
     saved = read_inventory(folder)
     settings = saved.meta["settings"]
+    if "backbone" not in settings:
+        raise CheckpointError(f"'{saved.folder}' holds policies, which have no language model")
+    if backbone is not None and settings["backbone"]["kind"] == "random":
+        raise ConfigError(f"'{saved.folder}' holds its own backbone: name no other")
     moved = {} if backbone is None else {"name": str(backbone)}
     try:
         base = TypeAdapter(Backbone).validate_python(settings["backbone"] | moved)
         skills = TypeAdapter(Skills).validate_python(settings["skills"])
         router = TypeAdapter(Router).validate_python(settings["router"])
         moe = TypeAdapter(MoE | None).validate_python(settings.get("moe"))
+        given = settings.get("aggregation", {"kind": "mixture"})
+        aggregation = TypeAdapter(Aggregation).validate_python(given)
     except ValidationError as error:
         raise CheckpointError(
             f"'{saved.folder / 'meta.json'}' has settings that this mttl does not know. Load it "
             f"with the mttl that wrote it ({saved.meta['libraries']['mttl']}): {error}"
         ) from error
-    built = _assemble(base, skills, router, moe, saved.tasks, trained=True)
+    built = _assemble(base, skills, router, moe, aggregation, saved.tasks, trained=True)
+    if skills.kind == "sparse":  # supports may be larger or smaller than those drawn at random
+        place_supports(built.model.skilled_layers(), saved_supports(saved.skills))
     load_into(built.model, saved)
     built.model.eval()
     return built
@@ -139,6 +159,7 @@ def inventory_settings(config: Config) -> dict[str, Any]:
         "skills": config.skills.model_dump(mode="json"),
         "router": config.router.model_dump(mode="json"),
         "moe": None if config.moe is None else config.moe.model_dump(mode="json"),
+        "aggregation": config.aggregation.model_dump(mode="json"),
         "data": config.data.model_dump(
             mode="json", include={"prefix", "descriptions", "max_input_length", "max_output_length"}
         ),
@@ -203,6 +224,7 @@ def _assemble(
     skills: Skills,
     router: Router,
     moe: MoE | None,
+    aggregation: Aggregation,
     tasks: Sequence[str],
     *,
     trained: bool = False,
@@ -216,7 +238,7 @@ def _assemble(
     if skills.kind != "none":
         n_heads = skills.n_heads
         n_skills = len(tasks) if skills.n_skills == "per_task" else skills.n_skills
-        attachment = _attach(model, skills, slot, n_skills, router.granularity)
+        attachment = _attach(model, skills, aggregation, slot, n_skills, router.granularity)
     token_layers = None
     if moe is not None:
         if skills.kind == "none" and moe.task_prior != "none":
@@ -232,6 +254,11 @@ def _assemble(
         skilled = SkilledModel(model, task_router, slot)
     except ValueError as error:
         raise ConfigError(f"section router: {error}") from error
+    if skills.kind == "sparse" and skills.support != "random" and not trained:
+        try:
+            place_supports(skilled.skilled_layers(), SparseSkill.load(skills.support).support)
+        except ValueError as error:
+            raise ConfigError(f"skills.support ('{skills.support}'): {error}") from error
     if backbone.gradient_checkpointing:
         skilled.enable_gradient_checkpointing()
     if backbone.compile:
@@ -241,15 +268,22 @@ def _assemble(
 
 def _attach(
     model: PreTrainedModel,
-    skills: LoRA | IA3 | Dense,
+    skills: Skills,
+    aggregation: Aggregation,
     slot: RoutingSlot,
     n_skills: int,
     granularity: str,
 ) -> Attachment:
-    settings = skills.model_dump(exclude={"kind", "targets", "n_skills"})
+    assert skills.kind != "none"
+    settings = skills.model_dump(exclude={"kind", "targets", "n_skills", "support"})
 
     def make_inventory(in_features: int, out_features: int) -> Inventory:
-        return INVENTORIES[skills.kind](in_features, out_features, n_skills, **settings)
+        inventory = INVENTORIES[skills.kind](in_features, out_features, n_skills, **settings)
+        if aggregation.kind == "mixture":
+            return inventory
+        assert isinstance(inventory, LoRAInventory)  # the schema allows no other
+        attention = aggregation.model_dump(exclude={"kind", "source"})
+        return FusedInventory(inventory, **attention)
 
     try:
         return attach_skills(

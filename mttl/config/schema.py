@@ -201,13 +201,74 @@ class Dense(_AnySkills):
     """Average the changes, or the outputs."""
 
 
+class Sparse(_AnySkills):
+    """Changes of few entries, fixed before training."""
+
+    kind: Literal["sparse"]
+    sparsity: Fraction = 0.9
+    """Fraction of entries that a skill leaves alone."""
+    structure: Literal["entries", "rows", "blocks"] = "entries"
+    """What is drawn as a whole: entries, all weights into an output, or square blocks."""
+    block: PositiveInt = 16
+    """Side of a block."""
+    support: str = "random"
+    """Draw each skill's entries, or give all skills those of a file of sparse_finetune.py."""
+    mix: Literal["auto", "deltas", "outputs"] = "auto"
+    """Dense changes per example, sparse products, or what is faster."""
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        drawn = ("sparsity", "structure", "block")
+        fields = type(self).model_fields
+        given = [name for name in drawn if getattr(self, name) != fields[name].default]
+        if self.support != "random" and given:
+            raise ValueError(
+                f"{', '.join(given)} must stay out where support names a file: it says which "
+                "entries change"
+            )
+        return self
+
+
+class Supermask(_AnySkills):
+    """Masks that keep some weights of the layer and switch off the others."""
+
+    kind: Literal["supermask"]
+    threshold: float = 5e-3
+    """A weight is kept where its score reaches this; scores start at 0.01."""
+
+
 class NoSkills(Section):
     """No skills that tasks choose: tokens choose experts, see the section `moe`."""
 
     kind: Literal["none"]
 
 
-Skills = Annotated[LoRA | IA3 | Dense | NoSkills, Field(discriminator="kind")]
+Skills = Annotated[LoRA | IA3 | Dense | Sparse | Supermask | NoSkills, Field(discriminator="kind")]
+
+
+class Mixture(Section):
+    """The router's weights mix the skills, as `skills.mix` says."""
+
+    kind: Literal["mixture"] = "mixture"
+
+
+class Fusion(Section):
+    """Attention by token over the frozen skills of an earlier run: a second stage of training."""
+
+    kind: Literal["fusion"]
+    source: str
+    """Folder of the run whose skills are fused."""
+    query: Literal["output", "input"] = "output"
+    """What a token asks with: what the base layer made of it, or its input."""
+    key_size: PositiveInt | None = None
+    """Size of queries and keys; the layer's output features by default."""
+    value: bool = True
+    """Transform the mixture by a matrix that starts as the identity."""
+    value_penalty: NonNegative = 0.01
+    """Weight in the loss of that matrix's squared distance from the identity."""
+
+
+Aggregation = Annotated[Mixture | Fusion, Field(discriminator="kind")]
 
 
 class IBP(Section):
@@ -543,6 +604,8 @@ class Config(Section):
     """The inventory."""
     router: Router
     """Who uses which skills."""
+    aggregation: Aggregation = Mixture()
+    """How the chosen skills combine."""
     moe: MoE | None = None
     """Experts that tokens choose, beside or instead of skills that tasks choose."""
     optim: Optim
@@ -592,7 +655,8 @@ class Config(Section):
             problems.append(
                 f"skills.n_skills ({n_skills}) must be 'per_task' for the private router"
             )
-        if n_skills == "per_task" and kind not in ("private", "shared"):
+        fused = self.aggregation.kind == "fusion"  # whose skills may be those of a private router
+        if n_skills == "per_task" and kind not in ("private", "shared") and not fused:
             problems.append(f"skills.n_skills 'per_task' is for the private router, not '{kind}'")
         if self.router.kind == "task_moe" and n_skills != "per_task":
             top_k = self.router.top_k
@@ -610,6 +674,16 @@ class Config(Section):
                 )
             if n_heads != 1:
                 problems.append(f"skills.n_heads ({n_heads}) must be 1 with moe.task_prior")
+        if fused:
+            for name, found, needed in (
+                ("skills.kind", skills.kind, "lora"),
+                ("skills.n_heads", n_heads, 1),
+                ("router.kind", kind, "average"),  # attention takes the router's place
+                ("backbone.train", self.backbone.train, False),
+                ("moe", "given" if self.moe else None, None),
+            ):
+                if found != needed:
+                    problems.append(f"{name} ({found}) must be {needed} for aggregation fusion")
         return problems
 
     def _token_problems(self) -> list[str]:

@@ -117,7 +117,7 @@ def _annealing(router: Router) -> list[Callback]:
 
 def _callbacks(config: Config, folder: RunFolder, built: Built) -> list[Callback]:
     callbacks: list[Callback] = [TrainingProgress()]
-    if built.attachment.groups:
+    if built.attachment.groups and config.aggregation.kind == "mixture":  # else no router learns
         callbacks.append(RoutingMonitor(folder.plots, built.attachment.groups, built.tasks))
     callbacks += _annealing(config.router)
     if config.moe is not None:

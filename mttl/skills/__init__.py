@@ -7,6 +7,8 @@ from mttl.skills.inventory import Inventory
 from mttl.skills.lora import LoRAInventory
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.skilled_model import SkilledModel
+from mttl.skills.sparse import SparseInventory
+from mttl.skills.supermask import SupermaskInventory
 
 __all__ = [
     "Attached",
@@ -17,5 +19,7 @@ __all__ = [
     "LoRAInventory",
     "SkilledLinear",
     "SkilledModel",
+    "SparseInventory",
+    "SupermaskInventory",
     "attach_skills",
 ]

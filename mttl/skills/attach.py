@@ -139,7 +139,11 @@ def attach_skills(
 
 
 def linear_features(module: nn.Module) -> tuple[int, int] | None:
-    """Return the features in and out of a linear layer, or None for any other module."""
+    """Return the features in and out of a linear layer, or None for any other module.
+
+    Args:
+        module: Any module.
+    """
     if isinstance(module, SkilledLinear):
         module = module.base
     if isinstance(module, nn.Linear):

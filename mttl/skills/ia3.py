@@ -48,3 +48,13 @@ class IA3Inventory(Inventory):
     ) -> Float[Tensor, "B L O"]:
         """Rescale the base output."""
         return y * merged[0].to(active_dtype(y)).unsqueeze(1)
+
+    def fold(
+        self,
+        weight: Float[Tensor, "O I"],
+        bias: Float[Tensor, "O"] | None,
+        weights: Float[Tensor, "H K"],
+    ) -> tuple[Float[Tensor, "O I"], Float[Tensor, "O"] | None]:
+        """Return weight and bias, rescaled."""
+        scale = 1 + mix_blocks(self.difference, weights[None])[0]
+        return scale[:, None] * weight, None if bias is None else scale * bias

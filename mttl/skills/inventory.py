@@ -85,6 +85,28 @@ class Inventory(nn.Module, ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} does not add to the base weight")
 
+    def fold(
+        self,
+        weight: Float[Tensor, "O I"],
+        bias: Float[Tensor, "O"] | None,
+        weights: Float[Tensor, "H K"],
+    ) -> tuple[Float[Tensor, "O I"], Float[Tensor, "O"] | None]:
+        """Return weight and bias of a plain linear layer that does what layer and mixture do.
+
+        Args:
+            weight: The base layer's weight.
+            bias: Its bias, or none.
+            weights: Mixing weights of one task.
+
+        Raises:
+            NotImplementedError: If no plain layer does.
+        """
+        return weight + self.delta(weights), bias
+
+    def penalties(self) -> dict[str, Tensor]:
+        """Return what the skills owe to the objective, whatever the input; nothing by default."""
+        return {}
+
     def extra_repr(self) -> str:
         """Name the sizes in the module's printed form."""
         return (

@@ -58,6 +58,8 @@ class SkilledLinear(nn.Module):
         routing = self.slot.current
         merged = routing.merged(id(self), lambda: self.inventory.merge(routing.weights[self.group]))
         examples = routing.examples(x)
+        if self.training:
+            routing.owe(self.inventory.penalties())
         if type(self.base) is nn.Linear:
             y = self.inventory.combine_linear(examples, self.base, merged)
         else:

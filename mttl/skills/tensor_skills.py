@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_deltas
+from mttl.skills.supports import random_indices, spread
 
 INITS = ("zero", "kaiming")
 
@@ -128,7 +129,7 @@ class SparseSkills(TensorSkills):
         self.sparsity = sparsity
         size = math.prod(shape)
         n_changed = max(1, round((1 - sparsity) * size))
-        chosen = [torch.randperm(size)[:n_changed].sort().values for _ in range(n_skills)]
+        chosen = [random_indices(size, n_changed) for _ in range(n_skills)]
         self.register_buffer("indices", torch.stack(chosen))  # (K, n), into the flat tensor
         self.values = nn.Parameter(torch.empty(n_skills, n_changed))
         self.reset_parameters()
@@ -142,9 +143,8 @@ class SparseSkills(TensorSkills):
     ) -> Float[Tensor, "T *shape"]:
         """Return the tensor of every task."""
         # Spread out for the length of a pass, so that one matrix product mixes all of them.
-        spread = self.values.new_zeros(self.n_skills, math.prod(self.shape))
-        spread = spread.scatter(1, self.indices, self.values)
-        return torch.addmm(base.flatten(), weights, spread).view(-1, *self.shape)
+        changes = spread(self.values, self.indices, math.prod(self.shape))
+        return torch.addmm(base.flatten(), weights, changes).view(-1, *self.shape)
 
     def extra_repr(self) -> str:
         """Name the sizes in the module's printed form."""

@@ -10,6 +10,7 @@ from torch import nn
 from mttl.errors import ConfigError
 from mttl.routing.fixed import average_router
 from mttl.routing.task_router import TaskRouter
+from mttl.skills.inventory import Inventory
 from mttl.skills.skilled_model import SkilledModel
 
 AdaptMode = Literal[
@@ -59,8 +60,8 @@ def adapt(
 
     Raises:
         ValueError: If the mode is unknown.
-        ConfigError: If the mode trains a router that has nothing to train, averages skills that no
-            task chooses, or draws anew experts that replaced parts of the backbone.
+        ConfigError: If the mode trains a router that has nothing to train, averages where no task
+            mixes skills, or draws anew experts that replaced parts of the backbone.
 
     References:
         Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, appendix A.2; for ``router_only`` and
@@ -125,6 +126,8 @@ def parts_by_role(model: SkilledModel) -> dict[str, list[nn.Module]]:
     """Return the modules of the roles ``"skills"`` and ``"router"``; the rest is the backbone."""
     skills: list[nn.Module] = [layer.inventory for layer in model.skilled_layers().values()]
     routers: list[nn.Module] = [model.router]
+    for layer in model.skilled_layers().values():
+        routers += attention_parts(layer.inventory)
     for layer in model.token_layers().values():
         skills.append(layer.experts)
         if layer.shared is not None:
@@ -133,9 +136,20 @@ def parts_by_role(model: SkilledModel) -> dict[str, list[nn.Module]]:
     return {"skills": skills, "router": routers}
 
 
+def attention_parts(inventory: Inventory) -> list[nn.Module]:
+    """Return what routes within an inventory: the attention of a fusion."""
+    return [module for module in inventory.modules() if getattr(module, "role", None) == "router"]
+
+
 def _check_mode(model: SkilledModel, mode: AdaptMode) -> None:
     layers = model.token_layers().values()
-    require_trainable(mode, model.router, *(layer.router for layer in layers))
+    require_trainable(mode, *parts_by_role(model)["router"])
+    attention = [attention_parts(layer.inventory) for layer in model.skilled_layers().values()]
+    if mode == "average" and any(attention):
+        raise ConfigError(
+            "mode 'average' has no meaning for a fusion: attention takes the place of mixing "
+            "weights. Use 'skills_only', or the run whose skills were fused"
+        )
     if mode == "average" and not model.router.n_groups:
         raise ConfigError(
             "mode 'average' mixes alike what tasks choose, and here only tokens choose. Use "

@@ -7,6 +7,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float
 from rich.markup import escape
 from rich.table import Table
 
@@ -169,7 +170,12 @@ def result_table(
 
 
 def write_routing(
-    path: Path, router: TaskRouter, groups: Sequence[str], tasks: Sequence[str]
+    path: Path,
+    router: TaskRouter,
+    groups: Sequence[str],
+    tasks: Sequence[str],
+    *,
+    attention: Float[np.ndarray, "G T K"] | None = None,
 ) -> None:
     """Write ``routing.npz``: ``weights (G, T, K)``, ``tasks`` and ``groups``.
 
@@ -180,8 +186,9 @@ def write_routing(
         router: The trained router.
         groups: Names of its G groups.
         tasks: Names of its T tasks.
+        attention: Weights to write instead of the router's, where attention takes its place.
     """
-    weights = routing_weights(router)
+    weights = routing_weights(router) if attention is None else attention
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         np.savez_compressed(
             file,

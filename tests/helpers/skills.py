@@ -21,10 +21,19 @@ from mttl.skills import (
     Inventory,
     LoRAInventory,
     SkilledModel,
+    SparseInventory,
     attach_skills,
 )
 
 RANK = 2
+
+
+def _sparse(i: int, o: int, k: int, h: int, mix: str) -> SparseInventory:
+    """Return one whose supports are the same every time, as the parameters of all kinds are."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return SparseInventory(i, o, k, n_heads=h, mix=mix, sparsity=0.7)
+
 
 # (in_features, out_features, n_skills, n_heads) -> inventory
 INVENTORIES: dict[str, Callable[[int, int, int, int], Inventory]] = {
@@ -34,6 +43,8 @@ INVENTORIES: dict[str, Callable[[int, int, int, int], Inventory]] = {
     "ia3": lambda i, o, k, h: IA3Inventory(i, o, k, n_heads=h),
     "dense-deltas": lambda i, o, k, h: DenseInventory(i, o, k, n_heads=h, mix="deltas"),
     "dense-outputs": lambda i, o, k, h: DenseInventory(i, o, k, n_heads=h, mix="outputs"),
+    "sparse-deltas": lambda i, o, k, h: _sparse(i, o, k, h, "deltas"),
+    "sparse-outputs": lambda i, o, k, h: _sparse(i, o, k, h, "outputs"),
 }
 
 # (n_groups, n_tasks, n_heads, n_skills) -> router

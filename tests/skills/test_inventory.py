@@ -65,8 +65,8 @@ def test_permuting_the_skills_together_with_the_weights_changes_nothing(kind):
     _, permuted = layer(kind)
     order = torch.tensor([2, 0, 1])
     with torch.no_grad():
-        for parameter in permuted.parameters():
-            parameter.copy_(parameter[order])
+        for name, own in permuted.state_dict().items():  # supports too, where there are any
+            own.copy_(inventory.state_dict()[name][order])
     x, weights = inputs(), mixing(4, H, K).double()
     torch.testing.assert_close(
         permuted(x, base(x), weights[..., order]), inventory(x, base(x), weights)

@@ -1,0 +1,191 @@
+r"""Merging in which every single weight counts as much as its Fisher information says.
+
+A parameter that a model's answers hardly depend on may be moved or removed at little cost. The
+diagonal of the Fisher information (`mttl.aggregation.fisher`) measures that dependence, and here it
+weighs both the base and the task vectors.
+"""
+
+from collections.abc import Sequence
+
+from jaxtyping import Float
+from torch import Tensor
+
+from mttl.aggregation.arithmetic import check_weights
+
+FLOOR = 1e-6
+
+
+def elastic_removal(
+    base: Float[Tensor, "*shape"],
+    base_fisher: Float[Tensor, "*shape"],
+    vectors: Sequence[Float[Tensor, "*shape"]],
+    fishers: Sequence[Float[Tensor, "*shape"]],
+    weights: Sequence[float],
+    *,
+    base_weight: float = 1.0,
+    floor: float = FLOOR,
+    ceiling: float | None = None,
+) -> Float[Tensor, "*shape"]:
+    r"""Elastic weight removal (EWR): add and remove task vectors, weighed by Fisher information.
+
+    .. math::
+
+        \theta' = \frac{\lambda_0 f_0 \theta_0 + \sum_i \lambda_i f_i \tau_i}{Z}, \qquad
+        Z = \lambda_0 f_0 + \sum_i |\lambda_i| f_i
+
+    with every Fisher information f held within [floor, ceiling] before it is used. The sign of
+    :math:`\lambda_i` says whether a vector is added (an expert) or removed (an anti-expert); Z
+    takes its magnitude, so that Z is always positive.
+
+    The numerator holds task vectors and not models, but Z holds their Fisher information. So the
+    base itself shrinks by :math:`\lambda_0 f_0 / Z`, most where a vector's information is large
+    beside the base's: there the weight is removed. Where both rest on the floor it shrinks by
+    :math:`1 / (1 + \sum_i |\lambda_i|)`, which for large λ is felt by the whole network.
+
+    Two settings are published. Their authors call both EWR:
+
+    - the algorithm of the paper: λ0 = 1, one vector per expert and anti-expert, each with its own
+      Fisher information, λ = 0.15 for an anti-expert, floor 1e-6, no ceiling;
+    - CaPE with Fisher information (in the released code): one vector
+      :math:`\theta_E - \theta_A` with one Fisher information, weights λ0 = 1 − λ and λ, floor 1e-6
+      and ceiling 1e6. It is this function with ``base_weight=1 - λ``; see `elastic_contrast`.
+
+    Args:
+        base: A parameter of the base, θ0.
+        base_fisher: Its Fisher information f0, on the base's data.
+        vectors: Task vectors τ = θ − θ0, of experts and anti-experts alike.
+        fishers: The Fisher information of each, at the tuned model on its own data.
+        weights: λ of each vector, negative for anti-experts.
+        base_weight: λ0.
+        floor: The smallest Fisher information; larger values are kept.
+        ceiling: The largest, if any.
+
+    Raises:
+        ValueError: If there are not as many weights or Fisher tensors as vectors, ``base_weight``
+            or ``floor`` is not positive, or the ceiling is below the floor.
+
+    References:
+        Daheim et al., *Elastic Weight Removal for Faithful and Abstractive Dialogue Generation*,
+        NAACL 2024, arXiv:2303.17574.
+    """
+    check_weights(vectors, weights)
+    _check_fishers(vectors, fishers, floor, ceiling)
+    if base_weight <= 0:
+        raise ValueError(f"base_weight ({base_weight}) must be positive")
+    normaliser = base_weight * base_fisher.clamp(floor, ceiling)
+    merged = normaliser * base
+    for vector, fisher, weight in zip(vectors, fishers, weights, strict=True):
+        bounded = fisher.clamp(floor, ceiling)
+        merged.addcmul_(bounded, vector, value=weight)
+        normaliser.add_(bounded, alpha=abs(weight))
+    return merged.div_(normaliser)
+
+
+def elastic_contrast(
+    base: Float[Tensor, "*shape"],
+    base_fisher: Float[Tensor, "*shape"],
+    expert: Float[Tensor, "*shape"],
+    anti_expert: Float[Tensor, "*shape"],
+    fisher: Float[Tensor, "*shape"],
+    weight: float,
+    *,
+    floor: float = FLOOR,
+    ceiling: float = 1e6,
+) -> Float[Tensor, "*shape"]:
+    r"""CaPE with Fisher information, the second published setting of `elastic_removal`.
+
+    .. math::
+
+        \theta' = \frac{(1 - \lambda) f_0 \theta_0 + \lambda f (\theta_E - \theta_A)}
+                       {(1 - \lambda) f_0 + \lambda f}
+
+    Args:
+        base: A parameter of the base.
+        base_fisher: Its Fisher information f0.
+        expert: What the expert changed of it.
+        anti_expert: What the anti-expert changed of it.
+        fisher: The Fisher information f of their difference.
+        weight: λ, between 0 and 1.
+        floor: The smallest Fisher information.
+        ceiling: The largest.
+
+    Raises:
+        ValueError: If the weight is not between 0 and 1, or the bounds are not in order.
+    """
+    if not 0 <= weight < 1:
+        raise ValueError(f"weight ({weight}) must be at least 0 and below 1")
+    return elastic_removal(
+        base,
+        base_fisher,
+        [expert - anti_expert],
+        [fisher],
+        [weight],
+        base_weight=1 - weight,
+        floor=floor,
+        ceiling=ceiling,
+    )
+
+
+def fisher_average(
+    base: Float[Tensor, "*shape"],
+    vectors: Sequence[Float[Tensor, "*shape"]],
+    fishers: Sequence[Float[Tensor, "*shape"]],
+    weights: Sequence[float],
+    *,
+    floor: float = FLOOR,
+) -> Float[Tensor, "*shape"]:
+    r"""Average models, each weight by its Fisher information.
+
+    .. math::
+
+        \theta' = \frac{\sum_i \lambda_i f_i \theta_i}{\sum_i \lambda_i f_i}
+                = \theta_0 + \frac{\sum_i \lambda_i f_i \tau_i}{\sum_i \lambda_i f_i}
+
+    The second form is computed: it keeps the digits of small changes. The base has no part in the
+    average but as a place to measure from.
+
+    Args:
+        base: A parameter θ0 that the vectors start from.
+        vectors: What each model changed of it.
+        fishers: The Fisher information of each model on its own data.
+        weights: One positive factor per model.
+        floor: The smallest Fisher information.
+
+    Raises:
+        ValueError: If there are not as many weights or Fisher tensors as vectors, or none, a weight
+            is not positive, or the floor is not.
+
+    References:
+        Matena and Raffel, *Merging Models with Fisher-Weighted Averaging*, NeurIPS 2022,
+        arXiv:2111.09832.
+    """
+    check_weights(vectors, weights)
+    _check_fishers(vectors, fishers, floor, None)
+    if not vectors or min(weights) <= 0:
+        raise ValueError(
+            f"weights ({list(weights)}) must be positive, and there must be at least one: an "
+            "average cannot subtract"
+        )
+    weighed = [
+        weight * fisher.clamp(floor) for weight, fisher in zip(weights, fishers, strict=True)
+    ]
+    total = sum(weighed[1:], start=weighed[0].clone())
+    change = sum(
+        (part * vector for part, vector in zip(weighed[1:], vectors[1:], strict=True)),
+        start=weighed[0] * vectors[0],
+    )
+    return base + change / total
+
+
+def _check_fishers(
+    vectors: Sequence[Tensor], fishers: Sequence[Tensor], floor: float, ceiling: float | None
+) -> None:
+    if len(vectors) != len(fishers):
+        raise ValueError(
+            f"there are {len(vectors)} task vectors and {len(fishers)} Fisher tensors; every "
+            "vector needs its own"
+        )
+    if floor <= 0:
+        raise ValueError(f"floor ({floor}) must be positive, or a weight could be divided by 0")
+    if ceiling is not None and ceiling < floor:
+        raise ValueError(f"ceiling ({ceiling}) must not be below the floor ({floor})")

@@ -1,0 +1,171 @@
+r"""The diagonal of the Fisher information: how much a model's answers depend on each weight.
+
+.. math::
+
+    f = \frac{1}{N} \sum_{n=1}^{N} \left( \nabla_\theta \log p(y_n \mid x_n; \theta) \right)^2
+
+with the square taken of every example's own gradient. Two things are a choice:
+
+- the labels y: the data's own (the *empirical* Fisher information), or drawn from the model (the
+  Fisher information itself). Here labels come with the batches, so drawing them is the caller's
+  part; see `mttl.training.likelihood.sample_targets`;
+- the gradients: of each example, as the equation says, or of each batch, which needs one backward
+  pass per batch and is only an approximation: squares of sums are no sums of squares.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+Batch = Mapping[str, Tensor]
+GRADIENTS = ("example", "batch")
+# Calls the model and returns, per example, the log-likelihood and the number of its tokens.
+LogLikelihood = Callable[[Callable[..., Any], Batch], tuple[Float[Tensor, "B"], Float[Tensor, "B"]]]
+
+
+def diagonal_fisher(
+    model: nn.Module,
+    log_likelihood: LogLikelihood,
+    batches: Iterable[Batch],
+    *,
+    gradients: str = "example",
+    at_once: int = 8,
+    on_batch: Callable[[int], object] = lambda n_examples: None,
+) -> dict[str, Tensor]:
+    """Estimate the diagonal Fisher information of every floating-point parameter.
+
+    The model is put into evaluation mode while it runs: dropout would add its own variance.
+
+    Args:
+        model: Any model. Its parameters are left as they are, gradients included.
+        log_likelihood: Takes a function that calls the model, and a batch; returns log p(y | x) of
+            every example, summed over its tokens, and the number of these tokens.
+        batches: Tensors with a leading axis B over examples.
+        gradients: ``"example"`` squares the gradient of each example. ``"batch"`` does what the
+            code released with elastic weight removal does: it squares the gradient of the mean
+            loss over the batch's tokens, divides by the number of examples, and averages over
+            batches.
+        at_once: Examples whose gradients are held at the same time, as many copies of the model.
+            1 loops with plain automatic differentiation; more use `torch.func.vmap`, which is
+            faster and asks that the model's code does not branch on values of its inputs.
+        on_batch: Called with the number of examples after every batch, for a progress bar.
+
+    Returns:
+        By name of the parameter, in float32; shared parameters appear once, under their first name.
+
+    Raises:
+        ValueError: If ``gradients`` is unknown, ``at_once`` is not positive, there is no example,
+            or a gradient is not finite.
+
+    References:
+        Kunstner, Hennig and Balles, *Limitations of the Empirical Fisher Approximation for Natural
+        Gradient Descent*, NeurIPS 2019, arXiv:1905.12558, on what the two kinds of labels mean.
+    """
+    if gradients not in GRADIENTS:
+        raise ValueError(f"gradients ('{gradients}') must be one of {', '.join(GRADIENTS)}")
+    if at_once < 1:
+        raise ValueError(f"at_once ({at_once}) must be at least 1")
+    parameters = {
+        name: value.detach()
+        for name, value in model.named_parameters()
+        if value.is_floating_point()
+    }
+    total = {
+        name: torch.zeros_like(value, dtype=torch.float32) for name, value in parameters.items()
+    }
+    training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        count = 0
+        for batch in batches:
+            size = len(next(iter(batch.values())))
+            if gradients == "batch":
+                _add_batch(total, model, log_likelihood, parameters, batch)
+                count += 1
+            else:
+                for start in range(0, size, at_once):
+                    part = {name: value[start : start + at_once] for name, value in batch.items()}
+                    _add_examples(total, model, log_likelihood, parameters, part, at_once > 1)
+                count += size
+            on_batch(size)
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+    if not count:
+        raise ValueError("batches is empty: Fisher information is a mean over examples")
+    for name, value in total.items():
+        value.div_(count)
+        if not value.isfinite().all():
+            raise ValueError(
+                f"the gradient of '{name}' is not finite; a model in half precision may overflow: "
+                "load it in float32"
+            )
+    return total
+
+
+def _add_examples(
+    total: dict[str, Tensor],
+    model: nn.Module,
+    log_likelihood: LogLikelihood,
+    parameters: dict[str, Tensor],
+    batch: Batch,
+    vectorised: bool,
+) -> None:
+    """Add the squared gradient of each example."""
+
+    def example(values: dict[str, Tensor], row: dict[str, Tensor]) -> Tensor:
+        single = {name: value[None] for name, value in row.items()}
+        return _call(model, log_likelihood, values, single)[0].sum()
+
+    rows = dict(batch)
+    if vectorised:
+        found = vmap(grad(example), in_dims=(None, 0), randomness="error")(parameters, rows)
+        for name, value in found.items():
+            total[name] += value.float().square().sum(0)
+        return
+    for index in range(len(next(iter(rows.values())))):
+        row = {name: value[index] for name, value in rows.items()}
+        for name, value in _gradient(lambda values, row=row: example(values, row), parameters):
+            total[name] += value.float().square()
+
+
+def _add_batch(
+    total: dict[str, Tensor],
+    model: nn.Module,
+    log_likelihood: LogLikelihood,
+    parameters: dict[str, Tensor],
+    batch: Batch,
+) -> None:
+    """Add the squared gradient of the mean loss per token, divided by the number of examples."""
+
+    def mean_loss(values: dict[str, Tensor]) -> Tensor:
+        sums, counts = _call(model, log_likelihood, values, batch)
+        return -sums.sum() / counts.sum()
+
+    size = len(next(iter(batch.values())))
+    for name, value in _gradient(mean_loss, parameters):
+        total[name] += value.float().square() / size
+
+
+def _gradient(
+    function: Callable[[dict[str, Tensor]], Tensor], parameters: dict[str, Tensor]
+) -> Iterable[tuple[str, Tensor]]:
+    """Return the gradient by name; a parameter that has no part in the value has the gradient 0."""
+    leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+    with torch.enable_grad():
+        value = function(leaves)
+    found = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+    return zip(leaves, found, strict=True)
+
+
+def _call(
+    model: nn.Module, log_likelihood: LogLikelihood, values: dict[str, Tensor], batch: Batch
+) -> tuple[Tensor, Tensor]:
+    def call(**inputs: Any) -> Any:
+        return functional_call(model, values, kwargs=inputs)
+
+    return log_likelihood(call, batch)

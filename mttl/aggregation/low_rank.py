@@ -1,0 +1,163 @@
+"""One task's mixture as one pair of factors: exact where the skills allow it, else by SVD."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mttl.aggregation.mix import mix_factors
+from mttl.skills.inventory import Inventory
+from mttl.skills.lora import LoRAInventory
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """A weight change ``up @ downᵀ``.
+
+    Attributes:
+        down: Input-side factor A, shape (I, r).
+        up: Output-side factor B, shape (O, r); the skills' scale is in it.
+        dropped: Frobenius norm of what was cut off; 0 where nothing was.
+    """
+
+    down: Float[Tensor, "I r"]
+    up: Float[Tensor, "O r"]
+    dropped: float = 0.0
+
+    @property
+    def rank(self) -> int:
+        """Columns of the factors."""
+        return self.down.shape[1]
+
+    @property
+    def norm(self) -> float:
+        """Frobenius norm of the whole change, what was cut off included."""
+        down, up = self.down.double(), self.up.double()
+        kept = ((down.t() @ down) * (up.t() @ up)).sum()  # ‖B Aᵀ‖² without the product
+        return (float(kept) + self.dropped**2) ** 0.5
+
+    def padded(self, rank: int) -> "LowRank":
+        """Return the same change with columns of zeros up to a rank."""
+        extra = (0, rank - self.rank)
+        down, up = (torch.nn.functional.pad(factor, extra) for factor in (self.down, self.up))
+        return LowRank(down, up, self.dropped)
+
+
+@torch.no_grad()
+def mixture_factors(inventory: LoRAInventory, weights: Float[Tensor, "H K"]) -> LowRank:
+    r"""Return the factors of one task's mixture of low-rank skills, exactly.
+
+    ``"factors"`` multiplies two averages, so that its change has rank r: head h reads only its
+    block of A's input features and of B's output features, and the blocks side by side are one A
+    and one B. ``"deltas"`` and ``"outputs"`` add products:
+    :math:`\sum_k w_k B_k A_k^\top = [w_1 B_1 \dots w_K B_K][A_1 \dots A_K]^\top`, of rank r times
+    the number of skills in use; with heads, the block of output features h of :math:`B_k` has the
+    weight :math:`w_{hk}`.
+
+    Args:
+        inventory: The skills of a layer.
+        weights: Mixing weights of one task.
+    """
+    if inventory.mix == "factors":
+        down, up = mix_factors(inventory.down, inventory.up, weights[None])
+        return LowRank(down[0], inventory.scale * up[0])
+    used = weights.any(dim=0).nonzero().flatten()
+    downs, ups = inventory.down[used], inventory.up[used]
+    by_feature = weights[:, used].repeat_interleave(inventory.out_features // len(weights), dim=0)
+    ups = inventory.scale * by_feature.t()[:, :, None] * ups
+    return LowRank(downs.transpose(0, 1).flatten(1), ups.transpose(0, 1).flatten(1))
+
+
+@torch.no_grad()
+def truncate(down: Float[Tensor, "I q"], up: Float[Tensor, "O q"], rank: int) -> LowRank:
+    """Return the best approximation of ``up @ downᵀ`` of a given rank, never building the product.
+
+    With ``A = Q R`` and ``B = P S`` the product's singular values are those of the small matrix
+    ``S Rᵀ``. The result is optimal in the Frobenius norm (Eckart and Young, 1936).
+
+    Args:
+        down: Input-side factor.
+        up: Output-side factor.
+        rank: Rank to keep.
+
+    Raises:
+        ValueError: If the rank is not positive.
+    """
+    if rank < 1:
+        raise ValueError(f"rank ({rank}) must be at least 1")
+    in_basis, in_rest = torch.linalg.qr(down.double())
+    out_basis, out_rest = torch.linalg.qr(up.double())
+    left, values, right = torch.linalg.svd(out_rest @ in_rest.t(), full_matrices=False)
+    return _cut(out_basis @ left, values, in_basis @ right.t(), rank, down.dtype)
+
+
+@torch.no_grad()
+def factorise(delta: Float[Tensor, "O I"], rank: int) -> LowRank:
+    """Return the best factors of a given rank for any weight change.
+
+    Args:
+        delta: The change.
+        rank: Rank to keep.
+
+    Raises:
+        ValueError: If the rank is not positive.
+    """
+    if rank < 1:
+        raise ValueError(f"rank ({rank}) must be at least 1")
+    left, values, right = torch.linalg.svd(delta.double(), full_matrices=False)
+    return _cut(left, values, right.t(), rank, delta.dtype)
+
+
+def mixture(
+    inventory: Inventory, weights: Float[Tensor, "H K"], rank: int | None = None
+) -> LowRank:
+    """Return one task's mixture as factors: exact by default, of the rank that this takes.
+
+    Args:
+        inventory: The skills of a layer, of any kind that adds to the base weight.
+        weights: Mixing weights of one task.
+        rank: The largest rank allowed; what exceeds it is cut off.
+
+    Raises:
+        ValueError: If the kind has no factors of its own and no rank is given, or the rank is not
+            positive.
+        NotImplementedError: If the kind does not add to the base weight.
+    """
+    if not isinstance(inventory, LoRAInventory):
+        delta = inventory.delta(weights).detach()  # first: kinds without one say why
+        if rank is None:
+            raise ValueError(
+                f"{type(inventory).__name__} holds changes that are not of low rank; give the rank "
+                "to approximate them with"
+            )
+        return factorise(delta, rank)
+    exact = mixture_factors(inventory, weights)
+    if rank is None or exact.rank <= rank:
+        return exact
+    return truncate(exact.down, exact.up, rank)
+
+
+def relative_error(parts: list[LowRank]) -> float:
+    """Return the norm of what was cut off from all layers over the norm of the whole changes.
+
+    Args:
+        parts: The layers'.
+    """
+    dropped = sum(part.dropped**2 for part in parts)
+    return (dropped / sum(part.norm**2 for part in parts)) ** 0.5 if dropped else 0.0
+
+
+def _cut(
+    left: Float[Tensor, "O q"],
+    values: Float[Tensor, "q"],
+    right: Float[Tensor, "I q"],
+    rank: int,
+    dtype: torch.dtype,
+) -> LowRank:
+    root = values[:rank].sqrt()
+    return LowRank(
+        (right[:, :rank] * root).to(dtype),
+        (left[:, :rank] * root).to(dtype),
+        dropped=float(values[rank:].norm()),
+    )

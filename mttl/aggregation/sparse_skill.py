@@ -1,0 +1,194 @@
+r"""A sparse skill apart from any model: few changes of a network's tensors, and their small file.
+
+With θ0 the weights it was made for and θ those after training, the skill holds
+:math:`\phi = \theta - \theta_0` at its support. A file is a safetensors file with, for each tensor,
+
+| key | content |
+|---|---|
+| ``gaps/<name>`` | distances between places in the flattened tensor, the first from -1 |
+| ``values/<name>`` | the changes, in the tensor's dtype |
+
+and, as its metadata, the shape of each tensor and a digest of θ0 at the support, so that a skill is
+never put on other weights than it was made for. Gaps are stored in the smallest whole numbers that
+hold them: one or two bytes each, as a rule.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mttl.errors import CheckpointError
+from mttl.files import write_atomic
+
+FORMAT_VERSION = 1
+METADATA = "mttl_sparse_skill"
+GAP_DTYPES = (torch.uint8, torch.uint16, torch.int32, torch.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class SparseChange:
+    """The change of one tensor.
+
+    Attributes:
+        shape: Of the tensor.
+        indices: Sorted places in the flattened tensor, int64.
+        values: What is added there.
+        base: Digest of the weights that were there; see `digest`.
+    """
+
+    shape: tuple[int, ...]
+    indices: Int[Tensor, "n"]
+    values: Float[Tensor, "n"]
+    base: str
+
+
+@dataclass(frozen=True, eq=False)
+class SparseSkill:
+    """Changes of some tensors of a network.
+
+    Attributes:
+        changes: By name of the tensor.
+        about: How it was made; JSON.
+    """
+
+    changes: dict[str, SparseChange]
+    about: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def between(
+        cls,
+        start: Mapping[str, Tensor],
+        end: Mapping[str, Tensor],
+        support: Mapping[str, Int[Tensor, "n"]],
+        about: Mapping[str, Any] | None = None,
+    ) -> "SparseSkill":
+        """Return the difference of two sets of tensors at a support.
+
+        Args:
+            start: Tensors θ0 by name.
+            end: The same after training.
+            support: Sorted places by name.
+            about: How it was made.
+        """
+        changes = {}
+        for name, indices in support.items():
+            before = start[name].detach().reshape(-1)[indices]
+            after = end[name].detach().reshape(-1)[indices]
+            changes[name] = SparseChange(
+                tuple(start[name].shape), indices, after - before, digest(before)
+            )
+        return cls(changes, dict(about or {}))
+
+    @property
+    def support(self) -> dict[str, Tensor]:
+        """The places by name."""
+        return {name: change.indices for name, change in self.changes.items()}
+
+    @property
+    def n_entries(self) -> int:
+        """How many entries change."""
+        return sum(len(change.indices) for change in self.changes.values())
+
+    def save(self, path: str | Path) -> None:
+        """Write the file, whole or not at all.
+
+        Args:
+            path: The file.
+        """
+        tensors: dict[str, Tensor] = {}
+        facts: dict[str, Any] = {}
+        for name, change in self.changes.items():
+            before = change.indices.new_full((1,), -1)
+            gaps = torch.diff(change.indices, prepend=before).cpu()
+            largest = int(gaps.max()) if len(gaps) else 0
+            dtype = next(kind for kind in GAP_DTYPES if largest <= torch.iinfo(kind).max)
+            tensors[f"gaps/{name}"] = gaps.to(dtype)
+            tensors[f"values/{name}"] = change.values.detach().cpu().contiguous()
+            facts[name] = {"shape": list(change.shape), "base": change.base}
+        metadata = {
+            METADATA: json.dumps(
+                {"format_version": FORMAT_VERSION, "tensors": facts, "about": self.about}
+            )
+        }
+        write_atomic(path, lambda temporary: save_file(tensors, temporary, metadata))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "SparseSkill":
+        """Read a file.
+
+        Args:
+            path: The file.
+
+        Raises:
+            CheckpointError: If it is missing, damaged, of another format, or does not hold what
+                its metadata promises.
+        """
+        path = Path(path)
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        except FileNotFoundError as error:
+            raise CheckpointError(f"there is no sparse skill '{path}'") from error
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"'{path}' is damaged or no safetensors file: {error}") from error
+        if METADATA not in metadata:
+            raise CheckpointError(
+                f"'{path}' holds no sparse skill; scripts/sparse_finetune.py writes such files"
+            )
+        facts = json.loads(metadata[METADATA])
+        if facts["format_version"] != FORMAT_VERSION:
+            raise CheckpointError(
+                f"'{path}' has format version {facts['format_version']}; this mttl reads "
+                f"{FORMAT_VERSION}"
+            )
+        changes = {}
+        for name, fact in facts["tensors"].items():
+            shape = tuple(fact["shape"])
+            gaps, values = tensors.get(f"gaps/{name}"), tensors.get(f"values/{name}")
+            if gaps is None or values is None or gaps.shape != values.shape:
+                raise CheckpointError(f"'{path}' is damaged: it lacks entries of '{name}'")
+            indices = gaps.to(torch.int64).cumsum(0) - 1
+            rising = bool((gaps.to(torch.int64) > 0).all())
+            if not rising or (len(indices) and int(indices[-1]) >= math.prod(shape)):
+                raise CheckpointError(
+                    f"'{path}' is damaged: places of '{name}' are not in ascending order within "
+                    f"{shape}"
+                )
+            if not values.isfinite().all():
+                raise CheckpointError(f"'{path}' holds values of '{name}' that are not finite")
+            changes[name] = SparseChange(shape, indices, values, fact["base"])
+        return cls(changes, facts["about"])
+
+
+def digest(values: Tensor) -> str:
+    """Return a hash of values, bit for bit, and of their dtype."""
+    exact = values.detach().cpu().contiguous()
+    content = hashlib.sha256(str(exact.dtype).encode())
+    content.update(exact.view(torch.uint8).numpy().tobytes())
+    return content.hexdigest()[:32]
+
+
+def put_entries(tensor: Tensor, indices: Int[Tensor, "n"], values: Tensor) -> None:
+    """Write values into a tensor in place.
+
+    Args:
+        tensor: The tensor; it need not be contiguous.
+        indices: Places in the flattened tensor.
+        values: What to write there.
+    """
+    data = tensor.detach()
+    if data.is_contiguous():
+        data.view(-1).index_copy_(0, indices, values.detach())
+    else:
+        data[torch.unravel_index(indices, data.shape)] = values.detach()

@@ -1,0 +1,1 @@
+"""INTERCHANGE: skills in the file formats of other tools, and back."""

@@ -1,0 +1,113 @@
+"""LoRA adapters of PEFT as the skills of an inventory."""
+
+import re
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mttl.aggregation.low_rank import LowRank
+from mttl.errors import CheckpointError
+from mttl.interchange.peft_folder import PeftFolder, by_layer
+
+DOWN, UP = "lora_A.weight", "lora_B.weight"
+# Settings under which an adapter is more than a low-rank change of the base model's own weights.
+OTHER_MODELS = (
+    *("use_dora", "use_qalora", "use_bdlora", "alora_invocation_tokens", "layer_replication"),
+    *("arrow_config", "monteclora_config", "kasa_config", "modules_to_save", "target_parameters"),
+    *("trainable_token_indices", "lora_bias"),
+)
+# Initialisations that change the base weights; an adapter trained from one needs those.
+OTHER_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
+
+
+def read_lora(folder: PeftFolder) -> dict[str, LowRank]:
+    """Return the weight changes of a LoRA adapter by path of the layer, PEFT's scale included.
+
+    The scale is ``lora_alpha / r``, or ``lora_alpha / √r`` where `use_rslora` is set; single layers
+    may have an alpha of their own (`alpha_pattern`).
+
+    Args:
+        folder: As read from disk.
+
+    Raises:
+        CheckpointError: If it is no LoRA adapter, changes more than the weights of linear layers,
+            or is damaged.
+    """
+    config = folder.config
+    if config["peft_type"] != "LORA":
+        raise CheckpointError(f"'{folder.path}' is a {config['peft_type']} adapter, not LORA")
+    used = [name for name in OTHER_MODELS if config.get(name)]
+    if config.get("bias", "none") != "none":
+        used.append("bias")
+    if used:
+        raise CheckpointError(
+            f"'{folder.path}' uses {', '.join(used)}: it is more than a low-rank change of weights"
+        )
+    start = config.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(OTHER_BASES):
+        raise CheckpointError(
+            f"'{folder.path}' began with init_lora_weights '{start}', which changes the base model "
+            "itself; convert it with PEFT (path_initial_model_for_weight_conversion)"
+        )
+    if "lora_alpha" not in config:
+        raise CheckpointError(f"'{folder.path}': its configuration lacks lora_alpha")
+    return {
+        path: _factors(folder, path, tensors[DOWN], tensors[UP])
+        for path, tensors in by_layer(folder, (DOWN, UP)).items()
+    }
+
+
+def stack_adapters(
+    adapters: Sequence[dict[str, LowRank]],
+) -> dict[str, tuple[Float[Tensor, "K I r"], Float[Tensor, "K O r"]]]:
+    """Return the factors of several adapters stacked as skills, padded to the largest rank.
+
+    An adapter that lacks a layer of another's changes nothing there.
+
+    Args:
+        adapters: Their weight changes by path.
+
+    Returns:
+        The factors of every layer; the inventory's scale is 1.
+
+    Raises:
+        ValueError: If a layer's features differ between adapters; it is named.
+    """
+    rank = max(part.rank for adapter in adapters for part in adapter.values())
+    shapes: dict[str, tuple[int, int]] = {}
+    for adapter in adapters:
+        for path, part in adapter.items():
+            found = part.down.shape[0], part.up.shape[0]
+            if shapes.setdefault(path, found) != found:
+                raise ValueError(
+                    f"'{path}' has {found[0]} -> {found[1]} features in one adapter and "
+                    f"{shapes[path][0]} -> {shapes[path][1]} in another: their backbones differ"
+                )
+    stacked = {}
+    for path, (n_in, n_out) in shapes.items():
+        nothing = LowRank(torch.zeros(n_in, 1), torch.zeros(n_out, 1))
+        parts = [adapter.get(path, nothing).padded(rank) for adapter in adapters]
+        stacked[path] = (
+            torch.stack([part.down for part in parts]),
+            torch.stack([part.up for part in parts]),
+        )
+    return stacked
+
+
+def _factors(folder: PeftFolder, path: str, down: Tensor, up: Tensor) -> LowRank:
+    if (down.ndim, up.ndim) != (2, 2) or down.shape[0] != up.shape[1]:
+        raise CheckpointError(
+            f"'{folder.path}': the factors of '{path}' have shapes {tuple(down.shape)} and "
+            f"{tuple(up.shape)}; those of a linear layer are (r, I) and (O, r)"
+        )
+    config = folder.config
+    rank = down.shape[0]
+    patterns = config.get("alpha_pattern") or {}
+    alpha = next(
+        (value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", path)),
+        config["lora_alpha"],
+    )
+    scale = alpha / (rank**0.5 if config.get("use_rslora") else rank)
+    return LowRank(down.t().float(), scale * up.float())

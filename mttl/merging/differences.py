@@ -1,0 +1,137 @@
+"""What keeps models from being merged, all of it at once and before anything is written."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mttl.aggregation.weights_folder import Weights
+
+# Settings that say how a model was made, trained or is used, and not what its weights mean.
+INCIDENTAL = (
+    *("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"),
+    *("task_specific_params", "_attn_implementation", "output_past"),
+)
+
+
+def weight_differences(base: Weights, other: Weights, *, extra: bool = True) -> list[str]:
+    """Return how the tensors of a model differ in name, shape, type or whole numbers from a base's.
+
+    Args:
+        base: The base.
+        other: The model.
+        extra: Whether tensors that the base lacks are a difference.
+    """
+    common = [name for name in base if name in other]
+    pairs = {name: (other.entry(name), base.entry(name)) for name in common}
+    causes = {
+        "missing": [name for name in base if name not in other],
+        "unexpected": [name for name in other if name not in base] if extra else [],
+        "of another shape": [
+            f"{name} {found.shape} instead of {wanted.shape}"
+            for name, (found, wanted) in pairs.items()
+            if found.shape != wanted.shape
+        ],
+        "of another type": [
+            f"{name} {_short(found.dtype)} instead of {_short(wanted.dtype)}"
+            for name, (found, wanted) in pairs.items()
+            if found.dtype != wanted.dtype
+        ],
+    }
+    if not any(causes.values()):
+        causes["whole numbers with other values"] = [
+            name
+            for name in common
+            if not base.entry(name).dtype.is_floating_point
+            and not torch.equal(base.read(name), other.read(name))
+        ]
+    return grouped(causes)
+
+
+def fisher_differences(base: Weights, fisher: Weights, changed: Sequence[str]) -> list[str]:
+    """Return how Fisher information does not fit a base.
+
+    Args:
+        base: The base.
+        fisher: One tensor per parameter, of its shape and any floating-point type.
+        changed: The tensors that need it.
+    """
+    pairs = {name: (fisher.entry(name), base.entry(name)) for name in fisher if name in base}
+    return grouped(
+        {
+            "missing": [name for name in changed if name not in fisher],
+            "unexpected": [name for name in fisher if name not in base],
+            "of another shape": [
+                f"{name} {found.shape} instead of {wanted.shape}"
+                for name, (found, wanted) in pairs.items()
+                if found.shape != wanted.shape
+            ],
+            "of another type": [
+                f"{name} {_short(found.dtype)} instead of floating point"
+                for name, (found, _) in pairs.items()
+                if not found.dtype.is_floating_point
+            ],
+        }
+    )
+
+
+def setting_differences(base: Path, other: Path) -> list[str]:
+    """Return how two folders differ in the model they describe, and in what their tokens mean.
+
+    Dropout and what is said under `INCIDENTAL` may differ, and a file that one of them lacks is not
+    compared.
+
+    Args:
+        base: Folder of the base.
+        other: Folder of the model.
+    """
+    ours, theirs = _settings(base / "config.json"), _settings(other / "config.json")
+    differing = []
+    if ours and theirs:
+        differing = [
+            f"{key} {theirs.get(key)!r} instead of {ours.get(key)!r}"
+            for key in sorted(ours.keys() | theirs.keys())
+            if ours.get(key) != theirs.get(key) and key not in INCIDENTAL and "drop" not in key
+        ]
+    tokens = [_vocabulary(folder / "tokenizer.json") for folder in (base, other)]
+    other_words = all(tokens) and tokens[0] != tokens[1]
+    return grouped(
+        {
+            "settings that differ": differing,
+            "tokenizer": ["tokenizer.json has another vocabulary"] if other_words else [],
+        }
+    )
+
+
+def grouped(causes: Mapping[str, Sequence[str]], most: int = 5) -> list[str]:
+    """Return one line per cause that has members.
+
+    Args:
+        causes: Members by cause.
+        most: The most members to list.
+    """
+    return [
+        f"{cause}: {', '.join(names[:most])}"
+        + (f" and {len(names) - most} more" if len(names) > most else "")
+        for cause, names in causes.items()
+        if names
+    ]
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _vocabulary(path: Path) -> Any:
+    found = _settings(path)
+    return found and (found.get("model", {}).get("vocab"), found.get("added_tokens"))

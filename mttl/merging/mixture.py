@@ -1,0 +1,241 @@
+"""The mixture of one task of a trained run, as a task vector on the backbone it was trained on.
+
+Neither the backbone's weights nor dense skills of all layers are loaded: the backbone is built
+without memory, to learn which layer is which, and changes are made layer by layer when asked for.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+
+from mttl.aggregation.merge import is_transposed, task_mixing
+from mttl.aggregation.weights_folder import Weights
+from mttl.checkpoint import SavedInventory, backbone_parameters, fingerprint, read_inventory
+from mttl.config.build import INVENTORIES, build_router
+from mttl.config.schema import Router, Skills
+from mttl.errors import CheckpointError, nearest
+from mttl.merging.differences import grouped
+from mttl.routing.context import RoutingSlot
+from mttl.skills.attach import attach_skills
+from mttl.skills.inventory import Inventory
+from mttl.skills.skilled_linear import SkilledLinear
+from mttl.skills.sparse import place_supports, saved_supports
+
+
+class MixtureChange:
+    """What the skills of a run change for one task; it is a `Change`.
+
+    Args:
+        name: What to call it.
+        run: Folder of the run.
+        task: The task.
+        base: Weights of the backbone that the run was trained on, or started from.
+        folder: Folder of the base, with its ``config.json``.
+
+    Raises:
+        CheckpointError: If the run or the base cannot be read, the run knows no such task, was
+            trained on another backbone, or has skills that are no plain weights.
+    """
+
+    def __init__(self, name: str, run: str | Path, task: str, base: Weights, folder: Path) -> None:
+        self.name = name
+        saved = read_inventory(run)
+        if saved.meta["settings"].get("aggregation", {}).get("kind", "mixture") != "mixture":
+            raise CheckpointError(
+                f"'{run}' chooses skills by attention for every token, which no weights can do; "
+                "give the run of its skills"
+            )
+        if task not in saved.tasks:
+            raise CheckpointError(f"'{run}' knows no task '{task}'.{nearest(task, saved.tasks)}")
+        backbone = _empty_backbone(folder)
+        skills, router = _settings(saved)
+        n_skills = len(saved.tasks) if skills.n_skills == "per_task" else skills.n_skills
+        given = skills.model_dump(exclude={"kind", "targets", "n_skills", "support"})
+
+        def make_inventory(in_features: int, out_features: int) -> Inventory:
+            return INVENTORIES[skills.kind](in_features, out_features, n_skills, **given)
+
+        try:
+            attachment = attach_skills(
+                *(backbone, make_inventory),
+                targets=skills.targets,
+                slot=RoutingSlot(),
+                granularity=router.granularity,
+            )
+        except ValueError as error:
+            raise CheckpointError(f"'{run}' does not fit '{folder}': {error}") from error
+        n_groups = len(attachment.groups)
+        task_router = build_router(
+            router, n_groups, saved.tasks, skills.n_heads, n_skills, trained=True
+        )
+        self._layers = {
+            path: module
+            for path, module in backbone.named_modules()
+            if isinstance(module, SkilledLinear)
+        }
+        parameters = backbone_parameters(backbone)
+        _check(saved, base, parameters)
+        for layer in self._layers.values():
+            layer.inventory.to_empty(device="cpu")
+        if skills.kind == "sparse":
+            place_supports(self._layers, saved_supports(saved.skills))
+        _load(saved, self._layers, task_router)
+        self._mixing = task_mixing(task_router, saved.tasks.index(task))
+        self._base = base
+        self._trained = saved.folder / "backbone.safetensors" if saved.backbone else None
+        self._owners = {
+            f"{path}.{part}": path
+            for path in self._layers
+            for part in ("weight", "bias")
+            if f"{path}.{part}" in parameters
+        }
+        self._latest: tuple[str, Tensor] | None = None
+
+    def touches(self, tensor: str) -> bool:
+        """Tell whether the tensor may have changed at all."""
+        return tensor in self._owners or self._trained is not None
+
+    def read(self, tensor: str, start: int, base: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
+        """Return the range's change, in the precision of ``base``."""
+        stop = start + len(base)
+        change = torch.zeros_like(base)
+        if tensor in self._owners:
+            if self._latest is None or self._latest[0] != tensor:
+                self._latest = (tensor, self._change(tensor).flatten())
+            change += self._latest[1][start:stop].to(base.dtype)
+        if self._trained is not None and tensor in (trained := Weights(self._trained)):
+            change += trained.read(tensor, start, stop).to(base.dtype) - base
+        return change
+
+    @torch.no_grad()
+    def _change(self, tensor: str) -> Tensor:
+        """Return the change of a layer's weight or bias as it stands in the backbone."""
+        path = self._owners[tensor]
+        layer, part = self._layers[path], tensor.rpartition(".")[2]
+        weights = self._mixing[layer.group]
+        transposed = is_transposed(layer.base)
+        try:
+            if part == "weight":
+                change = layer.inventory.delta(weights)
+                return change.t().contiguous() if transposed else change
+        except NotImplementedError:
+            pass  # a kind that multiplies: its change depends on the weight
+        weight = self._value(f"{path}.weight")
+        bias = self._value(f"{path}.bias") if f"{path}.bias" in self._owners else None
+        folded = layer.inventory.fold(weight.t() if transposed else weight, bias, weights)
+        if part == "bias":
+            assert folded[1] is not None
+            assert bias is not None
+            return folded[1] - bias
+        return (folded[0].t() if transposed else folded[0]) - weight
+
+    def _value(self, tensor: str) -> Tensor:
+        """Return what the skills stand on: the run's own backbone, if it was trained."""
+        source = self._base if self._trained is None else Weights(self._trained)
+        value = source[tensor]
+        return value.to(torch.promote_types(value.dtype, torch.float32))
+
+
+def _empty_backbone(folder: Path) -> PreTrainedModel:
+    """Build the model that a folder describes, without memory for its weights."""
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        kind: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        with torch.device("meta"):
+            return kind.from_config(config)
+    except (OSError, ValueError, RuntimeError) as error:
+        cause = str(error).strip().splitlines()[0]
+        raise CheckpointError(
+            f"'{folder}' describes no language model, which the skills of a run need to stand on: "
+            f"{cause}"
+        ) from error
+
+
+def _settings(saved: SavedInventory) -> tuple[Any, Any]:
+    settings = saved.meta["settings"]
+    try:
+        return (
+            TypeAdapter(Skills).validate_python(settings["skills"]),
+            TypeAdapter(Router).validate_python(settings["router"]),
+        )
+    except ValidationError as error:
+        raise CheckpointError(
+            f"'{saved.folder / 'meta.json'}' has settings that this mttl does not know: {error}"
+        ) from error
+
+
+def _check(saved: SavedInventory, base: Weights, parameters: dict[str, Tensor]) -> None:
+    """See that the base is the backbone of the run, or what it was trained from."""
+    problems = grouped(
+        {
+            "missing": [name for name in parameters if name not in base],
+            "of another shape": [
+                f"{name} {base.entry(name).shape} instead of {tuple(value.shape)}"
+                for name, value in parameters.items()
+                if name in base and base.entry(name).shape != tuple(value.shape)
+            ],
+        }
+    )
+    if problems:
+        raise CheckpointError(
+            f"'{base.path}' does not hold the weights that its config.json asks for:\n"
+            + "\n".join(problems)
+        )
+    # What was trained is kept in the run: its values are not those of the base.
+    trained = saved.backbone is not None
+    found = fingerprint(parameters if trained else _Read(base, parameters), values=not trained)
+    expected = saved.meta["backbone"]["fingerprint"]
+    if found != expected:
+        raise CheckpointError(
+            f"'{saved.folder}' was trained on the backbone '{saved.meta['backbone']['name']}' "
+            f"(fingerprint {expected[:12]}), not on '{base.path}' ({found[:12]})"
+        )
+
+
+class _Read(Mapping[str, Tensor]):
+    """The tensors of a model's parameters, read one after another."""
+
+    def __init__(self, weights: Weights, names: Collection[str]) -> None:
+        self._weights = weights
+        self._names = names
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._weights[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _load(saved: SavedInventory, layers: dict[str, SkilledLinear], router: Any) -> None:
+    """Copy skills and router into what was built for them."""
+    problems: list[str] = []
+    skills = dict(saved.skills)
+    for path, layer in layers.items():
+        own = {name: skills.pop(f"{path}.{name}", None) for name in layer.inventory.state_dict()}
+        lacking = sorted(name for name, value in own.items() if value is None)
+        problems += [f"{path}.{name} is missing" for name in lacking]
+        if not lacking:
+            problems += _load_state(layer.inventory, own, path)
+    problems += [f"{name} is unexpected" for name in skills]
+    problems += _load_state(router, saved.router, "router")
+    if problems:
+        raise CheckpointError(
+            f"'{saved.folder}' does not fit its settings:\n" + "\n".join(problems[:10])
+        )
+
+
+def _load_state(module: Any, state: dict[str, Any], name: str) -> list[str]:
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        return [f"{name}: {' '.join(str(error).split())}"]
+    return []

@@ -1,0 +1,99 @@
+"""Frozen skills under attention: an inventory that chooses by token rather than by task."""
+
+from typing import NoReturn
+
+from jaxtyping import Float
+from torch import Tensor
+
+from mttl.aggregation.fusion import FusionAttention
+from mttl.skills.inventory import Inventory, Merged, active_dtype
+from mttl.skills.lora import LoRAInventory
+
+
+class FusedInventory(Inventory):
+    """Low-rank skills whose outputs attention weighs at every token (AdapterFusion).
+
+    The skills stay as they are; only the attention is trained. It takes the router's place, so the
+    mixing weights do not enter, and it has the role of a router.
+
+    Args:
+        skills: The trained skills; they are frozen.
+        query: What a token asks with: ``"output"``, what the base layer made of it, or ``"input"``.
+        key_size: Size of queries and keys; the output features by default.
+        value: Transform the mixture by a matrix that starts as the identity.
+        value_penalty: Weight in the loss of that matrix's squared distance from the identity.
+
+    Raises:
+        ValueError: If the skills have several heads, ``query`` is unknown, ``key_size`` is not
+            positive or ``value_penalty`` negative.
+
+    References:
+        Pfeiffer, Kamath, Rücklé, Cho and Gurevych, EACL 2021, arXiv:2005.00247.
+    """
+
+    def __init__(
+        self,
+        skills: LoRAInventory,
+        *,
+        query: str = "output",
+        key_size: int | None = None,
+        value: bool = True,
+        value_penalty: float = 0.01,
+    ) -> None:
+        super().__init__(skills.in_features, skills.out_features, skills.n_skills, skills.n_heads)
+        if skills.n_heads != 1:
+            raise ValueError(
+                f"n_heads ({skills.n_heads}) must be 1: attention weighs whole outputs, not blocks"
+            )
+        if query not in ("output", "input"):
+            raise ValueError(f"query ('{query}') must be 'output' or 'input'")
+        if value_penalty < 0:
+            raise ValueError(f"value_penalty ({value_penalty}) must not be negative")
+        self.query = query
+        self.value_penalty = value_penalty
+        self.skills = skills.requires_grad_(False)
+        self.attention = FusionAttention(
+            skills.out_features if query == "output" else skills.in_features,
+            skills.out_features,
+            key_size=key_size,
+            value=value,
+        )
+
+    def reset_parameters(self) -> None:
+        """Draw skills and attention anew."""
+        self.skills.reset_parameters()
+        self.attention.reset_parameters()
+
+    def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
+        """Return the keys of the skills, which depend on neither examples nor ``weights``."""
+        return (self.attention.directions(self.skills.up, self.skills.scale),)
+
+    def combine(
+        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
+    ) -> Float[Tensor, "B L O"]:
+        """Add the attended outputs of the skills to the base output."""
+        dtype = active_dtype(x)
+        x, y = x.to(dtype), y.to(dtype)
+        down, up = self.skills.down.to(dtype), self.skills.up.to(dtype)
+        hidden = (x @ down.transpose(0, 1).flatten(1)).unflatten(-1, (self.n_skills, -1))
+        weights = self.attention(x if self.query == "input" else y, hidden, *merged)
+        gated = self.skills.scale * weights.unsqueeze(-1) * hidden
+        # (B, L, K r) · (K r, O): the sum over skills is part of the product.
+        mixture = gated.flatten(2) @ up.mT.flatten(0, 1)
+        return y + self.attention.values(mixture)
+
+    def penalties(self) -> dict[str, Tensor]:
+        """Return the weighted distance of the value matrix from the identity."""
+        if self.attention.value_change is None or not self.value_penalty:
+            return {}
+        return {"fusion": self.value_penalty * self.attention.value_distance()}
+
+    def delta(self, weights: Float[Tensor, "H K"]) -> NoReturn:
+        """Refuse: no single weight change does what attention does."""
+        raise NotImplementedError(
+            "attention chooses skills by token, so that no weight stands for the mixture of a task"
+        )
+
+    def extra_repr(self) -> str:
+        """Name the sizes in the module's printed form."""
+        return f"{super().extra_repr()}, query={self.query}"

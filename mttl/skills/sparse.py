@@ -1,0 +1,236 @@
+"""Sparse skills: each changes few entries of a layer's weight, fixed before training."""
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from mttl.aggregation.mix import mix_blocks
+from mttl.skills.inventory import Inventory, Merged, active_dtype, require_divisible
+from mttl.skills.skilled_linear import SkilledLinear
+from mttl.skills.sparse_product import Pattern, make_pattern, sparse_outputs
+from mttl.skills.supports import random_support, spread
+
+MIXES = ("auto", "deltas", "outputs")
+
+
+class SparseInventory(Inventory):
+    r"""K sparse changes of a linear layer: :math:`y = W_0 x + \sum_k w_k \Phi_k x`.
+
+    Only the values at the supports are parameters, so gradients, optimizer state and files are as
+    small as they are. The supports are drawn at random, each skill its own; `set_support` puts
+    chosen ones in their place (see `mttl.skills.supports`).
+
+    Args:
+        in_features: Features I of the layer's input.
+        out_features: Features O of the layer's output.
+        n_skills: Skills K.
+        sparsity: Fraction of entries that a skill leaves alone.
+        structure: Draw ``"entries"``, ``"rows"`` (all weights into an output) or ``"blocks"``.
+        block: Side of a block.
+        n_heads: Heads H: blocks of output features that are mixed apart; must divide O.
+        mix: ``"deltas"`` spreads the changes out and builds one dense change per example, or one
+            per distinct row of weights where the weights need no gradient (on a CPU); ``"outputs"``
+            computes sparse products and builds none. ``"auto"`` takes the one that was faster when
+            measured: outputs for texts of fewer than O / 2K positions (`scripts/benchmarks/
+            sparse_mixing.py`). Compiled models take deltas: sparse products cannot be compiled.
+
+    Raises:
+        ValueError: If a size is not positive, H does not divide O, ``sparsity`` lies outside
+            [0, 1), or a word is unknown.
+
+    References:
+        Ansell et al., *Composable Sparse Fine-Tuning for Cross-Lingual Transfer*, ACL 2022,
+        arXiv:2110.07560. As skills, with random supports: Ponti et al., EACL 2023,
+        arXiv:2202.13914, section 2.4.
+    """
+
+    indices: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        n_skills: int,
+        *,
+        sparsity: float = 0.9,
+        structure: str = "entries",
+        block: int = 16,
+        n_heads: int = 1,
+        mix: str = "auto",
+    ) -> None:
+        super().__init__(in_features, out_features, n_skills, n_heads)
+        require_divisible(n_heads, out_features=out_features)
+        if not 0 <= sparsity < 1:
+            raise ValueError(f"sparsity ({sparsity}) must lie in [0, 1)")
+        if mix not in MIXES:
+            raise ValueError(f"mix ('{mix}') must be one of {', '.join(MIXES)}")
+        self.mix = mix
+        shapes = {"": (out_features, in_features)}
+        drawn = [
+            random_support(shapes, 1 - sparsity, structure=structure, block=block)[""]
+            for _ in range(n_skills)
+        ]
+        # Blocks that the edge of the weight cuts off are smaller: all skills keep as many entries.
+        n_entries = min(len(places) for places in drawn)
+        self.register_buffer("indices", torch.stack([places[:n_entries] for places in drawn]))
+        self.values = nn.Parameter(torch.zeros(n_skills, n_entries))
+        self._pattern: Pattern | None = None
+        self._pattern_state: tuple[object, ...] = ()
+
+    def reset_parameters(self) -> None:
+        """Set all changes to 0; the supports stay."""
+        nn.init.zeros_(self.values)
+
+    def set_support(self, indices: Int[Tensor, "n"] | Int[Tensor, "K n"]) -> None:
+        """Change which entries the skills change; their values begin at 0.
+
+        Args:
+            indices: Places in the flattened weight (O, I), of every skill or for all of them.
+
+        Raises:
+            ValueError: If the skills are others in number, or places are outside the weight, not
+                in ascending order, or there twice.
+        """
+        indices = indices.to(self.indices.device, torch.int64)
+        if indices.ndim == 1:
+            indices = indices.expand(self.n_skills, -1)
+        if len(indices) != self.n_skills:
+            raise ValueError(f"{len(indices)} supports were given for {self.n_skills} skills")
+        size = self.out_features * self.in_features
+        if indices.numel() and (indices.min() < 0 or indices.max() >= size):
+            raise ValueError(
+                f"places of a support must lie in [0, {size}), the entries of the weight; they "
+                f"reach from {int(indices.min())} to {int(indices.max())}"
+            )
+        if (indices.diff(dim=1) <= 0).any():
+            raise ValueError("places of a support must be in ascending order, each only once")
+        self.indices = indices.contiguous()
+        self.values = nn.Parameter(self.values.new_zeros(indices.shape))
+        self._pattern = None
+
+    def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
+        """Return the weights themselves, or dense changes and which of them an example takes."""
+        if self.mix == "deltas" or (self.mix == "auto" and _one_row(weights)):
+            return self._dense(weights)
+        return (weights,)  # what is faster depends on the length of the text
+
+    def combine(
+        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
+    ) -> Float[Tensor, "B L O"]:
+        """Add the change to the base output."""
+        dtype = active_dtype(x)
+        if len(merged) == 1 and self._computes_outputs(x):
+            # Sparse products exist in single precision at least.
+            wide = torch.promote_types(self.values.dtype, torch.float32)
+            with torch.autocast(x.device.type, enabled=False):
+                change = sparse_outputs(
+                    x.to(wide), self.values.to(wide), merged[0].to(wide), self._current_pattern()
+                )
+            return y + change.to(y.dtype)
+        changes, which = self._dense(merged[0]) if len(merged) == 1 else merged
+        changes, x, y = changes.to(dtype), x.to(dtype), y.to(dtype)
+        if len(changes) == 1:  # all examples alike: one product
+            return torch.addmm(y.flatten(0, 1), x.flatten(0, 1), changes[0].t()).view_as(y)
+        if len(changes) == len(x):
+            return torch.baddbmm(y, x, changes.transpose(1, 2))
+        order = which.argsort(stable=True)
+        parts = x[order].split(torch.bincount(which, minlength=len(changes)).tolist())
+        outputs = [part @ change.t() for part, change in zip(parts, changes, strict=True)]
+        return y + torch.cat(outputs)[order.argsort()]
+
+    def delta(self, weights: Float[Tensor, "H K"]) -> Float[Tensor, "O I"]:
+        """Return the change of the base weight for one task's mixing weights."""
+        return mix_blocks(self._spread(), weights[None])[0]
+
+    def extra_repr(self) -> str:
+        """Name the sizes in the module's printed form."""
+        return f"{super().extra_repr()}, n_entries={self.values.shape[1]}, mix={self.mix}"
+
+    def _spread(self) -> Float[Tensor, "K O I"]:
+        size = self.out_features * self.in_features
+        return spread(self.values, self.indices, size).view(-1, self.out_features, self.in_features)
+
+    def _dense(self, weights: Float[Tensor, "B H K"]) -> Merged:
+        """Return dense changes, and the one that each example takes."""
+        which = torch.arange(len(weights), device=weights.device)
+        if _comparable(weights):
+            rows, which = torch.unique(weights.flatten(1), dim=0, return_inverse=True)
+            weights = rows.unflatten(1, weights.shape[1:])
+            if len(weights) == len(which):  # then they keep their order
+                weights, which = weights[which], torch.arange(len(which))
+        return mix_blocks(self._spread(), weights), which
+
+    def _computes_outputs(self, x: Tensor) -> bool:
+        if torch.compiler.is_compiling() or not self.values.numel():
+            return False
+        return self.mix == "outputs" or 2 * self.n_skills * x.shape[1] < self.out_features
+
+    def _current_pattern(self) -> Pattern:
+        """Return the order of the entries in products, sorted out once per support."""
+        # Loading a checkpoint or moving the module changes the places without telling.
+        state = (id(self.indices), self.indices._version, self.indices.device)
+        if self._pattern is None or self._pattern_state != state:
+            self._pattern = make_pattern(self.indices, (self.out_features, self.in_features))
+            self._pattern_state = state
+        return self._pattern
+
+
+def _comparable(weights: Tensor) -> bool:
+    """Tell whether examples with equal weights may share a change.
+
+    Equal rows may belong to different tasks, whose gradients must stay apart; on an accelerator,
+    to compare them would stall it, and a compiled model cannot decide by values.
+    """
+    on_cpu = weights.device.type == "cpu" and not torch.compiler.is_compiling()
+    return on_cpu and not weights.requires_grad
+
+
+def _one_row(weights: Tensor) -> bool:
+    return _comparable(weights) and bool((weights == weights[:1]).all())
+
+
+def place_supports(layers: Mapping[str, SkilledLinear], support: Mapping[str, Tensor]) -> list[str]:
+    """Give all skills of every layer the support of its weight.
+
+    Args:
+        layers: Layers with sparse skills by their paths.
+        support: Places by the names of weights, ``<path>.weight``, as a sparse file holds them; of
+            one skill (n,) or of each (K, n).
+
+    Returns:
+        The layers whose weight has no support: their skills change nothing.
+
+    Raises:
+        ValueError: If a place does not exist, or no layer has a support; the message names it.
+    """
+    found = {path: support[f"{path}.weight"] for path in layers if f"{path}.weight" in support}
+    if not found:
+        raise ValueError(
+            f"the support names no layer with skills; it names {', '.join(list(support)[:3])}, "
+            f"the layers are {', '.join(list(layers)[:3])}"
+        )
+    for path, layer in layers.items():
+        inventory = layer.inventory
+        if not isinstance(inventory, SparseInventory):
+            raise ValueError(f"the skills of '{path}' are not sparse")
+        try:
+            inventory.set_support(found.get(path, torch.empty(0, dtype=torch.int64)))
+        except ValueError as error:
+            raise ValueError(f"{error} (layer '{path}')") from error
+    return [path for path in layers if path not in found]
+
+
+def saved_supports(skills: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the supports among saved skills, as `place_supports` takes them.
+
+    Args:
+        skills: Tensors by ``<path of the layer>.<name>``.
+    """
+    ending = ".indices"
+    return {
+        f"{name.removesuffix(ending)}.weight": tensor
+        for name, tensor in skills.items()
+        if name.endswith(ending)
+    }

@@ -1,0 +1,112 @@
+"""Supermasks: skills that switch weights of the frozen layer off."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mttl.aggregation.mix import mix_blocks
+from mttl.skills.inventory import Inventory, Merged, active_dtype, require_divisible
+
+START = 1e-2
+
+
+class SupermaskInventory(Inventory):
+    r"""K real-valued scores per weight; what passes the threshold is kept.
+
+    :math:`y = (W_0 \odot b)\,x` with :math:`b = \mathbb 1[\sum_k w_k S_k \ge \tau]`. Scores are
+    mixed before they are compared, so that a task always has a true mask: a subnetwork of the
+    frozen layer. The comparison has no slope; gradients pass through it as if it were the identity
+    (straight-through). The layer's bias stays.
+
+    Scores start at 0.01: with weights that sum to 1 and a threshold below, all are kept, so that a
+    fresh skill changes nothing. A score per weight and skill is as much as dense skills have.
+
+    Args:
+        in_features: Features I of the layer's input.
+        out_features: Features O of the layer's output.
+        n_skills: Skills K.
+        threshold: The threshold τ.
+        n_heads: Heads H: blocks of output features that are mixed apart; must divide O.
+
+    Raises:
+        ValueError: If a size is not positive, or H does not divide O.
+
+    References:
+        Mallya, Davis and Lazebnik, *Piggyback: Adapting a Single Network to Multiple Tasks by
+        Learning to Mask Weights*, ECCV 2018, arXiv:1801.06519. Wortsman et al., *Supermasks in
+        Superposition*, NeurIPS 2020, arXiv:2006.14769.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        n_skills: int,
+        *,
+        threshold: float = 5e-3,
+        n_heads: int = 1,
+    ) -> None:
+        super().__init__(in_features, out_features, n_skills, n_heads)
+        require_divisible(n_heads, out_features=out_features)
+        self.threshold = threshold
+        self.scores = nn.Parameter(torch.empty(n_skills, out_features, in_features))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Keep every weight."""
+        nn.init.constant_(self.scores, START)
+
+    def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
+        """Return each example's mask of 0 and 1."""
+        return (_StraightThrough.apply(mix_blocks(self.scores, weights), self.threshold),)  # type: ignore[return-value]
+
+    def combine(
+        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
+    ) -> Float[Tensor, "B L O"]:
+        """Refuse: masks need the base weight, which only `combine_linear` has.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            "supermasks need the weight of an nn.Linear; this layer is of another class. Choose "
+            "other targets, or another kind of skill"
+        )
+
+    def combine_linear(
+        self, x: Float[Tensor, "B L I"], base: nn.Linear, merged: Merged
+    ) -> Float[Tensor, "B L O"]:
+        """Compute the layer with the weights that each example's mask keeps."""
+        dtype = active_dtype(x)
+        masked = base.weight.to(dtype) * merged[0].to(dtype)
+        y = torch.bmm(x.to(dtype), masked.transpose(1, 2))
+        return y if base.bias is None else y + base.bias.to(dtype)
+
+    def mask(self, weights: Float[Tensor, "H K"]) -> Float[Tensor, "O I"]:
+        """Return the mask of one task's mixing weights."""
+        return self.merge(weights[None])[0][0]
+
+    def fold(
+        self,
+        weight: Float[Tensor, "O I"],
+        bias: Float[Tensor, "O"] | None,
+        weights: Float[Tensor, "H K"],
+    ) -> tuple[Float[Tensor, "O I"], Float[Tensor, "O"] | None]:
+        """Return the weight without what the mask switches off, and the bias."""
+        return weight * self.mask(weights), bias
+
+    def extra_repr(self) -> str:
+        """Name the sizes in the module's printed form."""
+        return f"{super().extra_repr()}, threshold={self.threshold:g}"
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, threshold: float) -> Tensor:
+        return (scores >= threshold).to(scores.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None

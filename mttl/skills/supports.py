@@ -1,0 +1,258 @@
+r"""Which entries a sparse skill changes: its support.
+
+A support is a sorted list of places in the flattened tensor, as int64, because embeddings and
+stacks of experts pass 2³¹ entries. It is chosen from scores, one per entry, the larger the better
+(`mttl.skills.support_scores`), or at random, which needs no score and no tensor of the full size.
+
+| scope | K entries are the best |
+|---|---|
+| ``"global"`` | of all tensors together: some tensors may get none |
+| ``"tensor"`` | of every tensor, in proportion to its size |
+
+| structure | is chosen as a whole, by its mean score |
+|---|---|
+| ``"entries"`` | an entry |
+| ``"rows"`` | what belongs to one output: all axes but the first |
+| ``"blocks"`` | a square of entries of the matrix (first axis × all others), cut off at its edges |
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+SCOPES = ("global", "tensor")
+STRUCTURES = ("entries", "rows", "blocks")
+# Scores are ranked in pieces of this size: memory stays bounded, and kernels that count in int32
+# are never asked for more.
+PIECE = 2**24
+# Up to here a permutation of all places is drawn; it would not fit the memory for large tensors.
+PERMUTED = 2**22
+
+
+def random_indices(size: int, n: int, generator: torch.Generator | None = None) -> Int[Tensor, "n"]:
+    """Draw ``n`` different places out of ``size``, sorted; all sets are equally probable.
+
+    Args:
+        size: Entries of the tensor.
+        n: Entries of the support.
+        generator: Source of the draws; the global one by default.
+
+    Raises:
+        ValueError: If ``n`` is not between 1 and ``size``.
+    """
+    if not 1 <= n <= size:
+        raise ValueError(f"n ({n}) must be between 1 and the number of entries ({size})")
+    if size <= PERMUTED or 2 * n > size:
+        return torch.randperm(size, generator=generator)[:n].sort().values
+    # Draw with replacement until enough different ones are there, then drop some at random.
+    found = torch.empty(0, dtype=torch.int64)
+    while len(found) < n:
+        missing = n - len(found)
+        drawn = torch.randint(size, (missing + missing // 8 + 16,), generator=generator)
+        found = torch.cat([found, drawn]).unique()
+    return found[torch.randperm(len(found), generator=generator)[:n]].sort().values
+
+
+def random_support(
+    shapes: Mapping[str, Sequence[int]],
+    density: float,
+    *,
+    structure: str = "entries",
+    block: int = 16,
+    generator: torch.Generator | None = None,
+) -> dict[str, Tensor]:
+    """Draw a support of every tensor.
+
+    Args:
+        shapes: Shapes of the tensors by name.
+        density: Fraction of the entries that a skill changes; each tensor keeps at least one unit.
+        structure: What is drawn as a whole; see the module.
+        block: Side of a block.
+        generator: Source of the draws; the global one by default.
+
+    Returns:
+        Sorted int64 places by name.
+
+    Raises:
+        ValueError: If the density lies outside (0, 1], or the structure is unknown.
+    """
+    check_density(density)
+    support = {}
+    for name, shape in shapes.items():
+        units = Units(shape, structure, block)
+        n = max(1, round(density * units.count))
+        support[name] = units.entries(random_indices(units.count, n, generator))
+    return support
+
+
+def select_support(
+    scores: Mapping[str, Tensor],
+    density: float,
+    *,
+    scope: str = "global",
+    structure: str = "entries",
+    block: int = 16,
+) -> dict[str, Tensor]:
+    """Return the entries with the largest scores; equal ones in the order of the tensors.
+
+    Args:
+        scores: A score per entry of every tensor, of the tensor's shape.
+        density: Fraction of all entries. With entries, exactly ``round(density · N)`` of N are
+            chosen, and at least one; with rows or blocks, as many whole units as fit into that
+            number, and at least one.
+        scope: Whether tensors compete; see the module.
+        structure: What is chosen as a whole; see the module.
+        block: Side of a block.
+
+    Returns:
+        Sorted int64 places by name, on the scores' device; tensors without any are left out.
+
+    Raises:
+        ValueError: If there is no score, one is not a number, the density lies outside (0, 1], or a
+            word is unknown.
+    """
+    check_density(density)
+    if scope not in SCOPES:
+        raise ValueError(f"scope ('{scope}') must be one of {', '.join(SCOPES)}")
+    if not scores:
+        raise ValueError("scores must hold at least one tensor")
+    for name, score in scores.items():
+        if score.isnan().any():
+            raise ValueError(f"the scores of '{name}' hold values that are not numbers (NaN)")
+    if scope == "tensor":
+        parts = [{name: score} for name, score in scores.items()]
+    else:
+        parts = [dict(scores)]
+    support: dict[str, Tensor] = {}
+    for part in parts:
+        units = {name: Units(score.shape, structure, block) for name, score in part.items()}
+        means = {name: units[name].means(score) for name, score in part.items()}
+        budget = max(1, round(density * sum(score.numel() for score in part.values())))
+        chosen = _best(means, units, budget)
+        support |= {
+            name: units[name].entries(places) for name, places in chosen.items() if len(places)
+        }
+    return support
+
+
+def spread(
+    values: Float[Tensor, "K n"], indices: Int[Tensor, "K n"], size: int
+) -> Float[Tensor, "K size"]:
+    """Return flat tensors that are 0 but for the given values at the given places.
+
+    Args:
+        values: Values of K skills.
+        indices: Their places.
+        size: Entries of the tensor.
+    """
+    return values.new_zeros(len(values), size).scatter(1, indices, values)
+
+
+class Units:
+    """How a tensor is cut into units that are chosen as a whole.
+
+    Args:
+        shape: Of the tensor.
+        structure: ``"entries"``, ``"rows"`` or ``"blocks"``.
+        block: Side of a block.
+
+    Raises:
+        ValueError: If the structure is unknown, or the block has no side.
+    """
+
+    def __init__(self, shape: Sequence[int], structure: str, block: int) -> None:
+        if structure not in STRUCTURES:
+            raise ValueError(f"structure ('{structure}') must be one of {', '.join(STRUCTURES)}")
+        if block < 1:
+            raise ValueError(f"block ({block}) must be at least 1")
+        self.height = shape[0] if len(shape) > 1 else math.prod(shape)
+        self.width = math.prod(shape[1:]) if len(shape) > 1 else 1
+        self.high = block if structure == "blocks" else 1
+        self.wide = {"entries": 1, "rows": max(1, self.width), "blocks": block}[structure]
+        self.across = math.ceil(self.width / self.wide)
+        self.count = math.ceil(self.height / self.high) * self.across
+
+    @property
+    def trivial(self) -> bool:
+        """Whether every unit is one entry."""
+        return self.high == self.wide == 1
+
+    def sizes(self, units: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
+        """Return how many entries units have: those at the edges may have fewer."""
+        high = (self.height - (units // self.across) * self.high).clamp(max=self.high)
+        wide = (self.width - (units % self.across) * self.wide).clamp(max=self.wide)
+        return high * wide
+
+    def means(self, scores: Float[Tensor, "..."]) -> Float[Tensor, "n"]:
+        """Return the mean score of every unit."""
+        matrix = scores.detach().reshape(self.height, self.width)
+        if self.trivial:
+            return matrix.flatten()
+        down, right = -self.height % self.high, -self.width % self.wide
+        padded = torch.nn.functional.pad(matrix.double(), (0, right, 0, down))
+        sums = padded.unflatten(1, (-1, self.wide)).unflatten(0, (-1, self.high)).sum((1, 3))
+        return sums.flatten() / self.sizes(torch.arange(self.count, device=scores.device))
+
+    def entries(self, units: Int[Tensor, "n"]) -> Int[Tensor, "m"]:
+        """Return the sorted places of all entries of the units."""
+        if self.trivial:
+            return units
+        device = units.device
+        rows = (units // self.across * self.high)[:, None, None]
+        columns = (units % self.across * self.wide)[:, None, None]
+        rows = rows + torch.arange(self.high, device=device)[:, None]
+        columns = columns + torch.arange(self.wide, device=device)
+        inside = (rows < self.height) & (columns < self.width)
+        return (rows * self.width + columns)[inside].sort().values
+
+
+def check_density(density: float) -> None:
+    """Refuse a fraction of entries outside (0, 1]."""
+    if not 0 < density <= 1:
+        raise ValueError(f"density ({density}) must lie in (0, 1]")
+
+
+def _best(
+    scores: Mapping[str, Tensor], units: Mapping[str, Units], budget: int
+) -> dict[str, Tensor]:
+    """Return the best units of each tensor that together hold at most ``budget`` entries."""
+    total = sum(len(score) for score in scores.values())
+    if all(unit.trivial for unit in units.values()):
+        n = min(budget, total)
+    else:
+        n = _fitting(scores, units, budget)
+    threshold = _nth_largest(list(scores.values()), n)
+    above = {name: score > threshold for name, score in scores.items()}
+    ties_left = n - sum(int(mask.sum()) for mask in above.values())
+    chosen = {}
+    for name, score in scores.items():
+        equal = (score == threshold).nonzero().flatten()[:ties_left]
+        ties_left -= len(equal)
+        chosen[name] = torch.cat([above[name].nonzero().flatten(), equal]).sort().values
+    return chosen
+
+
+def _fitting(scores: Mapping[str, Tensor], units: Mapping[str, Units], budget: int) -> int:
+    """Return how many of the best units fit into the budget, in the order of their scores."""
+    sizes = torch.cat([units[name].sizes(torch.arange(len(scores[name]))) for name in scores])
+    order = torch.cat([score.cpu() for score in scores.values()]).sort(descending=True, stable=True)
+    return max(1, int((sizes[order.indices].cumsum(0) <= budget).sum()))
+
+
+def _nth_largest(tensors: Sequence[Tensor], n: int) -> Tensor:
+    """Return the n-th largest value, in memory of a piece and n values."""
+    best: Tensor | None = None
+    for piece in _pieces(tensors):
+        best = piece if best is None else torch.cat([best, piece])
+        if len(best) > n:
+            best = best.topk(n, sorted=False).values
+    assert best is not None  # there is at least one score
+    return best.min()
+
+
+def _pieces(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    for tensor in tensors:
+        yield from tensor.split(PIECE)

@@ -1,0 +1,88 @@
+"""The log-likelihood of answers, example by example: what Fisher information is made from."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mttl.aggregation.fisher import Batch, LogLikelihood
+from mttl.models.backbone import is_decoder_only
+from mttl.training.loss import IGNORED, token_losses
+
+
+def likelihood_batch(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return what `answer_log_likelihood` reads: inputs, and the targets of every position.
+
+    The decoder's inputs are made from the labels here, so that targets drawn from the model do not
+    change what is read before them.
+
+    Args:
+        model: A language model of transformers.
+        batch: ``input_ids``, ``attention_mask`` and ``labels`` of `mttl.data.collate`.
+    """
+    labels = batch["labels"]
+    found = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+    if is_decoder_only(model):
+        # Position t predicts token t + 1; the last one predicts nothing.
+        ignored = torch.full_like(labels[:, :1], IGNORED)
+        return {**found, "targets": torch.cat([labels[:, 1:], ignored], 1)}
+    prepare: Any = model.prepare_decoder_input_ids_from_labels
+    return {**found, "decoder_input_ids": prepare(labels=labels), "targets": labels}
+
+
+def answer_log_likelihood(model: nn.Module, *, traceable: bool) -> LogLikelihood:
+    """Return the function that gives log p(answer | input) of every example of a batch.
+
+    Args:
+        model: A language model of transformers; the function calls what it is given, not this.
+        traceable: Give masks as numbers over queries and keys, which models add without looking
+            at their values; `torch.func.vmap` needs that.
+    """
+
+    def log_likelihood(
+        call: Callable[..., Any], batch: Batch
+    ) -> tuple[Float[Tensor, "B"], Float[Tensor, "B"]]:
+        targets = batch["targets"]
+        logits = call(**_inputs(batch, model, traceable), use_cache=False).logits
+        counts = (targets != IGNORED).sum(1).to(logits.dtype)
+        return -token_losses(logits, targets).sum(1), counts
+
+    return log_likelihood
+
+
+@torch.no_grad()
+def sample_targets(
+    model: nn.Module, batch: Mapping[str, Tensor], generator: torch.Generator | None = None
+) -> dict[str, Tensor]:
+    """Replace the targets by tokens that the model draws at each position, given the true answer.
+
+    Squared gradients of these are the Fisher information itself rather than the empirical one. The
+    answer read so far stays the reference's, as in the code released with elastic weight removal.
+
+    Args:
+        model: A language model; it is put into evaluation mode while it runs.
+        batch: Made by `likelihood_batch`.
+        generator: Draws the tokens.
+    """
+    training = model.training
+    model.eval()
+    logits = model(**_inputs(batch, model, False), use_cache=False).logits
+    model.train(training)
+    probabilities = logits.float().softmax(-1)
+    drawn = torch.multinomial(probabilities.flatten(0, 1), 1, generator=generator)
+    targets = batch["targets"]
+    return {**batch, "targets": torch.where(targets == IGNORED, IGNORED, drawn.view_as(targets))}
+
+
+def _inputs(batch: Batch, model: nn.Module, traceable: bool) -> dict[str, Tensor]:
+    inputs = {name: value for name, value in batch.items() if name != "targets"}
+    if traceable:
+        seen = inputs["attention_mask"].bool()[:, None, None, :]  # over heads and queries
+        if is_decoder_only(model):
+            length = seen.shape[-1]
+            seen = seen & torch.ones(length, length, dtype=torch.bool, device=seen.device).tril()
+        dtype: torch.dtype = model.dtype  # type: ignore[assignment]
+        inputs["attention_mask"] = (~seen).to(dtype) * torch.finfo(dtype).min
+    return inputs

@@ -1,0 +1,148 @@
+"""Estimate the diagonal Fisher information of a model on tasks of a gym, for merging by it.
+
+python scripts/estimate_fisher.py --model models/expert --tasks verb_past --out expert.safetensors
+
+By default it is the empirical one: the mean over rows of the squared gradient of log p(answer |
+input), each row's own. The file holds a tensor per parameter, under its name in the model.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+
+from mttl.aggregation.fisher import GRADIENTS, diagonal_fisher
+from mttl.command import exit_with, make_console
+from mttl.config.load import resolve_folder
+from mttl.data.collate import TrainCollator, pad_id_of
+from mttl.data.gym import SPLITS, Gym
+from mttl.data.prepare import prepare
+from mttl.errors import ConfigError, TrainingError
+from mttl.files import write_atomic
+from mttl.models.backbone import is_decoder_only, load_pretrained, load_tokenizer
+from mttl.training.likelihood import answer_log_likelihood, likelihood_batch, sample_targets
+
+LABELS = ("reference", "sampled")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Read model and rows, estimate, and write the file."""
+    options = parse(arguments)
+    _check(options)
+    model = load_pretrained(options.model).requires_grad_(False)
+    model.set_attn_implementation("eager")  # gradients of several rows at once need it
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    batches = read_batches(options, model.to(device))  # type: ignore[arg-type]
+    n_rows = sum(len(batch["labels"]) for batch in batches)
+    log_likelihood = answer_log_likelihood(model, traceable=options.at_once > 1)
+    generator = torch.Generator(device).manual_seed(options.seed)
+    status = make_console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=status,
+        transient=True,
+        disable=not status.is_terminal,
+    ) as progress:
+        bar = progress.add_task("rows", total=n_rows)
+
+        def targets(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            made = likelihood_batch(model, {key: value.to(device) for key, value in batch.items()})
+            drawn = options.labels == "sampled"
+            return sample_targets(model, made, generator) if drawn else made
+
+        try:
+            found = diagonal_fisher(
+                model,
+                log_likelihood,
+                (targets(batch) for batch in batches),
+                gradients=options.gradients,
+                at_once=options.at_once,
+                on_batch=lambda count: progress.advance(bar, count),
+            )
+        except ValueError as error:
+            raise TrainingError(f"'{options.model}': {error}") from error
+    metadata = {
+        "format": "pt",
+        "labels": options.labels,
+        "gradients": options.gradients,
+        "n_rows": str(n_rows),
+        "tasks": " ".join(options.tasks),
+    }
+    tensors = {name: value.cpu().contiguous() for name, value in found.items()}
+    write_atomic(options.out, lambda path: save_file(tensors, path, metadata))
+    make_console().print(f"Fisher information on {n_rows} rows is in {options.out}", markup=False)
+    return 0
+
+
+def read_batches(options: argparse.Namespace, model: PreTrainedModel) -> list[dict[str, Any]]:
+    """Return the rows in batches, drawn from all tasks alike where not all are taken."""
+    tokenizer = load_tokenizer(options.tokenizer or options.model)
+    rows = prepare(
+        Gym(resolve_folder(options.gym)),
+        options.tasks,
+        options.split,
+        options.samples,
+        tokenizer,
+        decoder_only=is_decoder_only(model),
+        max_input_length=options.max_input_length,
+        max_output_length=options.max_output_length,
+        prefix=not options.no_prefix,
+    )
+    generator = torch.Generator().manual_seed(options.seed)
+    order = torch.randperm(len(rows), generator=generator)[: options.rows].tolist()
+    collate = TrainCollator(pad_id_of(tokenizer), len(options.tasks), is_decoder_only(model))
+    return [
+        collate([rows[place] for place in order[start : start + options.batch_size]])
+        for start in range(0, len(order), options.batch_size)
+    ]
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name in ("rows", "batch_size", "at_once"):
+        if getattr(options, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1")
+    if Path(options.out).suffix != ".safetensors":
+        raise ConfigError(f"--out '{options.out}' must end in .safetensors")
+    if Path(options.out).exists():
+        raise ConfigError(f"--out '{options.out}' exists already; choose another, or delete it")
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--model", required=True, metavar="DIR", help="folder of a model")
+    add("--tokenizer", metavar="NAME", help="its tokenizer, if not in the folder; or byte")
+    add("--gym", default="data/lexical", metavar="DIR", help="folder of tasks (%(default)s)")
+    add("--tasks", required=True, nargs="+", metavar="TASK", help="of the gym")
+    add("--split", choices=SPLITS, default="train", help="of their files (%(default)s)")
+    add("--samples", type=int, nargs="+", default=[100], metavar="N", help="(%(default)s)")
+    add("--rows", type=int, default=512, help="how many, drawn at random (%(default)s)")
+    add("--labels", choices=LABELS, default="reference", help="the rows', or drawn by the model")
+    add("--gradients", choices=GRADIENTS, default="example", help="whose are squared (%(default)s)")
+    add("--batch-size", type=int, default=16, help="rows per batch (%(default)s)")
+    add(
+        "--at-once",
+        type=int,
+        default=8,
+        help="gradients in memory; 1 suits any model",
+    )
+    add("--max-input-length", type=int, default=64, help="in tokens (%(default)s)")
+    add("--max-output-length", type=int, default=36, help="in tokens (%(default)s)")
+    add("--no-prefix", action="store_true", help="inputs do not begin with [task]")
+    add("--seed", type=int, default=13, help="of rows and labels (%(default)s)")
+    add("--out", required=True, metavar="FILE", help="a new file, .safetensors")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    exit_with(main)

@@ -1,0 +1,193 @@
+"""Make a run of skills that PEFT trained, to route, adapt, merge and draw them as one's own.
+
+python scripts/import_peft.py adapters/past adapters/plural --out runs/imported
+python scripts/import_peft.py adapters/* --router polytropon --out runs/imported
+python scripts/import_peft.py adapters/poly --tasks verb_past,noun_plural --out runs/imported
+
+Several LoRA adapters of one model become the skills of an inventory, one each, padded to the
+largest rank; every adapter is a task that uses its skill alone. One Poly adapter becomes the
+inventory that it is. The result is a folder for `load_run`, pl_finetune.py and the other scripts.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from mttl.checkpoint import save_inventory
+from mttl.command import exit_with, make_console
+from mttl.config.build_imported import Imported, build_imported
+from mttl.config.schema import Pretrained
+from mttl.errors import CheckpointError, ConfigError
+from mttl.files import new_folder
+from mttl.interchange.lora_import import read_lora, stack_adapters
+from mttl.interchange.peft_folder import PeftFolder, read_peft
+from mttl.interchange.poly import read_poly
+from mttl.training.report import attachment_table, write_routing
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Import; return the exit status."""
+    options = parse(arguments)
+    out = Path(options.out)
+    if out.exists():
+        raise ConfigError(f"--out '{out}' exists already; name a new folder, or remove it")
+    folders = [read_peft(name) for name in options.adapters]
+    backbone = Pretrained(
+        kind="pretrained", name=base_model(folders, options.backbone), tokenizer=options.tokenizer
+    )
+    names = options.tasks.split(",") if options.tasks else None
+    if folders[0].config["peft_type"] == "POLY":
+        imported = import_poly(folders, backbone, names, options)
+    else:
+        imported = import_loras(folders, backbone, names, options)
+    data = {
+        "prefix": options.prefix,
+        "descriptions": False,
+        "max_input_length": options.max_input_length,
+        "max_output_length": options.max_output_length,
+    }
+    with new_folder(out) as temporary:
+        save_inventory(
+            temporary / "skills",
+            imported.model,
+            imported.tasks,
+            backbone_name=backbone.name,
+            backbone_trained=False,
+            settings=imported.settings | {"data": data},
+        )
+        write_routing(
+            temporary / "plots" / "routing.npz",
+            imported.model.router,
+            imported.attachment.groups,
+            imported.tasks,
+        )
+    console = make_console()
+    console.print(attachment_table(imported.attachment, imported.model))
+    console.print(f"The run is in {out}", markup=False)
+    return 0
+
+
+def import_poly(
+    folders: Sequence[PeftFolder],
+    backbone: Pretrained,
+    names: list[str] | None,
+    options: argparse.Namespace,
+) -> Imported:
+    """Return the model of a Poly adapter.
+
+    Raises:
+        ConfigError: If there are several, or options do not fit it.
+    """
+    if len(folders) != 1:
+        raise ConfigError("a Poly adapter is a whole inventory: import it alone")
+    for option in ("router", "mix"):
+        if getattr(options, option) is not None:
+            raise ConfigError(f"--{option} is for LoRA adapters: a Poly adapter has its own")
+    layers = read_poly(folders[0])
+    first = next(iter(layers.values()))
+    tasks = named(names, [f"task{number}" for number in range(len(first.logits))])
+    return build_imported(
+        backbone,
+        {path: (layer.down, layer.up) for path, layer in layers.items()},
+        tasks,
+        scale=1 / first.down.shape[2],
+        mix="factors",
+        router="polytropon",
+        logits={path: layer.logits for path, layer in layers.items()},
+    )
+
+
+def import_loras(
+    folders: Sequence[PeftFolder],
+    backbone: Pretrained,
+    names: list[str] | None,
+    options: argparse.Namespace,
+) -> Imported:
+    """Return the model of several LoRA adapters.
+
+    Raises:
+        CheckpointError: If their layers do not fit each other.
+    """
+    adapters = [read_lora(folder) for folder in folders]
+    tasks = named(names, [folder.path.resolve().name for folder in folders])
+    try:
+        layers = stack_adapters(adapters)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+    return build_imported(
+        backbone,
+        layers,
+        tasks,
+        scale=1.0,
+        mix=options.mix or "outputs",
+        router=options.router or "private",
+    )
+
+
+def base_model(folders: Sequence[PeftFolder], given: str | None) -> str:
+    """Return the name of the model below the adapters.
+
+    Raises:
+        ConfigError: If they name none, or different ones, and none is given.
+    """
+    if given is not None:
+        return given
+    bases = {folder.config.get("base_model_name_or_path") for folder in folders}
+    if len(bases) > 1:
+        found = ", ".join(f"'{base}'" for base in sorted(map(str, bases)))
+        raise ConfigError(
+            f"the adapters name different base models: {found}. Skills of one inventory need the "
+            "same; if these are one model under several names, say which (--backbone)"
+        )
+    (base,) = bases
+    if not base:
+        raise ConfigError("the adapter does not name its base model; give it (--backbone)")
+    return base
+
+
+def named(given: list[str] | None, own: list[str]) -> list[str]:
+    """Return the names of the tasks.
+
+    Raises:
+        ConfigError: If there are too many or too few, or one stands twice.
+    """
+    names = own if given is None else given
+    if len(names) != len(own):
+        raise ConfigError(f"--tasks names {len(names)} tasks; there are {len(own)}")
+    if len(set(names)) < len(names) or not all(names):
+        raise ConfigError(
+            f"the tasks need names that differ, not {', '.join(names)}; give them (--tasks a,b)"
+        )
+    return names
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("adapters", nargs="+", metavar="DIR", help="folders of PEFT")
+    parser.add_argument("--out", required=True, metavar="RUN", help="where to write; a new folder")
+    parser.add_argument("--backbone", metavar="NAME", help="the base model (as the adapters say)")
+    parser.add_argument("--tokenizer", metavar="NAME", help="another one than the base model's")
+    parser.add_argument("--tasks", metavar="A,B", help="names of the tasks (those of the folders)")
+    parser.add_argument(
+        "--router",
+        choices=("private", "polytropon"),
+        help="LoRA: who uses which skills; polytropon can be trained (private)",
+    )
+    parser.add_argument(
+        "--mix",
+        choices=("outputs", "deltas", "factors"),
+        help="LoRA: how skills combine where a task uses several (outputs)",
+    )
+    parser.add_argument(
+        "--prefix", action="store_true", help="inputs begin with [task], as the lexical gym's do"
+    )
+    parser.add_argument("--max-input-length", type=int, default=512, metavar="N")
+    parser.add_argument("--max-output-length", type=int, default=64, metavar="N")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    exit_with(main)

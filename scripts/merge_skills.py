@@ -1,0 +1,60 @@
+"""Merge models by a recipe: task arithmetic, CaPE, elastic weight removal, Fisher, TIES, DARE.
+
+python scripts/merge_skills.py recipe.yaml --out models/merged
+
+What stands in a recipe is told in docs/merging.md. Models are folders of transformers with
+safetensors, and runs of pl_train.py; they are read range by range, so that they may be larger than
+the memory. The folder --out appears once it is complete; a merge that was stopped starts again.
+"""
+
+import argparse
+
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from mttl.command import exit_with, make_console
+from mttl.errors import ConfigError
+from mttl.merging.merge import merge_models
+from mttl.merging.recipe import read_recipe
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Read the recipe, merge, and say where the result is."""
+    options = parse(arguments)
+    recipe = read_recipe(options.recipe)
+    out = options.out or recipe.out
+    if out is None:
+        raise ConfigError(
+            f"{options.recipe}: has no out; give one there, or --out DIR on the command line"
+        )
+    status = make_console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        console=status,
+        transient=True,
+        disable=not status.is_terminal,
+    ) as progress:
+        bar = progress.add_task("merging", total=None)
+        merge_models(
+            recipe,
+            out,
+            on_range=lambda done, total: progress.update(bar, completed=done, total=total),
+        )
+    make_console().print(f"The model is in {out}")
+    return 0
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("recipe", metavar="RECIPE", help="a YAML file")
+    parser.add_argument("--out", metavar="DIR", help="the folder to make; else the recipe's")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    exit_with(main)

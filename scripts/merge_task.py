@@ -1,0 +1,64 @@
+"""Fold what one task uses into plain weights: a model for any tool, without skills or router.
+
+python scripts/merge_task.py runs/crossfit --task verb_past --out models/verb_past
+python scripts/merge_task.py runs/crossfit --average --out models/average
+
+The folder is one of transformers (`from_pretrained`), with its tokenizer. Its answers are those of
+the run to rounding. Inputs have to look as in training, which is printed.
+"""
+
+import argparse
+from pathlib import Path
+
+from mttl.aggregation.merge import average_mixing, merge, task_mixing
+from mttl.checkpoint import read_inventory
+from mttl.command import exit_with, make_console
+from mttl.config.build import load_run
+from mttl.errors import CheckpointError, ConfigError
+from mttl.files import new_folder
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Merge and save; return the exit status."""
+    options = parse(arguments)
+    out = Path(options.out)
+    if out.exists():
+        raise ConfigError(f"--out '{out}' exists already; name a new folder, or remove it")
+    built = load_run(options.run, backbone=options.backbone)
+    router = built.model.router
+    if options.average:
+        mixing = average_mixing(router)
+    else:
+        mixing = task_mixing(router, int(built.task_ids([options.task])))
+    try:
+        backbone = merge(built.model, mixing).backbone
+    except ValueError as error:
+        raise CheckpointError(f"'{options.run}' cannot be merged: {error}") from error
+    with new_folder(out) as temporary:
+        backbone.save_pretrained(temporary)  # type: ignore[operator]
+        built.tokenizer.save_pretrained(temporary)
+    console = make_console()
+    form = read_inventory(options.run).meta["settings"]["data"]
+    if form["prefix"] or form["descriptions"]:
+        parts = ["[task]"] * form["prefix"] + ["its description"] * form["descriptions"]
+        console.print(f"In training, inputs began with {' and '.join(parts)}", markup=False)
+    console.print(f"The model is in {out}", markup=False)
+    return 0
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", metavar="RUN", help="the folder of a run that has ended")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--task", metavar="NAME", help="a task of the run")
+    which.add_argument("--average", action="store_true", help="all skills alike, for a new task")
+    parser.add_argument("--out", required=True, metavar="DIR", help="where to write; a new folder")
+    parser.add_argument("--backbone", metavar="DIR", help="where the pretrained backbone is now")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    exit_with(main)

@@ -1,0 +1,193 @@
+"""peft loads an exported task and answers as it does; adapters of peft become skills."""
+
+import pytest
+import torch
+from torch import nn
+
+from helpers.backbones import BACKBONES, batch, fill, tiny_t5
+from helpers.compare import relative_error
+from helpers.skills import filled, skilled
+from mttl.aggregation.low_rank import relative_error as svd_error
+from mttl.aggregation.merge import average_mixing, task_mixing
+from mttl.errors import CheckpointError
+from mttl.interchange.lora_export import lora_adapter, mixture_adapter, skill_mixing
+from mttl.interchange.lora_import import read_lora, stack_adapters
+from mttl.interchange.peft_folder import read_peft, write_peft
+from mttl.routing import RoutingSlot, average_router, private_router
+from mttl.skills import LoRAInventory, SkilledModel, attach_skills
+
+peft = pytest.importorskip("peft")
+
+# Both sides do the same float32 arithmetic in another order, through two to four blocks.
+ROUNDING = 1e-5
+TASK_TYPES = {"t5": "SEQ_2_SEQ_LM", "bart": "SEQ_2_SEQ_LM", "llama": "CAUSAL_LM"}
+TASK_TYPES["gpt2"] = "CAUSAL_LM"
+TARGETS = {
+    "t5": ["q", "v", "wo"],
+    "bart": ["q_proj", "v_proj", "fc1"],
+    "llama": ["q_proj", "down_proj"],
+    "gpt2": ["c_attn", "c_proj"],
+}
+
+
+def export(model, mixing, folder, family, rank=None):
+    adapter = mixture_adapter(model, mixing, rank)
+    config, tensors = lora_adapter(model, adapter, base=None, task_type=TASK_TYPES[family])
+    write_peft(folder, config, tensors)
+    return adapter
+
+
+def loaded(family, folder):
+    return peft.PeftModel.from_pretrained(BACKBONES[family](), folder).eval()
+
+
+@pytest.mark.parametrize("family", BACKBONES)
+@pytest.mark.parametrize("n_heads", [1, 2])
+@pytest.mark.parametrize("mix", ["factors", "deltas", "outputs"])
+def test_peft_answers_as_the_task(family, mix, n_heads, tmp_path):
+    model = skilled(BACKBONES[family](), inventory=f"lora-{mix}", n_heads=n_heads)
+    for task in (0, 2):
+        folder = tmp_path / str(task)
+        adapter = export(model, task_mixing(model.router, task), folder, family)
+        ranks = {part.rank for part in adapter.values()}
+        assert ranks == {2 if mix == "factors" else 6}
+        theirs = loaded(family, folder)
+        found = theirs(**batch(3)).logits
+        expected = model(torch.full((3,), task), **batch(3)).logits
+        assert relative_error(found, expected) < ROUNDING
+        with theirs.disable_adapter():
+            assert relative_error(theirs(**batch(3)).logits, expected) > 0.1
+        # Exactly the skilled layers carry an adapter.
+        adapted = {name.removeprefix("base_model.model.") for name, layer in theirs.named_modules()
+                   if hasattr(layer, "lora_A")}  # fmt: skip
+        assert adapted == set(model.skilled_layers())
+
+
+def test_the_average_and_single_skills_are_mixtures_too(tmp_path):
+    model = skilled(tiny_t5(), inventory="lora-deltas")
+    slot_model = model.router
+    for name, mixing, ids in (
+        ("mean", average_mixing(slot_model), average_router(slot_model.n_groups, 1, 3)),
+        ("one", skill_mixing(model, 1), private_router(slot_model.n_groups, 3)),
+    ):
+        adapter = export(model, mixing, tmp_path / name, "t5")
+        assert {part.rank for part in adapter.values()} == {6 if name == "mean" else 2}
+        model.router = ids
+        expected = model(torch.full((3,), int(name == "one")), **batch(3)).logits
+        model.router = slot_model
+        assert relative_error(loaded("t5", tmp_path / name)(**batch(3)).logits, expected) < ROUNDING
+    with pytest.raises(CheckpointError, match="there is no skill 3: they are numbered 0 … 2"):
+        skill_mixing(model, 3)
+
+
+def test_truncation_reports_what_it_loses(tmp_path):
+    model = skilled(tiny_t5(), inventory="lora-deltas")
+    mixing = task_mixing(model.router, 1)
+    adapter = export(model, mixing, tmp_path / "small", "t5", rank=3)
+    lost = whole = 0.0
+    for path, layer in model.skilled_layers().items():
+        change = layer.inventory.delta(mixing[layer.group]).detach()
+        lost += float((adapter[path].up @ adapter[path].down.t() - change).square().sum())
+        whole += float(change.square().sum())
+    # Squared errors of float32 factors of a change of norm about 1.
+    assert svd_error(list(adapter.values())) == pytest.approx((lost / whole) ** 0.5, rel=1e-4)
+    expected = model(torch.full((3,), 1), **batch(3)).logits
+    assert relative_error(loaded("t5", tmp_path / "small")(**batch(3)).logits, expected) > ROUNDING
+
+
+@pytest.mark.parametrize("rank", [None, 16])
+def test_dense_skills_need_a_rank(rank, tmp_path):
+    model = skilled(tiny_t5(), inventory="dense-deltas", targets=["q"])
+    mixing = task_mixing(model.router, 0)
+    if rank is None:
+        with pytest.raises(CheckpointError, match="give the rank to approximate them with"):
+            mixture_adapter(model, mixing)
+        return
+    export(model, mixing, tmp_path / "dense", "t5", rank=rank)  # all there is: 16 features
+    expected = model(torch.zeros(3, dtype=torch.long), **batch(3)).logits
+    assert relative_error(loaded("t5", tmp_path / "dense")(**batch(3)).logits, expected) < ROUNDING
+
+
+def test_scales_and_a_layer_at_two_paths_are_refused():
+    model = skilled(tiny_t5(), inventory="ia3")
+    with pytest.raises(CheckpointError, match=r"cannot be exported as LoRA: IA3Inventory does not"):
+        mixture_adapter(model, task_mixing(model.router, 0), 4)
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(4, 4)
+            self.second = self.first
+
+    slot, backbone = RoutingSlot(), Twice()
+    attach_skills(
+        backbone, lambda i, o: filled(LoRAInventory(i, o, 2)), targets=["first"], slot=slot
+    )
+    twice = SkilledModel(backbone, average_router(1, 1, 2), slot)
+    with pytest.raises(CheckpointError, match="'second' stands at another path too"):
+        mixture_adapter(twice, average_mixing(twice.router))
+
+
+# Adapters of peft as skills.
+
+SETTINGS = {
+    "plain": {"r": 4, "lora_alpha": 8},
+    "rank stabilised": {"r": 2, "lora_alpha": 3, "use_rslora": True},
+    "by layer": {
+        **{"r": 2, "lora_alpha": 4, "rank_pattern": {"0.*": 3}},
+        "alpha_pattern": {r".*\.1\..*": 1},
+    },
+}
+
+
+def adapters_of_peft(family, tmp_path):
+    folders = []
+    for seed, (name, settings) in enumerate(SETTINGS.items()):
+        config = peft.LoraConfig(
+            **settings,
+            target_modules=TARGETS[family][: seed + 1],
+            fan_in_fan_out=family == "gpt2",
+            task_type=TASK_TYPES[family],
+        )
+        model = peft.get_peft_model(BACKBONES[family](), config)
+        for layer in model.modules():
+            if hasattr(layer, "lora_A"):
+                fill(layer.lora_A, seed)
+                fill(layer.lora_B, seed + 7)
+        model.save_pretrained(tmp_path / name)
+        folders.append((tmp_path / name, model.eval()(**batch(3)).logits))
+    return folders
+
+
+@pytest.mark.parametrize("family", BACKBONES)
+def test_adapters_become_skills(family, tmp_path):
+    folders = adapters_of_peft(family, tmp_path)
+    layers = stack_adapters([read_lora(read_peft(folder)) for folder, _ in folders])
+    backbone, slot = BACKBONES[family](), RoutingSlot()
+    rank = next(iter(layers.values()))[0].shape[2]
+    assert rank == 4
+    attachment = attach_skills(
+        backbone,
+        lambda i, o: LoRAInventory(i, o, 3, rank=rank, scale=1.0, mix="outputs"),
+        targets=list(layers),
+        slot=slot,
+    )
+    model = SkilledModel(backbone, private_router(len(attachment.groups), 3), slot).eval()
+    with torch.no_grad():
+        for path, layer in model.skilled_layers().items():
+            layer.inventory.down.copy_(layers[path][0])
+            layer.inventory.up.copy_(layers[path][1])
+    for skill, (_, expected) in enumerate(folders):
+        found = model(torch.full((3,), skill), **batch(3)).logits
+        assert relative_error(found, expected) < ROUNDING
+
+
+def test_what_comes_back_is_what_went_out(tmp_path):
+    model = skilled(tiny_t5())
+    mixing = task_mixing(model.router, 0)
+    adapter = export(model, mixing, tmp_path / "a", "t5")
+    found = read_lora(read_peft(tmp_path / "a"))
+    assert found.keys() == adapter.keys()
+    for path, part in found.items():
+        assert torch.equal(part.down, adapter[path].down)
+        assert torch.equal(part.up, adapter[path].up)

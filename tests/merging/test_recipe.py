@@ -1,0 +1,77 @@
+"""Recipes: what they may say, and what is said about mistakes."""
+
+from pathlib import Path
+
+import pytest
+
+from mttl.errors import ConfigError
+from mttl.merging.recipe import read_recipe
+
+GOOD = """
+base: {model: models/base, fisher: base.safetensors}
+models:
+  - {model: models/expert, fisher: expert.safetensors}
+  - {run: runs/crossfit, task: verb_past, role: anti_expert, weight: 0.15, fisher: a.safetensors}
+method: {kind: elastic}
+out: models/merged
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "recipe.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_recipe_is_read(tmp_path: Path) -> None:
+    recipe = read_recipe(write(tmp_path, GOOD))
+    assert recipe.method.kind == "elastic"
+    assert [model.weight for model in recipe.models] == [1.0, 0.15]
+    assert [model.name for model in recipe.models] == ["models/expert", "runs/crossfit [verb_past]"]
+
+
+PLAIN = "base: {model: b}\nmodels: [{model: a}]\nmethod: {kind: arithmetic}\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("weight: 0.15", "wieght: 0.15", "has no 'wieght'. Did you mean 'weight'"),
+        ("kind: elastic", "kind: elastik", "'elastik' must be one of arithmetic, cape, elastic"),
+        ("kind: elastic", "kind: elastic, flor: 1", "has no 'flor'. Did you mean 'floor'"),
+        ("weight: 0.15", "weight: -1", "models.1.weight: '-1' must be greater than 0"),
+        ("role: anti_expert", "role: antiexpert", "must be one of expert, anti_expert"),
+        ("run: runs/crossfit, task: verb_past", "run: r", "run and task belong together"),
+        ("model: models/expert, ", "", "must have either model: FOLDER, or run"),
+        ("model: models/expert", "model: m, run: r, task: t", "must have either model"),
+        ("fisher: expert.safetensors", "weight: 1.0", "models.0.fisher is required for elastic"),
+        (", fisher: base.safetensors", "", "base.fisher is required for elastic"),
+        ("kind: elastic", "kind: ties", "base.fisher is not used by ties: leave it out"),
+        ("kind: elastic", "kind: cape", "cape weighs them alike: set method.weight"),
+        ("kind: elastic", "kind: fisher_average", "must all be experts for fisher_average"),
+        ("role: anti_expert", "role: expert", None),
+        (GOOD, PLAIN.replace("arithmetic", "cape"), "one expert and one anti_expert for cape"),
+        (GOOD, PLAIN.replace("arithmetic", "ties, density: 0"), "method.density: '0' must be"),
+        (GOOD, PLAIN.replace("[{model: a}]", "[]"), "models: "),
+        (GOOD, "- a", "must hold base, models and method"),
+        (GOOD, "base: [", "line"),
+        (GOOD, "models: []\nmethod: {kind: arithmetic}", "base: is required and missing"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, old: str, new: str, message: str | None) -> None:
+    path = write(tmp_path, GOOD.replace(old, new))
+    if message is None:
+        read_recipe(path)
+        return
+    with pytest.raises(ConfigError) as refused:
+        read_recipe(path)
+    assert message in str(refused.value)
+    assert str(refused.value).startswith(f"{path}: ")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        read_recipe(tmp_path / "none.yaml")
+    (tmp_path / "latin.yaml").write_bytes(b"base: \xe9")
+    with pytest.raises(ConfigError, match="must be UTF-8 text; byte 6 is not"):
+        read_recipe(tmp_path / "latin.yaml")

@@ -1,0 +1,160 @@
+"""Runs go to PEFT and come back through the two scripts."""
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from helpers.backbones import fill
+from helpers.command import ROOT, load_recipe, train
+from helpers.compare import relative_error
+from helpers.gyms import TINY_LLAMA, write_config, write_gym
+from mttl.analysis.routing_record import read_record
+from mttl.command import USER_MISTAKE, run_command
+from mttl.config.build import build_backbone, load_run
+from mttl.config.load import load_config
+
+peft = pytest.importorskip("peft")
+
+EXPORT = load_recipe(ROOT / "scripts" / "export_peft.py")
+IMPORT = load_recipe(ROOT / "scripts" / "import_peft.py")
+ROUNDING = 1e-5  # float32 arithmetic in another order
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export")
+    config = write_config(folder / "tiny.yaml", write_gym(folder / "gym"))
+    overrides = ("trainer.max_steps=4", "trainer.val_check_interval=4", "data.evaluate=[]")
+    return train(config, "source", *overrides).path
+
+
+@pytest.fixture(scope="module")
+def inputs(run: Path) -> dict[str, torch.Tensor]:
+    tokenizer = load_run(run).tokenizer
+    given = tokenizer(["[reverse] abc", "[copy] b"], padding=True, return_tensors="pt")
+    labels = tokenizer(["cba", "b"], padding=True, return_tensors="pt").input_ids
+    return {**given, "labels": labels}
+
+
+def auto(folder: Path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return peft.AutoPeftModelForSeq2SeqLM.from_pretrained(folder).eval()
+
+
+def test_a_task_is_loaded_by_peft_with_its_base(run: Path, inputs, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "adapter"
+    assert EXPORT.main([str(run), "--task", "reverse", "--out", str(out)]) == 0
+    assert "of rank 2, exact" in capsys.readouterr().out
+    built = load_run(run)
+    expected = built.model(built.task_ids(["reverse"] * 2), **inputs).logits
+    assert relative_error(auto(out)(**inputs).logits, expected) < ROUNDING
+    tokenizer = AutoTokenizer.from_pretrained(out / "base_model")
+    assert tokenizer("abc").input_ids == built.tokenizer("abc").input_ids
+
+
+def test_an_inventory_goes_out_as_poly_and_comes_back(run: Path, inputs, tmp_path: Path) -> None:
+    out, back = tmp_path / "poly", tmp_path / "back"
+    assert EXPORT.main([str(run), "--inventory", "--out", str(out)]) == 0
+    built = load_run(run)
+    ids = built.task_ids(["reverse", "copy"])
+    expected = built.model(ids, **inputs).logits
+    assert relative_error(auto(out)(task_ids=ids, **inputs).logits, expected) < ROUNDING
+    names = ",".join(built.tasks)
+    assert IMPORT.main([str(out), "--tasks", names, "--prefix", "--out", str(back)]) == 0
+    again = load_run(back)
+    assert again.tasks == built.tasks
+    assert relative_error(again.model(ids, **inputs).logits, expected) < ROUNDING
+    assert torch.equal(again.model.router.logits, built.model.router.logits)
+    # plot_routing.py reads it as that of any other run.
+    assert read_record(back).weights.shape == (built.model.router.n_groups, 3, 3)
+
+
+@pytest.mark.parametrize("router", ["private", "polytropon"])
+def test_adapters_become_a_run(tmp_path: Path, router: str) -> None:
+    """Two LoRA adapters that PEFT made, of different ranks and layers."""
+    config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"), backbone=TINY_LLAMA)
+    base = build_backbone(load_config([str(config)]).backbone)
+    fill(base)
+    base.save_pretrained(tmp_path / "base")
+    ids = {"input_ids": torch.arange(10).view(2, 5) + 5}
+    expected = {}
+    for seed, (name, rank, targets) in enumerate(
+        (("past", 2, ["q_proj"]), ("plural", 3, ["q_proj", "up_proj"]))
+    ):
+        model = peft.get_peft_model(
+            type(base).from_pretrained(tmp_path / "base"),
+            peft.LoraConfig(r=rank, lora_alpha=5, target_modules=targets, task_type="CAUSAL_LM"),
+        )
+        for layer in model.modules():
+            if hasattr(layer, "lora_A"):
+                fill(layer.lora_A, seed)
+                fill(layer.lora_B, seed + 5)
+        model.save_pretrained(tmp_path / name)
+        expected[name] = model.eval()(**ids).logits
+    out = tmp_path / "run"
+    given = [str(tmp_path / name) for name in expected]
+    chosen = ["--router", router, "--tokenizer", "byte", "--out", str(out)]
+    assert IMPORT.main([*given, *chosen]) == 0
+    built = load_run(out)
+    assert built.tasks == ("past", "plural")
+    for task, logits in expected.items():
+        found = built.model(built.task_ids([task] * 2), **ids).logits
+        assert relative_error(found, logits) < ROUNDING
+    # One of them goes out again, at its own rank.
+    again = tmp_path / "again"
+    assert EXPORT.main([str(out), "--skill", "1", "--out", str(again)]) == 0
+    found = peft.PeftModel.from_pretrained(
+        type(base).from_pretrained(tmp_path / "base"), again
+    ).eval()(**ids)
+    assert relative_error(found.logits, expected["plural"]) < ROUNDING
+
+
+def test_mistakes_end_in_a_message_and_no_folder(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapter, poly, there = (tmp_path / name for name in ("adapter", "poly", "there"))
+    EXPORT.main([str(run), "--task", "copy", "--out", str(adapter)])
+    EXPORT.main([str(run), "--inventory", "--out", str(poly)])
+    there.mkdir()
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    for name, base in (("other", "elsewhere"), ("nameless", None)):
+        (tmp_path / name).mkdir()
+        data = (adapter / "adapter_model.safetensors").read_bytes()
+        (tmp_path / name / "adapter_model.safetensors").write_bytes(data)
+        changed = settings | {"base_model_name_or_path": base}
+        (tmp_path / name / "adapter_config.json").write_text(json.dumps(changed))
+    other_base = tmp_path / "llama"
+    config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"), backbone=TINY_LLAMA)
+    build_backbone(load_config([str(config)]).backbone).save_pretrained(other_base)
+    before = sorted(tmp_path.iterdir())
+    out = ["--out", str(tmp_path / "new")]
+    for script, given, message in (
+        (EXPORT, [str(run), "--task", "cop", *out], "knows no task 'cop'. Did you mean 'copy'"),
+        (EXPORT, [str(run), "--skill", "3", *out], "there is no skill 3"),
+        (EXPORT, [str(run), "--average", "--rank", "0", *out], "rank (0) must be at least 1"),
+        (EXPORT, [str(run), "--inventory", "--rank", "2", *out], "--rank is for a single mixture"),
+        (EXPORT, [str(run), "--average", "--out", str(there)], "exists already"),
+        (EXPORT, [str(there), "--average", *out], "holds no trained inventory"),
+        (IMPORT, [str(there), *out], "is no folder of PEFT"),
+        (IMPORT, [str(adapter), "--out", str(there)], "exists already"),
+        (IMPORT, [str(adapter), str(tmp_path / "other"), *out], "name different base models"),
+        (IMPORT, [str(tmp_path / "nameless"), *out], "does not name its base model"),
+        (IMPORT, [str(adapter), str(adapter), *out], "need names that differ, not adapter, adapt"),
+        (IMPORT, [str(adapter), "--tasks", "a,b", *out], "--tasks names 2 tasks; there are 1"),
+        (IMPORT, [str(poly), str(poly), *out], "a Poly adapter is a whole inventory"),
+        (IMPORT, [str(poly), "--mix", "deltas", *out], "--mix is for LoRA adapters"),
+        (IMPORT, [str(adapter), str(poly), "--backbone", "x", *out], "is a POLY adapter, not LORA"),
+        (
+            IMPORT,
+            [str(adapter), "--backbone", str(other_base), "--tokenizer", "byte", *out],
+            "in which these layers are missing: decoder.block.0.layer.0.",
+        ),
+    ):
+        assert run_command(lambda: script.main(given)) == USER_MISTAKE, message  # noqa: B023
+        assert message in " ".join(capsys.readouterr().err.split())
+    assert sorted(tmp_path.iterdir()) == before

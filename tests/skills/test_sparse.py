@@ -1,0 +1,209 @@
+import pytest
+import torch
+from torch import nn
+
+from helpers.skills import filled, mixing
+from mttl.routing import RoutingSlot
+from mttl.skills import DenseInventory, SkilledLinear, SparseInventory, attach_skills
+from mttl.skills.sparse import place_supports, saved_supports
+from mttl.skills.sparse_product import make_pattern, sparse_outputs
+from mttl.skills.supports import random_indices, spread
+
+B, L, I, O, K = 4, 3, 6, 8, 3  # noqa: E741
+
+
+def dense_masked(inventory, x, y, weights):
+    """Return the same with dense changes and masks, example by example."""
+    masks = torch.zeros(inventory.n_skills, O * I, dtype=x.dtype)
+    dense = torch.zeros(inventory.n_skills, O * I, dtype=x.dtype)
+    for k in range(inventory.n_skills):
+        masks[k, inventory.indices[k]] = 1
+        dense[k, inventory.indices[k]] = inventory.values[k].detach()
+    dense.requires_grad_()
+    changes = (dense * masks).view(-1, O, I)
+    by_feature = weights.repeat_interleave(O // inventory.n_heads, dim=1)  # (B, O, K)
+    outputs = [
+        y[b] + x[b] @ torch.einsum("ok,koi->oi", by_feature[b], changes).t() for b in range(len(x))
+    ]
+    return torch.stack(outputs), dense
+
+
+def arguments(n_heads):
+    x, y = torch.randn(B, L, I).double(), torch.randn(B, L, O).double()
+    weights = mixing(B, n_heads, K).double()
+    return x.requires_grad_(), y.requires_grad_(), weights.requires_grad_()
+
+
+@pytest.mark.parametrize("n_heads", [1, 2])
+@pytest.mark.parametrize("mix", ["auto", "deltas", "outputs"])
+@pytest.mark.parametrize("structure", ["entries", "rows", "blocks"])
+def test_output_and_gradients_are_those_of_dense_masked_changes(mix, n_heads, structure):
+    inventory = SparseInventory(
+        I, O, K, sparsity=0.7, n_heads=n_heads, mix=mix, structure=structure, block=2
+    )
+    inventory = filled(inventory).double()
+    x, y, weights = arguments(n_heads)
+    found = inventory(x, y, weights)
+    expected, dense = dense_masked(inventory, x, y, weights)
+    torch.testing.assert_close(found, expected)
+    direction = torch.randn_like(found)
+    ours = torch.autograd.grad(found, (x, y, weights, inventory.values), direction)
+    *theirs, masked = torch.autograd.grad(expected, (x, y, weights, dense), direction)
+    for one, other in zip(ours[:3], theirs, strict=True):
+        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(ours[3], masked.gather(1, inventory.indices))
+
+
+@pytest.mark.parametrize("mix", ["auto", "deltas", "outputs"])
+def test_examples_with_equal_weights_share_a_change_where_no_gradient_is_needed(mix):
+    inventory = filled(SparseInventory(I, O, K, mix=mix)).double()
+    x, y, _ = arguments(1)
+    rows = mixing(2, 1, K).double()
+    for which in ([0, 0, 0, 0], [1, 0, 1, 1], [0, 1, 1, 0]):
+        weights = rows[which]
+        expected, dense = dense_masked(inventory, x, y, weights)
+        found = inventory(x, y, weights)
+        torch.testing.assert_close(found, expected)
+        (ours,) = torch.autograd.grad(found.square().sum(), inventory.values)
+        (theirs,) = torch.autograd.grad(expected.square().sum(), dense)
+        torch.testing.assert_close(ours, theirs.gather(1, inventory.indices))
+    one = inventory.merge(rows[[0, 0, 0, 0]])
+    if mix != "outputs":
+        assert one[0].shape == (1, O, I)  # no dense weight per example
+
+
+def test_examples_of_equal_weights_keep_their_own_gradients():
+    inventory = filled(SparseInventory(I, O, K, mix="deltas")).double()
+    x, y, _ = arguments(1)
+    weights = mixing(1, 1, K).double().repeat(B, 1, 1).requires_grad_()
+    (found,) = torch.autograd.grad(inventory(x, y, weights).square().sum(), weights)
+    expected, _ = dense_masked(inventory, x, y, weights)
+    torch.testing.assert_close(found, torch.autograd.grad(expected.square().sum(), weights)[0])
+    assert not torch.allclose(found[0], found[1])
+
+
+def test_only_values_are_parameters_and_as_many_as_entries():
+    inventory = SparseInventory(100, 50, 4, sparsity=0.99)
+    assert [name for name, _ in inventory.named_parameters()] == ["values"]
+    assert inventory.values.shape == (4, 50)
+    optimizer = torch.optim.Adam(inventory.parameters(), foreach=False)
+    x = torch.randn(2, 3, 100)
+    inventory(x, torch.randn(2, 3, 50), mixing(2, 1, 4)).square().mean().backward()
+    optimizer.step()
+    held = [value for state in optimizer.state.values() for value in state.values()]
+    assert sum(value.numel() for value in held) == 2 * 4 * 50 + 1  # two moments, and the step
+
+
+def test_half_precision_runs():
+    inventory = filled(SparseInventory(I, O, K, mix="outputs"))
+    x, y, weights = torch.randn(B, L, I), torch.randn(B, L, O), mixing(B, 1, K)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = inventory(x, y.bfloat16(), weights)
+    assert found.dtype == torch.bfloat16
+    # bfloat16 keeps 8 bits.
+    torch.testing.assert_close(found.float(), inventory(x, y, weights), rtol=0.03, atol=0.03)
+
+
+def test_a_support_can_be_given_and_changed():
+    inventory = filled(SparseInventory(I, O, K, mix="outputs")).double()
+    x, y, weights = arguments(1)
+    inventory(x, y, weights)  # sorts out the old support
+    for support in (torch.arange(5) * 3, torch.stack([random_indices(O * I, 4) for _ in range(K)])):
+        inventory.set_support(support)
+        assert inventory.values.shape == (K, support.shape[-1])
+        filled(inventory)
+        expected, _ = dense_masked(inventory, x, y, weights)
+        torch.testing.assert_close(inventory(x, y, weights), expected)
+    with torch.no_grad():  # as loading does
+        inventory.indices.copy_(torch.arange(4).expand(K, -1))
+    expected, _ = dense_masked(inventory, x, y, weights)
+    torch.testing.assert_close(inventory(x, y, weights), expected)
+
+
+def test_an_empty_support_changes_nothing_and_has_a_gradient():
+    inventory = SparseInventory(I, O, K, mix="outputs").double()
+    inventory.set_support(torch.empty(0, dtype=torch.int64))
+    x, y, weights = arguments(1)
+    found = inventory(x, y, weights)
+    assert torch.equal(found, y)
+    found.sum().backward()
+    assert inventory.values.grad.shape == (K, 0)  # data-parallel training waits for one
+
+
+@pytest.mark.parametrize(
+    ("support", "message"),
+    [
+        (torch.tensor([[1, 2]]), "1 supports were given for 3 skills"),
+        (torch.tensor([1, O * I]), r"must lie in \[0, 48\).*from 1 to 48"),
+        (torch.tensor([-1, 3]), r"must lie in \[0, 48\).*from -1 to 3"),
+        (torch.tensor([3, 3]), "must be in ascending order, each only once"),
+    ],
+)
+def test_a_support_that_does_not_exist_is_refused(support, message):
+    with pytest.raises(ValueError, match=message):
+        SparseInventory(I, O, K).set_support(support)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sparsity": 1.0}, r"sparsity \(1.0\) must lie in \[0, 1\)"),
+        ({"mix": "factors"}, r"mix \('factors'\) must be one of auto, deltas, outputs"),
+        ({"structure": "tree"}, r"structure \('tree'\) must be one of"),
+        ({"n_heads": 3}, r"n_heads \(3\) must divide out_features \(8\)"),
+    ],
+)
+def test_settings_without_sense_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        SparseInventory(I, O, K, **settings)
+
+
+def test_supports_are_placed_by_the_names_of_weights():
+    backbone = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3)).requires_grad_(False)
+    slot = RoutingSlot()
+    attach_skills(backbone, lambda i, o: SparseInventory(i, o, 2), targets=["0", "1"], slot=slot)
+    layers = {
+        name: module
+        for name, module in backbone.named_modules()
+        if isinstance(module, SkilledLinear)
+    }
+    assert place_supports(layers, {"1.weight": torch.tensor([2, 9])}) == ["0"]
+    assert layers["0"].inventory.values.shape == (2, 0)
+    assert layers["1"].inventory.indices.tolist() == [[2, 9], [2, 9]]
+    state = {
+        f"{path}.{name}": value
+        for path, layer in layers.items()
+        for name, value in layer.inventory.state_dict().items()
+    }
+    again = saved_supports(state)
+    assert place_supports(layers, again) == []
+    with pytest.raises(ValueError, match="the support names no layer with skills"):
+        place_supports(layers, {"x.weight": torch.tensor([2])})
+    with pytest.raises(ValueError, match=r"must lie in \[0, 15\).*\(layer '1'\)"):
+        place_supports(layers, {"1.weight": torch.tensor([20])})
+
+
+def test_other_skills_have_no_support():
+    slot, backbone = RoutingSlot(), nn.Sequential(nn.Linear(4, 5))
+    attach_skills(backbone, lambda i, o: DenseInventory(i, o, 2), targets=["0"], slot=slot)
+    layers = {"0": backbone[0]}
+    with pytest.raises(ValueError, match="the skills of '0' are not sparse"):
+        place_supports(layers, {"0.weight": torch.tensor([2])})
+
+
+@pytest.mark.parametrize(("k", "n_heads"), [(1, 1), (3, 2), (2, 4)])
+def test_sparse_products_are_those_of_dense_matrices(k, n_heads):
+    indices = torch.stack([random_indices(O * I, 7) for _ in range(k)])
+    values = torch.randn(k, 7).double().requires_grad_()
+    x, weights = torch.randn(B, L, I).double().requires_grad_(), mixing(B, n_heads, k).double()
+    weights.requires_grad_()
+    found = sparse_outputs(x, values, weights, make_pattern(indices, (O, I)))
+    dense = spread(values, indices, O * I).view(k, n_heads, -1, I)
+    expected = torch.einsum("bli,khoi,bhk->blho", x, dense, weights).flatten(2)
+    torch.testing.assert_close(found, expected)
+    direction = torch.randn_like(found)
+    ours, theirs = (
+        torch.autograd.grad(y, (x, values, weights), direction) for y in (found, expected)
+    )
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)

@@ -1,0 +1,88 @@
+import pytest
+import torch
+from torch import nn
+
+from helpers.skills import filled, mixing
+from mttl.routing import Routing, RoutingSlot
+from mttl.skills import SkilledLinear, SupermaskInventory
+
+B, L, I, O, K = 4, 3, 6, 8, 3  # noqa: E741
+
+
+def parts(n_heads=1, *, bias=True, threshold=0.0):
+    base = nn.Linear(I, O, bias=bias).double()
+    inventory = filled(SupermaskInventory(I, O, K, n_heads=n_heads, threshold=threshold)).double()
+    return base, inventory, torch.randn(B, L, I).double(), mixing(B, n_heads, K).double()
+
+
+@pytest.mark.parametrize("n_heads", [1, 2])
+@pytest.mark.parametrize("bias", [True, False])
+def test_equals_a_loop_over_masked_layers(n_heads, bias):
+    base, inventory, x, weights = parts(n_heads, bias=bias, threshold=0.05)
+    found = inventory.combine_linear(x, base, inventory.merge(weights))
+    by_feature = weights.repeat_interleave(O // n_heads, dim=1)
+    for b in range(B):
+        scores = torch.einsum("ok,koi->oi", by_feature[b], inventory.scores)
+        mask = (scores >= 0.05).double()
+        assert 0 < mask.mean() < 1
+        expected = nn.functional.linear(x[b], base.weight * mask, base.bias)
+        torch.testing.assert_close(found[b], expected)
+        assert torch.equal(inventory.mask(weights[b]), mask)
+
+
+def test_gradients_pass_through_the_threshold_as_if_it_were_the_identity():
+    base, inventory, x, weights = parts()
+    weights.requires_grad_()
+    y = inventory.combine_linear(x, base, inventory.merge(weights))
+    direction = torch.randn_like(y)
+    ours = torch.autograd.grad(y, (inventory.scores, weights), direction)
+    # The same with scores in the place of masks, at the masks' values.
+    scores = torch.einsum("bhk,koi->boi", weights, inventory.scores)
+    mask = (scores >= 0).double()
+    stand_in = scores + (mask - scores).detach()
+    same = torch.bmm(x, (base.weight * stand_in).transpose(1, 2)) + base.bias
+    theirs = torch.autograd.grad(same, (inventory.scores, weights), direction)
+    torch.testing.assert_close(y, same)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_fresh_skill_changes_nothing_and_learns_to_switch_weights_off():
+    torch.manual_seed(0)
+    base = nn.Linear(I, 1, bias=False).requires_grad_(False)
+    inventory = SupermaskInventory(I, 1, 1)
+    weights, x = torch.ones(32, 1, 1), torch.randn(32, 1, I)
+    kept = torch.tensor([1.0, 0, 1, 0, 0, 1])
+    merged = inventory.merge(weights)
+    assert bool((merged[0] == 1).all())
+    torch.testing.assert_close(inventory.combine_linear(x, base, merged), base(x))
+    wanted = x @ (base.weight * kept).t()
+    optimizer = torch.optim.SGD(inventory.parameters(), lr=0.02)
+    for _ in range(200):
+        optimizer.zero_grad()
+        y = inventory.combine_linear(x, base, inventory.merge(weights))
+        (y - wanted).square().mean().backward()
+        optimizer.step()
+    assert inventory.mask(torch.ones(1, 1)).tolist() == [kept.tolist()]
+    inventory.reset_parameters()
+    assert bool((inventory.mask(torch.ones(1, 1)) == 1).all())
+
+
+def test_in_a_skilled_layer():
+    base, inventory, x, weights = parts()
+    slot = RoutingSlot()
+    layer = SkilledLinear(base, inventory, slot, 0)
+    with slot.use(Routing(torch.zeros(B, dtype=torch.long), weights[None])):
+        found = layer(x)
+    torch.testing.assert_close(found, inventory.combine_linear(x, base, inventory.merge(weights)))
+
+
+def test_layers_of_other_classes_are_refused():
+    base, inventory, x, weights = parts()
+    with pytest.raises(TypeError, match=r"supermasks need the weight of an nn\.Linear"):
+        inventory(x, base(x), weights)
+
+
+def test_sizes_are_checked():
+    with pytest.raises(ValueError, match=r"n_heads \(3\) must divide out_features \(8\)"):
+        SupermaskInventory(I, O, K, n_heads=3)
