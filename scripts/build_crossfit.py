@@ -20,7 +20,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from mttl.command import FAULT, SUCCESS, USER_MISTAKE, exit_with, make_console
@@ -126,6 +133,8 @@ def build(
             *columns,
             TextColumn("{task.fields[rows]:,} rows {task.fields[name]}"),
             TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
             console=console,
             transient=True,
             disable=not console.is_terminal,

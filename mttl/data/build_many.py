@@ -124,8 +124,9 @@ class _Worker:
             self.connection.send(task)
 
     def leave(self) -> None:
+        if self.task is not None:  # one that is idle goes when it is hung up on
+            self.process.terminate()
         self.connection.close()
-        self.process.terminate()
 
     def join(self) -> None:
         self.process.join(_SECONDS_TO_LEAVE)

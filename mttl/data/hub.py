@@ -48,9 +48,7 @@ class TableRecords:
 
     def take(self, indices: NDArray[np.int64]) -> list[Record]:
         """Return the records at these places."""
-        one_by_one = len(indices) > 1 and bool((np.diff(indices) == 1).all())
-        key = slice(indices[0], indices[-1] + 1) if one_by_one else indices.tolist()
-        return _transposed(self._table[key])
+        return _transposed(self._table[indices.tolist()])
 
 
 class StreamedRecords:

@@ -143,7 +143,7 @@ class ConvertedWhenAsked:
     def _look_through(self) -> None:
         places, labels = array("q"), array("q")
         with _told_with(self._records.name):
-            for number, answers in survey(self._task, self._split, _in_order(self._records)):
+            for number, answers in survey(self._task, self._split, self._records):
                 places.append(number - 1)
                 labels.append(self._numbers[answers])
         self._places, self._labels = np.array(places, np.int64), np.array(labels, np.int64)
@@ -179,12 +179,6 @@ def _told_with(name: str) -> Iterator[None]:
         yield
     except TaskError as error:
         raise error if name in str(error) else TaskError(f"{name}: {error}") from error
-
-
-def _in_order(records: RandomAccess) -> Iterator[Record]:
-    """Give all records; what was unpacked for random access is not unpacked again."""
-    for start in range(0, len(records), _BLOCK):
-        yield from records.take(np.arange(start, min(start + _BLOCK, len(records))))
 
 
 def _as_in_file(lines: list[Line], task: Task, split: str) -> list[bytes]:

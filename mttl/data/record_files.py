@@ -6,7 +6,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, NoReturn, Protocol, runtime_checkable
 
@@ -18,7 +18,7 @@ from mttl.data.read_records import parse_record, read_records
 Record = Mapping[str, Any]
 
 _BLOCK = 1 << 20
-_ROWS = 1000
+_ROWS = 250
 _NEWLINE, _BRACE = ord("\n"), ord("{")
 
 
@@ -97,6 +97,13 @@ class JsonLines(FileRecords):
     def __len__(self) -> int:
         return len(self._index[1]) - 1
 
+    def __iter__(self) -> Iterator[Record]:
+        if "_index" not in vars(self):
+            return super().__iter__()
+        n = len(self)  # it is unpacked by now; that need not be done twice
+        blocks = (np.arange(start, min(start + _ROWS, n)) for start in range(0, n, _ROWS))
+        return chain.from_iterable(map(self.take, blocks))
+
     def take(self, indices: NDArray[np.int64]) -> list[Record]:
         """Return the records at these places.
 
@@ -148,16 +155,18 @@ class JsonLines(FileRecords):
                 starts.append(end + after)
                 end += len(data)
         if not regular:
-            for _ in self:  # reads every line, and names the one that is wrong
-                pass
+            self._read_in_order()  # which names the line that is wrong
         places = np.concatenate(starts)
         return file, places if begins else np.append(places, end)
 
     def _blame(self, error: Exception) -> NoReturn:
-        """Read in order what could not be read; that names the line."""
-        for _ in self:
-            pass
+        self._read_in_order()
         raise error
+
+    def _read_in_order(self) -> None:
+        """Read all of the file; where a line is wrong, that names it."""
+        for _ in super().__iter__():
+            pass
 
 
 def counted(records: Records, on_rows: Callable[[int], object]) -> Records:

@@ -26,7 +26,7 @@ def test_any_record_can_be_taken(tmp_path, monkeypatch, name, block, end):
     assert isinstance(found, RandomAccess)
     assert len(found) == 11
     assert found.take(np.array([10, 0, 3, 3])) == [records[i] for i in (10, 0, 3, 3)]
-    assert list(found) == records
+    assert list(found) == list(open_file(path)) == records
     assert len(list(tmp_path.iterdir())) == 1
 
 
