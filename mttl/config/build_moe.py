@@ -61,7 +61,8 @@ def build_experts(
     Raises:
         ConfigError: If a part cannot be built.
     """
-    vocabulary_size = model.get_input_embeddings().weight.shape[0]  # type: ignore[union-attr]
+    embeddings: Any = model.get_input_embeddings()
+    vocabulary_size = int(embeddings.weight.shape[0])
 
     def make_experts(place: Place, n_experts: int) -> Experts:
         if place.block is not None and moe.experts.kind == "feed_forward":
