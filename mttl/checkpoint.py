@@ -212,18 +212,24 @@ def _load(model: Model, saved: SavedInventory, targets: dict[str, dict[str, Tens
                 tensor.copy_(sources[part][name])
 
 
-def count_saved(path: Path) -> int:
+def count_saved(path: Path, beginning: str = "") -> int:
     """Return the number of parameters in a safetensors file, from its header alone.
 
     Single numbers are settings, such as a temperature, and whole numbers are places, such as those
     of sparse skills; neither are counted.
+
+    Args:
+        path: The file.
+        beginning: Count those only whose names begin so.
     """
     with path.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     shapes = [
         entry["shape"]
         for name, entry in header.items()
-        if name != "__metadata__" and entry["dtype"].startswith(("F", "BF"))
+        if name != "__metadata__"
+        and name.startswith(beginning)
+        and entry["dtype"].startswith(("F", "BF"))
     ]
     return sum(math.prod(shape) for shape in shapes if shape)
 

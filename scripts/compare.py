@@ -53,7 +53,8 @@ from comparison.tables import (
 )
 
 from mttl.analysis.libraries import check_libraries
-from mttl.checkpoint import count_saved
+from mttl.analysis.token_record import has_token_record, read_token_record
+from mttl.checkpoint import TOKENS, count_saved
 from mttl.command import exit_with, make_console, positive
 from mttl.config.load import dump_config, load_config, resolve_folder, resolve_path
 from mttl.data.gym import Gym
@@ -62,6 +63,10 @@ from mttl.errors import ConfigError
 from mttl.files import write_text
 from mttl.training.few_shot_jobs import new_tasks, plan_jobs, read_samples
 
+TOKEN_CAPTION = (
+    " Where tokens choose experts: the entropy of the experts' loads over its maximum and the "
+    "share of choices that found no room, on test rows, means over layers."
+)
 ROOT = Path(__file__).resolve().parent.parent
 # What the comparison sets itself, and how to choose it.
 OWN_SETTINGS = {
@@ -303,7 +308,17 @@ class Comparison:
             training_minutes=_mean(cost.cpu_minutes for cost in training if seen),
             adaptation_minutes=_mean(cost.cpu_minutes for cost in adapting),
             peak_mib=max(cost.peak_mib for cost in training + adapting),
+            **self.loads(items if mode == "all" else []),
         )
+
+    def loads(self, items: list[Plan]) -> dict[str, float]:
+        """Return how even the loads of experts are on test rows, and which share was dropped."""
+        runs = [self.run_folder(item) for item in items if self.cost(item, "train").ended]
+        records = [read_token_record(run) for run in runs if has_token_record(run)]
+        return {
+            "load_entropy": _mean(float(record.evenness().mean()) for record in records),
+            "dropped": 100 * _mean(float(record.dropped.mean()) for record in records),
+        }
 
     def n_trained(self, item: Plan, mode: str) -> int:
         """Return how many parameters of skills and router a training, or a mode, trains."""
@@ -327,6 +342,7 @@ class Comparison:
             "difference, from the seeds (Student's t). Trained parameters are those of skills and "
             "router, or what a mode trains; minutes are processor time per run; memory is the "
             "peak of a process."
+            + (TOKEN_CAPTION if any(item.name.startswith("token") for item in plans) else "")
         )
 
 
@@ -334,8 +350,10 @@ def n_trained(run: Path) -> int:
     """Return the number of parameters of a run's skills and learned router, from file headers."""
     skills = run / "skills"
     kind = json.loads((skills / "meta.json").read_text("utf-8"))["settings"]["router"]["kind"]
-    files = ["skills"] if kind in FIXED_ROUTERS else ["skills", "router"]
-    return sum(count_saved(skills / f"{name}.safetensors") for name in files)
+    # What routes tokens learns, whatever routes tasks.
+    learned = TOKENS if kind in FIXED_ROUTERS else ""
+    routers = count_saved(skills / "router.safetensors", learned)
+    return count_saved(skills / "skills.safetensors") + routers
 
 
 def _columns(plans: list[Plan]) -> list[tuple[str, str]]:

@@ -8,6 +8,11 @@ block of layers), the tree of tasks, upright and round, their similarity and a m
 subsets of skills in use, the statistics over layers and over training. --html adds a page to look
 around in.
 
+Where tokens choose experts, it also shows the loads of experts over layers and training, what tells
+most about a token's expert (its task, itself, or the token before), and the tokens that each expert
+is chosen for. In a run that routes tokens only, "skills" are experts, and weights are how the tokens
+of a task are shared among them.
+
 Groups of layers number their skills independently: the third skill of one has nothing to do with
 the third of another. Means over layers therefore show little where there are many groups; trees and
 similarities, which compare tasks within each group, do not depend on the numbers.
@@ -16,6 +21,7 @@ similarities, which compare tasks within each group, do not depend on the number
 import argparse
 import csv
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +38,8 @@ from mttl.analysis.palette import UNKNOWN
 from mttl.analysis.routing_record import RoutingRecord, read_record
 from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.stability import skill_stability
+from mttl.analysis.token_page import expert_tokens
+from mttl.analysis.token_record import TokenRecord, has_token_record, read_token_record
 from mttl.checkpoint import read_inventory
 from mttl.command import exit_with, make_console
 from mttl.config.babyai_schema import BabyAIConfig
@@ -47,23 +55,38 @@ def main(arguments: list[str] | None = None) -> int:
     """Print and draw; return the exit status."""
     options = parse(arguments)
     check_libraries(*LIBRARIES)
-    from mttl.analysis.figures import drawings, save_figure  # they need matplotlib
+    # They need matplotlib.
+    from mttl.analysis.figures import drawings, save_figure, token_drawings
 
     console, status = make_console(), make_console(stderr=True)
-    view = read_view(Path(options.run))
+    run = Path(options.run)
+    tokens = read_token_record(run) if has_token_record(run) else None
+    view = read_view(run)
     other = read_view(Path(options.compare)).aligned_with(view) if options.compare else None
     folder = Path(options.out) if options.out else view.record.folder / "plots"
 
     console.print(statistics_table(view))
     console.print(comparison_table(view, other))
+    figures = drawings(view, other)
+    if tokens is not None:
+        console.print(load_table(tokens))
+        console.print(expert_table(tokens))
+        figures = chain(figures, token_drawings(tokens, view.name))
+        if (run / "plots" / "routing.npz").is_file():  # else that is what the view shows
+            shares = drawings(token_view(run, tokens))
+            figures = chain(figures, ((f"tokens_{name}", figure) for name, figure in shares))
     n_figures = 0
-    for name, figure in drawings(view, other):
+    for name, figure in figures:
         save_figure(figure, folder / name)
         status.print(f"drawn: {name}", markup=False)
         n_figures += 1
     if options.html:
         page = routing_page(
-            view.record, categories=view.categories, similarity=view.similarity, order=view.order
+            view.record,
+            categories=view.categories,
+            similarity=view.similarity,
+            order=view.order,
+            tokens=tokens,
         )
         write_text(folder / "routing.html", page)
         console.print(f"The page is {folder / 'routing.html'}: open it in a browser", markup=False)
@@ -71,16 +94,30 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def token_view(folder: Path, tokens: TokenRecord) -> RoutingView:
+    """Return how the tokens of each task are shared among experts, as if tasks were routed so."""
+    record = tokens.as_routing()
+    return RoutingView(record, record.weights, task_categories(folder, record.tasks))
+
+
 def read_view(folder: Path) -> RoutingView:
     """Read the routing of a run and the categories of its tasks.
+
+    Where only tokens are routed, it is how those of each task are shared among experts.
 
     Raises:
         CheckpointError: If the run has not ended, or its files are damaged or of different runs.
         TaskError: If it has a single task.
     """
-    record = read_record(folder)
+    if has_token_record(folder) and not (folder / "plots" / "routing.npz").is_file():
+        view = token_view(folder, read_token_record(folder))
+        record = view.record
+    else:
+        view, record = None, read_record(folder)
     if len(record.tasks) < 2:
         raise TaskError(f"'{folder}' has one task only, and figures compare tasks")
+    if view is not None:
+        return view
     return RoutingView(record, use_probabilities(record), task_categories(folder, record.tasks))
 
 
@@ -154,6 +191,52 @@ def statistics_table(view: RoutingView) -> Table:
         "discreteness: 1 binary, 0 undecided; sparsity: share of active cells; usage: 1 all skills "
         f"alike; effective skills: how many of {view.record.weights.shape[2]} a task mixes"
     )
+    table.caption_justify = "left"
+    return table
+
+
+def load_table(tokens: TokenRecord) -> Table:
+    """Return how evenly the experts of every layer are used, and what decides their choice."""
+    table = Table(title="Experts that tokens choose", title_justify="left")
+    table.add_column("layers", overflow="fold")
+    heads = ("load entropy", "dropped", "bits", "by task", "by token before", "by token")
+    for name in heads:
+        table.add_column(name, justify="right")
+    columns = np.stack(
+        [
+            *(tokens.evenness(), tokens.dropped, tokens.expert_bits),
+            *(tokens.task_bits, tokens.previous_bits, tokens.token_bits),
+        ],
+        axis=1,
+    )
+    for layer, values in zip(tokens.layers, columns, strict=True):
+        table.add_row(escape(layer), *(f"{value:.3f}" for value in values))
+    table.add_section()
+    table.add_row("mean", *(f"{value:.3f}" for value in columns.mean(0)))
+    table.caption = (
+        "load entropy: 1 all experts alike, 0 one; dropped: share of choices without room; bits: "
+        "entropy of the choice, and what task, preceding token and token tell about it"
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def expert_table(tokens: TokenRecord) -> Table:
+    """Return which tokens the experts of one layer are chosen for: the one that they tell most of.
+
+    After the table of Lewis et al. (BASE layers, arXiv:2103.16716), which lists the tokens before.
+    """
+    layer = int((tokens.token_bits + tokens.previous_bits).argmax())
+    title = f"Experts of {escape(tokens.layers[layer])}"
+    table = Table(title=title, title_justify="left")
+    for name in ("expert", "load"):
+        table.add_column(name, justify="right")
+    table.add_column("tokens that chose it most (share of theirs; after what)", overflow="fold")
+    table.add_column("commonest tokens before", overflow="fold")
+    for expert, load in enumerate(tokens.loads()[layer]):
+        found = expert_tokens(tokens, layer, expert, n=5)
+        table.add_row(str(expert), f"{load:.1%}", *map(escape, found))
+    table.caption = "the layer whose tokens tell most about their expert; --html shows all layers"
     table.caption_justify = "left"
     return table
 

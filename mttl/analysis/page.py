@@ -15,6 +15,8 @@ from mttl.analysis.page_template import TEMPLATE
 from mttl.analysis.palette import category_looks
 from mttl.analysis.routing_record import RoutingRecord
 from mttl.analysis.similarity import nearest_tasks
+from mttl.analysis.token_page import token_section
+from mttl.analysis.token_record import TokenRecord
 
 N_NEAREST = 5
 # More steps than this would make the page large; they are thinned out evenly.
@@ -27,6 +29,7 @@ def routing_page(
     categories: Sequence[str],
     similarity: Float[np.ndarray, "T T"],
     order: Int[np.ndarray, "T"],
+    tokens: TokenRecord | None = None,
 ) -> str:
     """Return a page with a heat map of tasks by skills to look around in.
 
@@ -38,6 +41,7 @@ def routing_page(
         categories: One per task.
         similarity: Of all tasks with all, for the nearest tasks.
         order: The tasks from top to bottom.
+        tokens: What tokens chose, shown below.
 
     Raises:
         ImportError: If plotly, whose JavaScript goes into the page, is not installed.
@@ -48,9 +52,10 @@ def routing_page(
         "TITLE": html.escape(f"Routing of {record.folder.resolve().name}"),
         "PLOTLY": get_plotlyjs(),
         "DATA": _inside_script(_data(record, categories, similarity, order)),
+        "TOKENS": "" if tokens is None else token_section(tokens),
     }
     # One pass: what is put in is not searched for further names.
-    return re.sub(r"\{\{(TITLE|PLOTLY|DATA)\}\}", lambda match: parts[match[1]], TEMPLATE)
+    return re.sub(r"\{\{(TITLE|PLOTLY|DATA|TOKENS)\}\}", lambda match: parts[match[1]], TEMPLATE)
 
 
 def _data(

@@ -313,6 +313,6 @@ function start() {
 
 start();
 </script>
-</body>
+{{TOKENS}}</body>
 </html>
 """

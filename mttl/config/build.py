@@ -212,6 +212,7 @@ def build_optimization(optim: Optim) -> Optimization:
         lr=optim.lr,
         router_lr=optim.router_lr,
         backbone_lr=optim.backbone_lr,
+        token_router_lr=optim.token_router_lr,
         weight_decay=optim.weight_decay,
         schedule=optim.schedule,
         warmup=optim.warmup,

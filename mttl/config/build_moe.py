@@ -7,21 +7,37 @@ from transformers import PreTrainedModel
 
 from mttl.config.moe_schema import BLOCK_EXPERTS, MoE
 from mttl.errors import ConfigError
+from mttl.moe.adapter import AdapterExperts
 from mttl.moe.attach import Place, Selection, TokenLayers, attach_experts
 from mttl.moe.experts import Experts, FeedForwardExperts
+from mttl.moe.ia3 import IA3Experts
 from mttl.moe.lora import LoRAExperts
 from mttl.moe.upcycle import silent, upcycle
-from mttl.routing.balance import Balance
+from mttl.routing.balance import Balance, BiasBalance
 from mttl.routing.context import RoutingSlot
 from mttl.routing.token import TokenRouter
+from mttl.routing.token_base import BaseRouter
+from mttl.routing.token_example import ExampleRouter
+from mttl.routing.token_expert_choice import ExpertChoiceRouter
+from mttl.routing.token_gshard import GShardRouter
+from mttl.routing.token_hash import HashRouter
+from mttl.routing.token_noisy import NoisyTopKRouter
 from mttl.routing.token_top_k import TopKRouter
 
 EXPERTS: dict[str, Callable[..., Experts]] = {
     "lora": LoRAExperts,
+    "ia3": IA3Experts,
+    "adapter": AdapterExperts,
 }
 TOKEN_ROUTERS: dict[str, Callable[..., TokenRouter]] = {
     "top_k": TopKRouter,
     "switch": TopKRouter,
+    "noisy_top_k": NoisyTopKRouter,
+    "gshard": GShardRouter,
+    "expert_choice": ExpertChoiceRouter,
+    "base": BaseRouter,
+    "hash": HashRouter,
+    "example": ExampleRouter,
 }
 
 
@@ -45,7 +61,8 @@ def build_experts(
     Raises:
         ConfigError: If a part cannot be built.
     """
-    vocabulary_size = model.get_input_embeddings().weight.shape[0]  # type: ignore[union-attr]
+    embeddings: Any = model.get_input_embeddings()
+    vocabulary_size = int(embeddings.weight.shape[0])
 
     def make_experts(place: Place, n_experts: int) -> Experts:
         if place.block is not None and moe.experts.kind == "feed_forward":
@@ -98,10 +115,8 @@ def build_token_router(moe: MoE, in_features: int, vocabulary_size: int) -> Toke
     if kind == "hash":
         settings["vocabulary_size"] = vocabulary_size
     if balance.bias:
-        raise NotImplementedError
+        settings["bias"] = BiasBalance(moe.n_experts, rate=balance.bias)
     losses = balance.model_dump(exclude={"bias"})
     if any(value for name, value in losses.items() if name != "global_statistics"):
-        settings["balance"] = Balance(
-            **{k: v for k, v in losses.items() if k in ("switch", "z", "load")}
-        )
+        settings["balance"] = Balance(**losses)
     return TOKEN_ROUTERS[kind](in_features, moe.n_experts, **settings)

@@ -40,6 +40,7 @@ def few_shot_settings(config: Config, form: Mapping[str, Any]) -> FewShotSetting
             lr=settings.lr,
             router_lr=settings.router_lr,
             backbone_lr=settings.lr,
+            token_router_lr=settings.lr,
             weight_decay=settings.weight_decay,
             schedule="linear",
             warmup=settings.warmup,

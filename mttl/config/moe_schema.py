@@ -50,7 +50,7 @@ class ExpertChoice(Section):
     """Experts choose tokens; not for causal decoders."""
 
     kind: Literal["expert_choice"]
-    capacity_factor: PositiveFloat = 2.0
+    capacity: PositiveFloat = 2.0
     """Experts per token, on average."""
 
 
@@ -108,7 +108,7 @@ class AdapterExperts(Section):
     """Bottleneck adapters beside feed-forward blocks."""
 
     kind: Literal["adapter"]
-    hidden_features: PositiveInt = 16
+    hidden_features: PositiveInt = 64
     """Width of the bottleneck."""
 
 

@@ -391,6 +391,8 @@ class _AnyOptim(Section):
     """Learning rate of the router: the fast one; `lr` by default."""
     backbone_lr: PositiveFloat | None = None
     """Learning rate of a trained backbone; `lr` by default."""
+    token_router_lr: PositiveFloat | None = None
+    """Learning rate of the routers of tokens; `lr` by default."""
     weight_decay: NonNegative = 0.01
     """Of matrices; never of the router."""
     schedule: Literal["constant", "linear", "cosine"] = "linear"

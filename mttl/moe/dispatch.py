@@ -40,7 +40,7 @@ def within_capacity(assignment: Assignment, capacity: int) -> Bool[Tensor, "P"]:
     """
     order = assignment.experts.argsort(stable=True)
     counts = assignment.counts()
-    first = (counts.cumsum(0) - counts).repeat_interleave(counts)
+    first = (counts.cumsum(0) - counts).repeat_interleave(counts, output_size=len(order))
     place = torch.arange(len(order), device=order.device) - first  # within its expert
     return torch.empty_like(place, dtype=torch.bool).index_copy_(0, order, place < capacity)
 

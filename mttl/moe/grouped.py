@@ -51,7 +51,7 @@ def grouped_linear(
     bias = None if bias is None else bias.to(x.dtype)
     if method == "grouped_mm" or (method == "auto" and kernel):
         y: Tensor = _GroupedKernel.apply(x, weight, counts.cumsum(0).int())  # type: ignore
-        return y if bias is None else y + bias.repeat_interleave(counts, dim=0)
+        return y if bias is None else y + bias.repeat_interleave(counts, dim=0, output_size=len(y))
     return _Segments.apply(x, weight, bias, counts.tolist())  # type: ignore[return-value]
 
 

@@ -82,7 +82,7 @@ class TokenRouter(nn.Module, ABC):
         ValueError: If a size is not positive, or ``balance`` asks for what the kind cannot give.
     """
 
-    role = "router"
+    role = "token_router"
     causal = True
     needs_token_ids = False
     estimates_load = False

@@ -69,7 +69,7 @@ class GShardRouter(TokenRouter):
         if prior is not None:
             logits = logits + prior
         chosen = logits.topk(2, dim=-1).indices
-        choice = top_choice(logits, chosen, normalise=True)
+        choice = top_choice(logits, chosen, normalise=True, forbids=prior is not None)
         if self.threshold == 0:
             return choice
         weights = choice.weights.detach()

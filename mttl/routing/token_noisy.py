@@ -85,7 +85,7 @@ class NoisyTopKRouter(TokenRouter):
             noisy = clean + torch.randn_like(clean) * deviation
             load = expected_load(clean, noisy, deviation, self.top_k).sum(0)
         chosen = noisy.topk(self.top_k, dim=-1).indices
-        choice = top_choice(noisy, chosen, normalise=True)
+        choice = top_choice(noisy, chosen, normalise=True, forbids=prior is not None)
         return choice if load is None else replace(choice, load=load)
 
 

@@ -102,18 +102,23 @@ class TopKRouter(TokenRouter):
                 logits > -torch.inf, logits
             )
         chosen = liked.topk(self.top_k, dim=-1).indices
-        return top_choice(logits, chosen, normalise=self.normalise)
+        return top_choice(logits, chosen, normalise=self.normalise, forbids=prior is not None)
 
 
 def top_choice(
-    logits: Float[Tensor, "N E"], chosen: Int[Tensor, "N k"], *, normalise: bool
+    logits: Float[Tensor, "N E"],
+    chosen: Int[Tensor, "N k"],
+    *,
+    normalise: bool,
+    forbids: bool = False,
 ) -> Choice:
     """Turn the chosen experts of each token into pairs, all first choices before the second ones.
 
     Args:
         logits: Of all experts; minus infinity where an expert is forbidden.
-        chosen: Experts of each token, the preferred one first. Forbidden ones are left out.
+        chosen: Experts of each token, the preferred one first.
         normalise: Let the gates of a token sum to 1.
+        forbids: Look for forbidden experts among the chosen ones and leave them out.
     """
     probabilities = torch.softmax(logits, dim=-1)
     if normalise:
@@ -122,7 +127,7 @@ def top_choice(
         gates = probabilities.gather(-1, chosen)
     tokens = torch.arange(len(logits), device=logits.device).repeat(chosen.shape[1])
     experts, weights = chosen.t().flatten(), gates.t().flatten()
-    allowed = (logits.gather(-1, chosen) > -torch.inf).t().flatten()
-    if not bool(allowed.all()):
+    if forbids:
+        allowed = (logits.gather(-1, chosen) > -torch.inf).t().flatten()
         tokens, experts, weights = tokens[allowed], experts[allowed], weights[allowed]
     return Choice(tokens, experts, weights, logits, probabilities)

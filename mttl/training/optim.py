@@ -12,7 +12,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 OptimizerKind = Literal["adamw", "adam", "adafactor"]
 ScheduleKind = Literal["constant", "linear", "cosine"]
-ROLES = ("skills", "router", "backbone")
+ROLES = ("skills", "router", "token_router", "backbone")
+ROUTERS = ("router", "token_router")
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class Optimization:
         lr: Learning rate of the skills: the slow one.
         router_lr: Learning rate of the router: the fast one; ``lr`` by default.
         backbone_lr: Learning rate of a trained backbone; ``lr`` by default.
+        token_router_lr: Learning rate of routers that read hidden states; ``lr`` by default: they
+            are layers like others, and no table of logits.
         weight_decay: Of matrices; never of router parameters, biases and norms.
         schedule: The course of all learning rates after the warm-up.
         warmup: Steps of linear warm-up; below 1, a fraction of all steps.
@@ -37,6 +40,7 @@ class Optimization:
     lr: float = 1e-3
     router_lr: float | None = None
     backbone_lr: float | None = None
+    token_router_lr: float | None = None
     weight_decay: float = 0.01
     schedule: ScheduleKind = "linear"
     warmup: float = 0.06
@@ -54,6 +58,7 @@ class Optimization:
             lr={
                 "skills": self.lr,
                 "router": self.lr if self.router_lr is None else self.router_lr,
+                "token_router": self.lr if self.token_router_lr is None else self.token_router_lr,
                 "backbone": self.lr if self.backbone_lr is None else self.backbone_lr,
             },
             weight_decay=self.weight_decay,
@@ -127,13 +132,13 @@ def parameter_groups(
     for name, role in parameter_roles(model).items():
         if role not in lr:
             raise ValueError(f"'{name}' has the role '{role}'; known are {', '.join(lr)}")
-        decays = role != "router" and parameters[name].ndim > 1
+        decays = role not in ROUTERS and parameters[name].ndim > 1
         groups.setdefault((role, decays), []).append(parameters[name])
     if not groups:
         raise ValueError("the model has no trainable parameter")
     return [
         {
-            "name": role if decays or role == "router" else f"{role} (no decay)",
+            "name": role if decays or role in ROUTERS else f"{role} (no decay)",
             "params": members,
             "lr": lr[role],
             "weight_decay": weight_decay if decays else 0.0,

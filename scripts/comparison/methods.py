@@ -38,6 +38,7 @@ def _polytropon(*settings: str) -> Method:
     return Method("router/polytropon.yaml", settings)
 
 
+UNBALANCED = ("moe.balance.switch=0", "moe.balance.z=0")
 METHODS: dict[str, Method] = {
     "polytropon": _polytropon(),
     "shared": Method("router/shared.yaml"),
@@ -51,6 +52,8 @@ METHODS: dict[str, Method] = {
     "multi_head_2": _polytropon("skills.n_heads=2"),
     "multi_head_4": _polytropon("skills.n_heads=4"),
     "multi_head_8": _polytropon("skills.n_heads=8"),
+    "token_top2": Method("router/token_top2.yaml"),
+    "token_switch": Method("router/token_switch.yaml"),
 }
 ABLATIONS: dict[str, Method] = {
     "n_skills_2": _polytropon("skills.n_skills=2"),
@@ -58,12 +61,16 @@ ABLATIONS: dict[str, Method] = {
     "n_skills_16": _polytropon("skills.n_skills=16"),
     "granularity_model": _polytropon("router.granularity=model"),
     "granularity_block": _polytropon("router.granularity=block"),
+    "token_top2_unbalanced": Method("router/token_top2.yaml", UNBALANCED),
+    "token_switch_unbalanced": Method("router/token_switch.yaml", UNBALANCED),
+    "token_prior": Method("router/token_prior.yaml"),
+    "token_hybrid": Method("router/token_hybrid.yaml"),
 }
 ALL = METHODS | ABLATIONS
 # The whole model breaks at the rate that skills bear.
 MODE_SETTINGS = {"full": ("adapt.lr=1e-3",)}
 # What these have instead of a learned router has no parameters.
-FIXED_ROUTERS = ("shared", "private", "average", "expert")
+FIXED_ROUTERS = ("shared", "private", "average", "expert", "none")
 MODES = ("all", "zero_shot", "router_only", "skills_only", "average", "from_scratch", "full")
 
 

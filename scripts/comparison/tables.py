@@ -59,6 +59,8 @@ class Line:
         training_minutes: Processor time of training and scoring.
         adaptation_minutes: Processor time of adapting to all unseen tasks.
         peak_mib: Largest resident memory of either.
+        load_entropy: Entropy of the experts' loads over its maximum; NaN where tokens choose none.
+        dropped: Share of choices that found no room, in per cent; NaN as well.
     """
 
     method: str
@@ -71,6 +73,8 @@ class Line:
     training_minutes: float
     adaptation_minutes: float
     peak_mib: float
+    load_entropy: float = math.nan
+    dropped: float = math.nan
 
 
 def read_seen(path: Path, method: str, seed: int) -> list[Score]:
@@ -126,7 +130,8 @@ def paired_difference(ours: Mapping[int, float], reference: Mapping[int, float])
 
 
 def main_table(lines: Sequence[Line], reference: str) -> str:
-    """Return the main table as Markdown."""
+    """Return the main table as Markdown, with loads of experts where any method has them."""
+    tokens = any(not math.isnan(line.load_entropy) for line in lines)
     rows = [
         (
             f"`{line.method}`",
@@ -139,6 +144,7 @@ def main_table(lines: Sequence[Line], reference: str) -> str:
             _number(line.training_minutes),
             _number(line.adaptation_minutes),
             f"{line.peak_mib:.0f}",
+            *((_number(line.load_entropy, 3), _number(line.dropped)) if tokens else ()),
         )
         for line in lines
     ]
@@ -146,6 +152,7 @@ def main_table(lines: Sequence[Line], reference: str) -> str:
         *("method", "trained", "seeds", "seen", f"− `{reference}`"),
         *("unseen", f"− `{reference}`"),
         *("training, CPU min", "adaptation, CPU min", "peak MiB"),
+        *(("load entropy", "dropped, %") if tokens else ()),
     )
     return markdown(heads, rows)
 
@@ -217,8 +224,8 @@ def _spread(values: Sequence[float]) -> str:
     return f"{statistics.fmean(known):.1f}{deviation}"
 
 
-def _number(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.1f}"
+def _number(value: float, digits: int = 1) -> str:
+    return "" if math.isnan(value) else f"{value:.{digits}f}"
 
 
 def _difference(value: Difference) -> str:

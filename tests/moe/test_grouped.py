@@ -34,8 +34,7 @@ def arguments(sizes: list[int], *, bias: bool = True) -> list[Tensor | None]:
 def test_equals_a_loop_with_gradients(
     sizes: list[int], method: str, onednn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not onednn:
-        monkeypatch.setattr(products, "_has_onednn", lambda x: False)
+    monkeypatch.setattr(products, "MANY_PRODUCTS", 1 if onednn else 2**40)
     given = arguments(sizes)
     found = grouped_linear(*given, torch.tensor(sizes), method=method)
     grad = torch.randn_like(found)
@@ -126,7 +125,11 @@ def test_the_kernel_is_for_gpus_and_whole_rows_of_16_bytes() -> None:
 
 @pytest.mark.parametrize("n_rows", [0, 1, 2, 4, 5, 33])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_products(n_rows: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("many", [1, 2**40])
+def test_products(
+    n_rows: int, dtype: torch.dtype, many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "MANY_PRODUCTS", many)
     x, weight = torch.randn(n_rows, 6, dtype=dtype), torch.randn(4, 6, dtype=dtype)
     torch.testing.assert_close(times_transpose(x, weight), x @ weight.t(), atol=1e-5, rtol=1e-5)
     flipped = weight.t().contiguous().t()

@@ -153,7 +153,7 @@ def test_what_adjusts() -> None:
     router = GShardRouter(I, E)
     assert not router.adjusts
     router.adjust(torch.ones(E))
-    assert router.role == "router"
+    assert router.role == "token_router"
     assert "n_experts=4" in repr(router)
 
 

@@ -6,6 +6,7 @@ from mttl.analysis.figures.heat_maps import heat_maps, similarity_matrix
 from mttl.analysis.figures.sheet import save_figure
 from mttl.analysis.figures.subset_table import subset_table
 from mttl.analysis.figures.task_map import task_map
+from mttl.analysis.figures.token_figures import token_drawings
 from mttl.analysis.figures.trees import dendrogram, radial_dendrogram
 
 __all__ = [
@@ -19,4 +20,5 @@ __all__ = [
     "statistics_over_training",
     "subset_table",
     "task_map",
+    "token_drawings",
 ]
