@@ -3,7 +3,7 @@
 Samples hold a few hundred lines of sources that may have millions. Where a record becomes the same
 line, or none, whatever the others are, and records can be had in any order, only the lines that are
 asked for are converted (`ConvertedWhenAsked`). Otherwise all are, once, into a file without a name
-(`Stored`). Memory holds some 20 bytes a line.
+(`Stored`). Memory holds 16 to 24 bytes a line.
 """
 
 import tempfile

@@ -47,6 +47,7 @@ def test_every_variant_writes_the_same_files(benchmark: ModuleType, tmp_path, mo
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_million_rows_fit_in_a_quarter_of_a_gigabyte(benchmark: ModuleType, tmp_path):
     """All four kinds of tasks in one process; about 130 MB, numpy and Python included."""
     if not sys.platform.startswith("linux"):
