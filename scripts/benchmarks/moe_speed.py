@@ -4,9 +4,9 @@
 
 The floor is one dense SwiGLU block of PyTorch's linear layers with twice the hidden units of an
 expert: as many operations per token as two experts. *One expert* is the same block computed by our
-products; *without oneDNN* ours are those of the floor. Every step has new tokens, so that the experts' loads differ from step to step.
-``st-moe-pytorch`` is left out where it is not installed; its room for tokens is set so that next
-to none are dropped. Its gate has a GELU, all others a SiLU.
+products; *without oneDNN* ours are those of the floor. Every step has new tokens, so that the
+experts' loads differ from step to step. ``st-moe-pytorch`` is left out where it is not installed;
+its room for tokens is set so that next to none are dropped. Its gate has a GELU, all others a SiLU.
 """
 
 import argparse
