@@ -153,6 +153,13 @@ def test_every_fragment_reads_back_on_a_frozen_backbone(
         ("crossfit.yaml", [*small(T5), "skills.mix=outputs", "router.granularity=block"]),
         ("crossfit.yaml", [*small(T5), "skills.n_heads=2", "router.shared_skill=true"]),
         ("crossfit.yaml+router/hyperformer.yaml", [*small(T5), "router.embedding_size=3"]),
+        ("crossfit.yaml+router/token_top2.yaml+backbone/tiny_llama.yaml", small(LLAMA)),
+        ("crossfit.yaml+router/token_switch.yaml+experts/feed_forward.yaml", small(T5)),
+        (
+            "crossfit.yaml+router/token_hybrid.yaml+experts/adapter.yaml",
+            [*small(T5), "moe.shared_expert=true", "skills.targets=[attention, mlp]"],
+        ),
+        ("crossfit.yaml+router/token_prior.yaml+experts/ia3.yaml", small(T5)),
     ],
 )
 def test_other_settings_read_back(names: str, overrides: list[str], tmp_path: Path) -> None:

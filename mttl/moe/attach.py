@@ -99,7 +99,9 @@ class Selection:
             )
         outer = block_paths(backbone)
         targets = ["all" if self.blocks and name == "mlp" else name for name in self.targets]
-        known = dict.fromkeys(stack_name(path) for path in features)
+        # The output head stands outside the blocks, and outside the stacks.
+        inside = [path for path in features if inside_block(path, outer)] or list(features)
+        known = dict.fromkeys(stack_name(path) for path in inside)
         for name in self.stacks or ():
             if name not in known:
                 raise ValueError(

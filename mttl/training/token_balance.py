@@ -42,7 +42,8 @@ def adjust_biases(model: SkilledModel, loads: Int[Tensor, "M E+1"]) -> None:
         loads: Of the step, over all batches and processes that it was made of.
     """
     for layer, load in zip(model.token_layers().values(), loads, strict=True):
-        if layer.router.adjusts:
+        # A router that is not trained stays as it is.
+        if layer.router.adjusts and any(p.requires_grad for p in layer.router.parameters()):
             layer.router.adjust(load[: layer.router.n_experts])
 
 

@@ -4,9 +4,9 @@
 
 The floor is one dense SwiGLU block of PyTorch's linear layers with twice the hidden units of an
 expert: as many operations per token as two experts. *One expert* is the same block computed by our
-products. Every step has new tokens, so that the experts' loads differ from step to step.
-``st-moe-pytorch`` is left out where it is not installed; its room for tokens is set so that next
-to none are dropped. Its gate has a GELU, all others a SiLU.
+products; *without oneDNN* ours are those of the floor. Every step has new tokens, so that the
+experts' loads differ from step to step. ``st-moe-pytorch`` is left out where it is not installed;
+its room for tokens is set so that next to none are dropped. Its gate has a GELU, all others a SiLU.
 """
 
 import argparse
@@ -21,8 +21,9 @@ if TYPE_CHECKING:  # the parent process never loads these
     from torch import Tensor, nn
 
 FLOOR, OURS, ST_MOE = "dense", "ours", "st-moe-pytorch"
+WITHOUT_ONEDNN = "ours without oneDNN"
 MIXTRAL = {"Mixtral eager": "eager", "Mixtral grouped": "grouped_mm"}
-VARIANTS = (FLOOR, "one expert", OURS, *MIXTRAL, ST_MOE, "naive loop")
+VARIANTS = (FLOOR, "one expert", OURS, WITHOUT_ONEDNN, *MIXTRAL, ST_MOE, "naive loop")
 TOP_K = 2
 N_INPUTS = 8
 ST_MOE_CAPACITY = 2.5  # of tokens / experts, for two experts each
@@ -68,6 +69,7 @@ def build(variant: str, settings: argparse.Namespace) -> tuple[Step, dict[str, f
 
     torch.set_num_threads(settings.threads)
     torch.manual_seed(0)
+    torch.backends.mkldnn.enabled = variant != WITHOUT_ONEDNN
     layer = make_layer(variant, settings.d, settings.h, settings.e)
     layer = layer.to(settings.device, getattr(torch, settings.dtype))
     shape = (N_INPUTS, 1, settings.n, settings.d)
@@ -88,7 +90,7 @@ def build(variant: str, settings: argparse.Namespace) -> tuple[Step, dict[str, f
 
 def forward(variant: str, layer: "nn.Module", x: "Tensor") -> "Tensor":
     """Return a layer's output."""
-    if variant != OURS:
+    if variant not in (OURS, WITHOUT_ONEDNN):
         y = layer(x)
         return y.outputs if variant == ST_MOE else y
     import torch
@@ -113,7 +115,7 @@ def make_layer(variant: str, d: int, hidden: int, n_experts: int) -> "nn.Module"
         return _dense(d, TOP_K * hidden)
     if variant == "one expert":
         return _one_expert(d, TOP_K * hidden)
-    if variant == OURS:
+    if variant in (OURS, WITHOUT_ONEDNN):
         from mttl.moe import FeedForwardExperts, MoELayer
         from mttl.routing import RoutingSlot, TopKRouter
 

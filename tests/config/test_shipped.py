@@ -9,6 +9,7 @@ import pytest
 from helpers.command import ROOT, load_recipe
 from mttl import yaml12
 from mttl.config.babyai_schema import BabyAIConfig
+from mttl.config.build_moe import EXPERTS, TOKEN_ROUTERS
 from mttl.config.load import configs_dir, load_any_config, load_config, resolve_path
 
 FILES = sorted(path.relative_to(configs_dir()).as_posix() for path in configs_dir().rglob("*.yaml"))
@@ -30,6 +31,8 @@ def test_fragments_validate_on_the_default(name: str) -> None:
     if name.startswith("babyai/"):
         assert isinstance(load_any_config(f"babyai.yaml+{name}"), BabyAIConfig)
         assert isinstance(load_any_config(f"babyai_paper.yaml+{name}"), BabyAIConfig)
+    elif name.startswith("experts/"):
+        load_config(f"crossfit.yaml+router/token_top2.yaml+{name}")
     else:
         load_config(f"crossfit.yaml+{name}")
 
@@ -43,13 +46,28 @@ def test_every_kind_has_a_fragment() -> None:
     kinds: dict[str, set[str]] = {"router": set(), "skills": set(), "optim": set()}
     for section, found in kinds.items():
         for name in FRAGMENTS:
-            if name.startswith(f"{section}/"):
+            if name.startswith(f"{section}/") and "/token_" not in name:
                 found.add(getattr(load_config(f"crossfit.yaml+{name}"), section).kind)
     assert kinds["skills"] == {"lora", "ia3", "dense", "sparse", "supermask"}
     assert kinds["optim"] == {"adamw", "adam", "adafactor"}
     assert kinds["router"] == {
         "polytropon", "shared", "private", "expert", "average", "task_moe", "hyperformer"
     }  # fmt: skip
+
+
+def test_every_kind_of_token_routing_has_a_fragment() -> None:
+    routers, experts = set(), {"lora"}
+    for name in FRAGMENTS:
+        if name.startswith("router/token_"):
+            moe = load_config(f"crossfit.yaml+{name}").moe
+            assert moe is not None
+            routers.add(moe.router.kind)
+        if name.startswith("experts/"):
+            moe = load_config(f"crossfit.yaml+router/token_top2.yaml+{name}").moe
+            assert moe is not None
+            experts.add(moe.experts.kind)
+    assert routers == set(TOKEN_ROUTERS)
+    assert experts == {*EXPERTS, "feed_forward"}
 
 
 def test_the_expert_matrix_is_the_tasks_families() -> None:

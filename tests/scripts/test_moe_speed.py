@@ -20,7 +20,8 @@ def moe_speed(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     sys.modules.pop("_common", None)
 
 
-def test_every_variant_steps(moe_speed: ModuleType) -> None:
+def test_every_variant_steps(moe_speed: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)  # and restored afterwards
     tiny = argparse.Namespace(d=8, h=8, e=3, n=5, threads=1, device="cpu", dtype="float32")
     for variant in moe_speed.VARIANTS:
         if variant == moe_speed.ST_MOE:

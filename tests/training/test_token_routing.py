@@ -1,0 +1,185 @@
+"""Token routing in training and adaptation: losses, loads, biases, modes."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers.backbones import tiny_llama, tiny_t5
+from helpers.experts import N_EXPERTS, balanced, padded_batch, token_model, top2
+from helpers.skills import ROUTERS
+from mttl.errors import ConfigError
+from mttl.routing.balance import BiasBalance
+from mttl.skills import SkilledModel
+from mttl.training.adapt import adapt, adapted, parts_by_role
+from mttl.training.few_shot import fine_tune
+from mttl.training.optim import Optimization, parameter_groups
+from mttl.training.text_to_text import TextToTextModule
+from mttl.training.token_balance import LOADS, BiasBalancing, adjust_biases, token_loads
+from mttl.training.token_report import count_tokens
+
+TASKS = torch.tensor([0, 2, 1])
+
+
+def biased(place: Any) -> Any:
+    return top2(place, bias=BiasBalance(N_EXPERTS, rate=0.5))
+
+
+class Tokenizer:
+    def batch_decode(self, ids: Tensor, skip_special_tokens: bool) -> list[str]:
+        return [" ".join(map(str, row.tolist())) for row in ids]
+
+
+def module_of(model: SkilledModel, **settings: Any) -> TextToTextModule:
+    metrics = {name: "EM" for name in "abc"[: model.router.n_tasks]}
+    optimization = Optimization(lr=0.1, schedule="constant", warmup=0)
+    module = TextToTextModule(model, Tokenizer(), metrics, optimization, **settings)  # type: ignore[arg-type]
+    module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
+    return module
+
+
+def batch() -> dict[str, Tensor]:
+    return {**padded_batch(), "task_ids": TASKS}
+
+
+def test_a_step_adds_what_layers_owe_and_counts_loads() -> None:
+    model = token_model(tiny_t5(), router=balanced).train()
+    module, inputs = module_of(model), batch()
+    logged = {}
+    module.log = lambda name, value, **settings: logged.update({name: float(value)})  # type: ignore
+    step = module.training_step(inputs, 0)
+    assert isinstance(step, dict)
+    owed = logged["train/switch"] + logged["train/z"]
+    assert step["loss"].item() == pytest.approx(logged["train/loss"] + owed, rel=1e-6)
+    loads = step[LOADS]
+    assert loads.shape == (len(model.token_layers()), N_EXPERTS + 1)
+    for name, row in zip(model.token_layers(), loads, strict=True):
+        mask = inputs["attention_mask"] if name.startswith("encoder") else inputs["labels"] != -100
+        assert row[:-1].sum() == 2 * int((mask > 0).sum())
+        assert row[-1] == 0
+
+
+def test_what_finds_no_room_is_counted() -> None:
+    model = token_model(tiny_t5(), capacity_factor=0.5).train()
+    routing = module_of(model).nll(batch())[2]
+    loads = token_loads(model, routing.records)
+    assert (loads[:, -1] > 0).all()
+    assert (loads[:, -1] < loads[:, :-1].sum(1)).all()
+
+
+def test_roles_have_their_own_rates() -> None:
+    model = token_model(
+        tiny_t5(), prior="logits", task_router=ROUTERS["polytropon"](8, 3, 1, 4), filled=False
+    )
+    rates = {"skills": 1.0, "router": 2.0, "token_router": 3.0, "backbone": 4.0}
+    groups = parameter_groups(model, lr=rates, weight_decay=0.1)
+    found = {group["name"]: (group["lr"], group["weight_decay"]) for group in groups}
+    assert found == {"skills": (1.0, 0.1), "router": (2.0, 0.0), "token_router": (3.0, 0.0)}
+
+
+# Balancing without a loss.
+
+
+def biases(model: SkilledModel) -> list[Tensor]:
+    return [layer.router.bias.value.clone() for layer in model.token_layers().values()]
+
+
+def test_biases_move_against_the_load_once_a_step() -> None:
+    model = token_model(tiny_t5(), router=biased).train()
+    module, callback = module_of(model), BiasBalancing()
+
+    class Trainer:
+        global_step = 0
+
+        class strategy:
+            @staticmethod
+            def reduce(value: Tensor, reduce_op: str) -> Tensor:
+                return value
+
+    callback.on_train_start(Trainer, module)  # type: ignore[arg-type]
+    outputs = module.training_step(batch(), 0)
+    callback.on_train_batch_end(Trainer, module, outputs, None, 0)  # type: ignore[arg-type]
+    assert not any(bias.any() for bias in biases(model))  # a batch of two: no step yet
+    Trainer.global_step = 1
+    callback.on_train_batch_end(Trainer, module, outputs, None, 1)  # type: ignore[arg-type]
+    for bias, row in zip(biases(model), outputs[LOADS][:, :-1].float(), strict=True):
+        assert torch.equal(bias, 0.5 * torch.sign(row.mean() - row))
+    assert callback.loads is None
+
+
+def test_gradient_checkpointing_leaves_biases_alone() -> None:
+    model = token_model(tiny_t5(), router=biased, train_backbone=True).train()
+    model.enable_gradient_checkpointing()
+    loss, _, routing = module_of(model).nll(batch())
+    loss.sum().backward()
+    assert not any(bias.any() for bias in biases(model))
+    assert len(routing.records) == len(model.token_layers())
+    adjust_biases(model, token_loads(model, routing.records))
+    assert all(bias.any() for bias in biases(model))
+
+
+# Adaptation.
+
+MODES = ("zero_shot", "router_only", "skills_only", "all", "from_scratch", "full")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mode_trains_its_parts_and_leaves_the_model_as_it_was(mode: Any) -> None:
+    model = token_model(tiny_t5(), router=biased)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    flags = {name: value.requires_grad for name, value in model.named_parameters()}
+    rows = {
+        **padded_batch(),
+        "task_ids": torch.zeros(3, dtype=torch.long),
+        "references": [["x"]] * 3,
+        "inputs": ["x"] * 3,
+        "samples": [0] * 3,
+        "rows": [0, 1, 2],
+    }
+    rows["generation_inputs"] = {key: rows[key] for key in ("input_ids", "attention_mask")}
+    with adapted(model, mode):
+        module = module_of(model, max_output_length=2)
+        parts = parts_by_role(model)
+        trained = {name for name, value in model.named_parameters() if value.requires_grad}
+        for role, wanted in (("skills", mode not in ("zero_shot", "router_only")),):
+            assert all(p.requires_grad == wanted for m in parts[role] for p in m.parameters())
+        routers = mode in ("router_only", "all", "from_scratch", "full")
+        assert any(".router.weight" in name for name in trained) == routers
+        assert ("backbone.shared.weight" in trained) == (mode == "full")
+        fine_tune(module, [rows], [rows], n_steps=1, eval_every=1)
+        moved = any(bias.any() for bias in biases(model))
+        assert moved == routers
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name]), name
+    assert flags == {name: value.requires_grad for name, value in model.named_parameters()}
+
+
+def test_modes_that_cannot_be() -> None:
+    with pytest.raises(ConfigError, match="mode 'average' mixes alike what tasks choose"):
+        adapt(token_model(tiny_t5()), "average")
+    with pytest.raises(ConfigError, match="'from_scratch' needs the backbone's feed-forward bl"):
+        adapt(token_model(tiny_t5(), experts="copies"), "from_scratch")
+
+
+# The report.
+
+
+@pytest.mark.parametrize("name", ["t5", "llama"])
+def test_choices_are_counted_by_task_and_token(name: str) -> None:
+    model = token_model({"t5": tiny_t5, "llama": tiny_llama}[name]())
+    inputs = batch()
+    counts = count_tokens(module_of(model), [inputs, inputs])
+    n_layers = len(model.token_layers())
+    assert counts.tasks.shape == (n_layers, 3, N_EXPERTS)
+    mask = inputs["attention_mask"].sum(1)
+    for task, row in zip(TASKS.tolist(), mask, strict=True):
+        assert counts.tasks[0, task].sum() == 2 * 2 * row
+    found = counts.bigrams(0)
+    real = inputs["attention_mask"].bool()
+    tokens, table = found.by_token()
+    wanted, frequency = inputs["input_ids"][real].unique(return_counts=True)
+    assert tokens.tolist() == wanted.tolist()
+    assert table.sum(1).tolist() == (4 * frequency).tolist()
+    starts = found.counts[found.previous == counts.n_tokens].sum()
+    assert starts == 4 * len(TASKS)
