@@ -2,7 +2,7 @@
 
 ::
 
-    base shard 1 ─┐ ranges of 4 M entries      ┌─> out/shard 1 (same names, types and order)
+    base shard 1 ─┐ ranges of 1 M entries      ┌─> out/shard 1 (same names, types and order)
     model A ──────┼─> τ_A, τ_B, f … ─> rule ───┤
     model B ──────┘                            └─> …
 
