@@ -66,6 +66,8 @@ class _Text:
             raise ConfigError(
                 f"--max-length ({max_length}) leaves no room for text between special tokens"
             )
+        if not texts:  # tokenizers fail on none at all
+            raise ConfigError("the text has no line to learn from")
         encoded: Any = tokenizer(list(texts), add_special_tokens=False, verbose=False)
         self.before, self.after = before, after
         self.lines: list[list[int]] = [ids[:room] for ids in encoded["input_ids"] if ids]
