@@ -1,8 +1,6 @@
 """Sparse skills from the command line: learned, stopped, continued, composed, taken off."""
 
-import argparse
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -205,19 +203,3 @@ def test_composing_refuses_what_does_not_fit(models, text, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
     (tmp_path / "out").mkdir()
     assert "exists; choose another --out" in mistake(COMPOSE.main, [*t5, *base, *out], capsys)
-
-
-def test_the_memory_benchmark_counts_states(monkeypatch):
-    folder = ROOT / "scripts" / "benchmarks"
-    monkeypatch.syspath_prepend(folder)
-    script = load_recipe(folder / "sparse_memory.py")
-    settings = argparse.Namespace(size="tiny", density=0.01, examples=1, tokens=4)
-    states = {}
-    for name in script.VARIANTS:
-        step, facts = script.build(name, settings)
-        step()
-        states[name] = facts["state_mib"]
-    for name in ("_common", "_models"):
-        sys.modules.pop(name, None)
-    assert states[script.FLOOR] == 0
-    assert states[script.SPARSE] < 0.03 * states[script.FULL]
