@@ -125,9 +125,10 @@ def main(arguments: list[str] | None = None) -> int:
             settings=inventory_settings(config),
         )
         if groups := built.attachment.groups:
-            attention = (
-                attention_by_task(module, data.train_rows) if has_attention(built.model) else None
-            )
+            attention = None
+            if has_attention(built.model):
+                module.to(trainer.strategy.root_device)  # the trainer has left it on the CPU
+                attention = attention_by_task(module, data.train_rows)
             path = folder.plots / "routing.npz"
             write_routing(path, built.model.router, groups, tasks, attention=attention)
         if config.moe is not None and config.data.evaluate:

@@ -36,7 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
     model = load_pretrained(options.model).requires_grad_(False)
     model.set_attn_implementation("eager")  # gradients of several rows at once need it
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    batches = read_batches(options, model.to(device))  # type: ignore[arg-type]
+    model.to(device)  # type: ignore[arg-type]
+    batches = read_batches(options, model)
     n_rows = sum(len(batch["labels"]) for batch in batches)
     log_likelihood = answer_log_likelihood(model, traceable=options.at_once > 1)
     generator = torch.Generator(device).manual_seed(options.seed)

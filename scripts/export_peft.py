@@ -12,7 +12,7 @@ written into OUT/base_model, and the adapter names it.
 import argparse
 from pathlib import Path
 
-from mttl.aggregation.low_rank import relative_error
+from mttl.aggregation.low_rank import LowRank, relative_error
 from mttl.aggregation.merge import average_mixing, strip, task_mixing
 from mttl.checkpoint import read_inventory
 from mttl.command import exit_with, make_console
@@ -52,9 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         adapter = mixture_adapter(model, mixing_of(built, options), options.rank)
         config, tensors = lora_adapter(model, adapter, **names)
-        error = relative_error(list(adapter.values()))
-        exact = f"relative error of the weight changes {error:.2e}" if error else "exact"
-        console.print(f"A LoRA adapter of rank {config['r']}, {exact}", markup=False)
+        console.print(f"A LoRA adapter of rank {config['r']}, {accuracy(adapter)}", markup=False)
     with new_folder(out) as temporary:
         write_peft(temporary, config, tensors)
         if own_base:
@@ -63,6 +61,17 @@ def main(arguments: list[str] | None = None) -> int:
             built.tokenizer.save_pretrained(temporary / "base_model")
     console.print(f"The adapter is in {out}", markup=False)
     return 0
+
+
+def accuracy(adapter: dict[str, LowRank]) -> str:
+    """Say what was cut off: over all layers, and where most."""
+    error = relative_error(list(adapter.values()))
+    if not error:
+        return "exact"
+    errors = {path: relative_error([part]) for path, part in adapter.items()}
+    worst = max(errors, key=errors.__getitem__)
+    largest = f"largest {errors[worst]:.2e}, of {worst}"
+    return f"relative error of the weight changes {error:.2e} ({largest})"
 
 
 def mixing_of(built: Built, options: argparse.Namespace):

@@ -37,6 +37,8 @@ FRAGMENTS = (
     "router/hyperformer",
     "skills/ia3",
     "skills/dense",
+    "skills/sparse",
+    "skills/supermask",
 )
 
 

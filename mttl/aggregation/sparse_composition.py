@@ -109,20 +109,24 @@ class SparseComposition:
         for name in self.names:
             self.remove(name)
 
-    def originals(self, name: str, indices: Tensor) -> Tensor:
+    def originals(self, name: str, indices: Tensor, values: Tensor) -> Tensor:
         """Return weights of a tensor as they are without skills.
 
         Args:
             name: Of the tensor.
             indices: Places in it.
+            values: What stands there with the present skills on it.
         """
-        tensor = self._tensors[name]
-        values = tensor.reshape(-1)[indices.to(tensor.device)]
         known = self._remembered.get(name)
         if known is None or not len(known.indices):
             return values
-        place, found = _look_up(known.indices, indices.to(tensor.device))
+        place, found = _look_up(known.indices, indices)
         return torch.where(found, known.values[place], values)
+
+    def _without_skills(self, name: str, indices: Tensor) -> Tensor:
+        tensor = self._tensors[name]
+        indices = indices.to(tensor.device)
+        return self.originals(name, indices, tensor.reshape(-1)[indices])
 
     def _check(self, name: str, skill: SparseSkill) -> None:
         problems = []
@@ -134,7 +138,7 @@ class SparseComposition:
                 problems.append(f"{tensor}: shape {tuple(own.shape)} instead of {change.shape}")
             elif own.dtype != change.values.dtype:
                 problems.append(f"{tensor}: {own.dtype} instead of {change.values.dtype}")
-            elif digest(self.originals(tensor, change.indices)) != change.base:
+            elif digest(self._without_skills(tensor, change.indices)) != change.base:
                 problems.append(f"{tensor}: other weights")
         if problems:
             shown = problems[:MOST_SHOWN]
@@ -160,7 +164,7 @@ class SparseComposition:
         ]
         places = [change.indices.to(tensor.device) for _, change in parts]
         union = torch.cat(places).unique() if places else torch.empty(0, dtype=torch.int64)
-        originals = self.originals(name, union)
+        originals = self._without_skills(name, union)
         known = self._remembered.pop(name, None)
         if known is not None:
             put_entries(tensor, known.indices, known.values)

@@ -29,8 +29,8 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-# Entries that are read at a time: 16 MiB of float32.
-RANGE = 4 * 2**20
+# Entries that are read at a time: 4 MiB of float32.
+RANGE = 2**20
 
 
 @dataclass(frozen=True)

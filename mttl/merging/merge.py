@@ -2,7 +2,7 @@
 
 ::
 
-    base shard 1 ─┐ ranges of 4 M entries      ┌─> out/shard 1 (same names, types and order)
+    base shard 1 ─┐ ranges of 1 M entries      ┌─> out/shard 1 (same names, types and order)
     model A ──────┼─> τ_A, τ_B, f … ─> rule ───┤
     model B ──────┘                            └─> …
 
@@ -26,7 +26,7 @@ from mttl.merging.changes import Change, DenseChange, Ranges, read_wide
 from mttl.merging.differences import fisher_differences, setting_differences, weight_differences
 from mttl.merging.mixture import MixtureChange
 from mttl.merging.recipe import ElasticCaPE, Ingredient, Recipe
-from mttl.merging.rules import Parts, make_rule
+from mttl.merging.rules import Parts, Rule, make_rule
 
 COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.spm")
 GIBIBYTE = 2**30
@@ -57,24 +57,33 @@ def merge_models(
         raise ConfigError(f"'{out}' exists already; choose another folder, or delete it")
     parts = open_parts(recipe)
     _check_space(out, parts.base)
-    rule = make_rule(recipe, parts)
     total = sum(entry.size for file in parts.base.files for entry in file.entries.values())
     done = 0
+    rule: Rule
 
     def ranges(tensor: str, entry: Entry) -> Iterator[Tensor]:
         nonlocal done
         for start, stop in entry.ranges():
             if entry.dtype.is_floating_point:
                 with torch.no_grad():
-                    yield rule(tensor, start, read_wide(parts.base, tensor, start, stop))
+                    merged = rule(tensor, start, read_wide(parts.base, tensor, start, stop))
+                if merged.isnan().any():
+                    raise ValueError(f"'{tensor}' would hold values that are no numbers")
+                yield merged
             else:
                 yield parts.base.read(tensor, start, stop)
             done += stop - start
             on_range(done, total)
 
     with new_folder(out) as folder:
-        for file in parts.base.files:
-            write_like(file, folder / file.path.name, ranges)
+        try:
+            rule = make_rule(recipe, parts)
+            for file in parts.base.files:
+                write_like(file, folder / file.path.name, ranges)
+        except ValueError as error:
+            raise CheckpointError(
+                f"a model or its Fisher information is damaged: {error}"
+            ) from error
         if parts.base.path.is_dir():
             for pattern in COPIED:
                 for path in sorted(parts.base.path.glob(pattern)):

@@ -15,6 +15,7 @@ from transformers import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     ByT5Tokenizer,
@@ -37,14 +38,16 @@ def load_pretrained(
     revision: str | None = None,
     gguf_file: str | None = None,
     dtype: str = "float32",
+    masked: bool = False,
 ) -> PreTrainedModel:
-    """Load an encoder–decoder or decoder-only language model.
+    """Load an encoder–decoder or decoder-only language model, or a masked one.
 
     Args:
         name: A model of the hub, or a folder.
         revision: Branch, tag or commit on the hub.
         gguf_file: Name of a GGUF file inside ``name`` to read the weights from.
         dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"`` for the stored one.
+        masked: Load what is no encoder–decoder as a masked language model.
 
     Returns:
         The model, in evaluation mode.
@@ -59,7 +62,8 @@ def load_pretrained(
     torch_dtype = dtype if dtype == "auto" else getattr(torch, dtype)
     try:
         config = AutoConfig.from_pretrained(name, **where)
-        kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        kind = AutoModelForMaskedLM if masked else AutoModelForCausalLM
+        kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else kind
         loaded: Any = kind.from_pretrained(
             name, dtype=torch_dtype, output_loading_info=True, **where
         )

@@ -100,7 +100,7 @@ class SparseTuning:
         self,
         about: Mapping[str, Any] | None = None,
         *,
-        originals: Callable[[str, Tensor], Tensor] | None = None,
+        originals: Callable[[str, Tensor, Tensor], Tensor] | None = None,
     ) -> SparseSkill:
         """Return what was learned, as a change of the weights that the training started from.
 
@@ -113,10 +113,12 @@ class SparseTuning:
             name: SparseChange(
                 tuple(self._tensors[name].shape),
                 indices,
-                self.entries[name].detach() - self._starts[name],
-                digest(originals(name, indices) if originals else self._starts[name]),
+                self.entries[name].detach() - start,
+                digest(originals(name, indices, start) if originals else start),
             )
-            for name, indices in self.support.items()
+            for (name, indices), start in zip(
+                self.support.items(), self._starts.values(), strict=True
+            )
         }
         return SparseSkill(changes, dict(about or {}))
 

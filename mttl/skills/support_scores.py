@@ -14,6 +14,7 @@ References:
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +58,16 @@ class MovementScores:
             if parameter.grad is not None:
                 self.scores[name].addcmul_(parameter.grad, parameter, value=-lr)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums, to continue from."""
+        return {"scores": self.scores}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
+        for name, score in self.scores.items():
+            score.copy_(state["scores"][name])
+
 
 class FisherScores:
     """Sums up squared gradients: the diagonal of the empirical Fisher information.
@@ -85,6 +96,17 @@ class FisherScores:
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
                 self._sums[name].addcmul_(parameter.grad, parameter.grad)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums, to continue from."""
+        return {"sums": self._sums, "n_gradients": self.n_gradients}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
+        self.n_gradients = state["n_gradients"]
+        for name, total in self._sums.items():
+            total.copy_(state["sums"][name])
 
 
 def _check_same(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> None:

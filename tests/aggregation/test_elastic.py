@@ -27,9 +27,9 @@ def test_the_equation_number_by_number(base_weight: float, ceiling: float | None
 
     for place in range(30):
         f0, fe, fa = (bounded(float(f[place])) for f in (of_base, of_expert, of_anti_expert))
-        t0, te, ta = (float(t[place]) for t in (base, expert, anti_expert))
+        t0, tg, tb = (float(t[place]) for t in (base, expert, anti_expert))
         # The sign is the numerator's; in Z every term is positive.
-        numerator = base_weight * f0 * t0 + 0.3 * fe * te - 0.15 * fa * ta
+        numerator = base_weight * f0 * t0 + 0.3 * fe * tg - 0.15 * fa * tb
         expected = numerator / (base_weight * f0 + 0.3 * fe + 0.15 * fa)
         # Float32 sums of terms of both signs: a few roundings of the largest.
         assert float(found[place]) == pytest.approx(expected, rel=1e-4, abs=1e-5)

@@ -109,8 +109,10 @@ def test_skills_below_are_seen_through():
     below, composition = random_skill(model, 1), SparseComposition(model)
     start = weights(model)
     composition.apply("below", below)
-    places = torch.arange(40)
-    assert torch.equal(composition.originals("0.weight", places), start["0.weight"].flatten())
+    places, present = torch.arange(40), weights(model)["0.weight"].flatten()
+    found = composition.originals("0.weight", places, present)
+    assert torch.equal(found, start["0.weight"].flatten())
+    assert not torch.equal(present, found)
 
 
 def test_names_are_used_once():

@@ -261,3 +261,19 @@ def test_nothing_is_overwritten_and_the_disk_is_measured(
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(9, 8, 1))
     with pytest.raises(ConfigError, match=r"has 0.0 GiB left and the model needs"):
         merge_models(make("arithmetic"), tmp_path / "new")
+
+
+@pytest.mark.parametrize("method", [{"kind": "arithmetic"}, {"kind": "ties"}])
+def test_a_model_with_holes_is_refused(method: dict[str, str], tmp_path: Path) -> None:
+    for name, value in (("base", 1.0), ("tuned", float("nan"))):
+        save_file({"w": torch.tensor([2.0, value])}, tmp_path / f"{name}.safetensors")
+    recipe = Recipe.model_validate(
+        {
+            "base": {"model": str(tmp_path / "base.safetensors")},
+            "models": [{"model": str(tmp_path / "tuned.safetensors")}],
+            "method": method,
+        }
+    )
+    with pytest.raises(CheckpointError, match="information is damaged: "):
+        merge_models(recipe, tmp_path / "out")
+    assert len(list(tmp_path.iterdir())) == 2

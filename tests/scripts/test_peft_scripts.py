@@ -1,6 +1,7 @@
 """Runs go to PEFT and come back through the two scripts."""
 
 import json
+import re
 import warnings
 from pathlib import Path
 
@@ -55,6 +56,17 @@ def test_a_task_is_loaded_by_peft_with_its_base(run: Path, inputs, tmp_path: Pat
     assert relative_error(auto(out)(**inputs).logits, expected) < ROUNDING
     tokenizer = AutoTokenizer.from_pretrained(out / "base_model")
     assert tokenizer("abc").input_ids == built.tokenizer("abc").input_ids
+
+
+def test_what_is_cut_off_is_reported(run: Path, tmp_path: Path, capsys) -> None:
+    given = [str(run), "--task", "copy", "--rank", "1", "--out", str(tmp_path / "small")]
+    assert EXPORT.main(given) == 0
+    found = re.search(
+        r"of rank 1, relative error of the weight changes (\S+) \(largest (\S+), of \S+\.[qkvo]\)",
+        " ".join(capsys.readouterr().out.split()),
+    )
+    assert found
+    assert 0 < float(found[1]) < float(found[2]) < 1
 
 
 def test_an_inventory_goes_out_as_poly_and_comes_back(run: Path, inputs, tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from mttl.aggregation.sparse_composition import SparseComposition
+from mttl.aggregation.sparse_skill import SparseSkill
 from mttl.skills.sparse_tuning import SparseTuning
 from mttl.skills.supports import random_support
 
@@ -105,6 +107,29 @@ def test_rewinding_restores_the_weights_bit_for_bit_and_the_skill_leads_back():
         added = begin.detach().flatten().index_add(0, places, changes)
         # Sum of a rounded difference: off by at most one rounding.
         torch.testing.assert_close(added, trained[name].flatten(), rtol=1e-6, atol=1e-7)
+
+
+def test_a_skill_learned_on_top_of_another_belongs_to_the_network_below():
+    model = network()
+    start = {name: value.detach().clone() for name, value in model.named_parameters()}
+    composition = SparseComposition(model)
+    below = random_support({name: value.shape for name, value in start.items()}, 0.5)
+    changed = {name: value + 0.1 for name, value in start.items()}
+    composition.apply("below", SparseSkill.between(start, changed, below))
+    tuning = SparseTuning(model, supports(model, 0.5))  # some of the entries are those below
+    loss(model, 0).backward()
+    OPTIMIZERS["sgd"](tuning.parameters()).step()
+    tuning.write()
+    skill = tuning.skill(originals=composition.originals)
+    tuned = {name: value.detach().clone() for name, value in model.named_parameters()}
+    fresh = network()
+    again = SparseComposition(fresh)
+    again.apply("above", skill)
+    again.apply("below", SparseSkill.between(start, changed, below))
+    for name, value in fresh.named_parameters():
+        torch.testing.assert_close(value.detach(), tuned[name])  # sums of rounded differences
+    again.clear()
+    assert all(torch.equal(value, start[name]) for name, value in fresh.named_parameters())
 
 
 def test_tensors_that_are_not_contiguous():

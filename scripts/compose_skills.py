@@ -1,0 +1,133 @@
+"""Put sparse skills on a model, θ0 + φ1 + φ2 …, and save or score what they make of it.
+
+python scripts/compose_skills.py --model t5-small --skills french.safetensors task.safetensors --out models/composed
+python scripts/compose_skills.py --model t5-small --skills french.safetensors task.safetensors --score verb_past
+
+A weight may follow a file: task.safetensors=0.5. Files of other models are refused with a list of what
+differs. The order of the skills does not matter.
+"""  # noqa: E501
+
+import argparse
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from mttl.aggregation.sparse_composition import SparseComposition
+from mttl.aggregation.sparse_skill import SparseSkill
+from mttl.command import exit_with, make_console
+from mttl.data.encode import TextEncoder
+from mttl.data.gym import SPLITS, Gym
+from mttl.errors import ConfigError
+from mttl.models.backbone import is_decoder_only, load_pretrained, load_tokenizer
+from mttl.tasks.metrics import score_answers
+from mttl.training.answers import answer_inputs
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Load, compose, and do what is asked."""
+    options = parse(arguments)
+    out = None if options.out is None else Path(options.out)
+    if out is None and options.score is None:
+        raise ConfigError("nothing to do: give --out, --score or both")
+    if out is not None and out.exists():
+        raise ConfigError(f"'{out}' exists; choose another --out or delete it")
+    model = load_pretrained(options.model)
+    tokenizer = load_tokenizer(options.tokenizer or options.model)
+    composition = SparseComposition(model)
+    for given in options.skills:
+        path, weight = read_weight(given)
+        composition.apply(given, SparseSkill.load(path), weight=weight)
+    if options.score is not None:
+        value, metric, n_rows = score(options, model, tokenizer)
+        make_console().print(
+            f"{options.score}, {options.split} rows: {metric} {100 * value:.1f} % of {n_rows}"
+        )
+    if out is not None:
+        save(model, tokenizer, out)
+        make_console().print(f"The model is in {out}")
+    return 0
+
+
+def read_weight(given: str) -> tuple[Path, float]:
+    """Split ``FILE=WEIGHT``; the weight is 1 where it is not given.
+
+    Raises:
+        ConfigError: If the weight is no number.
+    """
+    path, equals, weight = given.rpartition("=")
+    if not equals:
+        return Path(given), 1.0
+    try:
+        return Path(path), float(weight)
+    except ValueError as error:
+        raise ConfigError(f"--skills '{given}': '{weight}' is no number") from error
+
+
+def score(
+    options: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> tuple[float, str, int]:
+    """Return the score of a task, its metric, and the number of rows."""
+    gym = Gym(options.gym)
+    rows = gym.rows(options.score, options.split, options.sample)
+    encoder = TextEncoder(
+        tokenizer,
+        decoder_only=is_decoder_only(model),
+        max_input_length=options.max_length,
+        max_output_length=options.max_output_length,
+    )
+    if torch.cuda.is_available():
+        torch.nn.Module.cuda(model)
+    prefix = f"[{options.score}] " if options.prefix else ""
+    status = make_console(stderr=True)
+    columns = (TextColumn("answering"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=status, transient=True, disable=not status.is_terminal) as bars:
+        bar = bars.add_task("answering", total=len(rows))
+        answers = answer_inputs(
+            model,
+            encoder,
+            [prefix + row.input for row in rows],
+            max_new_tokens=options.max_output_length,
+            on_rows=lambda n: bars.advance(bar, n),
+        )
+    metric = gym.metric(options.score)
+    return score_answers(metric, answers, [row.outputs for row in rows]), metric, len(rows)
+
+
+def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
+    """Write a folder that transformers can load, whole or not at all."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    try:
+        model.save_pretrained(temporary / "new")
+        tokenizer.save_pretrained(temporary / "new")
+        (temporary / "new").replace(out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--model", required=True, help="name on the hub, or a folder")
+    add("--tokenizer", help="another than the model's own: a name, a folder, or byte")
+    add("--skills", nargs="+", required=True, metavar="FILE[=WEIGHT]", help="sparse skills")
+    add("--out", help="folder of the composed model")
+    add("--score", metavar="TASK", help="answer a task of a gym")
+    add("--gym", default="data/lexical", help="folder of the gym (%(default)s)")
+    add("--sample", type=int, default=100, help="few-shot sample of the task (%(default)s)")
+    add("--split", choices=SPLITS, default="test", help="(%(default)s)")
+    add("--prefix", action="store_true", help="put [task] before every input")
+    add("--max-length", type=int, default=256, help="most tokens of an input (%(default)s)")
+    add("--max-output-length", type=int, default=64, help="of an answer (%(default)s)")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    exit_with(main)

@@ -1,0 +1,129 @@
+"""Recipes and Fisher information from the command line."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM
+
+from helpers.command import ROOT, load_recipe
+from helpers.gyms import TINY_T5, write_gym
+from mttl.aggregation.elastic import elastic_removal
+from mttl.command import USER_MISTAKE, run_command
+from mttl.models.backbone import build_random
+
+MERGE = load_recipe(ROOT / "scripts" / "merge_skills.py")
+ESTIMATE = load_recipe(ROOT / "scripts" / "estimate_fisher.py")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A gym, and two models with Fisher information on one of its tasks."""
+    folder = tmp_path_factory.mktemp("merge")
+    write_gym(folder / "gym")
+    for seed, name in enumerate(("base", "bad")):
+        torch.manual_seed(seed)
+        build_random("t5", TINY_T5["config"]).save_pretrained(folder / name)
+        assert ESTIMATE.main(fisher(folder, name, f"{name}.safetensors")) == 0
+    return folder
+
+
+def fisher(folder: Path, model: str, out: str, *more: str) -> list[str]:
+    return [
+        *("--model", str(folder / model), "--tokenizer", "byte", "--gym", str(folder / "gym")),
+        *("--tasks", "copy", "--out", str(folder / out), "--max-output-length", "6", *more),
+    ]
+
+
+def recipe(folder: Path, **changes: object) -> Path:
+    tree: dict[str, object] = {
+        "base": {"model": str(folder / "base"), "fisher": str(folder / "base.safetensors")},
+        "models": [
+            {
+                "model": str(folder / "bad"),
+                "role": "anti_expert",
+                "weight": 0.15,
+                "fisher": str(folder / "bad.safetensors"),
+            }
+        ],
+        "method": {"kind": "elastic"},
+    }
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(tree | changes))
+    return path
+
+
+def test_an_anti_expert_is_removed(folder: Path, tmp_path: Path) -> None:
+    assert MERGE.main([str(recipe(folder)), "--out", str(tmp_path / "out")]) == 0
+    found, base, bad = (
+        dict(AutoModelForSeq2SeqLM.from_pretrained(path).named_parameters())
+        for path in (tmp_path / "out", folder / "base", folder / "bad")
+    )
+    f0, f = (load_file(folder / f"{name}.safetensors") for name in ("base", "bad"))
+    assert f.keys() == found.keys()
+    for name, value in found.items():
+        vector = (bad[name] - base[name]).detach()
+        expected = elastic_removal(base[name].detach(), f0[name], [vector], [f[name]], [-0.15])
+        torch.testing.assert_close(value.detach(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_recipe_may_say_where(folder: Path, tmp_path: Path) -> None:
+    assert MERGE.main([str(recipe(folder, out=str(tmp_path / "there")))]) == 0
+    assert (tmp_path / "there" / "model.safetensors").is_file()
+
+
+def test_mistakes_end_in_a_message_and_no_folder(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "there").mkdir()
+    gone = {"model": str(folder / "gone"), "fisher": "gone"}
+    for changes, given, message in (
+        ({}, [], "has no out; give one there, or --out DIR"),
+        ({}, ["--out", str(tmp_path / "there")], "exists already"),
+        ({"method": {"kind": "elastik"}}, ["--out", "x"], "'elastik' must be one of"),
+        ({"base": gone}, ["--out", str(tmp_path / "x")], "does not exist"),
+    ):
+        path = recipe(folder, **changes)
+        command = [str(path), *given]
+        assert run_command(lambda command=command: MERGE.main(command)) == USER_MISTAKE
+        assert message in " ".join(capsys.readouterr().err.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_the_kinds_of_information_differ_and_are_written_down(folder: Path) -> None:
+    found = [load_file(folder / "base.safetensors")]
+    for out, more in (
+        ("sampled.safetensors", ("--labels", "sampled")),
+        ("batch.safetensors", ("--gradients", "batch")),
+        ("single.safetensors", ("--at-once", "1")),
+    ):
+        assert ESTIMATE.main(fisher(folder, "base", out, *more)) == 0
+        found.append(load_file(folder / out))
+    name = "shared.weight"
+    plain, sampled, batch, single = (tensors[name] for tensors in found)
+    torch.testing.assert_close(single, plain)  # float32 sums in another order
+    assert not torch.allclose(sampled, plain)
+    assert not torch.allclose(batch, plain)
+    with safe_open(folder / "sampled.safetensors", framework="pt") as file:
+        metadata = file.metadata()
+    assert (metadata["labels"], metadata["gradients"]) == ("sampled", "example")
+    assert (metadata["tasks"], metadata["n_rows"]) == ("copy", "16")
+
+
+def test_fisher_mistakes_are_named(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for model, out, more, message in (
+        ("base", "base.safetensors", (), "exists already"),
+        ("base", "x.bin", (), "must end in .safetensors"),
+        ("base", "x.safetensors", ("--rows", "0"), "--rows must be at least 1"),
+        ("base", "x.safetensors", ("--tasks", "cop"), "no task 'cop'. Did you mean 'copy'"),
+        ("gone", "x.safetensors", (), "cannot be the name of a model"),
+    ):
+        command = fisher(folder, model, out, *more)
+        assert run_command(lambda command=command: ESTIMATE.main(command)) == USER_MISTAKE
+        assert message in " ".join(capsys.readouterr().err.split())
+    assert not (folder / "x.safetensors").exists()
