@@ -8,10 +8,10 @@ block of layers), the tree of tasks, upright and round, their similarity and a m
 subsets of skills in use, the statistics over layers and over training. --html adds a page to look
 around in.
 
-Where tokens choose experts, it also shows the loads of experts over layers and training, what tells
-most about a token's expert (its task, itself, or the token before), and the tokens that each expert
-is chosen for. In a run that routes tokens only, "skills" are experts, and weights are how the tokens
-of a task are shared among them.
+Where tokens choose experts, it also shows the loads of experts over layers and training, what
+tells most about a token's expert (its task, itself, or the token before), and the tokens that each
+expert is chosen for. In a run that routes tokens only, "skills" are experts, and weights are how
+the tokens of a task are shared among them.
 
 Groups of layers number their skills independently: the third skill of one has nothing to do with
 the third of another. Means over layers therefore show little where there are many groups; trees and

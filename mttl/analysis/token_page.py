@@ -122,7 +122,7 @@ def _data(record: TokenRecord) -> dict[str, Any]:
                 "numbers": (
                     f"Load entropy {evenness[number]:.3f} of 1; dropped "
                     f"{record.dropped[number]:.1%}. A choice has {record.expert_bits[number]:.2f} "
-                    f"bits; the task tells {record.task_bits[number]:.2f} of them, the token before "
+                    f"bits; the task tells {record.task_bits[number]:.2f}, the token before "
                     f"{record.previous_bits[number]:.2f}, the token "
                     f"{record.token_bits[number]:.2f}."
                 ),

@@ -129,7 +129,7 @@ def test_a_block_whose_projections_have_skills_cannot_be_copied():
 def test_a_block_without_a_known_activation():
     backbone = tiny_llama()
     del backbone.model.layers[0].mlp.act_fn
-    with pytest.raises(ValueError, match="LlamaMLP looks like a feed-forward block with no activ"):
+    with pytest.raises(ValueError, match="LlamaMLP looks like a feed-forward block with no"):
         feed_forward_blocks(backbone)
 
 
