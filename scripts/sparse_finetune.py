@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     for path in options.on:
         composition.apply(path, SparseSkill.load(path))
     if torch.cuda.is_available():
-        model.cuda()
+        nn.Module.cuda(model)
     maskable = maskable_names(model, freeze_norms=options.freeze_norms, freeze=options.freeze)
     ticket = LotteryTicket(model, maskable, objective, settings)
     if saved is not None:

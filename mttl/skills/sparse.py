@@ -32,9 +32,9 @@ class SparseInventory(Inventory):
         n_heads: Heads H: blocks of output features that are mixed apart; must divide O.
         mix: ``"deltas"`` spreads the changes out and builds one dense change per example, or one
             per distinct row of weights where the weights need no gradient (on a CPU); ``"outputs"``
-            computes sparse products and builds none. ``"auto"`` takes the one that was faster when
-            measured: outputs for texts of fewer than O / 2K positions (`scripts/benchmarks/
-            sparse_mixing.py`). Compiled models take deltas: sparse products cannot be compiled.
+            computes sparse products and builds none. ``"auto"`` takes what should be faster, by a
+            rule fitted to `scripts/benchmarks/sparse_mixing.py`: outputs for few entries and short
+            texts. Compiled models take deltas: sparse products cannot be compiled.
 
     Raises:
         ValueError: If a size is not positive, H does not divide O, ``sparsity`` lies outside
@@ -165,7 +165,13 @@ class SparseInventory(Inventory):
     def _computes_outputs(self, x: Tensor) -> bool:
         if torch.compiler.is_compiling() or not self.values.numel():
             return False
-        return self.mix == "outputs" or 2 * self.n_skills * x.shape[1] < self.out_features
+        if self.mix == "outputs":
+            return True
+        # Costs of an example, in units of an entry of its dense change, fitted to the benchmark:
+        # outputs of all skills, and their entries; the change, and its product.
+        n_positions, size = x.shape[1], self.out_features * self.in_features
+        outputs = n_positions * (self.n_skills * self.out_features + self.values.numel() / 14)
+        return outputs < size * (1 + n_positions / 70)
 
     def _current_pattern(self) -> Pattern:
         """Return the order of the entries in products, sorted out once per support."""
