@@ -10,6 +10,7 @@ from helpers.experts import N_EXPERTS, balanced, lora, padded_batch, token_model
 from helpers.skills import ROUTERS, spread
 from mttl.moe.attach import Selection, attach_experts
 from mttl.routing import RoutingSlot, expert_router, shared_router
+from mttl.routing.token_hash import HashRouter
 from mttl.routing.token_top_k import TopKRouter
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
 
@@ -300,3 +301,17 @@ def test_skills_of_tasks_and_experts_of_tokens_in_one_model(targets):
         assert layer.inventory.up.grad.abs().sum() > 0
     for layer in model.token_layers().values():
         assert layer.experts.up.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("name", ["t5", "llama"])
+def test_routing_by_vocabulary_reads_what_is_generated(name, beams):
+    def by_word(place):
+        return HashRouter(place.in_features, N_EXPERTS, vocabulary_size=40)
+
+    model = token_model(BACKBONES[name](), router=by_word)
+    inputs = batch(3)
+    inputs.pop("labels")
+    cached = answers(model, inputs, num_beams=beams)
+    # Without a cache every step computes all positions again, from their own ids.
+    assert torch.equal(cached, answers(model, inputs, num_beams=beams, use_cache=False))
