@@ -89,6 +89,9 @@ class Weights(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         return self.read(name).view(self.entry(name).shape)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.places  # a mapping would read the tensor to find out
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.places)
 

@@ -47,3 +47,11 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
         save_file({"w": torch.ones(2)}, tmp_path / f"{number}.safetensors")
     with pytest.raises(CheckpointError, match="'w' stands in"):
         len(Weights(tmp_path))
+
+
+def test_asking_for_a_name_reads_no_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_file({"w": torch.ones(2)}, tmp_path / "f.safetensors")
+    monkeypatch.setattr(Weights, "read", lambda *given: pytest.fail("a tensor was read"))
+    weights = Weights(tmp_path / "f.safetensors")
+    assert "w" in weights
+    assert "v" not in weights
