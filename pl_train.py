@@ -14,13 +14,8 @@ from mttl.analysis.libraries import check_libraries
 from mttl.checkpoint import save_inventory
 from mttl.command import exit_with, make_console
 from mttl.config.babyai_schema import BabyAIConfig
-from mttl.config.build import (
-    Built,
-    backbone_name,
-    build_model,
-    build_optimization,
-    inventory_settings,
-)
+from mttl.config.build import Built, build_model, build_optimization, inventory_settings
+from mttl.config.build_backbone import backbone_name
 from mttl.config.load import dump_config, load_any_config, resolve_folder, resolve_path
 from mttl.config.schema import Config
 from mttl.config.trainer import build_trainer

@@ -54,13 +54,14 @@ from comparison.tables import (
 
 from mttl.analysis.libraries import check_libraries
 from mttl.analysis.token_record import has_token_record, read_token_record
-from mttl.checkpoint import TOKENS, count_saved
+from mttl.checkpoint import count_saved
 from mttl.command import exit_with, make_console, positive
 from mttl.config.load import dump_config, load_config, resolve_folder, resolve_path
 from mttl.data.gym import Gym
 from mttl.data.partition import load_partition, select_tasks
 from mttl.errors import ConfigError
 from mttl.files import write_text
+from mttl.model_tensors import TOKENS
 from mttl.training.few_shot_jobs import new_tasks, plan_jobs, read_samples
 
 TOKEN_CAPTION = (

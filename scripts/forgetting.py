@@ -30,7 +30,7 @@ from transformers import PreTrainedModel
 from mttl.analysis.figures import save_figure
 from mttl.analysis.libraries import check_libraries
 from mttl.command import exit_with, make_console
-from mttl.config.build import build_backbone, build_tokenizer
+from mttl.config.build_backbone import build_backbone, build_tokenizer
 from mttl.config.load import load_config, resolve_folder
 from mttl.data.gym import Gym
 from mttl.errors import ConfigError

@@ -19,9 +19,9 @@ import torch
 import pl_train
 from mttl.checkpoint import read_inventory
 from mttl.command import exit_with, make_console
-from mttl.config.build import build_backbone
+from mttl.config.backbone_schema import Backbone
+from mttl.config.build_backbone import build_backbone
 from mttl.config.load import load_config, resolve_folder, resolve_path
-from mttl.config.schema import Backbone
 from mttl.data.gym import Gym
 from mttl.data.partition import load_partition
 from mttl.errors import ConfigError

@@ -15,20 +15,13 @@ from transformers import ByT5Tokenizer
 
 import mttl.checkpoint
 from helpers.backbones import batch, fill, tiny_t5
-from mttl.checkpoint import (
-    FORMAT_VERSION,
-    backbone_parameters,
-    count_saved,
-    fingerprint,
-    load_into,
-    read_inventory,
-    save_inventory,
-    skill_tensors,
-)
-from mttl.config.build import Built, backbone_name, build_model, inventory_settings, load_run
+from mttl.checkpoint import FORMAT_VERSION, count_saved, load_into, read_inventory, save_inventory
+from mttl.config.build import Built, build_model, inventory_settings, load_run
+from mttl.config.build_backbone import backbone_name
 from mttl.config.load import configs_dir, load_config
 from mttl.config.schema import Config
 from mttl.errors import CheckpointError
+from mttl.model_tensors import backbone_parameters, fingerprint, skill_tensors
 from mttl.models.backbone import build_random
 from mttl.training.adapt import parts_by_role
 

@@ -4,18 +4,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from mttl.config.schema import (
-    AdaptMode,
-    Fraction,
-    NonNegative,
-    Optim,
-    Router,
-    Run,
-    Section,
-    Seed,
-    Seeds,
-    Trainer,
-)
+from mttl.config.optim_schema import Optim
+from mttl.config.router_schema import Router
+from mttl.config.schema import Run, Trainer
+from mttl.config.section import Fraction, NonNegative, Section, Seed, Seeds
+from mttl.training.adapt import AdaptMode
 
 Unit = Annotated[float, Field(ge=0, le=1)]
 

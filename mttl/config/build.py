@@ -11,32 +11,19 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mttl.aggregation.sparse_skill import SparseSkill
 from mttl.checkpoint import load_into, read_inventory
+from mttl.config.backbone_schema import Backbone
+from mttl.config.build_backbone import build_backbone, build_tokenizer, check_vocabulary
 from mttl.config.build_moe import build_experts
-from mttl.config.expert_matrix import read_expert_matrix
+from mttl.config.build_router import build_router
 from mttl.config.fusion import load_source
 from mttl.config.moe_schema import MoE
-from mttl.config.schema import Aggregation, Backbone, Config, Optim, Router, Skills
+from mttl.config.optim_schema import Optim
+from mttl.config.router_schema import Router
+from mttl.config.schema import Config
+from mttl.config.skills_schema import Aggregation, Skills
 from mttl.errors import CheckpointError, ConfigError, TaskError, nearest
-from mttl.models.backbone import (
-    build_random,
-    load_pretrained,
-    load_tokenizer,
-    scale_initial_weights,
-)
 from mttl.moe.attach import TokenLayers
 from mttl.routing.context import RoutingSlot
-from mttl.routing.fixed import (
-    FixedRouter,
-    average_router,
-    expert_router,
-    private_router,
-    shared_router,
-)
-from mttl.routing.hyperformer import HyperFormerRouter
-from mttl.routing.polytropon import PolytroponRouter
-from mttl.routing.priors import RoutingPrior
-from mttl.routing.task_moe import TaskMoERouter
-from mttl.routing.task_router import TaskRouter
 from mttl.skills.attach import Attachment, attach_skills
 from mttl.skills.dense import DenseInventory
 from mttl.skills.fused import FusedInventory
@@ -54,11 +41,6 @@ INVENTORIES: dict[str, Callable[..., Inventory]] = {
     "dense": DenseInventory,
     "sparse": SparseInventory,
     "supermask": SupermaskInventory,
-}
-LEARNED_ROUTERS: dict[str, Callable[..., TaskRouter]] = {
-    "polytropon": PolytroponRouter,
-    "task_moe": TaskMoERouter,
-    "hyperformer": HyperFormerRouter,
 }
 
 
@@ -166,36 +148,6 @@ def inventory_settings(config: Config) -> dict[str, Any]:
     }
 
 
-def backbone_name(backbone: Backbone) -> str:
-    """Return what to call a backbone."""
-    return backbone.name if backbone.kind == "pretrained" else f"random {backbone.model_type}"
-
-
-def build_tokenizer(backbone: Backbone) -> PreTrainedTokenizerBase:
-    """Load the tokenizer that the configuration names."""
-    if backbone.kind == "random":
-        return load_tokenizer(backbone.tokenizer)
-    if backbone.tokenizer is not None:
-        return load_tokenizer(backbone.tokenizer)
-    return load_tokenizer(backbone.name, revision=backbone.revision, gguf_file=backbone.gguf_file)
-
-
-def build_backbone(backbone: Backbone) -> PreTrainedModel:
-    """Load or build the backbone; frozen unless it is trained too."""
-    if backbone.kind == "random":
-        model = build_random(backbone.model_type, dict(backbone.config))
-        scale_initial_weights(model, backbone.initial_scale)
-    else:
-        model = load_pretrained(
-            backbone.name,
-            revision=backbone.revision,
-            gguf_file=backbone.gguf_file,
-            dtype=backbone.dtype,
-        )
-    model.requires_grad_(backbone.train)
-    return model
-
-
 def build_optimization(optim: Optim) -> Optimization:
     """Return the optimization that the configuration describes."""
     settings: dict[str, Any] = {}
@@ -233,7 +185,7 @@ def _assemble(
     tokenizer = build_tokenizer(backbone)
     model = build_backbone(backbone)
     if backbone.kind == "random":
-        _check_vocabulary(backbone.tokenizer, len(tokenizer), model)
+        check_vocabulary(backbone.tokenizer, len(tokenizer), model)
     slot = RoutingSlot()
     attachment, n_heads, n_skills = Attachment((), ()), 1, 1
     if skills.kind != "none":
@@ -292,73 +244,3 @@ def _attach(
         )
     except ValueError as error:
         raise ConfigError(f"section skills: {error}") from error
-
-
-def _check_vocabulary(name: str, n_tokens: int, model: PreTrainedModel) -> None:
-    size = model.get_input_embeddings().weight.shape[0]  # type: ignore[union-attr]
-    if size < n_tokens:
-        raise ConfigError(
-            f"backbone.config.vocab_size ({size}) must be at least {n_tokens}, the number of "
-            f"tokens of the tokenizer '{name}'"
-        )
-
-
-def build_router(
-    router: Router,
-    n_groups: int,
-    tasks: Sequence[str],
-    n_heads: int,
-    n_skills: int,
-    *,
-    trained: bool = False,
-) -> TaskRouter:
-    """Build the router that the configuration describes.
-
-    Args:
-        router: The section.
-        n_groups: Routed groups G.
-        tasks: Names of the tasks in the order of their ids.
-        n_heads: Heads H.
-        n_skills: Skills K.
-        trained: Its weights are going to be loaded.
-
-    Raises:
-        ConfigError: If the matrix of an expert router cannot be read or does not fit.
-    """
-    if trained and router.kind not in LEARNED_ROUTERS:
-        # The matrix is among what is loaded; the file it came from need not exist any more.
-        return FixedRouter(torch.zeros(len(tasks), n_skills), n_groups, n_heads)
-    if router.kind in ("shared", "none"):
-        return shared_router(n_groups, len(tasks), n_heads)
-    if router.kind == "private":
-        return private_router(n_groups, len(tasks), n_heads)
-    if router.kind == "average":
-        return average_router(n_groups, len(tasks), n_skills, n_heads)
-    if router.kind == "expert":
-        matrix = read_expert_matrix(router.matrix, tasks)
-        if matrix.shape[1] != n_skills:
-            raise ConfigError(
-                f"'{router.matrix}' has columns for {matrix.shape[1]} skills, but skills.n_skills "
-                f"is {n_skills}; they must be equal"
-            )
-        return expert_router(matrix, n_groups, n_heads)
-    settings = router.model_dump(exclude={"kind", "granularity"})
-    if router.kind == "polytropon":
-        prior = router.prior
-        settings = {
-            "relaxed": router.relaxed,
-            "hard": router.straight_through,
-            "temperature": router.temperature,
-            "init_scale": router.init_scale,
-            "normalisation": router.normalise,
-            "shared_skill": router.shared_skill,
-            "logit_dropout": router.logit_dropout,
-            "prior": RoutingPrior(
-                ibp_alpha=prior.ibp.alpha if prior.ibp else 1.0,
-                ibp_weight=prior.ibp.weight if prior.ibp else 0.0,
-                sparsity=prior.sparsity,
-                mutual_information=prior.mutual_information,
-                orthogonality=prior.orthogonality,
-            ),
-        }
-    return LEARNED_ROUTERS[router.kind](n_groups, len(tasks), n_heads, n_skills, **settings)

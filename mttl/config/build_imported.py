@@ -6,8 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mttl.config.build import build_backbone, build_router, build_tokenizer
-from mttl.config.schema import LoRA, Polytropon, Pretrained, Private
+from mttl.config.backbone_schema import Pretrained
+from mttl.config.build_backbone import build_backbone, build_tokenizer
+from mttl.config.build_router import build_router
+from mttl.config.router_schema import Polytropon, Private
+from mttl.config.skills_schema import LoRA
 from mttl.errors import CheckpointError
 from mttl.routing.context import RoutingSlot
 from mttl.routing.polytropon import PolytroponRouter

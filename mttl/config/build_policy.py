@@ -9,8 +9,8 @@ from pydantic import TypeAdapter, ValidationError
 from envs.vocabulary import N_TOKENS
 from mttl.checkpoint import SavedInventory, load_into, read_inventory
 from mttl.config.babyai_schema import BabyAIConfig, PolicyNetwork, PolicySkills, Ppo
-from mttl.config.build import build_router
-from mttl.config.schema import Router
+from mttl.config.build_router import build_router
+from mttl.config.router_schema import Router
 from mttl.data.player import RolloutSettings
 from mttl.errors import CheckpointError, ConfigError
 from mttl.models.policy import Policy

@@ -3,7 +3,8 @@
 from typing import Any
 
 from mttl.checkpoint import load_frozen_skills, read_inventory
-from mttl.config.schema import Config, Fusion
+from mttl.config.schema import Config
+from mttl.config.skills_schema import Fusion
 from mttl.errors import CheckpointError
 from mttl.skills.skilled_model import SkilledModel
 

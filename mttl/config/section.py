@@ -1,13 +1,23 @@
 """What all sections of settings have in common."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 # What every generator of random numbers takes.
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
+
+
+def once(values: list[Any]) -> list[Any]:
+    """Refuse a list that names something twice."""
+    if len(set(values)) < len(values):
+        raise ValueError(f"{values} must name each only once")
+    return values
+
+
+Seeds = Annotated[list[Seed], Field(min_length=1), AfterValidator(once)]
 
 
 class Section(BaseModel):

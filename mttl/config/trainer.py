@@ -8,7 +8,8 @@ from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
 
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.build import Built
-from mttl.config.schema import Config, Router
+from mttl.config.router_schema import Router
+from mttl.config.schema import Config
 from mttl.config.schema import Trainer as TrainerSection
 from mttl.errors import ConfigError
 from mttl.training.annealing import TemperatureAnnealing

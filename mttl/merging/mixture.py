@@ -16,11 +16,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from mttl.aggregation.merge import is_transposed, task_mixing
 from mttl.aggregation.weights_folder import Weights
-from mttl.checkpoint import SavedInventory, backbone_parameters, fingerprint, read_inventory
-from mttl.config.build import INVENTORIES, build_router
-from mttl.config.schema import Router, Skills
+from mttl.checkpoint import SavedInventory, read_inventory
+from mttl.config.build import INVENTORIES
+from mttl.config.build_router import build_router
+from mttl.config.router_schema import Router
+from mttl.config.skills_schema import Skills
 from mttl.errors import CheckpointError, nearest
 from mttl.merging.differences import grouped
+from mttl.model_tensors import backbone_parameters, fingerprint
 from mttl.routing.context import RoutingSlot
 from mttl.skills.attach import attach_skills
 from mttl.skills.inventory import Inventory

@@ -8,7 +8,7 @@ from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
 from mttl import yaml12
 from mttl.config.explain import explain
-from mttl.config.schema import Section, Seed
+from mttl.config.section import Section, Seed
 from mttl.errors import ConfigError
 
 Density = Annotated[float, Field(gt=0, le=1)]

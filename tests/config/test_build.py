@@ -8,13 +8,8 @@ import torch
 from transformers import ByT5Tokenizer
 
 from helpers.backbones import tiny_bart
-from mttl.config.build import (
-    Built,
-    backbone_name,
-    build_model,
-    build_optimization,
-    build_tokenizer,
-)
+from mttl.config.build import Built, build_model, build_optimization
+from mttl.config.build_backbone import backbone_name, build_tokenizer
 from mttl.config.expert_matrix import read_expert_matrix
 from mttl.config.load import configs_dir, load_config
 from mttl.errors import ConfigError, TaskError

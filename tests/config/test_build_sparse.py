@@ -8,7 +8,8 @@ import torch
 from helpers.gyms import write_config, write_gym
 from mttl.aggregation.sparse_skill import SparseSkill
 from mttl.checkpoint import save_inventory
-from mttl.config.build import build_backbone, build_model, inventory_settings, load_run
+from mttl.config.build import build_model, inventory_settings, load_run
+from mttl.config.build_backbone import build_backbone
 from mttl.config.load import load_config
 from mttl.errors import ConfigError
 from mttl.skills import SparseInventory, SupermaskInventory

@@ -15,7 +15,8 @@ from helpers.compare import relative_error
 from helpers.gyms import TINY_LLAMA, write_config, write_gym
 from mttl.analysis.routing_record import read_record
 from mttl.command import USER_MISTAKE, run_command
-from mttl.config.build import build_backbone, load_run
+from mttl.config.build import load_run
+from mttl.config.build_backbone import build_backbone
 from mttl.config.load import load_config
 
 peft = pytest.importorskip("peft")

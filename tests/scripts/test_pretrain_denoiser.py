@@ -12,7 +12,7 @@ from helpers.command import ROOT, load_recipe
 from helpers.gyms import write_config, write_gym
 from mttl.checkpoint import read_inventory
 from mttl.command import USER_MISTAKE, run_command
-from mttl.config.build import build_backbone
+from mttl.config.build_backbone import build_backbone
 from mttl.config.load import load_config
 from mttl.data.gym import Gym
 

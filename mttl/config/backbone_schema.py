@@ -1,0 +1,51 @@
+"""The section `backbone`: the language model."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveFloat
+
+from mttl.config.section import Section
+
+
+class _AnyBackbone(Section):
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass, to save memory."""
+    compile: bool = False
+    """Compile the backbone with `torch.compile`."""
+
+
+class Pretrained(_AnyBackbone):
+    """A language model from the hub or a folder."""
+
+    kind: Literal["pretrained"]
+    name: str
+    """Name on the hub, or a folder."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub."""
+    gguf_file: str | None = None
+    """GGUF file inside `name` to read weights and tokenizer from."""
+    tokenizer: str | None = None
+    """Another tokenizer than the model's own: a name, a folder, or `byte`."""
+    train: bool = False
+    """Train the backbone too, instead of freezing it."""
+    dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
+    """Of the backbone's weights."""
+
+
+class Random(_AnyBackbone):
+    """A new language model with random weights."""
+
+    kind: Literal["random"]
+    model_type: str
+    """A model type of transformers, such as t5 or llama."""
+    config: dict[str, Any] = {}
+    """Arguments of its configuration class."""
+    initial_scale: dict[str, PositiveFloat] = {}
+    """Factors on the initial weights, by pattern of parameter names."""
+    tokenizer: str = "byte"
+    """A name, a folder, or `byte`: one id per UTF-8 byte."""
+    train: bool = True
+    """Train it jointly with the skills."""
+
+
+Backbone = Annotated[Pretrained | Random, Field(discriminator="kind")]

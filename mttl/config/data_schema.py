@@ -1,0 +1,90 @@
+"""The section `data`: the tasks, and how their rows become batches."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
+
+from mttl.config.section import Section, once
+
+
+class Proportional(Section):
+    """Every row once per epoch."""
+
+    kind: Literal["proportional"] = "proportional"
+
+
+class Uniform(Section):
+    """Each row's task drawn with equal probability."""
+
+    kind: Literal["uniform"]
+
+
+class Temperature(Section):
+    """Each row's task drawn with probability ∝ size^(1 / temperature)."""
+
+    kind: Literal["temperature"]
+    temperature: PositiveFloat = 2.0
+    """1 draws by size; large values draw all tasks alike."""
+
+
+class Homogeneous(Section):
+    """Every batch of one task, drawn by size."""
+
+    kind: Literal["homogeneous"]
+
+
+Sampler = Annotated[Proportional | Uniform | Temperature | Homogeneous, Field(discriminator="kind")]
+
+
+class Data(Section):
+    """The tasks, and how their rows become batches."""
+
+    dir: str
+    """Folder of the gym: `<task>/<task>_<k>_<sample>_<split>.tsv`."""
+    partition: str
+    """JSON file with the lists train, dev and test of tasks."""
+    samples: Annotated[list[int], Field(min_length=1), AfterValidator(once)] = [100]
+    """Which few-shot samples of every task."""
+    split: Literal["train", "train+dev"] = "train"
+    """Rows to train on."""
+    validation: Literal["dev", "none"] = "dev"
+    """Rows to validate on while training; the best checkpoint is chosen by them."""
+    evaluate: Annotated[list[Literal["dev", "test"]], AfterValidator(once)] = ["dev", "test"]
+    """Splits that are scored after training."""
+    sampler: Sampler = Proportional()
+    """How rows are drawn."""
+    length_window: Annotated[int, Field(ge=0)] = 0
+    """Sort the rows of this many batches by length, so that batches need little padding."""
+    batch_size: PositiveInt = 32
+    """Training rows per step and process."""
+    eval_batch_size: PositiveInt = 64
+    """Most rows per batch of validation and scoring."""
+    max_input_length: PositiveInt = 512
+    """Most tokens of an input."""
+    max_output_length: PositiveInt = 64
+    """Most tokens of an answer."""
+    prefix: bool = True
+    """Put `[task]` before every input."""
+    descriptions: bool = False
+    """Put the description from TASKS.csv before every input."""
+    skip_missing: bool = False
+    """Leave out tasks of the partition that the gym lacks, instead of an error."""
+    max_rows: PositiveInt | None = None
+    """Read only so many rows of every file, spread evenly, for quick trials."""
+    max_eval_rows: PositiveInt | None = None
+    """The same for validation and scoring alone; training reads all."""
+    n_workers: Annotated[int, Field(ge=0)] = 0
+    """Processes that collate; 0 collates in the training process."""
+    cache_dir: str | None = None
+    """Where tokenised rows are kept; by default `<run.dir>/.cache`."""
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        if self.validation == "dev" and self.split == "train+dev":
+            raise ValueError(
+                "validation 'dev' would score rows that split 'train+dev' trains on; set "
+                "validation: none or split: train"
+            )
+        if self.length_window and self.sampler.kind == "homogeneous":
+            raise ValueError("length_window must be 0 with the homogeneous sampler")
+        return self

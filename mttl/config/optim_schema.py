@@ -1,0 +1,68 @@
+"""The section `optim`: optimizers, learning rates and their course."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, field_validator
+
+from mttl.config.section import Fraction, NonNegative, Section
+
+
+class _AnyOptim(Section):
+    lr: PositiveFloat = 1e-3
+    """Learning rate of the skills: the slow one."""
+    router_lr: PositiveFloat | None = None
+    """Learning rate of the router: the fast one; `lr` by default."""
+    backbone_lr: PositiveFloat | None = None
+    """Learning rate of a trained backbone; `lr` by default."""
+    token_router_lr: PositiveFloat | None = None
+    """Learning rate of the routers of tokens; `lr` by default."""
+    weight_decay: NonNegative = 0.01
+    """Of matrices; never of the router."""
+    schedule: Literal["constant", "linear", "cosine"] = "linear"
+    """Course of the learning rates after the warm-up."""
+    warmup: NonNegative = 0.06
+    """Steps of linear warm-up; below 1, a fraction of all steps."""
+    label_smoothing: Fraction = 0.0
+    """Of the training loss."""
+
+    @field_validator("warmup")
+    @classmethod
+    def _whole_steps(cls, warmup: float) -> float:
+        if warmup >= 1 and not warmup.is_integer():
+            raise ValueError(f"{warmup} must be below 1 (a fraction) or a whole number of steps")
+        return warmup
+
+
+class _AdamLike(_AnyOptim):
+    betas: Annotated[list[Fraction], Field(min_length=2, max_length=2)] = [0.9, 0.999]
+    """Decay of the two moments."""
+    eps: PositiveFloat = 1e-8
+    """Added to the denominator."""
+
+
+class AdamW(_AdamLike):
+    """Adam with decoupled weight decay."""
+
+    kind: Literal["adamw"]
+
+
+class Adam(_AdamLike):
+    """Adam; weight decay is part of the gradient."""
+
+    kind: Literal["adam"]
+
+
+class Adafactor(_AnyOptim):
+    """Adafactor: factored second moments."""
+
+    kind: Literal["adafactor"]
+    beta2_decay: Annotated[float, Field(le=0)] = -0.8
+    """Exponent of the second moment's decay."""
+    clip_threshold: Annotated[float, Field(ge=1)] = 1.0
+    """Bound of the update's root mean square."""
+    smallest_scale: PositiveFloat = 1.0
+    """Rates are relative to a tensor's root mean square, and to this where it is smaller: skills
+    and logits start near zero, and Adafactor's own 1e-3 would leave them there for long."""
+
+
+Optim = Annotated[AdamW | Adam | Adafactor, Field(discriminator="kind")]

@@ -1,0 +1,120 @@
+"""The section `router`: which task uses which skills."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from mttl.config.section import Fraction, NonNegative, Section
+
+
+class IBP(Section):
+    """The Indian Buffet Process prior on the matrix of tasks by skills."""
+
+    alpha: PositiveFloat = 5.0
+    """Concentration: the larger, the more skills a task is expected to use."""
+    weight: PositiveFloat = 1.0
+    """Weight of the negative log-probability in the loss, summed over groups."""
+
+
+class Prior(Section):
+    """What the loss says about the routing matrix; all off by default."""
+
+    ibp: IBP | None = None
+    """The Indian Buffet Process."""
+    sparsity: NonNegative = 0.0
+    """Weight of the mean probability."""
+    mutual_information: NonNegative = 0.0
+    """Weight of minus the information between tasks and skills."""
+    orthogonality: NonNegative = 0.0
+    """Weight of the similarity between the skills' columns."""
+
+
+class _AnyRouter(Section):
+    granularity: Literal["model", "stack", "block", "layer", "linear"] = "linear"
+    """Which layers share a routing row."""
+
+
+class Polytropon(_AnyRouter):
+    """A learned soft partition; with `skills.n_heads` above 1, multi-head routing."""
+
+    kind: Literal["polytropon"]
+    relaxed: bool = True
+    """Draw from the relaxed Bernoulli while training; else use the probabilities."""
+    straight_through: bool = False
+    """Round draws to 0 or 1 while training."""
+    temperature: PositiveFloat = 1.0
+    """Of the relaxed Bernoulli."""
+    final_temperature: PositiveFloat | None = None
+    """Anneal the temperature to this value over training."""
+    init_scale: NonNegative = 1e-3
+    """Logits start in U(-init_scale, init_scale)."""
+    normalise: Literal["sum", "average_correction"] = "sum"
+    """Divide by the row's sum, or multiply by sqrt(heads / skills)."""
+    shared_skill: bool = False
+    """The last skill is on for every task."""
+    logit_dropout: Fraction = 0.0
+    """Probability of dropping a logit to 0 while training."""
+    prior: Prior = Prior()
+    """What the loss says about the matrix."""
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        if self.final_temperature is not None and not self.relaxed:
+            raise ValueError("final_temperature needs relaxed: true; otherwise nothing is drawn")
+        return self
+
+
+class Shared(_AnyRouter):
+    """One skill for all tasks; needs `skills.n_skills: 1`."""
+
+    kind: Literal["shared"]
+
+
+class Private(_AnyRouter):
+    """One skill per task; needs `skills.n_skills: per_task`."""
+
+    kind: Literal["private"]
+
+
+class Average(_AnyRouter):
+    """All skills alike."""
+
+    kind: Literal["average"]
+
+
+class Expert(_AnyRouter):
+    """A given matrix of tasks by skills."""
+
+    kind: Literal["expert"]
+    matrix: str
+    """CSV file: a header `task,<skills>` and a row of weights per task."""
+
+
+class TaskMoE(_AnyRouter):
+    """Softmax over skills, the best few kept."""
+
+    kind: Literal["task_moe"]
+    top_k: Annotated[int, Field(ge=2)] = 2
+    """Skills that a task keeps."""
+    noise: bool = True
+    """Add noise to the logits while training."""
+
+
+class HyperFormer(_AnyRouter):
+    """Mixing weights generated from an embedding of the task."""
+
+    kind: Literal["hyperformer"]
+    embedding_size: PositiveInt | None = None
+    """Size of the embedding; the number of skills by default."""
+
+
+class NoRouter(_AnyRouter):
+    """No routing by task; needs `skills.kind: none`."""
+
+    kind: Literal["none"]
+
+
+Router = Annotated[
+    Polytropon | Shared | Private | Average | Expert | TaskMoE | HyperFormer | NoRouter,
+    Field(discriminator="kind"),
+]

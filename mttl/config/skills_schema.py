@@ -1,0 +1,112 @@
+"""The sections `skills` and `aggregation`: what a skill does, and how skills combine."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from mttl.config.section import Fraction, NonNegative, Section
+
+
+class _AnySkills(Section):
+    n_skills: PositiveInt | Literal["per_task"] = 8
+    """How many skills; `per_task` is for the private router."""
+    n_heads: PositiveInt = 1
+    """Blocks of features that are routed apart; above 1 is multi-head routing."""
+    targets: Annotated[list[str], Field(min_length=1)] = ["attention"]
+    """Layers that get skills: attention, mlp, all, or patterns of layer names."""
+
+
+class LoRA(_AnySkills):
+    """Low-rank skills."""
+
+    kind: Literal["lora"]
+    rank: PositiveInt = 16
+    """Rank of each skill."""
+    scale: PositiveFloat | None = None
+    """Factor on the change; 1 / rank by default."""
+    mix: Literal["factors", "deltas", "outputs"] = "factors"
+    """Average the factors, their products, or the outputs."""
+
+
+class IA3(_AnySkills):
+    """Skills that rescale a layer's output."""
+
+    kind: Literal["ia3"]
+
+
+class Dense(_AnySkills):
+    """Full weight changes."""
+
+    kind: Literal["dense"]
+    mix: Literal["deltas", "outputs"] = "deltas"
+    """Average the changes, or the outputs."""
+
+
+class Sparse(_AnySkills):
+    """Changes of few entries, fixed before training."""
+
+    kind: Literal["sparse"]
+    sparsity: Fraction = 0.9
+    """Fraction of entries that a skill leaves alone."""
+    structure: Literal["entries", "rows", "blocks"] = "entries"
+    """What is drawn as a whole: entries, all weights into an output, or square blocks."""
+    block: PositiveInt = 16
+    """Side of a block."""
+    support: str = "random"
+    """Draw each skill's entries, or give all skills those of a file of sparse_finetune.py."""
+    mix: Literal["auto", "deltas", "outputs"] = "auto"
+    """Dense changes per example, sparse products, or what is faster."""
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        drawn = ("sparsity", "structure", "block")
+        fields = type(self).model_fields
+        given = [name for name in drawn if getattr(self, name) != fields[name].default]
+        if self.support != "random" and given:
+            raise ValueError(
+                f"{', '.join(given)} must stay out where support names a file: it says which "
+                "entries change"
+            )
+        return self
+
+
+class Supermask(_AnySkills):
+    """Masks that keep some weights of the layer and switch off the others."""
+
+    kind: Literal["supermask"]
+    threshold: float = 5e-3
+    """A weight is kept where its score reaches this; scores start at 0.01."""
+
+
+class NoSkills(Section):
+    """No skills that tasks choose: tokens choose experts, see the section `moe`."""
+
+    kind: Literal["none"]
+
+
+Skills = Annotated[LoRA | IA3 | Dense | Sparse | Supermask | NoSkills, Field(discriminator="kind")]
+
+
+class Mixture(Section):
+    """The router's weights mix the skills, as `skills.mix` says."""
+
+    kind: Literal["mixture"] = "mixture"
+
+
+class Fusion(Section):
+    """Attention by token over the frozen skills of an earlier run: a second stage of training."""
+
+    kind: Literal["fusion"]
+    source: str
+    """Folder of the run whose skills are fused."""
+    query: Literal["output", "input"] = "output"
+    """What a token asks with: what the base layer made of it, or its input."""
+    key_size: PositiveInt | None = None
+    """Size of queries and keys; the layer's output features by default."""
+    value: bool = True
+    """Transform the mixture by a matrix that starts as the identity."""
+    value_penalty: NonNegative = 0.01
+    """Weight in the loss of that matrix's squared distance from the identity."""
+
+
+Aggregation = Annotated[Mixture | Fusion, Field(discriminator="kind")]
