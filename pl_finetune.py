@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from mttl.adaptation import Adaptation
 from mttl.analysis.libraries import check_libraries
-from mttl.command import exit_with, make_console
+from mttl.command import exit_with, make_console, positive
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import load_any_config
 from mttl.config.schema import Config
@@ -226,13 +226,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="settings that override the files",
     )
     return parser.parse_args(arguments)
-
-
-def positive(text: str) -> int:
-    """Read a number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' must be a whole number of at least 1")
-    return int(text)
 
 
 def shard(text: str) -> Shard:

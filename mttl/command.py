@@ -107,6 +107,8 @@ def _quiet(console: Console) -> None:
     )
     for noisy in ("httpx", "datasets", "fsspec", "filelock", "torch", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+        # Libraries that print by themselves would say everything twice.
+        logging.getLogger(noisy).handlers.clear()
     for lightning in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch"):
         logging.getLogger(lightning).setLevel(logging.WARNING)
     for message in HARMLESS:
@@ -120,6 +122,15 @@ def exit_with(main: Callable[[], int]) -> None:
 
 def positive(text: str) -> int:
     """Read a number of at least 1 from the command line."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' must be a whole number of at least 1")
+    return _at_least(1, text)
+
+
+def natural(text: str) -> int:
+    """Read a number of at least 0 from the command line."""
+    return _at_least(0, text)
+
+
+def _at_least(least: int, text: str) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"'{text}' must be a whole number of at least {least}")
     return int(text)

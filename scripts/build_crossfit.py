@@ -30,7 +30,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from mttl.command import FAULT, SUCCESS, USER_MISTAKE, exit_with, make_console
+from mttl.command import FAULT, SUCCESS, USER_MISTAKE, exit_with, make_console, positive
 from mttl.data.build_gym import Outcome, check_task, count_files
 from mttl.data.build_many import build_many
 from mttl.data.hub import hub_in_reach
@@ -235,13 +235,6 @@ def natural(text: str) -> int:
     """Read a seed."""
     if not text.isdecimal() or int(text) >= 2**32:
         raise argparse.ArgumentTypeError(f"'{text}' must be a whole number from 0 to 2^32 - 1")
-    return int(text)
-
-
-def positive(text: str) -> int:
-    """Read a number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' must be a whole number of at least 1")
     return int(text)
 
 

@@ -15,7 +15,7 @@ from envs.errors import LevelError
 from envs.film import SUFFIXES, film
 from envs.levels import find_level
 from mttl.checkpoint import read_inventory
-from mttl.command import exit_with, make_console
+from mttl.command import exit_with, make_console, natural
 from mttl.config.babyai_schema import BabyAIConfig, Evaluation
 from mttl.config.build_policy import load_policies
 from mttl.config.load import load_any_config
@@ -92,14 +92,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, required=True, help="film to write, .gif or .mp4")
     return parser.parse_args(arguments)
-
-
-def natural(text: str) -> int:
-    """Read a number of at least 0."""
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{number} must be at least 0")
-    return number
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from envs.demonstrations import record_demonstrations
 from envs.errors import LevelError
 from envs.levels import PAPER_LEVELS
 from envs.vector import check_levels
-from mttl.command import exit_with, make_console
+from mttl.command import exit_with, make_console, natural, positive
 from mttl.errors import MttlError
 
 
@@ -68,23 +68,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=natural, default=0, help="processes (%(default)s: none)")
     parser.add_argument("--seed", type=int, default=0, help="of the record (%(default)s)")
     return parser.parse_args(arguments)
-
-
-def positive(text: str) -> int:
-    """Read a number of at least 1."""
-    return _at_least(1, text)
-
-
-def natural(text: str) -> int:
-    """Read a number of at least 0."""
-    return _at_least(0, text)
-
-
-def _at_least(least: int, text: str) -> int:
-    number = int(text)
-    if number < least:
-        raise argparse.ArgumentTypeError(f"{number} must be at least {least}")
-    return number
 
 
 if __name__ == "__main__":

@@ -217,5 +217,5 @@ def test_mistakes_of_films_are_told(
     assert "nowhere" in told(run="nowhere")
     with pytest.raises(SystemExit):
         FILM.main([str(whole.path), "--level", LEVELS[0], "--out", "x.gif", "--episode", "-1"])
-    assert "-1 must be at least 0" in capsys.readouterr().err
+    assert "'-1' must be a whole number of at least 0" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

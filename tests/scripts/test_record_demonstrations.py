@@ -64,7 +64,7 @@ def test_numbers_out_of_range_are_told(
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         SCRIPT.main(["--episodes", "1", "--out", "record.npz", option, number])
-    assert f"{number} must be at least {least}" in capsys.readouterr().err
+    assert f"'{number}' must be a whole number of at least {least}" in capsys.readouterr().err
 
 
 @pytest.mark.slow
