@@ -10,7 +10,7 @@ from pytorch_lightning import Trainer
 from safetensors.torch import load_file
 from torch import Tensor
 
-from helpers.command import load_recipe, train
+from helpers.command import ROOT, load_recipe, train
 from helpers.gyms import write_config, write_gym
 from helpers.interruption import SignalAt
 from mttl.training.run_folder import RunFolder
@@ -23,6 +23,7 @@ SMALL = (
     *("moe.router.jitter=0.1", "trainer.log_every_n_steps=3"),
 )
 BIAS_RATE = 0.01
+Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
@@ -110,3 +111,46 @@ def test_what_was_compared_holds_biases_and_statistics(wholes: dict[str, RunFold
         history = np.load(run.plots / "token_history.npz")
         assert history["steps"].tolist() == [3, 6, 9, 12]
         np.testing.assert_allclose(history["load"].sum(-1), 1, rtol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def hybrid(config: Path) -> RunFolder:
+    """Tasks choose skills in attention, tokens experts in the rest."""
+    more = ("skills.n_skills=3", "skills.rank=2", "trainer.max_steps=6")
+    return train(recipe(config, "token_hybrid"), "hybrid", *settings("token_hybrid", *more))
+
+
+def test_the_figures_of_a_run_of_tokens(
+    wholes: dict[str, RunFolder], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    found, printed = drawn(wholes["token_top2"], monkeypatch, capsys)
+    assert {"heat_map.png", "similarity.svg", "tokens_over_training.png", "routing.html"} <= found
+    assert not any(name.startswith("tokens_heat_map") for name in found)
+    assert "Experts that tokens choose" in printed
+    assert "decoder.block.0.layer.2.DenseReluDense.wi" in printed
+
+
+def test_the_figures_of_a_hybrid_show_both(
+    hybrid: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    found, printed = drawn(hybrid, monkeypatch, capsys)
+    assert {"heat_map.png", "tokens_heat_map.png", "statistics_over_training.png"} <= found
+    assert {"tokens_over_training.png", "tokens_load_over_training.png"} <= found
+    assert "SelfAttention.q" in printed
+    assert "Experts that tokens choose" in printed
+    page = (hybrid.plots / "routing.html").read_text()
+    assert "encoder.block.0.layer.0.SelfAttention.q" in page
+    assert "encoder.block.0.layer.1.DenseReluDense.wi" in page
+
+
+def drawn(run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> tuple[set[str], str]:
+    """Draw a run; return the files and what was printed."""
+    for library in ("matplotlib", "scipy", "sklearn", "plotly"):
+        pytest.importorskip(library)
+    from mttl.analysis.figures import sheet
+
+    monkeypatch.setattr(sheet, "DOTS_PER_INCH", 20)  # nothing here looks at pixels
+    monkeypatch.setenv("COLUMNS", "160")
+    capsys.readouterr()
+    assert load_recipe(ROOT / "scripts" / "plot_routing.py").main([str(run.path), "--html"]) == 0
+    return {path.name for path in run.plots.iterdir()}, capsys.readouterr().out
