@@ -46,7 +46,8 @@ class TokenMonitor(Callback):
     ) -> None:
         """Add the loads of the batch, and record them from time to time."""
         found = outputs[LOADS]
-        self.loads = found if self.loads is None else self.loads + found
+        # After a resume the sum lies on the CPU.
+        self.loads = found if self.loads is None else self.loads.to(found.device) + found
         last = self.steps[-1] if self.steps else 0
         if trainer.global_step - last >= self.every_n_steps:
             self._record(trainer)

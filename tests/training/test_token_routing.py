@@ -3,8 +3,11 @@
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import Callback
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from helpers.backbones import tiny_llama, tiny_t5
 from helpers.experts import N_EXPERTS, balanced, padded_batch, token_model, top2
@@ -14,6 +17,7 @@ from mttl.routing.balance import BiasBalance
 from mttl.skills import SkilledModel
 from mttl.training.adapt import adapt, adapted, parts_by_role
 from mttl.training.few_shot import fine_tune
+from mttl.training.loss import global_mean
 from mttl.training.optim import Optimization, parameter_groups
 from mttl.training.text_to_text import TextToTextModule
 from mttl.training.token_balance import LOADS, BiasBalancing, adjust_biases, token_loads
@@ -58,6 +62,40 @@ def test_a_step_adds_what_layers_owe_and_counts_loads() -> None:
         mask = inputs["attention_mask"] if name.startswith("encoder") else inputs["labels"] != -100
         assert row[:-1].sum() == 2 * int((mask > 0).sum())
         assert row[-1] == 0
+
+
+def test_a_step_of_several_batches_minimises_the_mean_of_what_they_owe() -> None:
+    """Each owes for its own loads, whatever its number of tokens; summed loads would owe less."""
+    model = token_model(tiny_t5(), router=balanced).train()
+    batches = [batch(), {**padded_batch(seed=2), "task_ids": TASKS}]
+    batches[1]["attention_mask"][0, 2:] = 0
+    wanted = [torch.zeros_like(p) for p in model.parameters() if p.requires_grad]
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    for one in batches:
+        losses, labels, routing = module_of(model).nll(one)
+        total = global_mean(losses, labels) + sum(routing.losses.values())
+        for mean, grad in zip(wanted, torch.autograd.grad(total, parameters), strict=True):
+            mean += grad / len(batches)
+    found: list[Tensor] = []
+
+    class Gradients(Callback):
+        def on_before_optimizer_step(self, *args: Any) -> None:
+            found.extend(p.grad.clone() for p in parameters if p.grad is not None)
+
+    trainer = pl.Trainer(
+        max_steps=1,
+        accumulate_grad_batches=len(batches),
+        accelerator="cpu",
+        callbacks=[Gradients()],
+        **dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False),
+        enable_model_summary=False,
+    )
+    trainer.fit(module_of(model), DataLoader(batches, batch_size=None))
+    # Halves of the loss rather than of the gradient: rounding.
+    for value, mean in zip(found, wanted, strict=True):
+        torch.testing.assert_close(value, mean, rtol=1e-4, atol=1e-7)
+    routers = [layer.router.weight for layer in model.token_layers().values()]
+    assert all(router.grad is not None for router in routers)
 
 
 def test_what_finds_no_room_is_counted() -> None:
