@@ -26,8 +26,10 @@ from mttl.data.encode import TextEncoder
 from mttl.data.gym import Gym
 from mttl.errors import ConfigError, nearest
 from mttl.models.backbone import is_decoder_only, load_pretrained, load_tokenizer
-from mttl.skills.supports import SCOPES, STRUCTURES
-from mttl.training.lottery_ticket import CRITERIA, LotterySettings, LotteryTicket, Objective
+from mttl.skills.support_units import STRUCTURES
+from mttl.skills.supports import SCOPES
+from mttl.training.lottery_settings import CRITERIA, LotterySettings
+from mttl.training.lottery_ticket import LotteryTicket, Objective
 from mttl.training.stoppable_loop import load_state, run_steps
 from mttl.training.text_objectives import CausalText, MaskedText, RestoredText, TaskObjective
 

@@ -33,7 +33,7 @@ class FusionAttention(nn.Module):
         for Transfer Learning*, EACL 2021, arXiv:2005.00247.
     """
 
-    role = "router"
+    role = "token_router"  # layers like others, at the skills' rate; no table of logits
 
     def __init__(
         self,

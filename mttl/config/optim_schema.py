@@ -15,7 +15,7 @@ class _AnyOptim(Section):
     backbone_lr: PositiveFloat | None = None
     """Learning rate of a trained backbone; `lr` by default."""
     token_router_lr: PositiveFloat | None = None
-    """Learning rate of the routers of tokens; `lr` by default."""
+    """Learning rate of routers of tokens, the attention of a fusion included; `lr` by default."""
     weight_decay: NonNegative = 0.01
     """Of matrices; never of the router."""
     schedule: Literal["constant", "linear", "cosine"] = "linear"

@@ -14,7 +14,8 @@ class FusedInventory(Inventory):
     """Low-rank skills whose outputs attention weighs at every token (AdapterFusion).
 
     The skills stay as they are; only the attention is trained. It takes the router's place, so the
-    mixing weights do not enter, and it has the role of a router.
+    mixing weights do not enter, and has the role of a router of tokens: it learns at the skills'
+    rate, not at the fast rate of routing logits.
 
     Args:
         skills: The trained skills; they are frozen.

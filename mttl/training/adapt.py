@@ -12,6 +12,7 @@ from mttl.routing.fixed import average_router
 from mttl.routing.task_router import TaskRouter
 from mttl.skills.inventory import Inventory
 from mttl.skills.skilled_model import SkilledModel
+from mttl.training.optim import ROUTERS
 
 AdaptMode = Literal[
     "zero_shot", "router_only", "skills_only", "all", "average", "from_scratch", "full"
@@ -138,7 +139,7 @@ def parts_by_role(model: SkilledModel) -> dict[str, list[nn.Module]]:
 
 def attention_parts(inventory: Inventory) -> list[nn.Module]:
     """Return what routes within an inventory: the attention of a fusion."""
-    return [module for module in inventory.modules() if getattr(module, "role", None) == "router"]
+    return [module for module in inventory.modules() if getattr(module, "role", None) in ROUTERS]
 
 
 def _check_mode(model: SkilledModel, mode: AdaptMode) -> None:

@@ -17,8 +17,7 @@ References:
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +26,11 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from mttl.aggregation.sparse_skill import SparseSkill
 from mttl.skills.sparse_tuning import SparseTuning
-from mttl.skills.support_scores import FisherScores, MovementScores, magnitude_of_change
-from mttl.skills.supports import check_density, random_support, select_support
+from mttl.skills.supports import random_support
+from mttl.training.full_tuning import FullTuning
+from mttl.training.lottery_settings import LotterySettings
 from mttl.training.optim import learning_rate_factor
-
-Criterion = Literal["change", "movement", "fisher", "random"]
-CRITERIA: tuple[Criterion, ...] = ("change", "movement", "fisher", "random")
+from mttl.training.row_order import RowOrder
 
 
 class Objective(Protocol):
@@ -46,62 +44,6 @@ class Objective(Protocol):
     def loss(self, model: nn.Module, rows: Sequence[int], seed: int) -> Tensor:
         """Return the mean loss of some rows; the seed decides on all that is drawn."""
         ...
-
-
-@dataclass(frozen=True)
-class LotterySettings:
-    """How a support is found and trained.
-
-    Args:
-        density: Fraction of the maskable entries that are trained.
-        criterion: By which they are chosen; see `mttl.skills.support_scores`.
-        scope: Whether tensors compete; see `mttl.skills.supports`.
-        structure: What is chosen as a whole; see there.
-        block: Side of a block.
-        full_steps: Steps of the first phase; none are taken for random supports.
-        sparse_steps: Steps of the second phase.
-        batch_size: Rows per step.
-        lr: Peak learning rate of AdamW, without weight decay.
-        sparse_lr: That of the second phase; ``lr`` by default.
-        warmup: Fraction of a phase in which the rate rises; it then falls linearly to 0.
-        l1: The factor λ.
-        gradient_clip_val: Largest norm of the gradients of a phase's parameters; none by default.
-        seed: Of the order of rows and of what objectives draw.
-
-    Raises:
-        ValueError: If a number is out of range or the criterion is unknown.
-    """
-
-    density: float = 0.01
-    criterion: Criterion = "change"
-    scope: str = "global"
-    structure: str = "entries"
-    block: int = 16
-    full_steps: int = 1000
-    sparse_steps: int = 1000
-    batch_size: int = 8
-    lr: float = 5e-5
-    sparse_lr: float | None = None
-    warmup: float = 0.0
-    l1: float = 0.0
-    gradient_clip_val: float | None = None
-    seed: int = 13
-
-    def __post_init__(self) -> None:
-        check_density(self.density)
-        if self.criterion not in CRITERIA:
-            raise ValueError(f"criterion ('{self.criterion}') must be one of {', '.join(CRITERIA)}")
-        for name in ("full_steps", "sparse_steps", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1")
-        if self.l1 < 0:
-            raise ValueError(f"l1 ({self.l1}) must not be negative")
-
-    @property
-    def steps(self) -> dict[str, int]:
-        """Steps of each phase."""
-        full = 0 if self.criterion == "random" else self.full_steps
-        return {"full": full, "sparse": self.sparse_steps}
 
 
 class LotteryTicket:
@@ -138,16 +80,16 @@ class LotteryTicket:
         self.last_loss: Tensor | None = None
         model.requires_grad_(False)
         named = dict(model.named_parameters())
-        self.parameters = {name: named[name] for name in maskable}
-        self.n_maskable = sum(value.numel() for value in self.parameters.values())
-        self.starts = {name: value.detach().clone() for name, value in self.parameters.items()}
-        self._tuning: SparseTuning | None = None
-        self._scores: MovementScores | FisherScores | None = None
-        self._epoch: tuple[int, Tensor] | None = None
+        parameters = {name: named[name] for name in maskable}
+        self.n_maskable = sum(value.numel() for value in parameters.values())
+        self._order = RowOrder(objective.n_rows, settings.seed)
+        self._tuning: FullTuning | SparseTuning
         if settings.steps["full"]:
-            self._begin_full()
+            self.phase = "full"
+            self._tuning = FullTuning(parameters, settings.criterion)
+            self._begin_optimizer(settings.lr)
         else:
-            shapes = {name: value.shape for name, value in self.parameters.items()}
+            shapes = {name: value.shape for name, value in parameters.items()}
             self._begin_sparse(
                 random_support(
                     shapes,
@@ -180,12 +122,15 @@ class LotteryTicket:
     def advance(self) -> None:
         """Take one step, and go on to the next phase after the last one of a phase."""
         self.model.train()
-        fisher = self.phase == "full" and isinstance(self._scores, FisherScores)
-        (self._read_gradients if fisher else self._train)()
+        tuning = self._tuning
+        if isinstance(tuning, FullTuning) and tuning.only_reads:
+            self._read_gradients(tuning)
+        else:
+            self._train(tuning)
         self.step += 1
         if self.step == self.settings.steps[self.phase]:
-            if self.phase == "full":
-                self._rewind()
+            if isinstance(tuning, FullTuning):
+                self._begin_sparse(tuning.rewind(self.settings))
             else:
                 self.phase = "done"
 
@@ -204,7 +149,7 @@ class LotteryTicket:
         Raises:
             RuntimeError: In the first phase.
         """
-        if self._tuning is None:
+        if not isinstance(self._tuning, SparseTuning):
             raise RuntimeError("there is no skill before the second phase")
         return self._tuning.skill(about, originals=originals)
 
@@ -219,13 +164,10 @@ class LotteryTicket:
         }
         if torch.cuda.is_available():
             state["device_random"] = torch.cuda.get_rng_state()
-        if self._tuning is not None:
-            state["support"] = self._tuning.support
-            state["values"] = {name: x.detach() for name, x in self._tuning.entries.items()}
-        else:
-            state["values"] = {name: x.detach() for name, x in self.parameters.items()}
-            if self._scores is not None:
-                state["scores"] = self._scores.state_dict()
+        if isinstance(self._tuning, FullTuning):
+            return state | self._tuning.state_dict()
+        state["support"] = self._tuning.support
+        state["values"] = {name: value.detach() for name, value in self._tuning.entries.items()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -234,16 +176,11 @@ class LotteryTicket:
         Args:
             state: As from `state_dict`.
         """
-        if state["phase"] != "full" and self._tuning is None:
-            self._begin_sparse(state["support"])
-        values = self.parameters if self._tuning is None else self._tuning.entries
-        with torch.no_grad():
-            for name, value in values.items():
-                value.copy_(state["values"][name])
-        if self._tuning is not None:
-            self._tuning.write()
-        elif self._scores is not None:
-            self._scores.load_state_dict(state["scores"])
+        if state["phase"] == "full":
+            assert isinstance(self._tuning, FullTuning)
+            self._tuning.load_state_dict(state)
+        else:
+            self._resume_sparse(state)
         self._optimizer.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])
         self.phase, self.step = state["phase"], state["step"]
@@ -251,100 +188,55 @@ class LotteryTicket:
         if "device_random" in state:
             torch.cuda.set_rng_state(state["device_random"])
 
-    def _begin_full(self) -> None:
-        self.phase = "full"
-        for value in self.parameters.values():
-            value.requires_grad_(True)
-        if self.settings.criterion == "movement":
-            self._scores = MovementScores(self.parameters)
-        elif self.settings.criterion == "fisher":
-            self._scores = FisherScores(self.parameters)
-        self._begin_optimizer(list(self.parameters.values()), self.settings.lr)
-
-    def _rewind(self) -> None:
-        """Choose the support, and go back to the start."""
-        scores = (
-            magnitude_of_change(self.starts, self.parameters)
-            if self._scores is None
-            else self._scores.scores
-        )
-        support = select_support(
-            scores,
-            self.settings.density,
-            scope=self.settings.scope,
-            structure=self.settings.structure,
-            block=self.settings.block,
-        )
-        self._scores = None
+    def _resume_sparse(self, state: Mapping[str, Any]) -> None:
+        if isinstance(self._tuning, FullTuning):
+            self._begin_sparse(state["support"])
+        assert isinstance(self._tuning, SparseTuning)
         with torch.no_grad():
-            for name, value in self.parameters.items():
-                value.copy_(self.starts[name])
-        self._begin_sparse(support)
+            for name, value in self._tuning.entries.items():
+                value.copy_(state["values"][name])
+        self._tuning.write()
 
     def _begin_sparse(self, support: Mapping[str, Tensor]) -> None:
         self.phase, self.step = "sparse", 0
         self._tuning = SparseTuning(self.model, support)
-        self.starts = {}  # the tuning keeps what it needs
         rate = self.settings.sparse_lr
-        self._begin_optimizer(self._tuning.parameters(), self.settings.lr if rate is None else rate)
+        self._begin_optimizer(self.settings.lr if rate is None else rate)
 
-    def _begin_optimizer(self, trained: list[nn.Parameter], lr: float) -> None:
+    def _begin_optimizer(self, lr: float) -> None:
         n_steps = self.settings.steps[self.phase]
-        self._trained = trained
-        self._optimizer = AdamW(trained, lr=lr, weight_decay=0.0)
+        self._optimizer = AdamW(self._tuning.parameters(), lr=lr, weight_decay=0.0)
         factor = learning_rate_factor("linear", int(self.settings.warmup * n_steps), n_steps)
         self._schedule = LambdaLR(self._optimizer, factor)
 
-    def _train(self) -> None:
+    def _train(self, tuning: FullTuning | SparseTuning) -> None:
         loss = self.objective.loss(self.model, self._rows(), self._seed())
         loss.backward()
-        pull = self.settings.l1 / self.n_maskable
-        if self._tuning is None:
-            self._add_l1(pull)
-        elif pull:
-            self._tuning.add_l1(pull)
+        if self.settings.l1:
+            tuning.add_l1(self.settings.l1 / self.n_maskable)
         if self.settings.gradient_clip_val is not None:
-            nn.utils.clip_grad_norm_(self._trained, self.settings.gradient_clip_val)
-        if isinstance(self._scores, MovementScores):
-            self._scores.add(self._optimizer.param_groups[0]["lr"])
+            nn.utils.clip_grad_norm_(tuning.parameters(), self.settings.gradient_clip_val)
+        if isinstance(tuning, FullTuning):
+            tuning.before_step(self._optimizer.param_groups[0]["lr"])
         self._optimizer.step()
         self._schedule.step()
-        if self._tuning is not None:
-            self._tuning.write()
+        if isinstance(tuning, SparseTuning):
+            tuning.write()
         self._optimizer.zero_grad()
         self.last_loss = loss.detach()
 
-    @torch.no_grad()
-    def _add_l1(self, pull: float) -> None:
-        if pull:
-            for name, value in self.parameters.items():
-                if value.grad is not None:
-                    value.grad.add_((value - self.starts[name]).sign(), alpha=pull)
-
-    def _read_gradients(self) -> None:
-        assert isinstance(self._scores, FisherScores)
+    def _read_gradients(self, tuning: FullTuning) -> None:
         self.model.eval()  # information of the network that is used, without dropout
         losses = []
         for row in self._rows():
             loss = self.objective.loss(self.model, [row], self._seed())
             loss.backward()
-            self._scores.add()
-            for value in self.parameters.values():
-                value.grad = None
+            tuning.add_example()
             losses.append(loss.detach())
         self.last_loss = torch.stack(losses).mean()
 
     def _rows(self) -> list[int]:
-        """Return the rows of this step: epoch after epoch, each in an order of its own."""
-        n_rows, size = self.objective.n_rows, self.settings.batch_size
-        rows = []
-        for place in range(self.step * size, (self.step + 1) * size):
-            epoch = place // n_rows
-            if self._epoch is None or self._epoch[0] != epoch:
-                generator = torch.Generator().manual_seed(1000 * self.settings.seed + epoch)
-                self._epoch = epoch, torch.randperm(n_rows, generator=generator)
-            rows.append(int(self._epoch[1][place % n_rows]))
-        return rows
+        return self._order.rows(self.step * self.settings.batch_size, self.settings.batch_size)
 
     def _seed(self) -> int:
         return (self.settings.seed * 1_000_003 + self.n_done) % 2**63

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers.backbones import BACKBONES, batch, fill, tiny_bart, tiny_gpt2, tiny_t5
+from helpers.backbones import BACKBONES, batch, fill, tiny_gpt2, tiny_t5
 from helpers.compare import relative_error
 from helpers.skills import ROUTERS, skilled
 from mttl.errors import CheckpointError
@@ -17,6 +17,7 @@ peft = pytest.importorskip("peft")
 ROUNDING = 1e-5  # the same float32 arithmetic in another order, through two to four blocks
 TASK_IDS = torch.tensor([2, 0, 1, 2])
 TASK_TYPES = {"t5": "SEQ_2_SEQ_LM", "bart": "SEQ_2_SEQ_LM", "llama": "CAUSAL_LM"}
+TARGETS = {"t5": ["q", "wo"], "bart": ["q_proj", "fc2"], "llama": ["q_proj", "down_proj"]}
 
 
 def export(model, folder, family="t5"):
@@ -68,13 +69,14 @@ def test_private_skills_can_be_exported_whatever_their_mixing(tmp_path):
 
 
 @pytest.mark.parametrize("n_splits", [1, 2])
-def test_a_checkpoint_of_peft_becomes_an_inventory(n_splits, tmp_path):
+@pytest.mark.parametrize("family", TASK_TYPES)
+def test_a_checkpoint_of_peft_becomes_an_inventory(family, n_splits, tmp_path):
     config = peft.PolyConfig(
         **{"r": 3, "n_tasks": 3, "n_skills": 4, "n_splits": n_splits},
-        target_modules=["q_proj", "fc2"],
-        task_type="SEQ_2_SEQ_LM",
+        target_modules=TARGETS[family],
+        task_type=TASK_TYPES[family],
     )
-    theirs = peft.get_peft_model(tiny_bart(), config)
+    theirs = peft.get_peft_model(BACKBONES[family](), config)
     for seed, layer in enumerate(theirs.modules()):
         if hasattr(layer, "poly_lora_A"):
             for part in (layer.poly_lora_A, layer.poly_lora_B, layer.poly_router):
@@ -83,7 +85,7 @@ def test_a_checkpoint_of_peft_becomes_an_inventory(n_splits, tmp_path):
     expected = theirs.eval()(task_ids=TASK_IDS, **batch(4)).logits
 
     layers = read_poly(read_peft(tmp_path))
-    backbone, slot = tiny_bart(), RoutingSlot()
+    backbone, slot = BACKBONES[family](), RoutingSlot()
     attachment = attach_skills(
         backbone,
         lambda i, o: LoRAInventory(i, o, 4, rank=3, n_heads=n_splits),

@@ -77,13 +77,14 @@ def model_of(family="t5", **settings):
     return model
 
 
-def test_only_the_attention_is_trained_in_the_role_of_a_router():
+def test_only_the_attention_is_trained_at_the_rate_of_the_skills():
     model = model_of()
     roles = parameter_roles(model)
-    assert set(roles.values()) == {"router"}
+    assert set(roles.values()) == {"token_router"}
     assert all(".inventory.attention." in name for name in roles)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    optimizer = Optimization(lr=1e-2).optimizer(model)
+    optimizer = Optimization(lr=1e-2, router_lr=1.0).optimizer(model)
+    assert {group["lr"] for group in optimizer.param_groups} == {1e-2}
     model.train()
     routing = model.route(IDS)
     with model.slot.use(routing):
@@ -159,7 +160,7 @@ def test_adaptation_takes_the_attention_for_the_router():
                         value.add_(1)
         after = model.state_dict()
         assert all(torch.equal(after[name], value) for name, value in before.items())
-        assert set(parameter_roles(model).values()) == {"router"}
+        assert set(parameter_roles(model).values()) == {"token_router"}
     with pytest.raises(ValueError, match="mode 'average' has no meaning for a fusion"):
         adapt(model, "average")
     adapt(model, "from_scratch")

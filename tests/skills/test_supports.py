@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mttl.skills import supports
+from mttl.skills.support_units import Units
 from mttl.skills.supports import random_indices, random_support, select_support, spread
 
 
@@ -112,7 +113,7 @@ def test_random_places_of_a_tensor_with_more_than_2_to_31_entries():
 
 
 def test_structured_places_beyond_2_to_31_keep_their_rows():
-    units = supports.Units((2**17, 2**17), "blocks", 256)
+    units = Units((2**17, 2**17), "blocks", 256)
     last = torch.tensor([units.count - 1])
     places = units.entries(last)
     assert len(places) == 256**2

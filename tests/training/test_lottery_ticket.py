@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from mttl.training.lottery_ticket import LotterySettings, LotteryTicket
+from mttl.training.lottery_settings import LotterySettings
+from mttl.training.lottery_ticket import LotteryTicket
 
 
 class Regression:
@@ -164,7 +165,7 @@ def test_fisher_information_is_read_by_example_and_trains_nothing():
         assert ticket.step == step + 1
     assert all(torch.equal(value, start[name]) for name, value in parameters(model).items())
     for name, total in sums.items():
-        torch.testing.assert_close(ticket._scores.scores[name], total)
+        torch.testing.assert_close(ticket._tuning.scores()[name], total)
 
 
 def test_training_learns_and_a_random_support_has_one_phase():

@@ -12,12 +12,12 @@ from mttl.data.encode import TextEncoder
 from mttl.errors import ConfigError
 from mttl.models.backbone import load_tokenizer
 from mttl.training.answers import answer_inputs
+from mttl.training.language_loss import language_loss
 from mttl.training.text_objectives import (
     CausalText,
     MaskedText,
     RestoredText,
     TaskObjective,
-    language_loss,
     mask_id,
 )
 
