@@ -73,6 +73,7 @@ class BiasBalancing(Callback):
         found = outputs[LOADS]
         self.loads = found if self.loads is None else self.loads + found
         if trainer.global_step > self.step:
-            loads = trainer.strategy.reduce(self.loads, reduce_op="sum")
+            # Reducing is in place, and others hold the loads of the batch too.
+            loads = trainer.strategy.reduce(self.loads.clone(), reduce_op="sum")
             adjust_biases(pl_module.model, loads)  # type: ignore[arg-type]
             self.loads, self.step = None, trainer.global_step
