@@ -85,10 +85,10 @@ class BiasBalancing(Callback):
         batch_idx: int,
     ) -> None:
         """Add the loads of the batch; if it ended a step, move the biases."""
-        found = outputs[LOADS]
-        self.loads = found if self.loads is None else self.loads + found
+        # A copy: reducing is in place, and others hold the loads of the batch too.
+        loads = outputs[LOADS].clone() if self.loads is None else self.loads + outputs[LOADS]
+        self.loads = loads
         if trainer.global_step > self.step:
-            # Reducing is in place, and others hold the loads of the batch too.
-            loads = trainer.strategy.reduce(self.loads.clone(), reduce_op="sum")
-            adjust_biases(pl_module.model, loads)  # type: ignore[arg-type]
+            total = trainer.strategy.reduce(loads, reduce_op="sum")
+            adjust_biases(pl_module.model, total)  # type: ignore[arg-type]
             self.loads, self.step = None, trainer.global_step

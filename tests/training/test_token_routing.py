@@ -90,7 +90,7 @@ def test_a_step_of_several_batches_minimises_the_mean_of_what_they_owe() -> None
         **dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False),
         enable_model_summary=False,
     )
-    trainer.fit(module_of(model), DataLoader(batches, batch_size=None))
+    trainer.fit(module_of(model), DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
     # Halves of the loss rather than of the gradient: rounding.
     for value, mean in zip(found, wanted, strict=True):
         torch.testing.assert_close(value, mean, rtol=1e-4, atol=1e-7)
