@@ -47,7 +47,7 @@ def grouped_linear(
         raise ValueError(f"method ('{method}') must be one of {', '.join(METHODS)}")
     x = x.to(active_dtype(x))
     weight = weight.to(x.dtype)
-    kernel = _has_kernel(x.device.type, x.dtype, *weight.shape[1:])
+    kernel = _has_kernel(x.device, x.dtype, *weight.shape[1:])
     bias = None if bias is None else bias.to(x.dtype)
     if method == "grouped_mm" or (method == "auto" and kernel):
         y: Tensor = _GroupedKernel.apply(x, weight, counts.cumsum(0).int())  # type: ignore
@@ -117,6 +117,8 @@ def _grouped_mm(left: Tensor, right: Tensor, ends: Int[Tensor, "E"]) -> Tensor:
     )
 
 
-def _has_kernel(device: str, dtype: torch.dtype, *sizes: int) -> bool:
-    """Say whether PyTorch's kernel computes this on a GPU: bfloat16, rows of whole 16 bytes."""
-    return device == "cuda" and dtype == torch.bfloat16 and all(size % 8 == 0 for size in sizes)
+def _has_kernel(device: torch.device, dtype: torch.dtype, *sizes: int) -> bool:
+    """Say whether PyTorch's kernel computes this: bfloat16, rows of 16 bytes, Ampere or later."""
+    if device.type != "cuda" or dtype != torch.bfloat16 or any(size % 8 for size in sizes):
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)

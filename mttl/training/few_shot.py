@@ -13,7 +13,7 @@ from torch import Tensor
 from mttl.tasks.metrics import score_answers
 from mttl.training.loss import global_mean
 from mttl.training.text_to_text import Prediction, TextToTextModule, mean_score
-from mttl.training.token_balance import adjust_biases, token_loads
+from mttl.training.token_balance import adjust_biases, adjusted_biases, token_loads
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,9 @@ def fine_tune(
     trained = [value for value in module.model.parameters() if value.requires_grad]
     if not trained:
         return best_step, best, answers
-    kept = [value.detach().clone() for value in trained]
+    # Biases that balance experts decide with the weights who is chosen.
+    state = [*trained, *adjusted_biases(module.model)]
+    kept = [value.detach().clone() for value in state]
     # Scaled gradients have to be read before the step, which fused kernels do within it.
     scaled = getattr(precision, "scaler", None) is not None
     optimizer = module.optimization.optimizer(module.model, fused=not scaled)
@@ -136,9 +138,9 @@ def fine_tune(
             # An undefined score is worse than any other.
             if _rank(found) > _rank(best):
                 best_step, best, answers = step, found, rows
-                kept = [value.detach().clone() for value in trained]
+                kept = [value.detach().clone() for value in state]
     with torch.no_grad():
-        for value, saved in zip(trained, kept, strict=True):
+        for value, saved in zip(state, kept, strict=True):
             value.copy_(saved)
     return best_step, best, answers
 

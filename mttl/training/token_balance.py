@@ -9,6 +9,7 @@ from jaxtyping import Int
 from pytorch_lightning.callbacks import Callback
 from torch import Tensor
 
+from mttl.routing.token import TokenRouter
 from mttl.routing.token_context import TokenRecord
 from mttl.skills.skilled_model import SkilledModel
 
@@ -34,6 +35,16 @@ def token_loads(model: SkilledModel, records: Sequence[TokenRecord]) -> Int[Tens
     return loads
 
 
+def adjusted_biases(model: SkilledModel) -> list[Tensor]:
+    """Return the biases that `adjust_biases` moves."""
+    return [
+        bias
+        for layer in model.token_layers().values()
+        if _adjusts(layer.router)
+        for bias in layer.router.buffers()
+    ]
+
+
 def adjust_biases(model: SkilledModel, loads: Int[Tensor, "M E+1"]) -> None:
     """Move the biases of routers that are balanced without a loss, after an optimizer step.
 
@@ -42,9 +53,13 @@ def adjust_biases(model: SkilledModel, loads: Int[Tensor, "M E+1"]) -> None:
         loads: Of the step, over all batches and processes that it was made of.
     """
     for layer, load in zip(model.token_layers().values(), loads, strict=True):
-        # A router that is not trained stays as it is.
-        if layer.router.adjusts and any(p.requires_grad for p in layer.router.parameters()):
+        if _adjusts(layer.router):
             layer.router.adjust(load[: layer.router.n_experts])
+
+
+def _adjusts(router: TokenRouter) -> bool:
+    """A router that is not trained stays as it is."""
+    return router.adjusts and any(p.requires_grad for p in router.parameters())
 
 
 class BiasBalancing(Callback):
@@ -70,9 +85,10 @@ class BiasBalancing(Callback):
         batch_idx: int,
     ) -> None:
         """Add the loads of the batch; if it ended a step, move the biases."""
-        found = outputs[LOADS]
-        self.loads = found if self.loads is None else self.loads + found
+        # A copy: reducing is in place, and others hold the loads of the batch too.
+        loads = outputs[LOADS].clone() if self.loads is None else self.loads + outputs[LOADS]
+        self.loads = loads
         if trainer.global_step > self.step:
-            loads = trainer.strategy.reduce(self.loads, reduce_op="sum")
-            adjust_biases(pl_module.model, loads)  # type: ignore[arg-type]
+            total = trainer.strategy.reduce(loads, reduce_op="sum")
+            adjust_biases(pl_module.model, total)  # type: ignore[arg-type]
             self.loads, self.step = None, trainer.global_step

@@ -72,7 +72,9 @@ class TokenMonitor(Callback):
         self.loads = state_dict["loads"]
 
     def _record(self, trainer: pl.Trainer) -> None:
-        loads = trainer.strategy.reduce(self.loads, reduce_op="sum").cpu().numpy()  # type: ignore[union-attr]
+        # Reducing is in place, and others hold the loads of the batch too.
+        mine = self.loads.clone()  # type: ignore[union-attr]
+        loads = trainer.strategy.reduce(mine, reduce_op="sum").cpu().numpy()  # type: ignore[union-attr]
         self.loads = None
         shares = load_shares(loads)
         self.steps.append(trainer.global_step)

@@ -39,7 +39,7 @@ def train(config: Path | str, name: str, *overrides: str, resume: bool = False) 
 
 
 def start(
-    config: Path, name: str, *overrides: str, resume: bool = False
+    config: Path | str, name: str, *overrides: str, resume: bool = False
 ) -> "subprocess.Popen[str]":
     """Start the command in a process of its own."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])

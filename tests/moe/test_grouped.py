@@ -116,11 +116,16 @@ def test_an_unknown_method_is_refused() -> None:
         grouped_linear(*arguments([1]), torch.tensor([1]), method="magic")
 
 
-def test_the_kernel_is_for_gpus_and_whole_rows_of_16_bytes() -> None:
-    assert _has_kernel("cuda", torch.bfloat16, 8, 16)
-    assert not _has_kernel("cuda", torch.bfloat16, 7, 16)
-    assert not _has_kernel("cuda", torch.float32, 8, 16)
-    assert not _has_kernel("cpu", torch.bfloat16, 8, 16)
+def test_the_kernel_is_for_gpus_and_whole_rows_of_16_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    generation = [(9, 0)]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: generation[0])
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert _has_kernel(gpu, torch.bfloat16, 8, 16)
+    assert not _has_kernel(gpu, torch.bfloat16, 7, 16)
+    assert not _has_kernel(gpu, torch.float32, 8, 16)
+    assert not _has_kernel(cpu, torch.bfloat16, 8, 16)
+    generation[0] = (7, 5)
+    assert not _has_kernel(gpu, torch.bfloat16, 8, 16)
 
 
 @pytest.mark.parametrize("n_rows", [0, 1, 2, 4, 5, 33])

@@ -9,6 +9,7 @@ steps of AdamW amplify to some 1e-5.
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -102,3 +103,41 @@ def test_both_processes_stop_together_and_continue(config: Path, runs: tuple) ->
     _, rest = resumed.communicate(timeout=100)
     assert resumed.returncode == 0, rest
     assert torch.load(stopped.last, weights_only=False)["global_step"] == step + 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["token_loss_free", "token_top2"])
+def test_experts_are_balanced_by_the_loads_of_both(config: Path, kind: str) -> None:
+    """Biases move by counts, so they are equal; losses over all tokens differ by rounding.
+
+    There are many experts, so that the signs of one process's loads would not do for all of them.
+    After an odd number of steps a bias is not 0 unless loads were even.
+    """
+    settings = ["trainer.max_steps=3", "data.evaluate=[dev]"]
+    settings += ["moe.n_experts=8", "moe.experts.rank=2", "moe.targets=[attention,mlp]"]
+    if kind == "token_loss_free":
+        # Records of two steps each: the sums of monitor and balancing must not mix.
+        settings += ["moe.balance.bias=0.01", "trainer.log_every_n_steps=2"]
+    else:
+        settings.append("moe.balance.global_statistics=true")
+    # The settings of the task router and its skills are replaced by the fragment's.
+    recipe = f"{config}+router/{kind}.yaml"
+    process = start(recipe, f"two-{kind}", *TWO, *settings)
+    one = train(recipe, f"one-{kind}", *settings)
+    _, said = process.communicate(timeout=200)
+    assert process.returncode == 0, said
+    two = RunFolder(one.path.parent / f"two-{kind}")
+    ours, theirs = (torch.load(run.last, weights_only=False)["state_dict"] for run in (two, one))
+    biases = [name for name in theirs if name.endswith("router.bias.value")]
+    assert bool(biases) == (kind == "token_loss_free")
+    for name in biases:
+        assert theirs[name].any()
+        assert torch.equal(ours[name], theirs[name]), name
+    first, second = (np.load(run.plots / "token_history.npz") for run in (two, one))
+    assert first["steps"].tolist() == second["steps"].tolist()
+    np.testing.assert_array_equal(first["load"], second["load"])
+    if kind == "token_top2":
+        for name in ("train/switch", "train/z"):
+            expected = column(one.metrics, name)
+            assert len(expected) == 3
+            assert column(two.metrics, name) == pytest.approx(expected, rel=1e-5), name
