@@ -39,5 +39,7 @@ def test_every_way_of_mixing_steps(load: Callable[[str], ModuleType]) -> None:
         step, _ = script.build(name, settings)
         step()
     assert script.batch("16x8") == (16, 8)
-    with pytest.raises(argparse.ArgumentTypeError, match="'0' must be a whole number of at least 1"):
+    with pytest.raises(
+        argparse.ArgumentTypeError, match="'0' must be a whole number of at least 1"
+    ):
         script.batch("0x8")
