@@ -93,6 +93,26 @@ def test_mistakes_end_in_a_message_and_no_folder(
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
+def test_models_that_do_not_fit_are_listed(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Other shapes, another type and missing tensors, all in one message."""
+    sizes = TINY_T5["config"]
+    build_random("t5", {**sizes, "d_ff": sizes["d_ff"] + 8}).save_pretrained(folder / "wide")
+    build_random("t5", sizes).half().save_pretrained(folder / "half")
+    deep = {**sizes, "num_layers": sizes.get("num_layers", 6) + 1}
+    build_random("t5", deep).save_pretrained(folder / "deep")
+    models = [{"model": str(folder / name)} for name in ("wide", "half", "deep")]
+    base = {"model": str(folder / "base")}
+    path = recipe(folder, base=base, models=models, method={"kind": "arithmetic"})
+    command = [str(path), "--out", str(tmp_path / "out")]
+    assert run_command(lambda: MERGE.main(command)) == USER_MISTAKE
+    found = " ".join(capsys.readouterr().err.split())
+    for part in ("of another shape: ", "float16 instead of float32", "unexpected: encoder.block."):
+        assert part in found
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_kinds_of_information_differ_and_are_written_down(folder: Path) -> None:
     found = [load_file(folder / "base.safetensors")]
     for out, more in (

@@ -18,11 +18,13 @@ from mttl.command import USER_MISTAKE, run_command
 from mttl.config.build import load_run
 from mttl.config.build_backbone import build_backbone
 from mttl.config.load import load_config
+from mttl.models.backbone import build_random
 
 peft = pytest.importorskip("peft")
 
 EXPORT = load_recipe(ROOT / "scripts" / "export_peft.py")
 IMPORT = load_recipe(ROOT / "scripts" / "import_peft.py")
+MERGE = load_recipe(ROOT / "scripts" / "merge_task.py")
 ROUNDING = 1e-5  # float32 arithmetic in another order
 
 
@@ -125,6 +127,36 @@ def test_adapters_become_a_run(tmp_path: Path, router: str) -> None:
         type(base).from_pretrained(tmp_path / "base"), again
     ).eval()(**ids)
     assert relative_error(found.logits, expected["plural"]) < ROUNDING
+
+
+def test_a_run_is_not_put_on_another_backbone(tmp_path: Path, capsys) -> None:
+    config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"), backbone=TINY_LLAMA)
+    settings = load_config([str(config)]).backbone
+    base = build_backbone(settings)
+    base.save_pretrained(tmp_path / "base")
+    fill(base, seed=3)
+    base.save_pretrained(tmp_path / "other")
+    sizes = {**settings.config, "intermediate_size": settings.config["intermediate_size"] + 8}
+    build_random("llama", sizes).save_pretrained(tmp_path / "wide")
+    start = type(base).from_pretrained(tmp_path / "base")
+    lora = peft.LoraConfig(r=2, target_modules=["q_proj", "up_proj"], task_type="CAUSAL_LM")
+    peft.get_peft_model(start, lora).save_pretrained(tmp_path / "past")
+    adapter, out = str(tmp_path / "past"), ["--out", str(tmp_path / "new")]
+    assert IMPORT.main([adapter, "--tokenizer", "byte", "--out", str(tmp_path / "run")]) == 0
+    before = sorted(tmp_path.iterdir())
+    capsys.readouterr()
+    on = {name: ["--backbone", str(tmp_path / name), *out] for name in ("other", "wide")}
+    run = str(tmp_path / "run")
+    up = "of other sizes: model.layers.0.mlp.up_proj"
+    for script, given, message in (
+        (IMPORT, [adapter, "--tokenizer", "byte", *on["wide"]], up),
+        (EXPORT, [run, "--task", "past", *on["other"]], "not on this one"),
+        (EXPORT, [run, "--inventory", *on["wide"]], "not on this one"),
+        (MERGE, [run, "--task", "past", *on["other"]], "not on this one"),
+    ):
+        assert run_command(lambda: script.main(given)) == USER_MISTAKE, message  # noqa: B023
+        assert message in " ".join(capsys.readouterr().err.split())
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_mistakes_end_in_a_message_and_no_folder(

@@ -188,6 +188,30 @@ def test_more_mistakes(models, text, tmp_path, capsys):
         LEARN.main([*base, "--text", str(text), "--save-every", "0"])
 
 
+def test_a_skill_of_another_network_is_refused_with_a_list(models, text, tmp_path, capsys):
+    skill, out = tmp_path / "a.safetensors", tmp_path / "x.safetensors"
+    start = learn(models["t5"], skill, "--text", str(text), "--mask", "_", "--density", "1")
+    torch.manual_seed(0)
+    wide = build_random("t5", {**TINY_T5, "d_ff": 32, "vocab_size": 384})
+    wide.save_pretrained(tmp_path / "wide")
+    load_pretrained(str(models["t5"])).half().save_pretrained(tmp_path / "half")
+    before = sorted(tmp_path.iterdir())
+    for model, part in (
+        ("wide", r"DenseReluDense.wi.weight: shape (32, 16) instead of (24, 16)"),
+        ("half", "other weights"),  # read in single precision, but rounded
+    ):
+        common = ["--model", str(tmp_path / model), "--tokenizer", "byte"]
+        learned = [*common, "--text", str(text), "--mask", "_", "--on", str(skill), *QUICK]
+        for main, given in (
+            (LEARN.main, [*learned, "--out", str(out)]),
+            (COMPOSE.main, [*common, "--skills", str(skill), "--out", str(out)]),
+        ):
+            found = mistake(main, given, capsys)
+            assert f"of {len(start.changes)}" in found
+            assert part in found
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_composing_refuses_what_does_not_fit(models, text, tmp_path, capsys):
     skill = tmp_path / "a.safetensors"
     learn(models["t5"], skill, "--text", str(text), "--mask", "_")
