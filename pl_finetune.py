@@ -17,25 +17,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mttl.adaptation import Adaptation
+from mttl.adaptation.fine_tune import FewShotJob, FewShotResult
+from mttl.adaptation.new_tasks import Adaptation
+from mttl.adaptation.plan import Shard, read_samples
+from mttl.adaptation.results import Results
+from mttl.adaptation.score_table import few_shot_table
 from mttl.analysis.libraries import check_libraries
-from mttl.command import exit_with, make_console, positive
+from mttl.command import add_overrides, exit_with, make_console, positive
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import load_any_config
 from mttl.config.schema import Config
 from mttl.errors import ConfigError, MttlError, TaskError
-from mttl.training.few_shot import FewShotJob, FewShotResult
-from mttl.training.few_shot_jobs import Shard, read_samples
-from mttl.training.few_shot_results import Results
-from mttl.training.few_shot_table import few_shot_table
+from mttl.progress_bar import counting_bar
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Adapt, score and print a table; return the exit status."""
     options = parse(arguments)
-    overrides = [text for group in options.override for text in group]
+    overrides = options.override
     config = load_any_config(options.config, overrides)
     if isinstance(config, BabyAIConfig):
         return adapt_policies(config, options)
@@ -86,8 +86,8 @@ def adapt_policies(config: BabyAIConfig, options: argparse.Namespace) -> int:
     if options.shard.n_shards != 1:
         raise ConfigError("--shard is for text-to-text tasks: leave it out")
     check_libraries("gymnasium", "minigrid", "numba", extra="babyai")
-    from mttl.babyai_adaptation import adapt_babyai
-    from mttl.training.level_results import level_table
+    from mttl.babyai.level_results import level_table
+    from mttl.babyai.new_levels import adapt_babyai
 
     results = adapt_babyai(
         config,
@@ -118,15 +118,7 @@ def run_jobs(
         status: Where progress is shown.
     """
     adaptation.to_device()
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=status,
-        transient=True,
-        disable=not status.is_terminal,
-    ) as progress:
+    with counting_bar(status) as progress:
         bar = progress.add_task("adapting", total=len(todo) * config.adapt.max_steps)
         for number, job in enumerate(todo, start=1):
             result = adaptation.run_job(job, config, on_step=lambda: progress.advance(bar))
@@ -216,15 +208,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--reference", metavar="DIR", help="results to state the average relative gain over"
     )
     parser.add_argument("--out", metavar="DIR", help="results (RUN/adapt-MODE)")
-    parser.add_argument(
-        *("-k", "--set"),
-        dest="override",
-        action="append",
-        nargs="+",
-        default=[],
-        metavar="section.key=value",
-        help="settings that override the files",
-    )
+    add_overrides(parser, "settings that override the files")
     return parser.parse_args(arguments)
 
 

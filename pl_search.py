@@ -11,18 +11,10 @@ import argparse
 import logging
 from pathlib import Path
 
-from rich.progress import Progress
-
-from mttl.adaptation import Adaptation
-from mttl.command import exit_with, make_console
-from mttl.config.few_shot import with_settings
-from mttl.config.load import load_config
-from mttl.config.schema import Config, Search
-from mttl.errors import ConfigError
-from mttl.files import write_text
-from mttl.training.few_shot_jobs import read_samples
-from mttl.training.few_shot_results import Results
-from mttl.training.search import (
+from mttl.adaptation.new_tasks import Adaptation
+from mttl.adaptation.plan import read_samples
+from mttl.adaptation.results import Results
+from mttl.adaptation.search import (
     Trial,
     Values,
     best_fragment,
@@ -33,13 +25,20 @@ from mttl.training.search import (
     trials_table,
     write_trials,
 )
-from mttl.training.search_ranges import Range, search_ranges
+from mttl.adaptation.search_ranges import Range, search_ranges
+from mttl.adaptation.settings import with_settings
+from mttl.command import add_overrides, exit_with, make_console
+from mttl.config.load import load_config
+from mttl.config.schema import Config, Search
+from mttl.errors import ConfigError
+from mttl.files import write_text
+from mttl.progress_bar import counting_bar
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Search, write what was found and print a table; return the exit status."""
     options = parse(arguments)
-    config = load_config(options.config, [text for group in options.override for text in group])
+    config = load_config(options.config, options.override)
     console, status = make_console(), make_console(stderr=True)
     # Two small files per job: not worth a line each.
     logging.getLogger("mttl.data").setLevel(logging.WARNING)
@@ -65,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     trials = {trial_name(trial.values): trial for trial in earlier}
     tried: list[str] = []
 
-    with Progress(console=status, transient=True, disable=not status.is_terminal) as progress:
+    with counting_bar(status) as progress:
         bar = progress.add_task("searching", total=n_trials * len(adaptation.jobs))
 
         def evaluate(values: Values) -> float:
@@ -153,15 +152,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--allow-seen", action="store_true", help="take tasks of training too")
     parser.add_argument("--out", metavar="DIR", help="trials (RUN/search-MODE)")
-    parser.add_argument(
-        *("-k", "--set"),
-        dest="override",
-        action="append",
-        nargs="+",
-        default=[],
-        metavar="section.key=value",
-        help="settings that override the files",
-    )
+    add_overrides(parser, "settings that override the files")
     return parser.parse_args(arguments)
 
 

@@ -11,21 +11,21 @@ from pathlib import Path
 import pytorch_lightning as pl
 
 from mttl.analysis.libraries import check_libraries
+from mttl.build.build_backbone import backbone_name
+from mttl.build.model import Built, build_model, build_optimization, inventory_settings
+from mttl.build.trainer import build_trainer
 from mttl.checkpoint import save_inventory
-from mttl.command import exit_with, make_console
+from mttl.command import add_overrides, exit_with, make_console
 from mttl.config.babyai_schema import BabyAIConfig
-from mttl.config.build import Built, build_model, build_optimization, inventory_settings
-from mttl.config.build_backbone import backbone_name
 from mttl.config.load import dump_config, load_any_config, resolve_folder, resolve_path
 from mttl.config.schema import Config
-from mttl.config.trainer import build_trainer
 from mttl.data.data_module import TextToTextDataModule
-from mttl.data.gym import Gym
-from mttl.data.partition import load_partition, select_tasks
 from mttl.files import write_text
+from mttl.gym.folder import Gym
+from mttl.gym.partition import load_partition, select_tasks
 from mttl.models.backbone import is_decoder_only
-from mttl.training.attention import attention_by_task, has_attention
-from mttl.training.evaluate import predict, score, write_predictions, write_results
+from mttl.training.attention_report import attention_by_task, has_attention
+from mttl.training.predictions import predict, score, write_predictions, write_results
 from mttl.training.report import (
     attachment_table,
     baseline_results,
@@ -41,11 +41,11 @@ from mttl.training.token_report import write_token_routing
 def main(arguments: list[str] | None = None) -> int:
     """Train, score and save; return the exit status."""
     options = parse(arguments)
-    overrides = [text for group in options.override for text in group]
+    overrides = options.override
     config = load_any_config(options.config, overrides)
     if isinstance(config, BabyAIConfig):
         check_libraries("gymnasium", "minigrid", "numba", extra="babyai")
-        from mttl.babyai import train_babyai
+        from mttl.babyai.train import train_babyai
 
         train_babyai(config, resume=options.resume)
         return 0
@@ -175,16 +175,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="FILE[+FILE...]",
         help="YAML files, merged left to right; looked up here, then under configs/",
     )
-    parser.add_argument(
-        "-k",
-        "--set",
-        dest="override",
-        action="append",
-        nargs="+",
-        default=[],
-        metavar="section.key=value",
-        help="settings that override the files; may be repeated, the later wins",
-    )
+    add_overrides(parser, "settings that override the files; may be repeated, the later wins")
     parser.add_argument(
         "--resume", action="store_true", help="continue the interrupted run of this name"
     )

@@ -12,17 +12,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mttl.adaptation import adapt, adapt_to
-    from mttl.training.few_shot_table import few_shot_table
+    from mttl.adaptation.new_tasks import adapt, adapt_to
+    from mttl.adaptation.score_table import few_shot_table
 
 __version__ = "0.1.0"
 __all__ = ["adapt", "adapt_to", "few_shot_table"]
 
 # Loaded when first asked for: they bring PyTorch, and the package alone must stay light.
 _HOMES = {
-    "adapt": "mttl.adaptation",
-    "adapt_to": "mttl.adaptation",
-    "few_shot_table": "mttl.training.few_shot_table",
+    "adapt": "mttl.adaptation.new_tasks",
+    "adapt_to": "mttl.adaptation.new_tasks",
+    "few_shot_table": "mttl.adaptation.score_table",
 }
 
 

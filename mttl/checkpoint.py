@@ -33,7 +33,7 @@ from torch import Tensor
 from mttl.errors import CheckpointError
 from mttl.files import write_atomic, write_text
 from mttl.model_tensors import Model, fingerprint, own_parameters, router_tensors, skill_tensors
-from mttl.skills.fused import FusedInventory
+from mttl.skills.attention import FusedInventory
 from mttl.skills.skilled_model import SkilledModel
 
 FORMAT_VERSION = 1

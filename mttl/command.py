@@ -120,6 +120,24 @@ def exit_with(main: Callable[[], int]) -> None:
     sys.exit(run_command(main))
 
 
+def add_overrides(parser: argparse.ArgumentParser, what: str) -> None:
+    """Let a command line override settings by ``-k section.key=value …``, a flat list.
+
+    Args:
+        parser: Of the command.
+        what: Said in its help.
+    """
+    parser.add_argument(
+        *("-k", "--set"),
+        dest="override",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="section.key=value",
+        help=what,
+    )
+
+
 def positive(text: str) -> int:
     """Read a number of at least 1 from the command line."""
     return _at_least(1, text)

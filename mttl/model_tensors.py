@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mttl.moe.layer import MoELayer
-from mttl.skills.compose import ComposedModel
+from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.skilled_model import SkilledModel
 

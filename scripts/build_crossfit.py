@@ -21,26 +21,23 @@ from pathlib import Path
 
 from rich.markup import escape
 from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.table import Table
 
 from mttl.command import FAULT, SUCCESS, USER_MISTAKE, exit_with, make_console, positive
-from mttl.data.build_gym import Outcome, check_task, count_files
-from mttl.data.build_many import build_many
-from mttl.data.hub import hub_in_reach
-from mttl.data.task_table import update_task_table
 from mttl.errors import TaskError, nearest
 from mttl.files import locked
-from mttl.tasks.sampling import SAMPLES
-from mttl.tasks.table import crossfit
-from mttl.tasks.task import Task
-from mttl.tasks.task_file import load_tasks
+from mttl.gym.building.build_gym import Outcome, check_task, count_files
+from mttl.gym.building.build_many import build_many
+from mttl.gym.building.hub import hub_in_reach
+from mttl.gym.building.task_table import update_task_table
+from mttl.gym.sampling import SAMPLES
+from mttl.gym.table import crossfit
+from mttl.gym.task import Task
+from mttl.gym.task_file import load_tasks
+from mttl.progress_bar import counting_bar
 
 COMPLETE = ("verified", "built", "differs")
 COLOURS = {"verified": "green", "built": "green", "differs": "yellow"}
@@ -105,7 +102,7 @@ def read_partition(name: str) -> list[str]:
     """Return the tasks of a partition: a file, or the name of one under ``configs/partitions``."""
     # They bring PyTorch, which the processes that import this script should not wait for.
     from mttl.config.load import resolve_path
-    from mttl.data.partition import load_partition
+    from mttl.gym.partition import load_partition
 
     path = resolve_path(name if name.endswith(".json") else f"partitions/{name}.json")
     sides = load_partition(path)
@@ -127,17 +124,12 @@ def build(
     console = make_console(stderr=True)
     outcomes: list[Outcome] = []
     n_rows = 0
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     try:
-        with Progress(
-            *columns,
-            TextColumn("{task.fields[rows]:,} rows {task.fields[name]}"),
+        with counting_bar(
+            console,
+            TextColumn("left;"),
             TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
+            TextColumn("{task.fields[rows]:,} rows {task.fields[name]}"),
         ) as progress:
             bar = progress.add_task("building", total=len(tasks), rows=0, name="")
 

@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import TextColumn
+
+from mttl.progress_bar import counting_bar
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES_HINT = "install the packages the gym is built from with `pip install -e '.[gym]'`."
@@ -30,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
 
     try:
-        with _progress(console) as progress:
+        with counting_bar(console, TextColumn("{task.fields[name]}")) as progress:
             bar = progress.add_task("building", total=len(TASKS), name="")
             files = build(lambda name: progress.update(bar, advance=1, name=name))
         partition = {arguments.partition.name: partition_json()}
@@ -70,17 +72,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         "--check", action="store_true", help="compare with what is on disk; write nothing"
     )
     return parser.parse_args(argv)
-
-
-def _progress(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(
-        *columns,
-        TextColumn("{task.fields[name]}"),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
 
 
 if __name__ == "__main__":

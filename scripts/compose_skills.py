@@ -13,18 +13,18 @@ import tempfile
 from pathlib import Path
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from mttl.aggregation.sparse_composition import SparseComposition
-from mttl.aggregation.sparse_skill import SparseSkill
 from mttl.command import exit_with, make_console
 from mttl.data.encode import TextEncoder
-from mttl.data.gym import SPLITS, Gym
 from mttl.errors import ConfigError
+from mttl.gym.folder import SPLITS, Gym
+from mttl.metrics.crossfit import score_answers
 from mttl.models.backbone import is_decoder_only, load_pretrained, load_tokenizer
-from mttl.tasks.metrics import score_answers
-from mttl.training.answers import answer_inputs
+from mttl.progress_bar import counting_bar
+from mttl.sparse.answers import answer_inputs
+from mttl.sparse.composition import SparseComposition
+from mttl.sparse.skill_file import SparseSkill
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -83,8 +83,7 @@ def score(
         torch.nn.Module.cuda(model)
     prefix = f"[{options.score}] " if options.prefix else ""
     status = make_console(stderr=True)
-    columns = (TextColumn("answering"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=status, transient=True, disable=not status.is_terminal) as bars:
+    with counting_bar(status) as bars:
         bar = bars.add_task("answering", total=len(rows))
         answers = answer_inputs(
             model,

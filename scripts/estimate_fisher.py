@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
@@ -19,12 +18,13 @@ from mttl.aggregation.fisher import GRADIENTS, diagonal_fisher
 from mttl.command import exit_with, make_console
 from mttl.config.load import resolve_folder
 from mttl.data.collate import TrainCollator, pad_id_of
-from mttl.data.gym import SPLITS, Gym
 from mttl.data.prepare import prepare
 from mttl.errors import ConfigError, TrainingError
 from mttl.files import write_atomic
+from mttl.gym.folder import SPLITS, Gym
+from mttl.merging.likelihood import answer_log_likelihood, likelihood_batch, sample_targets
 from mttl.models.backbone import is_decoder_only, load_pretrained, load_tokenizer
-from mttl.training.likelihood import answer_log_likelihood, likelihood_batch, sample_targets
+from mttl.progress_bar import counting_bar
 
 LABELS = ("reference", "sampled")
 
@@ -42,15 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     log_likelihood = answer_log_likelihood(model, traceable=options.at_once > 1)
     generator = torch.Generator(device).manual_seed(options.seed)
     status = make_console(stderr=True)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=status,
-        transient=True,
-        disable=not status.is_terminal,
-    ) as progress:
+    with counting_bar(status) as progress:
         bar = progress.add_task("rows", total=n_rows)
 
         def targets(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -12,16 +12,16 @@ written into OUT/base_model, and the adapter names it.
 import argparse
 from pathlib import Path
 
-from mttl.aggregation.low_rank import LowRank, relative_error
-from mttl.aggregation.merge import average_mixing, strip, task_mixing
+from mttl.build.model import Built, load_run
 from mttl.checkpoint import read_inventory
 from mttl.command import exit_with, make_console
-from mttl.config.build import Built, load_run
 from mttl.errors import ConfigError
 from mttl.files import new_folder
 from mttl.interchange.lora_export import lora_adapter, mixture_adapter, skill_mixing
 from mttl.interchange.peft_folder import write_peft
 from mttl.interchange.poly import poly_checkpoint
+from mttl.merging.fold import average_mixing, strip, task_mixing
+from mttl.merging.low_rank_factors import LowRank, relative_error
 from mttl.models.backbone import is_decoder_only
 
 

@@ -14,13 +14,13 @@ from envs.episodes import episode_seed
 from envs.errors import LevelError
 from envs.film import SUFFIXES, film
 from envs.levels import find_level
+from mttl.babyai.build_policy import load_policies
+from mttl.babyai.evaluate import play_episode
 from mttl.checkpoint import read_inventory
 from mttl.command import exit_with, make_console, natural
 from mttl.config.babyai_schema import BabyAIConfig, Evaluation
-from mttl.config.build_policy import load_policies
 from mttl.config.load import load_any_config
 from mttl.errors import MttlError
-from mttl.training.play import play_episode
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -13,10 +13,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from mttl.build.build_imported import Imported, build_imported
 from mttl.checkpoint import save_inventory
 from mttl.command import exit_with, make_console
 from mttl.config.backbone_schema import Pretrained
-from mttl.config.build_imported import Imported, build_imported
 from mttl.errors import CheckpointError, ConfigError
 from mttl.files import new_folder
 from mttl.interchange.lora_import import read_lora, stack_adapters

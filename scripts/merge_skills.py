@@ -13,8 +13,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from mttl.command import exit_with, make_console
 from mttl.errors import ConfigError
-from mttl.merging.merge import merge_models
 from mttl.merging.recipe import read_recipe
+from mttl.merging.run import merge_models
 
 
 def main(arguments: list[str] | None = None) -> int:

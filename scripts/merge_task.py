@@ -10,12 +10,12 @@ the run to rounding. Inputs have to look as in training, which is printed.
 import argparse
 from pathlib import Path
 
-from mttl.aggregation.merge import average_mixing, merge, task_mixing
+from mttl.build.model import load_run
 from mttl.checkpoint import read_inventory
 from mttl.command import exit_with, make_console
-from mttl.config.build import load_run
 from mttl.errors import CheckpointError, ConfigError
 from mttl.files import new_folder
+from mttl.merging.fold import average_mixing, merge, task_mixing
 
 
 def main(arguments: list[str] | None = None) -> int:

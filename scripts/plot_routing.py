@@ -30,7 +30,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mttl.analysis.agreement import category_agreement
-from mttl.analysis.baseline import Comparison
+from mttl.analysis.chance import Comparison
 from mttl.analysis.layers import ALL, STATISTICS, stack_means
 from mttl.analysis.libraries import check_libraries
 from mttl.analysis.page import routing_page
@@ -38,15 +38,15 @@ from mttl.analysis.palette import UNKNOWN
 from mttl.analysis.routing_record import RoutingRecord, read_record
 from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.stability import skill_stability
-from mttl.analysis.token_page import expert_tokens
-from mttl.analysis.token_record import TokenRecord, has_token_record, read_token_record
+from mttl.analysis.tokens.token_page import expert_tokens
+from mttl.analysis.tokens.token_record import TokenRecord, has_token_record, read_token_record
 from mttl.checkpoint import read_inventory
 from mttl.command import exit_with, make_console
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import load_any_config, resolve_folder
 from mttl.errors import CheckpointError, TaskError
 from mttl.files import write_text
-from mttl.tasks.table import crossfit
+from mttl.gym.table import crossfit
 
 LIBRARIES = ("matplotlib", "scipy", "sklearn", "plotly")
 

@@ -17,15 +17,15 @@ from pathlib import Path
 import torch
 
 import pl_train
+from mttl.build.build_backbone import build_backbone
 from mttl.checkpoint import read_inventory
 from mttl.command import exit_with, make_console
 from mttl.config.backbone_schema import Backbone
-from mttl.config.build_backbone import build_backbone
 from mttl.config.load import load_config, resolve_folder, resolve_path
-from mttl.data.gym import Gym
-from mttl.data.partition import load_partition
 from mttl.errors import ConfigError
 from mttl.files import write_text
+from mttl.gym.folder import Gym
+from mttl.gym.partition import load_partition
 
 TASK = "restore"
 MASKED, LONGEST_SPAN, UNTOUCHED = 0.3, 3, 0.1

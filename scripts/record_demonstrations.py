@@ -10,8 +10,6 @@ envs.demonstration_file reads the file; it is written at the end, whole or not a
 import argparse
 from pathlib import Path
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from envs.demonstration_file import save_demonstrations
 from envs.demonstrations import record_demonstrations
 from envs.errors import LevelError
@@ -19,6 +17,7 @@ from envs.levels import PAPER_LEVELS
 from envs.vector import check_levels
 from mttl.command import exit_with, make_console, natural, positive
 from mttl.errors import MttlError
+from mttl.progress_bar import counting_bar
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -29,9 +28,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.out.exists():
         raise MttlError(f"'{options.out}' exists already; choose another --out or delete it")
     console = make_console()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     try:
-        with Progress(*columns, TimeRemainingColumn(), console=console) as bars:
+        with counting_bar(console) as bars:
             rows = {
                 level: bars.add_task(level, total=options.episodes)
                 for level in check_levels(options.levels)

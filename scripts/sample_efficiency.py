@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
         out=Path(options.out),
         config=options.config,
         rollouts=options.rollouts,
-        overrides=tuple(text for group in options.override for text in group),
+        overrides=tuple(options.override),
     )
     runs = [(method, seed) for seed in options.seeds for method in options.methods]
     study.check(options.methods)

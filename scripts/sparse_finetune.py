@@ -19,19 +19,19 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from mttl.aggregation.sparse_composition import SparseComposition
-from mttl.aggregation.sparse_skill import SparseSkill
 from mttl.command import exit_with, make_console
 from mttl.data.encode import TextEncoder
-from mttl.data.gym import Gym
 from mttl.errors import ConfigError, nearest
+from mttl.gym.folder import Gym
 from mttl.models.backbone import is_decoder_only, load_pretrained, load_tokenizer
 from mttl.skills.support_units import STRUCTURES
 from mttl.skills.supports import SCOPES
-from mttl.training.lottery_settings import CRITERIA, LotterySettings
-from mttl.training.lottery_ticket import LotteryTicket, Objective
-from mttl.training.stoppable_loop import load_state, run_steps
-from mttl.training.text_objectives import CausalText, MaskedText, RestoredText, TaskObjective
+from mttl.sparse.composition import SparseComposition
+from mttl.sparse.loop import load_state, run_steps
+from mttl.sparse.lottery_settings import CRITERIA, LotterySettings
+from mttl.sparse.lottery_ticket import LotteryTicket, Objective
+from mttl.sparse.objectives import CausalText, MaskedText, RestoredText, TaskObjective
+from mttl.sparse.skill_file import SparseSkill
 
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(LotterySettings)}
 

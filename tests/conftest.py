@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 # Every annotated shape in these rooms is checked on every call. It has to happen before the first
 # import of any of them.
-CHECKED = ["mttl.skills", "mttl.routing", "mttl.aggregation", "mttl.moe", "mttl.rl"]
+CHECKED = ["mttl.skills", "mttl.routing", "mttl.aggregation", "mttl.moe", "mttl.babyai.rl"]
 jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
 
 torch.set_num_threads(1)

@@ -15,15 +15,15 @@ from transformers import ByT5Tokenizer
 
 import mttl.checkpoint
 from helpers.backbones import batch, fill, tiny_t5
+from mttl.adaptation.modes import parts_by_role
+from mttl.build.build_backbone import backbone_name
+from mttl.build.model import Built, build_model, inventory_settings, load_run
 from mttl.checkpoint import FORMAT_VERSION, count_saved, load_into, read_inventory, save_inventory
-from mttl.config.build import Built, build_model, inventory_settings, load_run
-from mttl.config.build_backbone import backbone_name
 from mttl.config.load import configs_dir, load_config
 from mttl.config.schema import Config
 from mttl.errors import CheckpointError
 from mttl.model_tensors import backbone_parameters, fingerprint, skill_tensors
 from mttl.models.backbone import build_random
-from mttl.training.adapt import parts_by_role
 
 # Tasks of different families, which the shipped matrix of the Expert baseline knows.
 TASKS = ("verb_past", "noun_plural", "ordinal", "date_en")

@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from helpers.command import ROOT, load_recipe
 from helpers.new_tasks import NEW, train_source
-from mttl.adaptation import Adaptation
+from mttl.adaptation import fine_tune as few_shot
+from mttl.adaptation.modes import AdaptMode
+from mttl.adaptation.new_tasks import Adaptation
+from mttl.adaptation.results import Results
+from mttl.build.model import load_run
 from mttl.command import USER_MISTAKE, run_command
-from mttl.config.build import load_run
-from mttl.training import few_shot
-from mttl.training.adapt import AdaptMode
-from mttl.training.few_shot_results import Results
 
 STEPS = ("adapt.max_steps=2", "adapt.eval_every=1", "adapt.batch_size=4")
 

@@ -9,10 +9,10 @@ import pytest
 
 from helpers.command import ROOT, load_recipe
 from helpers.new_tasks import NEW, train_source
-from mttl.adaptation import Adaptation
+from mttl.adaptation.fine_tune import FewShotJob, FewShotResult
+from mttl.adaptation.new_tasks import Adaptation
 from mttl.command import USER_MISTAKE, run_command
 from mttl.config.load import load_config
-from mttl.training.few_shot import FewShotJob, FewShotResult
 
 GRID = "search.grid={adapt.lr: [1e-3, 1e-2], adapt.router_lr: [0.1, 0.5]}"
 RANGES = "search.ranges={adapt.lr: {low: 1e-4, high: 1e-2, log: true}}"

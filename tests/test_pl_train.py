@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 
 from helpers.command import ROOT, column, load_recipe, read_csv, start, train
 from helpers.gyms import TASKS, TINY_LLAMA, TINY_T5, write_config, write_gym
-from mttl.config.build import load_run
+from mttl.build.model import load_run
 from mttl.config.load import dump_config, load_config
-from mttl.data.partition import load_partition
 from mttl.errors import CheckpointError, ConfigError
+from mttl.gym.partition import load_partition
 from mttl.models.backbone import build_random
 from mttl.training.run_folder import RunFolder
 from mttl.training.stopping import StopRequested

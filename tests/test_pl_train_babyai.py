@@ -15,14 +15,14 @@ from helpers.command import ROOT, load_recipe, read_csv, start
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
-import mttl.babyai as world
+import mttl.babyai.train as world
 from envs.local import LocalVectorEnv
 from helpers.interruption import assert_same_run, interrupted
 from mttl.analysis.routing_record import read_record
-from mttl.config.build_policy import load_policies
+from mttl.babyai.build_policy import load_policies
+from mttl.babyai.evaluate import play_levels
 from mttl.config.load import load_any_config, load_config
 from mttl.errors import CheckpointError, ConfigError, MttlError, TrainingError
-from mttl.training.play import play_levels
 from mttl.training.run_folder import RunFolder
 
 STEPS = 4 * 4  # rollouts × minibatches

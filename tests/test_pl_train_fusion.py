@@ -8,9 +8,9 @@ import torch
 
 from helpers.command import ROOT, column, load_recipe, train
 from helpers.gyms import write_config, write_gym
+from mttl.build.model import load_run
 from mttl.checkpoint import read_inventory
 from mttl.command import USER_MISTAKE, run_command
-from mttl.config.build import load_run
 
 STEPS = ("trainer.max_steps=4", "trainer.val_check_interval=2", "data.evaluate=[dev]")
 

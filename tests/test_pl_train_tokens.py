@@ -147,9 +147,9 @@ def drawn(run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> t
     """Draw a run; return the files and what was printed."""
     for library in ("matplotlib", "scipy", "sklearn", "plotly"):
         pytest.importorskip(library)
-    from mttl.analysis.figures import sheet
+    from mttl.analysis.figures import canvas
 
-    monkeypatch.setattr(sheet, "DOTS_PER_INCH", 20)  # nothing here looks at pixels
+    monkeypatch.setattr(canvas, "DOTS_PER_INCH", 20)  # nothing here looks at pixels
     monkeypatch.setenv("COLUMNS", "160")
     capsys.readouterr()
     assert load_recipe(ROOT / "scripts" / "plot_routing.py").main([str(run.path), "--html"]) == 0

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from mttl.analysis.baseline import Comparison, against_chance
+from mttl.analysis.chance import Comparison, against_chance
 from mttl.analysis.clustering import task_clusters, task_tree
 
 

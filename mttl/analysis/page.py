@@ -15,8 +15,8 @@ from mttl.analysis.page_template import TEMPLATE
 from mttl.analysis.palette import category_looks
 from mttl.analysis.routing_record import RoutingRecord
 from mttl.analysis.similarity import nearest_tasks
-from mttl.analysis.token_page import token_section
-from mttl.analysis.token_record import TokenRecord
+from mttl.analysis.tokens.token_page import token_section
+from mttl.analysis.tokens.token_record import TokenRecord
 
 N_NEAREST = 5
 # More steps than this would make the page large; they are thinned out evenly.

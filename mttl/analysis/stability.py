@@ -7,7 +7,7 @@ each group of layers on its own.
 import numpy as np
 from jaxtyping import Float, Int
 
-from mttl.analysis.baseline import Comparison, against_chance
+from mttl.analysis.chance import Comparison, against_chance
 
 
 def match_skills(

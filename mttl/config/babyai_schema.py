@@ -4,11 +4,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
+from mttl.adaptation.modes import AdaptMode
 from mttl.config.optim_schema import Optim
 from mttl.config.router_schema import Router
 from mttl.config.schema import Run, Trainer
 from mttl.config.section import Fraction, NonNegative, Section, Seed, Seeds
-from mttl.training.adapt import AdaptMode
 
 Unit = Annotated[float, Field(ge=0, le=1)]
 
@@ -185,7 +185,7 @@ class PolicyAdapt(Section):
     levels: list[str] = Field(default=[])
     """Those levels; `pl_finetune.py --tasks` names others."""
     mode: AdaptMode = "all"
-    """What to train; see `mttl.training.adapt`."""
+    """What to train; see `mttl.adaptation.modes`."""
     init: Literal["mean", "fresh"] = "mean"
     """How the routing of a new level starts: at the mean of the trained ones, or untrained."""
     lr: PositiveFloat = 1e-3

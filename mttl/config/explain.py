@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from mttl.config.merge import Sources
+from mttl.config.tree import Sources
 from mttl.errors import nearest
 
 TYPES = {

@@ -11,8 +11,8 @@ import mttl
 from mttl import yaml12
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.explain import explain
-from mttl.config.merge import Sources, Tree, merge, nested
 from mttl.config.schema import Config
+from mttl.config.tree import Sources, Tree, merge, nested
 from mttl.errors import ConfigError, nearest
 
 COMMAND_LINE = "-k"

@@ -10,6 +10,7 @@ from pydantic import (
     model_validator,
 )
 
+from mttl.adaptation.modes import AdaptMode
 from mttl.config.backbone_schema import Backbone
 from mttl.config.data_schema import Data
 from mttl.config.moe_schema import MoE
@@ -18,7 +19,6 @@ from mttl.config.router_schema import Router
 from mttl.config.section import NonNegative, Section, Seeds
 from mttl.config.skills_schema import Aggregation, Mixture, Skills
 from mttl.errors import nearest
-from mttl.training.adapt import AdaptMode
 
 
 class Run(Section):
@@ -53,7 +53,7 @@ class Adapt(Section):
     """Few-shot adaptation to new tasks."""
 
     mode: AdaptMode = "all"
-    """What to train; see `mttl.training.adapt`."""
+    """What to train; see `mttl.adaptation.modes`."""
     init: Literal["mean", "fresh"] = "mean"
     """How the routing of a new task starts: at the mean of the trained tasks, or untrained."""
     lr: PositiveFloat = 1e-3

@@ -13,10 +13,10 @@ from transformers import PreTrainedTokenizerBase
 
 from mttl.data.collate import EvalCollator, TrainCollator, pad_id_of
 from mttl.data.evaluation import evaluation_batches
-from mttl.data.gym import Gym
 from mttl.data.loader import ResumableLoader
 from mttl.data.prepare import prepare
 from mttl.data.samplers import build_sampler
+from mttl.gym.folder import Gym
 
 
 class TextToTextDataModule(pl.LightningDataModule):

@@ -16,9 +16,9 @@ from transformers import PreTrainedTokenizerBase
 
 from mttl.data.cache import cached
 from mttl.data.encode import TextEncoder, tokenizer_identity
-from mttl.data.gym import SPLITS, Gym
-from mttl.data.tsv import parse_rows
 from mttl.errors import TaskError, nearest
+from mttl.gym.folder import SPLITS, Gym
+from mttl.gym.tsv import parse_rows
 
 _log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mttl.aggregation.low_rank import LowRank, mixture
-from mttl.aggregation.merge import is_transposed
 from mttl.errors import CheckpointError
+from mttl.merging.fold import is_transposed
+from mttl.merging.low_rank_factors import LowRank, mixture
 from mttl.skills.skilled_model import SkilledModel
 
 

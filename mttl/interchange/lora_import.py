@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mttl.aggregation.low_rank import LowRank
 from mttl.errors import CheckpointError
 from mttl.interchange.peft_folder import PeftFolder, by_layer
+from mttl.merging.low_rank_factors import LowRank
 
 DOWN, UP = "lora_A.weight", "lora_B.weight"
 # Settings under which an adapter is more than a low-rank change of the base model's own weights.

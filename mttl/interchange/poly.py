@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from mttl.errors import CheckpointError
 from mttl.interchange.peft_folder import CONFIG, PeftFolder, by_layer
-from mttl.routing.polytropon import PolytroponRouter
-from mttl.routing.task_router import TaskRouter
+from mttl.routing.task.polytropon import PolytroponRouter
+from mttl.routing.task.task_router import TaskRouter
 from mttl.skills.lora import LoRAInventory
 from mttl.skills.skilled_model import SkilledModel
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mttl.aggregation.arithmetic import task_vector
-from mttl.aggregation.weights_folder import Weights
+from mttl.merging.weights_folder import Weights
 
 
 class Change(Protocol):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mttl.aggregation.weights_folder import Weights
+from mttl.merging.weights_folder import Weights
 
 # Settings that say how a model was made, trained or is used, and not what its weights mean.
 INCIDENTAL = (

@@ -14,15 +14,15 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
-from mttl.aggregation.merge import is_transposed, task_mixing
-from mttl.aggregation.weights_folder import Weights
+from mttl.build.build_router import build_router
+from mttl.build.model import INVENTORIES
 from mttl.checkpoint import SavedInventory, read_inventory
-from mttl.config.build import INVENTORIES
-from mttl.config.build_router import build_router
 from mttl.config.router_schema import Router
 from mttl.config.skills_schema import Skills
 from mttl.errors import CheckpointError, nearest
 from mttl.merging.differences import grouped
+from mttl.merging.fold import is_transposed, task_mixing
+from mttl.merging.weights_folder import Weights
 from mttl.model_tensors import backbone_parameters, fingerprint
 from mttl.routing.context import RoutingSlot
 from mttl.skills.attach import attach_skills

@@ -12,9 +12,9 @@ from mttl.aggregation.dare import drop_and_rescale, mask_generator
 from mttl.aggregation.elastic import elastic_contrast, elastic_removal, fisher_average
 from mttl.aggregation.magnitude import Trimmer, kept_count
 from mttl.aggregation.ties import merge_agreeing
-from mttl.aggregation.weights_folder import Weights
 from mttl.merging.changes import Change, Ranges
 from mttl.merging.recipe import Dare, Elastic, ElasticCaPE, FisherAverage, Recipe, Ties
+from mttl.merging.weights_folder import Weights
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,13 @@
 """Token-level mixture of experts: tokens choose the modules that process them."""
 
+from mttl.aggregation.grouped import grouped_linear
 from mttl.moe.adapter import AdapterExperts
-from mttl.moe.dispatch import (
+from mttl.moe.experts import Experts, FeedForwardExperts
+from mttl.moe.ia3 import IA3Experts
+from mttl.moe.layer import MoELayer
+from mttl.moe.lora import LoRAExperts
+from mttl.moe.parallel import ParallelExperts, expert_slice
+from mttl.routing.token.dispatch import (
     Dispatch,
     capacity_of,
     combine,
@@ -10,12 +16,6 @@ from mttl.moe.dispatch import (
     sort_by_expert,
     within_capacity,
 )
-from mttl.moe.experts import Experts, FeedForwardExperts
-from mttl.moe.grouped import grouped_linear
-from mttl.moe.ia3 import IA3Experts
-from mttl.moe.layer import MoELayer
-from mttl.moe.lora import LoRAExperts
-from mttl.moe.parallel import ParallelExperts, expert_slice
 
 __all__ = [
     "AdapterExperts",

@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.moe.experts import Activation, Experts, FeedForwardExperts
-from mttl.routing.token import Assignment
+from mttl.routing.token.token_router import Assignment
 
 
 class AdapterExperts(Experts):

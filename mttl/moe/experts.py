@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.moe.dispatch import combine, sort_by_expert
-from mttl.moe.grouped import grouped_linear
-from mttl.routing.token import Assignment
+from mttl.aggregation.grouped import grouped_linear
+from mttl.routing.token.dispatch import combine, sort_by_expert
+from mttl.routing.token.token_router import Assignment
 
 
 class Experts(nn.Module, ABC):

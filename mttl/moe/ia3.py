@@ -4,9 +4,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.moe.dispatch import gate_matrix
 from mttl.moe.experts import Experts
-from mttl.routing.token import Assignment
+from mttl.routing.token.dispatch import gate_matrix
+from mttl.routing.token.token_router import Assignment
 from mttl.skills.inventory import active_dtype
 
 

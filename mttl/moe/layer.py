@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from mttl.moe.dispatch import capacity_of, keep_pairs, within_capacity
 from mttl.moe.experts import Experts
 from mttl.routing.context import Routing, RoutingSlot
-from mttl.routing.token import Assignment, TokenRouter
-from mttl.routing.token_context import TokenRecord
+from mttl.routing.token.dispatch import capacity_of, keep_pairs, within_capacity
+from mttl.routing.token.masks import TokenRecord
+from mttl.routing.token.token_router import Assignment, TokenRouter
 
 
 class MoELayer(nn.Module):

@@ -4,10 +4,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.moe.dispatch import combine, gate_matrix, sort_by_expert
+from mttl.aggregation.grouped import grouped_linear
 from mttl.moe.experts import Experts
-from mttl.moe.grouped import grouped_linear
-from mttl.routing.token import Assignment
+from mttl.routing.token.dispatch import combine, gate_matrix, sort_by_expert
+from mttl.routing.token.token_router import Assignment
 from mttl.skills.inventory import active_dtype
 
 

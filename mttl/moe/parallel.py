@@ -13,9 +13,9 @@ import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.moe.dispatch import combine, sort_by_expert
 from mttl.moe.experts import Experts
-from mttl.routing.token import Assignment
+from mttl.routing.token.dispatch import combine, sort_by_expert
+from mttl.routing.token.token_router import Assignment
 
 
 class ParallelExperts(Experts):

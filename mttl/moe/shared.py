@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.moe.experts import Experts
-from mttl.routing.token import Assignment
+from mttl.routing.token.token_router import Assignment
 
 
 class SharedExpert(nn.Module):

@@ -1,27 +1,27 @@
 """ROUTING: which skills, for whom."""
 
-from mttl.routing.balance import Balance, BiasBalance
 from mttl.routing.context import Routing, RoutingSlot, check_task_ids
-from mttl.routing.fixed import (
+from mttl.routing.task.fixed import (
     FixedRouter,
     average_router,
     expert_router,
     private_router,
     shared_router,
 )
-from mttl.routing.hyperformer import HyperFormerRouter
-from mttl.routing.polytropon import PolytroponRouter
-from mttl.routing.priors import RoutingPrior, negative_log_ibp
-from mttl.routing.task_moe import TaskMoERouter
-from mttl.routing.task_router import TaskRouter
-from mttl.routing.token import Assignment, TokenRouter
-from mttl.routing.token_base import BaseRouter
-from mttl.routing.token_example import ExampleRouter
-from mttl.routing.token_expert_choice import ExpertChoiceRouter
-from mttl.routing.token_gshard import GShardRouter
-from mttl.routing.token_hash import HashRouter
-from mttl.routing.token_noisy import NoisyTopKRouter
-from mttl.routing.token_top_k import TopKRouter
+from mttl.routing.task.hyperformer import HyperFormerRouter
+from mttl.routing.task.polytropon import PolytroponRouter
+from mttl.routing.task.priors import RoutingPrior, negative_log_ibp
+from mttl.routing.task.task_moe import TaskMoERouter
+from mttl.routing.task.task_router import TaskRouter
+from mttl.routing.token.balance import Balance, BiasBalance
+from mttl.routing.token.base import BaseRouter
+from mttl.routing.token.example import ExampleRouter
+from mttl.routing.token.expert_choice import ExpertChoiceRouter
+from mttl.routing.token.gshard import GShardRouter
+from mttl.routing.token.hash import HashRouter
+from mttl.routing.token.noisy_top_k import NoisyTopKRouter
+from mttl.routing.token.token_router import Assignment, TokenRouter
+from mttl.routing.token.top_k import TopKRouter
 
 __all__ = [
     "Assignment",

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mttl.routing.token_context import TokenMasks, TokenRecord
+from mttl.routing.token.masks import TokenMasks, TokenRecord
 
 Merged = TypeVar("Merged")
 

@@ -8,9 +8,9 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from mttl.routing.context import Routing, RoutingSlot, check_task_ids
-from mttl.routing.task_router import TaskRouter
-from mttl.routing.token import TokenRouter
-from mttl.routing.token_context import TokenMasks, token_masks
+from mttl.routing.task.task_router import TaskRouter
+from mttl.routing.token.masks import TokenMasks, token_masks
+from mttl.routing.token.token_router import TokenRouter
 from mttl.skills.skilled_linear import SkilledLinear
 
 

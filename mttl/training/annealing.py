@@ -5,7 +5,7 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 
-from mttl.routing.polytropon import PolytroponRouter
+from mttl.routing.task.polytropon import PolytroponRouter
 
 
 class TemperatureAnnealing(Callback):

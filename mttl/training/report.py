@@ -11,16 +11,16 @@ from jaxtyping import Float
 from rich.markup import escape
 from rich.table import Table
 
-from mttl.data.gym import Gym
 from mttl.files import atomic_path
-from mttl.moe.attach import TokenLayers
-from mttl.routing.task_router import TaskRouter
+from mttl.gym.folder import Gym
+from mttl.metrics.baselines import copy_predictions, majority_prediction
+from mttl.metrics.crossfit import score_answers
+from mttl.moe.attach_experts import TokenLayers
+from mttl.routing.task.task_router import TaskRouter
 from mttl.skills.attach import Attachment
-from mttl.skills.compose import ComposedModel
+from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.skilled_model import SkilledModel
-from mttl.tasks.baselines import copy_predictions, majority_prediction
-from mttl.tasks.metrics import score_answers
-from mttl.training.evaluate import Result
+from mttl.training.predictions import Result
 from mttl.training.routing_monitor import head_names, routing_weights
 from mttl.training.text_to_text import mean_score
 

@@ -10,7 +10,7 @@ from pytorch_lightning.callbacks import Callback
 
 from mttl.analysis.statistics import discreteness, sparsity, usage
 from mttl.files import atomic_path
-from mttl.routing.task_router import TaskRouter
+from mttl.routing.task.task_router import TaskRouter
 
 
 class RoutingMonitor(Callback):

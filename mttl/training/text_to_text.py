@@ -16,9 +16,9 @@ from torchmetrics import Metric
 from transformers import PreTrainedTokenizerBase
 
 from mttl.errors import CheckpointError, ConfigError
+from mttl.metrics.crossfit import build_metric
 from mttl.routing.context import Routing
 from mttl.skills.skilled_model import SkilledModel
-from mttl.tasks.metrics import build_metric
 from mttl.training.loss import example_means, global_mean, token_losses
 from mttl.training.optim import Optimization
 from mttl.training.token_balance import LOADS, token_loads

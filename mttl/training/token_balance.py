@@ -9,8 +9,8 @@ from jaxtyping import Int
 from pytorch_lightning.callbacks import Callback
 from torch import Tensor
 
-from mttl.routing.token import TokenRouter
-from mttl.routing.token_context import TokenRecord
+from mttl.routing.token.masks import TokenRecord
+from mttl.routing.token.token_router import TokenRouter
 from mttl.skills.skilled_model import SkilledModel
 
 LOADS = "token_loads"

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from pytorch_lightning.callbacks import Callback
 from torch import Tensor
 
-from mttl.analysis.token_statistics import load_entropy
+from mttl.analysis.tokens.token_statistics import load_entropy
 from mttl.files import atomic_path
 from mttl.training.token_balance import LOADS
 

@@ -9,9 +9,9 @@ import torch
 from lightning_fabric.utilities import move_data_to_device
 from torch import Tensor
 
-from mttl.analysis.token_counts import TokenCounts
-from mttl.analysis.token_record import write_token_record
-from mttl.routing.token_context import TokenRecord
+from mttl.analysis.tokens.token_counts import TokenCounts
+from mttl.analysis.tokens.token_record import write_token_record
+from mttl.routing.token.masks import TokenRecord
 from mttl.training.text_to_text import TextToTextModule
 
 

@@ -27,12 +27,12 @@ from rich.table import Table
 
 from envs.errors import LevelError
 from envs.vector import check_levels
-from mttl.babyai import learning_of
-from mttl.command import positive
+from mttl.babyai.build_policy import build_policies
+from mttl.babyai.rollouts import RolloutDataModule
+from mttl.babyai.train import learning_of
+from mttl.command import add_overrides, positive
 from mttl.config.babyai_schema import BabyAIConfig
-from mttl.config.build_policy import build_policies
 from mttl.config.load import load_any_config
-from mttl.data.rollouts import RolloutDataModule
 from mttl.errors import ConfigError, MttlError
 
 PARTS = ("whole", "environments", "policy", "optimisation", "loop")
@@ -91,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(description="Where the time of a BabyAI training goes.")
     parser.add_argument("-c", "--config", default="babyai.yaml", help="(%(default)s)")
-    parser.add_argument("-k", "--set", dest="override", nargs="+", default=[], metavar="KEY=VALUE")
+    add_overrides(parser, "settings that override the file")
     parser.add_argument("--rollouts", type=positive, default=8, help="(%(default)s)")
     parser.add_argument("--threads", type=positive, default=1, help="of PyTorch (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")

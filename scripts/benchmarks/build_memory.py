@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 from _common import Step, parse_arguments, positive, report, run
 
-from mttl.data import build_gym
-from mttl.data.lines import make_lines
-from mttl.tasks.sampling import SAMPLES
-from mttl.tasks.task import Holdout, Source, Task
+from mttl.gym.building import build_gym
+from mttl.gym.building.split_lines import make_lines
+from mttl.gym.sampling import SAMPLES
+from mttl.gym.task import Holdout, Source, Task
 
 FLOOR = "plain loop"
 VARIANTS = (FLOOR, "stored", "build")

@@ -16,8 +16,8 @@ from _common import Step, parse_arguments, positive, report, run
 if TYPE_CHECKING:  # the parent process never loads these
     from torch import Tensor
 
-    from mttl.models.policy import Policy
-    from mttl.skills.compose import ComposedModel
+    from mttl.babyai.policy import Policy
+    from mttl.skills.composed.composed_model import ComposedModel
 
 FLOOR = "one network"
 KINDS = ("dense", "sparse", "lora")
@@ -52,7 +52,7 @@ def build(variant: str, settings: argparse.Namespace) -> tuple[Step, dict[str, f
     """Make the step of a variant."""
     import torch
 
-    from mttl.models.policy import Policy
+    from mttl.babyai.policy import Policy
 
     torch.manual_seed(0)
     size = 128 if settings.n_channels >= 128 else 64  # memory and instruction: as far as useful
@@ -93,8 +93,8 @@ def build(variant: str, settings: argparse.Namespace) -> tuple[Step, dict[str, f
 def compose(policy: "Policy", kind: str, over_tasks: str, n_tasks: int) -> "ComposedModel":
     """Return the composed model of a variant, with a learned router."""
     from mttl.routing import PolytroponRouter
-    from mttl.skills.compose import ComposedModel
-    from mttl.skills.module_inventory import ModuleInventory
+    from mttl.skills.composed.composed_model import ComposedModel
+    from mttl.skills.composed.module_inventory import ModuleInventory
 
     inventory = ModuleInventory(policy, N_SKILLS, kind=kind, init="kaiming")
     router = PolytroponRouter(inventory.n_groups, n_tasks, 1, N_SKILLS)

@@ -20,8 +20,8 @@ from _common import Step, parse_arguments, positive, report, run
 from safetensors.torch import load_file, save_file
 
 from mttl.aggregation.arithmetic import add_task_vectors
-from mttl.merging.merge import merge_models
 from mttl.merging.recipe import Recipe
+from mttl.merging.run import merge_models
 
 FLOOR = "whole models"
 METHODS: dict[str, dict[str, Any]] = {

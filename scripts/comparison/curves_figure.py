@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from comparison.learning import Curve
-from mttl.analysis.figures.sheet import FAINT, FONT, INK, new_sheet, place, strip_frame
+from mttl.analysis.figures.canvas import FAINT, FONT, INK, new_sheet, place, strip_frame
 
 COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#E69F00")
 WIDTH, HEIGHT = 2.3, 1.5  # of one panel, in inches

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from mttl.analysis.figures.sheet import (
+from mttl.analysis.figures.canvas import (
     FAINT,
     FONT,
     GAP,

@@ -11,7 +11,7 @@ import numpy as np
 
 from comparison.intervals import Interval, interval
 from comparison.tables import markdown
-from mttl.rl.learning_curve import episodes_to
+from mttl.babyai.rl.learning_curve import episodes_to
 
 REFERENCE = "shared"
 # Fragments of every method, on top of the common configuration, which is Polytropon's.

@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from comparison.stages import Processes
-from mttl.command import make_console, positive
+from mttl.command import add_overrides, make_console, positive
 from mttl.errors import ConfigError
 from mttl.files import locked, write_text
+from mttl.progress_bar import counting_bar
 from mttl.training.run_folder import changed_settings
 
 Item = TypeVar("Item")
@@ -39,15 +38,7 @@ def run_all(
     """
     status = make_console(stderr=True)
     with (
-        Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=status,
-            transient=True,
-            disable=not status.is_terminal,
-        ) as progress,
+        counting_bar(status) as progress,
         ThreadPoolExecutor(n_workers) as pool,
         processes.stopping(),
     ):
@@ -150,13 +141,5 @@ def comparison_parser(
         "--workers", type=positive, default=2, help="runs at a time, each on its share of the cores"
     )
     parser.add_argument("--out", default=out, help="(%(default)s)")
-    parser.add_argument(
-        *("-k", "--set"),
-        dest="override",
-        action="append",
-        nargs="+",
-        default=[],
-        metavar="section.key=value",
-        help="settings of all runs",
-    )
+    add_overrides(parser, "settings of all runs")
     return parser

@@ -4,8 +4,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mttl.data.gym import Gym
 from mttl.errors import TaskError
+from mttl.gym.folder import Gym
 
 
 @dataclass(frozen=True)

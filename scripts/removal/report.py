@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from mttl.analysis.figures.sheet import FONT, HEADING, INK, MARGIN, new_sheet, place, strip_frame
+from mttl.analysis.figures.canvas import FONT, HEADING, INK, MARGIN, new_sheet, place, strip_frame
 from removal.planted import Score
 
 WIDTH, HEIGHT = 4.6, 3.4  # inches

@@ -12,7 +12,7 @@ from mttl.aggregation.fisher import diagonal_fisher
 from mttl.data.collate import IGNORED, pad_id_of, padded_inputs
 from mttl.data.collate import pad as pad_rows
 from mttl.data.encode import TextEncoder
-from mttl.training.likelihood import answer_log_likelihood, likelihood_batch
+from mttl.merging.likelihood import answer_log_likelihood, likelihood_batch
 from mttl.training.loss import global_mean, token_losses
 from removal.planted import Row
 

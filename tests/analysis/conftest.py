@@ -14,8 +14,8 @@ from mttl.analysis.routing_record import RoutingHistory, RoutingRecord
 from mttl.analysis.routing_view import RoutingView
 from mttl.checkpoint import FORMAT_VERSION
 from mttl.config.load import dump_config, load_config
+from mttl.gym.table import crossfit
 from mttl.routing import PolytroponRouter
-from mttl.tasks.table import crossfit
 
 TASKS = ("past", "plural", "clock", "date")
 GROUPS = ("encoder.block.0.q", "encoder.block.0.v", "decoder.block.0.q", "decoder.block.0.v")

@@ -3,7 +3,7 @@ import pytest
 from sklearn.metrics import adjusted_mutual_info_score
 
 from mttl.analysis.agreement import category_agreement
-from mttl.analysis.baseline import against_chance
+from mttl.analysis.chance import against_chance
 
 CATEGORIES = ["a", "a", "a", "b", "b", "b", "c", "c", "c"]
 

@@ -144,7 +144,7 @@ def test_subset_table_lists_skills_and_tasks() -> None:
         ["1", "two"],
     ]
     dots = [line.get_color() for line in axes.lines if line.get_marker() == "o"]
-    filled = [colour == figures.sheet.INK for colour in dots]
+    filled = [colour == figures.canvas.INK for colour in dots]
     assert filled == [False, False, True, False, True, True]
 
 
@@ -283,7 +283,7 @@ def test_labels_around_a_circle_of_160_tasks_are_further_apart_than_they_are_hig
     axes = drawn["dendrogram_radial"].axes[0]
     places = np.array([text.get_position() for text in axes.texts])  # inches
     assert len(places) == 160
-    assert np.linalg.norm(np.diff(places, axis=0), axis=1).min() > 1.15 * figures.sheet.FONT / 72
+    assert np.linalg.norm(np.diff(places, axis=0), axis=1).min() > 1.15 * figures.canvas.FONT / 72
 
 
 def test_a_run_beside_itself_is_matched_with_itself(drawn: dict[str, Figure]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from helpers.command import ROOT, load_recipe
-from mttl.analysis.figures import sheet
+from mttl.analysis.figures import canvas
 from mttl.command import run_command
 
 SCRIPT = load_recipe(ROOT / "scripts" / "plot_routing.py")
@@ -34,7 +34,7 @@ def fails(capsys: Capture, *arguments: object) -> str:
 @pytest.fixture(autouse=True)
 def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw few pixels: nothing here looks at them."""
-    monkeypatch.setattr(sheet, "DOTS_PER_INCH", 20)
+    monkeypatch.setattr(canvas, "DOTS_PER_INCH", 20)
 
 
 @pytest.fixture(scope="module")

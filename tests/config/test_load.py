@@ -15,7 +15,7 @@ from mttl.config.load import (
     resolve_folder,
     resolve_path,
 )
-from mttl.config.merge import merge
+from mttl.config.tree import merge
 from mttl.errors import ConfigError
 
 Writer = Callable[[str], str]

@@ -8,8 +8,8 @@ import pytest
 
 from helpers.command import ROOT, load_recipe
 from mttl import yaml12
+from mttl.build.build_moe import EXPERTS, TOKEN_ROUTERS
 from mttl.config.babyai_schema import BabyAIConfig
-from mttl.config.build_moe import EXPERTS, TOKEN_ROUTERS
 from mttl.config.load import configs_dir, load_any_config, load_config, resolve_path
 
 FILES = sorted(path.relative_to(configs_dir()).as_posix() for path in configs_dir().rglob("*.yaml"))
@@ -110,7 +110,7 @@ def test_the_commands_of_the_readme_are_found() -> None:
 def test_commands_of_the_readme_parse_and_load(command: str) -> None:
     script, *words = shlex.split(command, comments=True)
     options = load_recipe(ROOT / script).parse(words)
-    overrides = [text for group in options.override for text in group]
+    overrides = options.override
     config = load_any_config(options.config, overrides)
     for text in overrides:
         key, _, value = text.partition("=")

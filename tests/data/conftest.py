@@ -1,45 +1,10 @@
-"""Small gyms and tokenizers for the tests of the data room; nothing is downloaded."""
-
-import os
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+"""Small tokenizers for the tests of the data room; nothing is downloaded."""
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from mttl.data.gym import Gym
-
-GymMaker = Callable[..., Gym]
-
-
-@pytest.fixture
-def make_gym(tmp_path: Path) -> GymMaker:
-    """Return a function that writes a gym: task -> number of rows, and gives it back."""
-
-    def make(
-        sizes: Mapping[str, int],
-        *,
-        samples: Sequence[int] = (100, 13),
-        k: int = 16,
-        folder: str = "gym",
-        table: str | None = None,
-    ) -> Gym:
-        root = tmp_path / folder
-        for task, size in sizes.items():
-            (root / task).mkdir(parents=True)
-            for sample in samples:
-                for split, n in (("train", size), ("dev", 4), ("test", 3)):
-                    # A test file is the same in all samples, as CrossFit's are.
-                    mark = split if split == "test" else f"{split} {sample}"
-                    lines = [f"{task} {mark} {i}\tanswer {i}\tother {i}\n" for i in range(n)]
-                    path = root / task / f"{task}_{k}_{sample}_{split}.tsv"
-                    path.write_text("".join(lines), encoding="utf-8")
-        if table is not None:
-            (root / "TASKS.csv").write_text(table, encoding="utf-8")
-        return Gym(root)
-
-    return make
+from helpers.gym_fixtures import crossfit, make_gym  # noqa: F401
 
 
 @pytest.fixture(scope="session")
@@ -78,13 +43,3 @@ def bart_like_tokenizer() -> PreTrainedTokenizerFast:
 def gpt_like_tokenizer() -> PreTrainedTokenizerFast:
     """Adds no special token to a text, and has no padding token."""
     return PreTrainedTokenizerFast(tokenizer_object=train_bpe(), bos_token="</s>", eos_token="</s>")
-
-
-@pytest.fixture
-def crossfit() -> Gym:
-    """The real CrossFit subset, where the checkout has it beside it."""
-    default = Path(__file__).parents[2].parent / "shared"
-    folder = Path(os.environ.get("MTTL_SHARED", default)) / "crossfit"
-    if not folder.is_dir():
-        pytest.skip(f"no CrossFit subset at '{folder}'; set MTTL_SHARED to the folder above it")
-    return Gym(folder)

@@ -5,8 +5,8 @@ import pytest
 from transformers import ByT5Tokenizer
 
 from mttl.data import prepare as module
-from mttl.data.gym import Gym
 from mttl.errors import TaskError
+from mttl.gym.folder import Gym
 
 DEFAULTS = {"decoder_only": False, "max_input_length": 64, "max_output_length": 16}
 

@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 from helpers.backbones import fill
-from mttl.moe.attach import Place, Selection, attach_experts
+from mttl.moe.attach_experts import Place, Selection, attach_experts
 from mttl.moe.experts import Experts
 from mttl.moe.lora import LoRAExperts
 from mttl.moe.upcycle import upcycle
 from mttl.routing import RoutingSlot, TaskRouter, shared_router
-from mttl.routing.balance import Balance
-from mttl.routing.token import TokenRouter
-from mttl.routing.token_top_k import TopKRouter
+from mttl.routing.token.balance import Balance
+from mttl.routing.token.token_router import TokenRouter
+from mttl.routing.token.top_k import TopKRouter
 from mttl.skills import SkilledModel
 
 N_EXPERTS = 4

@@ -11,7 +11,7 @@ import torch
 from pytorch_lightning import Callback, Trainer
 from safetensors.torch import load_file
 
-import mttl.babyai as world
+import mttl.babyai.train as world
 from mttl.training.run_folder import RunFolder
 from mttl.training.stopping import StopRequested
 

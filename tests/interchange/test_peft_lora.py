@@ -7,12 +7,12 @@ from torch import nn
 from helpers.backbones import BACKBONES, batch, fill, tiny_t5
 from helpers.compare import relative_error
 from helpers.skills import filled, skilled
-from mttl.aggregation.low_rank import relative_error as svd_error
-from mttl.aggregation.merge import average_mixing, task_mixing
 from mttl.errors import CheckpointError
 from mttl.interchange.lora_export import lora_adapter, mixture_adapter, skill_mixing
 from mttl.interchange.lora_import import read_lora, stack_adapters
 from mttl.interchange.peft_folder import read_peft, write_peft
+from mttl.merging.fold import average_mixing, task_mixing
+from mttl.merging.low_rank_factors import relative_error as svd_error
 from mttl.routing import RoutingSlot, average_router, private_router
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
 

@@ -9,12 +9,12 @@ import torch
 
 from helpers.command import train
 from helpers.gyms import TINY_T5, write_config, write_gym
-from mttl.aggregation.merge import merge, task_mixing
-from mttl.aggregation.weights_folder import Weights
-from mttl.config.build import load_run
+from mttl.build.model import load_run
 from mttl.errors import CheckpointError
-from mttl.merging.merge import merge_models
+from mttl.merging.fold import merge, task_mixing
 from mttl.merging.recipe import Recipe
+from mttl.merging.run import merge_models
+from mttl.merging.weights_folder import Weights
 from mttl.models.backbone import build_random
 
 TASK = "reverse"

@@ -11,7 +11,6 @@ from mttl.moe import (
     LoRAExperts,
     MoELayer,
 )
-from mttl.moe.dispatch import gate_matrix
 from mttl.routing import (
     Balance,
     BaseRouter,
@@ -22,7 +21,8 @@ from mttl.routing import (
     RoutingSlot,
     TopKRouter,
 )
-from mttl.routing.token_context import TokenMasks
+from mttl.routing.token.dispatch import gate_matrix
+from mttl.routing.token.masks import TokenMasks
 
 I, O, E = 6, 4, 4  # noqa: E741
 

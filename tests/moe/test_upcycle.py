@@ -11,7 +11,7 @@ from helpers.skills import INVENTORIES
 from mttl.moe.feed_forward import feed_forward_blocks
 from mttl.moe.upcycle import silent, upcycle
 from mttl.routing import RoutingSlot
-from mttl.routing.token_top_k import TopKRouter
+from mttl.routing.token.top_k import TopKRouter
 from mttl.skills import attach_skills
 
 TASKS = torch.tensor([0, 2])

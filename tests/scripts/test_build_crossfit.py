@@ -13,9 +13,9 @@ import yaml
 from helpers.command import ROOT, load_recipe
 from helpers.raw import rows, write_jsonl
 from mttl.command import run_command
-from mttl.data.gym import Gym
 from mttl.errors import TaskError
 from mttl.files import locked
+from mttl.gym.folder import Gym
 
 SCRIPT = ROOT / "scripts" / "build_crossfit.py"
 TOPIC = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers.command import ROOT, load_recipe
-from mttl.models.policy import Policy
+from mttl.babyai.policy import Policy
 
 FOLDER = ROOT / "scripts" / "benchmarks"
 

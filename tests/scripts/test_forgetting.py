@@ -12,8 +12,8 @@ import torch
 from helpers.command import ROOT, load_recipe
 from helpers.gyms import write_config, write_gym
 from mttl.command import USER_MISTAKE, run_command
-from mttl.data.gym import Gym
 from mttl.errors import TaskError
+from mttl.gym.folder import Gym
 
 TASKS = {"reverse": ("EM", lambda word: f"{word[::-1]}d"), "twice": ("EM", lambda word: word * 2)}
 CHOICE = ["--planted", "reverse", "--others", "twice"]

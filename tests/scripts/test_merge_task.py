@@ -11,9 +11,9 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from helpers.command import ROOT, load_recipe, train
 from helpers.compare import relative_error
 from helpers.gyms import write_config, write_gym
+from mttl.adaptation.modes import adapt
+from mttl.build.model import load_run
 from mttl.command import USER_MISTAKE, run_command
-from mttl.config.build import load_run
-from mttl.training.adapt import adapt
 
 SCRIPT = load_recipe(ROOT / "scripts" / "merge_task.py")
 ROUNDING = 1e-5  # four blocks of float32 arithmetic

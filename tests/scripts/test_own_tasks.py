@@ -12,7 +12,7 @@ from helpers.command import ROOT, load_recipe
 from helpers.gyms import TINY_T5
 from helpers.raw import write_jsonl
 from mttl.command import run_command
-from mttl.data.gym import Gym
+from mttl.gym.folder import Gym
 from mttl.training.run_folder import RunFolder
 
 TEXT = (ROOT / "docs/tasks.md").read_text(encoding="utf-8")

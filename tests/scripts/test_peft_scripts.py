@@ -14,9 +14,9 @@ from helpers.command import ROOT, load_recipe, train
 from helpers.compare import relative_error
 from helpers.gyms import TINY_LLAMA, write_config, write_gym
 from mttl.analysis.routing_record import read_record
+from mttl.build.build_backbone import build_backbone
+from mttl.build.model import load_run
 from mttl.command import USER_MISTAKE, run_command
-from mttl.config.build import load_run
-from mttl.config.build_backbone import build_backbone
 from mttl.config.load import load_config
 from mttl.models.backbone import build_random
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from helpers.command import ROOT, load_recipe
 from helpers.gyms import write_config, write_gym
+from mttl.build.build_backbone import build_backbone
 from mttl.checkpoint import read_inventory
 from mttl.command import USER_MISTAKE, run_command
-from mttl.config.build_backbone import build_backbone
 from mttl.config.load import load_config
-from mttl.data.gym import Gym
+from mttl.gym.folder import Gym
 
 SCRIPT = load_recipe(ROOT / "scripts" / "pretrain_denoiser.py")
 

@@ -10,12 +10,12 @@ from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausa
 from helpers.backbones import fill
 from helpers.command import ROOT, load_recipe
 from helpers.gyms import write_gym
-from mttl.aggregation.sparse_composition import SparseComposition
-from mttl.aggregation.sparse_skill import SparseSkill
 from mttl.command import INTERRUPTED, USER_MISTAKE, run_command
 from mttl.models.backbone import build_random, load_pretrained
-from mttl.training import stoppable_loop
-from mttl.training.lottery_ticket import LotteryTicket
+from mttl.sparse import loop as stoppable_loop
+from mttl.sparse.composition import SparseComposition
+from mttl.sparse.lottery_ticket import LotteryTicket
+from mttl.sparse.skill_file import SparseSkill
 
 LEARN = load_recipe(ROOT / "scripts" / "sparse_finetune.py")
 COMPOSE = load_recipe(ROOT / "scripts" / "compose_skills.py")

@@ -11,10 +11,10 @@ from rich.table import Table
 
 from helpers.backbones import tiny_t5
 from helpers.skills import spread
-from mttl.data.gym import Gym
+from mttl.gym.folder import Gym
 from mttl.routing import PolytroponRouter, RoutingSlot
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
-from mttl.training.evaluate import Result
+from mttl.training.predictions import Result
 from mttl.training.report import (
     attachment_table,
     baseline_results,

@@ -18,7 +18,7 @@ from helpers.compare import relative_error
 from helpers.skills import skilled
 from mttl.data.collate import EvalCollator, TrainCollator
 from mttl.routing import PolytroponRouter
-from mttl.routing.priors import RoutingPrior
+from mttl.routing.task.priors import RoutingPrior
 from mttl.skills import SkilledModel
 from mttl.training.text_to_text import Prediction, TextToTextModule, mean_score
 

@@ -12,11 +12,11 @@ from torch.utils.data import DataLoader
 from helpers.backbones import tiny_llama, tiny_t5
 from helpers.experts import N_EXPERTS, balanced, padded_batch, token_model, top2
 from helpers.skills import ROUTERS
+from mttl.adaptation.fine_tune import fine_tune
+from mttl.adaptation.modes import adapt, adapted, parts_by_role
 from mttl.errors import ConfigError
-from mttl.routing.balance import BiasBalance
+from mttl.routing.token.balance import BiasBalance
 from mttl.skills import SkilledModel
-from mttl.training.adapt import adapt, adapted, parts_by_role
-from mttl.training.few_shot import fine_tune
 from mttl.training.loss import global_mean
 from mttl.training.optim import Optimization, parameter_groups
 from mttl.training.text_to_text import TextToTextModule
@@ -165,7 +165,7 @@ def test_the_best_biases_are_kept_with_the_best_weights(monkeypatch: pytest.Monk
         seen.append(biases(module.model))
         return (0.0, 0.5, 0.2)[len(seen) - 1], []
 
-    monkeypatch.setattr("mttl.training.few_shot.score_batches", score)
+    monkeypatch.setattr("mttl.adaptation.fine_tune.score_batches", score)
     rows = {**padded_batch(), "task_ids": torch.zeros(3, dtype=torch.long)}
     with adapted(model, "router_only"):
         step, best, _ = fine_tune(module_of(model), [rows], [], n_steps=2, eval_every=1)

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from mttl.analysis.figures.sheet import FONT, INK, ROW, text_width
+from mttl.analysis.figures.canvas import FONT, INK, ROW, text_width
 from mttl.analysis.palette import UNKNOWN, Look, category_looks
 
 

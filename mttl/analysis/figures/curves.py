@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from mttl.analysis.figures.sheet import (
+from mttl.analysis.figures.canvas import (
     FAINT,
     FONT,
     HEADING,

@@ -8,14 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from mttl.analysis.figures.categories import (
-    add_legend,
-    colour_labels,
-    legend_height,
-    legend_width,
-    mark_categories,
-)
-from mttl.analysis.figures.sheet import (
+from mttl.analysis.figures.canvas import (
     FONT,
     GAP,
     HEADING,
@@ -25,6 +18,13 @@ from mttl.analysis.figures.sheet import (
     new_sheet,
     place,
     text_width,
+)
+from mttl.analysis.figures.categories import (
+    add_legend,
+    colour_labels,
+    legend_height,
+    legend_width,
+    mark_categories,
 )
 
 COLOUR_MAP = "cividis"

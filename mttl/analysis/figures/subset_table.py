@@ -6,12 +6,7 @@ import numpy as np
 from jaxtyping import Bool
 from matplotlib.figure import Figure
 
-from mttl.analysis.figures.categories import (
-    add_legend,
-    legend_height,
-    legend_width,
-)
-from mttl.analysis.figures.sheet import (
+from mttl.analysis.figures.canvas import (
     FAINT,
     FONT,
     HEADING,
@@ -21,6 +16,11 @@ from mttl.analysis.figures.sheet import (
     new_sheet,
     place,
     text_width,
+)
+from mttl.analysis.figures.categories import (
+    add_legend,
+    legend_height,
+    legend_width,
 )
 from mttl.analysis.palette import category_looks
 from mttl.analysis.subsets import skill_subsets

@@ -6,13 +6,7 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.figure import Figure
 
-from mttl.analysis.figures.categories import (
-    add_legend,
-    legend_height,
-    legend_width,
-    mark_categories,
-)
-from mttl.analysis.figures.sheet import (
+from mttl.analysis.figures.canvas import (
     FAINT,
     FONT,
     HEADING,
@@ -23,6 +17,12 @@ from mttl.analysis.figures.sheet import (
     place,
     strip_frame,
     text_width,
+)
+from mttl.analysis.figures.categories import (
+    add_legend,
+    legend_height,
+    legend_width,
+    mark_categories,
 )
 from mttl.analysis.palette import category_looks
 

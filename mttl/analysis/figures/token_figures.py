@@ -6,10 +6,10 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.figure import Figure
 
+from mttl.analysis.figures.canvas import FONT, HEADING, INK, MARGIN, ROW, new_sheet, place
 from mttl.analysis.figures.curves import statistics_by_layer, statistics_over_training
-from mttl.analysis.figures.sheet import FONT, HEADING, INK, MARGIN, ROW, new_sheet, place
-from mttl.analysis.token_record import TokenRecord
-from mttl.analysis.token_statistics import load_entropy
+from mttl.analysis.tokens.token_record import TokenRecord
+from mttl.analysis.tokens.token_statistics import load_entropy
 
 PANEL = 1.6  # inches
 SPACE = 0.75

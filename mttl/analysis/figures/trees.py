@@ -7,14 +7,7 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from mttl.analysis.figures.categories import (
-    add_legend,
-    colour_labels,
-    legend_height,
-    legend_width,
-    mark_categories,
-)
-from mttl.analysis.figures.sheet import (
+from mttl.analysis.figures.canvas import (
     FONT,
     GAP,
     HEADING,
@@ -25,6 +18,13 @@ from mttl.analysis.figures.sheet import (
     place,
     strip_frame,
     text_width,
+)
+from mttl.analysis.figures.categories import (
+    add_legend,
+    colour_labels,
+    legend_height,
+    legend_width,
+    mark_categories,
 )
 from mttl.analysis.palette import category_looks
 

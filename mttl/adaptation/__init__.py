@@ -1,0 +1,1 @@
+"""Adaptation of a trained inventory to new tasks from a few examples."""

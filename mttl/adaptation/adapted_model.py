@@ -1,0 +1,87 @@
+"""A model adapted to one task, that answers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from mttl.adaptation.fine_tune import FewShotResult
+from mttl.adaptation.job import FewShotSettings
+from mttl.data.collate import EvalCollator, pad_id_of
+from mttl.data.encode import TextEncoder
+from mttl.models.backbone import is_decoder_only
+from mttl.skills.skilled_model import SkilledModel
+from mttl.training.precision import precision_plugin
+from mttl.training.text_to_text import TextToTextModule
+
+
+@dataclass(frozen=True)
+class AdaptedModel:
+    """A model that was adapted to one task; call it with inputs to get its answers.
+
+    Args:
+        module: The adapted model with its tokenizer; its router knows the one task.
+        settings: How it was adapted.
+        result: The score on the development rows, and the step whose weights were kept.
+        opening: What stands before every input, as in training.
+    """
+
+    module: TextToTextModule
+    settings: FewShotSettings
+    result: FewShotResult
+    opening: str
+
+    @property
+    def model(self) -> SkilledModel:
+        """Backbone, skills and router; the task has the id 0."""
+        return self.module.model
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The backbone's."""
+        return self.module.tokenizer
+
+    def __call__(self, inputs: Sequence[str]) -> list[str]:
+        """Answer.
+
+        Args:
+            inputs: Any number of texts.
+
+        Returns:
+            An answer to each, in order.
+
+        Raises:
+            TypeError: If ``inputs`` is a single text rather than a list of them.
+        """
+        if isinstance(inputs, str):
+            raise TypeError(f"inputs ('{inputs}') must be a list of texts; write ['{inputs}']")
+        if not inputs:
+            return []
+        decoder_only = is_decoder_only(self.model.backbone)
+        form = self.settings.form
+        encoder = TextEncoder(
+            self.tokenizer,
+            decoder_only=decoder_only,
+            max_input_length=form["max_input_length"],
+            max_output_length=form["max_output_length"],
+        )
+        collate = EvalCollator(pad_id_of(self.tokenizer), 1, decoder_only)
+        texts = [self.opening + text.strip() for text in inputs]
+        rows = [
+            {
+                **{"row": number, "task_id": 0, "sample": 0, "input": text},
+                **{"references": [], "input_ids": ids, "labels": []},
+            }
+            for number, (text, ids) in enumerate(zip(texts, encoder.prompts(texts), strict=True))
+        ]
+        size = self.settings.eval_batch_size
+        precision = precision_plugin(self.settings.precision, self.module.device.type)
+        self.module.eval()
+        answers: list[str] = []
+        for start in range(0, len(rows), size):
+            batch = self.module.transfer_batch_to_device(
+                collate(rows[start : start + size]), self.module.device, 0
+            )
+            with precision.forward_context():
+                answers += [row.prediction for row in self.module.predict(batch)]
+        return answers

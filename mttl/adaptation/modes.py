@@ -1,0 +1,211 @@
+"""A trained model made ready for tasks it has never seen."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, get_args
+
+import torch
+from torch import nn
+
+from mttl.errors import ConfigError
+from mttl.routing.task.fixed import average_router
+from mttl.routing.task.task_router import TaskRouter
+from mttl.skills.inventory import Inventory
+from mttl.skills.skilled_model import SkilledModel
+from mttl.training.optim import ROUTERS
+
+AdaptMode = Literal[
+    "zero_shot", "router_only", "skills_only", "all", "average", "from_scratch", "full"
+]
+# What each mode trains, by role.
+TRAINED_ROLES: dict[AdaptMode, tuple[str, ...]] = {
+    "zero_shot": (),
+    "router_only": ("router",),
+    "skills_only": ("skills",),
+    "all": ("router", "skills"),
+    "average": ("skills",),
+    "from_scratch": ("router", "skills"),
+    "full": ("router", "skills", "backbone"),
+}
+
+
+def adapt(
+    model: SkilledModel, mode: AdaptMode, n_tasks: int = 1, *, init: str = "mean"
+) -> SkilledModel:
+    """Give a trained model a router for new tasks, and freeze what the mode does not train.
+
+    Call it before the optimizer is made. The model is changed in place; copy it first to keep it.
+
+    | mode | router of the new tasks | trained |
+    |---|---|---|
+    | ``zero_shot`` | new rows | nothing |
+    | ``router_only`` | new rows | the router (MHR-z) |
+    | ``skills_only`` | new rows, fixed | the skills |
+    | ``all`` | new rows | router and skills (Polytropon) |
+    | ``average`` | all skills alike | the skills (MHR-μ) |
+    | ``from_scratch`` | fresh rows | router and fresh skills: no transfer but the backbone's |
+    | ``full`` | new rows | everything, the backbone too |
+
+    Routers of tokens belong to the router and their experts to the skills; they know no tasks, so a
+    new one needs nothing new of them.
+
+    Args:
+        model: Trained backbone, skills and router.
+        mode: What to train.
+        n_tasks: How many new tasks.
+        init: ``"mean"`` starts new rows at the mean of the trained ones, ``"fresh"`` as an
+            untrained router starts.
+
+    Returns:
+        The same model.
+
+    Raises:
+        ValueError: If the mode is unknown.
+        ConfigError: If the mode trains a router that has nothing to train, averages where no task
+            mixes skills, or draws anew experts that replaced parts of the backbone.
+
+    References:
+        Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, appendix A.2; for ``router_only`` and
+        ``average`` Caccia et al., arXiv:2211.03831.
+    """
+    device = next(model.parameters()).device
+    router = adapted_router(model.router, mode, n_tasks, init=init)
+    _check_mode(model, mode)
+    model.router = router.to(device).train(model.router.training)
+    parts = parts_by_role(model)
+    if mode == "from_scratch":
+        for part in (*parts["skills"], *parts["router"]):
+            if part is not model.router:
+                part.reset_parameters()  # type: ignore[operator]
+    roles = TRAINED_ROLES[mode]
+    model.backbone.requires_grad_("backbone" in roles)
+    for role, members in parts.items():
+        for part in members:
+            part.requires_grad_(role in roles)
+    return model
+
+
+def adapted_router(
+    known: TaskRouter, mode: AdaptMode, n_tasks: int, *, init: str = "mean"
+) -> TaskRouter:
+    """Return the router of new tasks that a mode begins with.
+
+    Args:
+        known: The trained one.
+        mode: What to train.
+        n_tasks: How many new tasks.
+        init: How new rows start; fresh ones do in the mode ``from_scratch``.
+
+    Raises:
+        ValueError: If the mode is unknown.
+    """
+    if mode not in TRAINED_ROLES:
+        raise ValueError(f"mode ('{mode}') must be one of {', '.join(get_args(AdaptMode))}")
+    if mode == "average":
+        return average_router(known.n_groups, n_tasks, known.n_skills, known.n_heads)
+    return known.for_new_tasks(n_tasks, init="fresh" if mode == "from_scratch" else init)
+
+
+def require_trainable(mode: AdaptMode, *routers: nn.Module) -> None:
+    """Refuse to train routers alone where they have nothing to train.
+
+    Args:
+        mode: What to train.
+        routers: All of a model.
+
+    Raises:
+        ConfigError: If the mode is ``router_only`` and none has a parameter.
+    """
+    if mode == "router_only" and not any(True for part in routers for _ in part.parameters()):
+        raise ConfigError(
+            f"mode 'router_only' has nothing to train: a {type(routers[-1]).__name__} has no "
+            "parameters. Use 'skills_only', or an inventory trained with a learned router"
+        )
+
+
+def parts_by_role(model: SkilledModel) -> dict[str, list[nn.Module]]:
+    """Return the modules of the roles ``"skills"`` and ``"router"``; the rest is the backbone."""
+    skills: list[nn.Module] = [layer.inventory for layer in model.skilled_layers().values()]
+    routers: list[nn.Module] = [model.router]
+    for layer in model.skilled_layers().values():
+        routers += attention_parts(layer.inventory)
+    for layer in model.token_layers().values():
+        skills.append(layer.experts)
+        if layer.shared is not None:
+            skills.append(layer.shared.experts)
+        routers.append(layer.router)
+    return {"skills": skills, "router": routers}
+
+
+def attention_parts(inventory: Inventory) -> list[nn.Module]:
+    """Return what routes within an inventory: the attention of a fusion."""
+    return [module for module in inventory.modules() if getattr(module, "role", None) in ROUTERS]
+
+
+def _check_mode(model: SkilledModel, mode: AdaptMode) -> None:
+    layers = model.token_layers().values()
+    require_trainable(mode, *parts_by_role(model)["router"])
+    attention = [attention_parts(layer.inventory) for layer in model.skilled_layers().values()]
+    if mode == "average" and any(attention):
+        raise ConfigError(
+            "mode 'average' has no meaning for a fusion: attention takes the place of mixing "
+            "weights. Use 'skills_only', or the run whose skills were fused"
+        )
+    if mode == "average" and not model.router.n_groups:
+        raise ConfigError(
+            "mode 'average' mixes alike what tasks choose, and here only tokens choose. Use "
+            "'skills_only', which leaves their routers as they are"
+        )
+    if mode == "from_scratch" and any(layer.base is None for layer in layers):
+        raise ConfigError(
+            "mode 'from_scratch' needs the backbone's feed-forward blocks, which its experts "
+            "replaced in training. Use another mode, or experts beside the blocks (lora, adapter)"
+        )
+
+
+@contextmanager
+def adapted(
+    model: SkilledModel, mode: AdaptMode, n_tasks: int = 1, *, init: str = "mean"
+) -> Iterator[SkilledModel]:
+    """Adapt a model for the length of a ``with`` block; afterwards it is as it was.
+
+    Only what the mode trains is kept aside, so a large frozen backbone is never copied.
+
+    Args:
+        model: As for `adapt`, and so are the others.
+        mode: What to train.
+        n_tasks: How many new tasks.
+        init: How new rows start.
+    """
+    router, training = model.router, model.training
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    before = [(value, value.detach().clone()) for value in _changing(model, mode)]
+    try:
+        yield adapt(model, mode, n_tasks, init=init)
+    finally:
+        model.router = router
+        with torch.no_grad():
+            for value, kept in before:
+                value.copy_(kept)
+        for name, value in model.named_parameters():
+            value.requires_grad_(name in trained)
+            value.grad = None
+        model.train(training)
+
+
+def _changing(model: SkilledModel, mode: AdaptMode) -> list[torch.Tensor]:
+    """Return what a mode changes, but for the task router, which it replaces.
+
+    Token routers may hold a bias that is moved without a gradient.
+    """
+    roles, parts = TRAINED_ROLES.get(mode, ()), parts_by_role(model)
+    parts["router"].remove(model.router)
+    own = {id(value) for members in parts.values() for part in members for value in _values(part)}
+    found = [value for role in parts if role in roles for m in parts[role] for value in _values(m)]
+    if "backbone" in roles:
+        found += [value for value in model.backbone.parameters() if id(value) not in own]
+    return found
+
+
+def _values(module: nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]

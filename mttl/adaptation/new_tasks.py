@@ -1,0 +1,278 @@
+"""Adaptation in one call: what ``import mttl`` offers, and what the commands do.
+
+References:
+    Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, appendix A.2.
+"""
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mttl.adaptation import job as few_shot_run
+from mttl.adaptation import modes
+from mttl.adaptation.adapted_model import AdaptedModel
+from mttl.adaptation.fine_tune import FewShotJob, FewShotResult
+from mttl.adaptation.own_examples import Example, split_examples, write_examples
+from mttl.adaptation.plan import new_tasks, plan_jobs
+from mttl.adaptation.results import Results, check_folder, inventory_digest
+from mttl.adaptation.settings import few_shot_settings, with_settings
+from mttl.build.model import Built, load_run
+from mttl.checkpoint import read_inventory
+from mttl.config.load import dump_config, load_config, resolve_folder, resolve_path
+from mttl.config.schema import Config
+from mttl.errors import ConfigError
+from mttl.gym.folder import Gym
+
+
+def adapt(
+    run: str | Path,
+    *,
+    gym: str | Path | None = None,
+    tasks: str | Sequence[str] = "test",
+    samples: Sequence[int] | None = None,
+    allow_seen: bool = False,
+    config: str | Path | None = None,
+    out: str | Path | None = None,
+    on_result: Callable[[FewShotResult], object] = lambda result: None,
+    **settings: Any,
+) -> list[FewShotResult]:
+    """Adapt a trained run to new tasks and score it: `pl_finetune.py` as a call.
+
+    Args:
+        run: The run's folder, or its ``skills/``.
+        gym: Folder of the tasks; by default the configuration's.
+        tasks: ``"test"`` or ``"dev"`` for that side of the partition, or names.
+        samples: Which few-shot samples; all by default.
+        allow_seen: Take tasks of training too.
+        config: Configuration files, as for the command; by default the run's own settings.
+        out: Folder that keeps finished jobs, so that a second call runs only what is left.
+        on_result: Called with the result of every job that ends, such as ``print``.
+        **settings: Any of the section ``adapt``: ``mode="router_only"``, ``max_steps=1000`` …
+
+    Returns:
+        A result per task, few-shot sample and seed; `few_shot_table` makes a table of them.
+
+    Raises:
+        CheckpointError: If the folder holds no trained run.
+        ConfigError: If a setting is unknown or not allowed, or ``out`` holds results of other
+            settings or of another inventory.
+        TaskError: If a task or a sample is absent, malformed, or was trained on.
+        MttlError: If another process writes into ``out``.
+    """
+    given = _settings_of(run, config, settings)
+    if gym is not None:
+        given = with_settings(given, {"data.dir": str(gym)})
+    names = tasks if isinstance(tasks, str) else ",".join(tasks)
+    adaptation = Adaptation.of(given, run, names, samples=samples, allow_seen=allow_seen)
+    finished: dict[FewShotJob, FewShotResult] = {}
+    with ExitStack() as block:
+        keep = None
+        if out is not None:
+            adaptation.check_folder(Path(out), given)
+            keep = block.enter_context(Results(Path(out)).writing())
+            finished = keep.finished
+        adaptation.to_device()
+        for job in adaptation.jobs:
+            if job not in finished:
+                finished[job] = adaptation.run_job(job, given)
+                if keep is not None:
+                    keep.add(finished[job])
+                on_result(finished[job])
+    return [finished[job] for job in adaptation.jobs]
+
+
+def adapt_to(
+    run: str | Path,
+    examples: Sequence[Example],
+    *,
+    task: str,
+    dev: Sequence[Example] | None = None,
+    metric: str = "EM",
+    description: str | None = None,
+    seed: int = 13,
+    config: str | Path | None = None,
+    **settings: Any,
+) -> AdaptedModel:
+    """Return a trained run adapted to the task of a few examples, ready to answer.
+
+    Args:
+        run: The run's folder, or its ``skills/``.
+        examples: Pairs of input and output; a few dozen are enough.
+        task: Name of the task. Runs trained with the prefix read it before every input.
+        dev: Pairs to choose the weights by. By default every second example is kept for it.
+        metric: By which they are scored; one of CrossFit's seven.
+        description: What the task is; for runs trained with descriptions, and only for them.
+        seed: Of noise and order.
+        config: Configuration files, as for the command; by default the run's own settings.
+        **settings: Any of the section ``adapt`` but ``seeds``.
+
+    Returns:
+        The adapted model: call it with a list of inputs. ``.result`` holds the score on ``dev``.
+
+    Raises:
+        CheckpointError: If the folder holds no trained run.
+        ConfigError: If a setting is unknown or not allowed.
+        TaskError: If there are too few examples, or one is malformed.
+    """
+    if "seeds" in settings:
+        raise ConfigError("adapt_to adapts once and takes no seeds; give it seed=NUMBER")
+    given = _settings_of(run, config, settings)
+    training, development = split_examples(examples, dev)
+    form = _form_of(run)
+    if form["descriptions"] != (description is not None):
+        how, what = ("with", "give one") if form["descriptions"] else ("without", "leave it out")
+        raise ConfigError(f"description: '{run}' was trained {how} descriptions of tasks; {what}")
+    values = replace(few_shot_settings(given, form), max_rows=None, max_eval_rows=None)
+    with tempfile.TemporaryDirectory() as folder:
+        gym = write_examples(
+            *(Path(folder), task, training, development), metric=metric, description=description
+        )
+        built = load_run(run)
+        model = built.model.to(_device())
+        with few_shot_run.seeded(seed, _device()):
+            modes.adapt(model, values.mode, init=values.init)
+            module = few_shot_run.task_module(model, built.tokenizer, {task: metric}, values)
+            job = FewShotJob(task, 0, seed)
+            result = few_shot_run.fit(module, job, gym, values, score_test=False)
+    opening = f"[{task}] " if form["prefix"] else ""
+    if description is not None:
+        opening += f"{description.strip()} "
+    return AdaptedModel(module, values, result, opening)
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """A trained run and the jobs to adapt it to.
+
+    Args:
+        run: Model and tokenizer.
+        gym: Where the rows are.
+        tasks: The new tasks.
+        jobs: Their samples, with every seed.
+        form: How rows became text in training.
+        skills: The folder ``skills/`` that the model was read from.
+        inventory: Its digest, to tell results of one inventory from those of another.
+    """
+
+    run: Built
+    gym: Gym
+    tasks: list[str]
+    jobs: list[FewShotJob]
+    form: dict[str, Any]
+    skills: Path
+    inventory: str
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        run: str | Path,
+        tasks: str,
+        *,
+        samples: Sequence[int] | None = None,
+        allow_seen: bool = False,
+        splits: Sequence[str] = ("dev", "test"),
+    ) -> "Adaptation":
+        """Load a run, and plan its jobs on the gym of a configuration.
+
+        Args:
+            config: Its sections data and adapt are read.
+            run: The run's folder.
+            tasks: As for `new_tasks`.
+            samples: Which few-shot samples; all by default.
+            allow_seen: Take tasks of training too.
+            splits: The splits that will be scored.
+        """
+        saved = read_inventory(run)
+        inventory, built = inventory_digest(saved.folder), load_run(run)
+        gym = Gym(resolve_folder(config.data.dir))
+        names = new_tasks(
+            tasks,
+            resolve_path(config.data.partition),
+            gym,
+            built.tasks,
+            skip_missing=config.data.skip_missing,
+            allow_seen=allow_seen,
+        )
+        jobs = plan_jobs(gym, names, config.adapt.seeds, samples=samples, splits=splits)
+        return cls(built, gym, names, jobs, saved.meta["settings"]["data"], saved.folder, inventory)
+
+    def check_folder(self, folder: Path, config: Config) -> None:
+        """Note in a folder of results what they are made from, or refuse to mix them with others.
+
+        Args:
+            folder: Of the results.
+            config: The settings of the jobs.
+
+        Raises:
+            ConfigError: If results there are of other settings or of another inventory.
+        """
+        check_folder(folder, dump_config(config), self.inventory)
+
+    def folder(self, name: str) -> Path:
+        """Return a folder beside ``skills/``, which the next save of the run would replace.
+
+        Args:
+            name: Of the folder.
+        """
+        # The folder may be given as ".", whose parent has to be looked up.
+        skills = self.skills if self.skills.name else self.skills.absolute()
+        return skills.parent / name
+
+    def to_device(self) -> None:
+        """Move the model to the GPU, where there is one."""
+        self.run.model.to(_device())
+
+    def run_job(
+        self,
+        job: FewShotJob,
+        config: Config,
+        *,
+        score_test: bool = True,
+        on_step: Callable[[], object] = lambda: None,
+    ) -> FewShotResult:
+        """Run a job with the settings of a configuration; the model is left as it was.
+
+        Args:
+            job: One of the jobs.
+            config: Its sections data, generation, optim and adapt are read.
+            score_test: As for `mttl.adaptation.job.run_job`.
+            on_step: Called after every optimizer step.
+        """
+        return few_shot_run.run_job(
+            self.run.model,
+            self.run.tokenizer,
+            job,
+            self.gym,
+            few_shot_settings(config, self.form),
+            score_test=score_test,
+            on_step=on_step,
+        )
+
+
+def _settings_of(run: str | Path, config: str | Path | None, settings: Mapping[str, Any]) -> Config:
+    if config is not None:
+        given = load_config(str(config))
+    else:
+        own = read_inventory(run).folder.parent / "config.yaml"
+        if not own.is_file():
+            raise ConfigError(
+                f"'{own}' does not exist, so the run does not tell its settings; give "
+                "config='crossfit.yaml', or the files that it was trained with"
+            )
+        given = load_config([str(own)])
+    return with_settings(given, {f"adapt.{name}": value for name, value in settings.items()})
+
+
+def _form_of(run: str | Path) -> dict[str, Any]:
+    """Rows look as they did in training."""
+    return read_inventory(run).meta["settings"]["data"]
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,0 +1,95 @@
+"""Examples given as pairs of texts, put down as a task of a gym."""
+
+import csv
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from mttl.errors import TaskError, nearest
+from mttl.files import atomic_path, write_text
+from mttl.gym.folder import Gym
+from mttl.metrics.crossfit import METRICS
+
+Example = tuple[str, str]
+
+
+def split_examples(
+    examples: Sequence[Example], dev: Sequence[Example] | None = None
+) -> tuple[list[Example], list[Example]]:
+    """Return the rows to train on and those to choose the weights by.
+
+    Args:
+        examples: Pairs of input and output.
+        dev: Rows to choose by. None keeps every second example for it: CrossFit's 32 examples are
+            16 and 16.
+
+    Raises:
+        TaskError: If there are too few, or one is no pair of texts on one line each.
+    """
+    for name, pairs in (("examples", examples), ("dev", dev)):
+        for place, pair in enumerate(() if pairs is None else pairs):
+            _check(pair, f"{name}[{place}]")
+    if dev is None:
+        training, development = list(examples[::2]), list(examples[1::2])
+        needed, remedy = 2, "half are kept to choose the weights by; or give those as dev"
+    else:
+        training, development = list(examples), list(dev)
+        needed, remedy = 1, "dev needs some too"
+    if not (training and development):
+        raise TaskError(
+            f"examples holds {len(examples)} pairs; it must hold at least {needed} ({remedy})"
+        )
+    return training, development
+
+
+def write_examples(
+    folder: Path,
+    task: str,
+    training: Sequence[Example],
+    development: Sequence[Example],
+    *,
+    metric: str = "EM",
+    description: str | None = None,
+) -> Gym:
+    """Write a gym of one task, sample 0.
+
+    Args:
+        folder: Where.
+        task: Its name.
+        training: Rows to train on.
+        development: Rows to choose the weights by.
+        metric: By which they are scored.
+        description: What the task is, for models that were trained with descriptions.
+
+    Raises:
+        TaskError: If the name cannot be that of a folder, or there is no such metric.
+    """
+    if not re.fullmatch(r"[\w-][\w.-]*", task):
+        raise TaskError(f"task ('{task}') must be a name of letters, digits, '_', '-' and '.'")
+    if metric not in METRICS:
+        allowed = ", ".join(METRICS)
+        raise TaskError(f"metric ('{metric}') must be one of {allowed}.{nearest(metric, METRICS)}")
+    for split, rows in (("train", training), ("dev", development)):
+        path = folder / task / f"{task}_{len(training)}_0_{split}.tsv"
+        write_text(path, "".join(f"{source}\t{answer}\n" for source, answer in rows))
+    with (
+        atomic_path(folder / "TASKS.csv") as temporary,
+        temporary.open("w", newline="", encoding="utf-8") as file,
+    ):
+        writer = csv.writer(file)
+        writer.writerow(["task", "metric", "description"])
+        writer.writerow([task, metric, description or ""])
+    return Gym(folder)
+
+
+def _check(pair: object, place: str) -> None:
+    two = isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2
+    if not two or not all(isinstance(text, str) for text in pair):  # type: ignore[union-attr]
+        raise TaskError(f"{place} is {pair!r}; it must be a pair of texts: (input, output)")
+    for name, text in zip(("input", "output"), pair, strict=True):  # type: ignore[arg-type]
+        if not text.strip():
+            raise TaskError(f"{place} has an empty {name}; leave that example out")
+        if re.search(r"[\t\r\n]", text):
+            raise TaskError(
+                f"{place} has a tab or a line end in its {name} ({text!r}); put blanks there"
+            )

@@ -1,0 +1,151 @@
+"""Which adaptations to run, and by whom."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mttl.adaptation.fine_tune import FewShotJob
+from mttl.errors import TaskError
+from mttl.gym.folder import Gym
+from mttl.gym.partition import load_partition, select_tasks
+
+
+def new_tasks(
+    wanted: str,
+    partition: Path,
+    gym: Gym,
+    seen: Sequence[str],
+    *,
+    skip_missing: bool = False,
+    allow_seen: bool = False,
+) -> list[str]:
+    """Return the tasks to adapt to.
+
+    Args:
+        wanted: ``"test"`` or ``"dev"`` for that side of the partition, or names joined by commas.
+        partition: The partition's file.
+        gym: Where the rows are.
+        seen: Tasks that the inventory was trained on.
+        skip_missing: Leave out tasks that the gym does not hold.
+        allow_seen: Take tasks of training too.
+
+    Raises:
+        TaskError: If there is none, one is not in the gym, or one was seen in training.
+    """
+    if wanted in ("test", "dev"):
+        names = getattr(load_partition(partition), wanted)
+        if not names:
+            raise TaskError(f"'{partition}' has no {wanted} tasks; name tasks with --tasks a,b")
+        tasks = select_tasks(names, gym, skip_missing)
+    else:
+        tasks = list(dict.fromkeys(name.strip() for name in wanted.split(",") if name.strip()))
+        if not tasks:
+            raise TaskError("--tasks names no task; give test, dev or names joined by commas")
+        for task in tasks:
+            gym.samples(task)  # answers an unknown name
+    known = [task for task in tasks if task in seen]
+    if known and not allow_seen:
+        raise TaskError(
+            f"the inventory was trained on {', '.join(known)}: a score there says nothing about "
+            "new tasks. Leave them out, or add --allow-seen (allow_seen=True in a call)"
+        )
+    return tasks
+
+
+def read_samples(text: str | None) -> list[int] | None:
+    """Return the few-shot samples that ``--samples 13,21`` names; None stands for all.
+
+    Raises:
+        TaskError: If they are no numbers joined by commas.
+    """
+    if text is None:
+        return None
+    numbers = [number.strip() for number in text.split(",")]
+    if not all(number.isdecimal() for number in numbers):
+        raise TaskError(f"--samples '{text}' must be numbers joined by commas, such as 13,21")
+    return list(dict.fromkeys(map(int, numbers)))
+
+
+def plan_jobs(
+    gym: Gym,
+    tasks: Sequence[str],
+    seeds: Sequence[int],
+    *,
+    samples: Sequence[int] | None = None,
+    splits: Sequence[str] = ("dev", "test"),
+) -> list[FewShotJob]:
+    """Return a job per task, few-shot sample and seed.
+
+    What the jobs will read is read here once, so that a damaged file is found before the first job.
+
+    Args:
+        gym: Where the rows are.
+        tasks: Their names.
+        seeds: Of noise and order.
+        samples: Which few-shot samples, each once; all of a task by default.
+        splits: The splits that will be scored; files of others need not exist.
+
+    Raises:
+        TaskError: If a task has no metric, or a sample is absent, lacks a split, holds a malformed
+            row, or has fewer training rows than its k.
+    """
+    if samples is not None and not samples:
+        raise TaskError("samples is empty; name some, or leave it out to take all")
+    jobs = []
+    for task in tasks:
+        k = gym.shots(task)
+        gym.metric(task)
+        for sample in gym.samples(task) if samples is None else dict.fromkeys(samples):
+            for split in splits:
+                gym.rows(task, split, sample)
+            n_rows = len(gym.rows(task, "train", sample))
+            if n_rows < k:
+                raise TaskError(
+                    f"'{gym.file(task, 'train', sample)}' has {n_rows} rows, fewer than the "
+                    f"{k} in its name. Build the task again"
+                )
+            jobs += [FewShotJob(task, sample, seed) for seed in seeds]
+    return jobs
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One part of several that share the jobs.
+
+    Args:
+        number: Which part, from 1.
+        n_shards: Parts in all.
+
+    Raises:
+        TaskError: If there is no such part.
+    """
+
+    number: int = 1
+    n_shards: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.n_shards:
+            raise TaskError(
+                f"shard {self.number}/{self.n_shards}: the first number must lie between 1 and "
+                "the second"
+            )
+
+    def share(self, jobs: Sequence[FewShotJob]) -> list[FewShotJob]:
+        """Return the jobs of this part."""
+        return list(jobs[self.number - 1 :: self.n_shards])
+
+    def part(self, number: int, n_parts: int) -> "Shard":
+        """Return a part of this part.
+
+        Args:
+            number: Which one, from 1.
+            n_parts: How many share this part.
+        """
+        return Shard(self.number + (number - 1) * self.n_shards, n_parts * self.n_shards)
+
+    @property
+    def file(self) -> str:
+        """The name of the file that this part writes."""
+        if self.n_shards == 1:
+            return "results.jsonl"
+        return f"results-{self.number}-of-{self.n_shards}.jsonl"

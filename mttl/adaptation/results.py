@@ -1,0 +1,180 @@
+"""The files of adaptations that have ended, and what they must have in common."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, Self
+
+from mttl.adaptation.fine_tune import FewShotJob, FewShotResult
+from mttl.adaptation.plan import Shard
+from mttl.errors import ConfigError, MttlError
+from mttl.files import write_text
+from mttl.training.run_folder import changed_settings
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+# Settings that have no part in a job's result: those of the run, and which jobs there are …
+MAY_CHANGE = (
+    *("run.", "backbone.", "skills.", "router.", "trainer.", "search."),
+    *("adapt.seeds", "adapt.levels"),
+)
+# … but for what adaptation shares with training.
+SHARED = ("trainer.precision",)
+# Where results may stand: in the folder itself, or in those of its trials.
+RESULTS = ("results*.jsonl", "trials/*/results*.jsonl")
+
+
+class Results:
+    """The finished jobs of a folder: a line per job in ``results*.jsonl``, whole or not there.
+
+    Every part reads the files of all and writes one of its own, so that several machines may share
+    a folder.
+
+    Args:
+        folder: Where the files are.
+        shard: The part that writes.
+
+    Raises:
+        MttlError: If a line of a file is damaged.
+    """
+
+    def __init__(self, folder: Path, shard: Shard | None = None) -> None:
+        self.path = folder / (shard or Shard()).file
+        self.finished: dict[FewShotJob, FewShotResult] = {}
+        self._file: BinaryIO | None = None
+        for path in sorted(folder.glob("results*.jsonl")):
+            self._read(path)
+
+    @contextmanager
+    def writing(self) -> Iterator[Self]:
+        """Keep other processes from writing the same file inside a ``with`` block.
+
+        A last line that was cut off is dropped, and what another process wrote since is read.
+
+        Raises:
+            MttlError: If another process writes the file.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab+") as file:
+            _lock(file, self.path)
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+            self._read(self.path)
+            self._file = file
+            try:
+                yield self
+            finally:
+                self._file = None
+
+    def add(self, result: FewShotResult) -> None:
+        """Append a line and flush it to the disk.
+
+        Args:
+            result: Of a job that has ended.
+
+        Raises:
+            MttlError: If another process writes the file.
+        """
+        if self._file is None:
+            with self.writing():
+                return self.add(result)
+        self._file.write(json.dumps(result.row()).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.finished[result.job] = result
+
+    def _read(self, path: Path) -> None:
+        # What follows the last line end is being written, or was cut off.
+        for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+            try:
+                result = FewShotResult.from_row(json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                raise MttlError(
+                    f"'{path}', line {number} is damaged ({error}); it must be a finished job in "
+                    "JSON. Delete the line: a start of the same command runs its job again"
+                ) from error
+            self.finished[result.job] = result
+
+
+def check_folder(
+    folder: Path, settings: str, inventory: str, *, shared: tuple[str, ...] = SHARED
+) -> None:
+    """Note what new results are made from, or refuse to mix them with others.
+
+    Args:
+        folder: Of the results. ``config.yaml`` and ``inventory.sha256`` are written into it.
+        settings: The resolved configuration, as YAML.
+        inventory: The digest of the inventory that is adapted; see `inventory_digest`.
+        shared: Settings of training that have a part in adaptation too.
+
+    Raises:
+        ConfigError: If results there were made with other settings that have a part in them, from
+            another inventory, or do not tell which.
+    """
+    config, source = folder / "config.yaml", folder / "inventory.sha256"
+    if config.is_file():
+        before = config.read_text(encoding="utf-8")
+        changed = changed_settings(before, settings, MAY_CHANGE, but=shared)
+        if changed:
+            raise ConfigError(
+                f"the results in '{folder}' were made with other settings: "
+                f"{', '.join(changed)}. Use those, or another folder with --out (out= in a call)"
+            )
+    if any(path for pattern in RESULTS for path in folder.glob(pattern)):
+        before = source.read_text(encoding="utf-8").strip() if source.is_file() else None
+        if before != inventory:
+            raise ConfigError(_mixed(folder, before, inventory))
+    write_text(config, settings)
+    write_text(source, f"{inventory}\n")
+
+
+def inventory_digest(skills: Path) -> str:
+    """Return a hash of a saved inventory: of its tensors, its tasks and how it was built.
+
+    Versions of libraries have no part in it, so a run that is resumed after its end keeps it.
+
+    Args:
+        skills: The folder ``skills/``.
+    """
+    digest = hashlib.sha256()
+    for path in sorted([*skills.glob("*.safetensors"), skills / "tasks.json"]):
+        with path.open("rb") as file:
+            digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}".encode())
+    meta = json.loads((skills / "meta.json").read_text(encoding="utf-8"))
+    built = [meta["backbone"]["fingerprint"], meta["settings"]]
+    digest.update(json.dumps(built, sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+def _mixed(folder: Path, before: str | None, now: str) -> str:
+    advice = "Use another folder with --out (out= in a call), or delete this one"
+    if before is None:
+        return (
+            f"the results in '{folder}' do not tell which inventory they are of: an earlier "
+            f"version made them. {advice}. If you are sure that they are of this one, write "
+            f"'{now}' to '{folder / 'inventory.sha256'}'"
+        )
+    return (
+        f"the results in '{folder}' are of another inventory ({before[:12]} before, {now[:12]} "
+        f"now): of another run, or of this one before it was trained on. {advice}"
+    )
+
+
+def _lock(file: BinaryIO, path: Path) -> None:
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise MttlError(
+            f"another process writes '{path}'; wait for it (several processes of pl_finetune.py "
+            "share the jobs with --shard I/N)"
+        ) from error
+    except OSError:
+        return  # a file system without locks

@@ -1,0 +1,195 @@
+"""Search for settings of adaptation: trials, each a few-shot job per task, chosen by development.
+
+No test row is read: jobs are run without their test score.
+
+References:
+    Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, section 4.2: rates are chosen on development
+    tasks.
+"""
+
+import csv
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.table import Table
+
+from mttl.adaptation.fine_tune import FewShotJob, FewShotResult
+from mttl.adaptation.results import Results
+from mttl.adaptation.score_table import by_task, silent_tasks, some
+from mttl.errors import MttlError
+from mttl.files import atomic_path, write_text
+from mttl.training.text_to_text import mean_score
+
+# One value for each searched setting, by its dotted name.
+Values = dict[str, Any]
+# The file of a trial's folder that holds them.
+VALUES = "values.json"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Settings that were tried, and what they scored on development rows.
+
+    Args:
+        values: The settings by dotted name.
+        results: Of every job.
+    """
+
+    values: Values
+    results: tuple[FewShotResult, ...]
+
+    @property
+    def task_scores(self) -> dict[str, float]:
+        """The mean score of every task over its samples and seeds, as a fraction."""
+        scores = by_task(self.results, "dev")
+        return {task: float(mean_score(group)) for task, group in scores.items()}
+
+    @property
+    def score(self) -> float:
+        """The mean over tasks, by which settings are chosen."""
+        return float(mean_score(list(self.task_scores.values())))
+
+
+def grid_points(grid: Mapping[str, Sequence[Any]]) -> list[Values]:
+    """Return every combination of values; the last setting varies fastest.
+
+    Args:
+        grid: The values of every setting.
+    """
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def trial_name(values: Mapping[str, Any]) -> str:
+    """Return the name of a trial's folder: its settings, so that equal trials share their jobs."""
+    return ",".join(f"{name}={value}" for name, value in values.items())
+
+
+def note_values(folder: Path, values: Mapping[str, Any]) -> None:
+    """Write a trial's settings beside its results, so that `finished_trials` finds it.
+
+    Args:
+        folder: Of the trial.
+        values: The settings by dotted name.
+    """
+    write_text(folder / VALUES, json.dumps(dict(values), indent=2) + "\n")
+
+
+def finished_trials(folder: Path, jobs: Sequence[FewShotJob]) -> list[Trial]:
+    """Return the trials of a folder whose jobs have all ended, by the names of their folders.
+
+    Args:
+        folder: It holds a folder per trial.
+        jobs: What a trial must have scored; results of others are left aside.
+
+    Raises:
+        MttlError: If a file is damaged.
+    """
+    trials = []
+    for path in sorted(folder.glob(f"*/{VALUES}")):
+        finished = Results(path.parent).finished
+        if all(job in finished for job in jobs):
+            results = tuple(finished[job] for job in jobs)
+            trials.append(Trial(_read_values(path), results))
+    return trials
+
+
+def _read_values(path: Path) -> Values:
+    try:
+        values = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise MttlError(
+            f"'{path}' is damaged ({error}). Delete it: a start with these settings writes it again"
+        ) from error
+    return values
+
+
+def best_trial(trials: Sequence[Trial]) -> Trial:
+    """Return the trial with the highest score; the first of equal ones."""
+    return max(trials, key=lambda trial: trial.score)
+
+
+def best_fragment(trials: Sequence[Trial]) -> str:
+    """Return the best trial's settings as a configuration fragment (YAML)."""
+    best = best_trial(trials)
+    tree: dict[str, dict[str, Any]] = {}
+    for name, value in best.values.items():
+        section, _, key = name.partition(".")
+        tree.setdefault(section, {})[key] = value
+    return (
+        f"# The best of {len(trials)} trials: {100 * best.score:.1f} % on the development rows of\n"
+        f"# {', '.join(best.task_scores)} (mean over tasks).\n"
+        + yaml.safe_dump(tree, sort_keys=False)
+    )
+
+
+def write_trials(path: Path, trials: Sequence[Trial]) -> None:
+    """Write a table as CSV: the settings, the score, and the score of every task (fractions).
+
+    A setting that a trial did not search is empty: it has the configuration's value there.
+
+    Args:
+        path: The file.
+        trials: At least one, all of the same jobs.
+    """
+    names = _names(trials)
+    rows = [
+        {
+            **{name: trial.values.get(name, "") for name in names},
+            "score": trial.score,
+            "jobs": len(trial.results),
+            **{f"dev/{task}": score for task, score in trial.task_scores.items()},
+        }
+        for trial in trials
+    ]
+    with (
+        atomic_path(path) as temporary,
+        temporary.open("w", newline="", encoding="utf-8") as file,
+    ):
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def trials_table(trials: Sequence[Trial], title: str) -> Table:
+    """Return all trials, the best first, with their scores in per cent.
+
+    Args:
+        trials: At least one.
+        title: Heads the table.
+    """
+    best, names = best_trial(trials), _names(trials)
+    table = Table(title=title, title_justify="left")
+    for heading in (*names, "dev", "jobs"):
+        table.add_column(heading, justify="right", overflow="fold")
+    # Sorting keeps the order of equal ones, so the first row is the best trial.
+    for trial in sorted(trials, key=lambda trial: -trial.score):
+        table.add_row(
+            *(_cell(trial.values.get(name, "")) for name in names),
+            f"{100 * trial.score:.1f}",
+            str(len(trial.results)),
+        )
+    table.caption = (
+        f"dev: the mean over {', '.join(best.task_scores)}, on development rows. "
+        "No test row was read. The file trials.csv has the score of every task"
+    )
+    silent = silent_tasks(best.results)
+    if silent:
+        table.caption += f". All answers of the best trial are empty on {some(silent)}"
+    if any(len(trial.values) < len(names) for trial in trials):
+        table.caption += ". Empty settings are those of the configuration"
+    table.caption_justify = "left"
+    return table
+
+
+def _names(trials: Sequence[Trial]) -> list[str]:
+    """Return the settings that any trial searched: a folder may hold trials of several grids."""
+    return list(dict.fromkeys(name for trial in trials for name in trial.values))
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

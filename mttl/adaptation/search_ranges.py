@@ -1,0 +1,103 @@
+"""Settings drawn from ranges by Optuna's tree-structured Parzen estimator.
+
+References:
+    Bergstra, Bardenet, Bengio and Kégl, Algorithms for Hyper-Parameter Optimization, NeurIPS 2011.
+    Akiba, Sano, Yanase, Ohta and Koyama, Optuna, KDD 2019, arXiv:1907.10902.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mttl.adaptation.fine_tune import FewShotJob
+from mttl.adaptation.search import Values
+from mttl.errors import ConfigError
+
+
+class Range(NamedTuple):
+    """Bounds of a setting, both allowed; whole numbers where both bounds are."""
+
+    low: float
+    high: float
+    log: bool = False
+
+
+def search_ranges(
+    ranges: Mapping[str, Range],
+    evaluate: Callable[[Values], float],
+    *,
+    n_trials: int,
+    seed: int,
+    jobs: Sequence[FewShotJob],
+    journal: Path,
+) -> None:
+    """Draw and evaluate trials until there are enough, going on where an earlier start stopped.
+
+    What is drawn depends on the seed and on the finished trials alone, so an interrupted search
+    ends like one that nothing interrupted. Trials of an earlier start are evaluated again, which
+    costs nothing where the jobs' results are kept.
+
+    Args:
+        ranges: Of every setting, by dotted name.
+        evaluate: Returns a score; the higher, the better.
+        n_trials: In all, with those of earlier starts.
+        seed: Of the draws.
+        jobs: What is scored. Other jobs, ranges or seeds begin a search of their own.
+        journal: The file that keeps the trials.
+
+    Raises:
+        ConfigError: If Optuna is not installed.
+    """
+    optuna = _optuna()
+    backend = optuna.storages.journal.JournalFileBackend(str(journal))
+    study = optuna.create_study(
+        storage=optuna.storages.JournalStorage(backend),
+        study_name=_digest(ranges, seed, jobs),
+        direction="maximize",
+        load_if_exists=True,
+    )
+    states = optuna.trial.TrialState
+    for trial in study.get_trials(states=(states.RUNNING,)):
+        study.tell(trial.number, state=states.FAIL)  # it was interrupted
+    finished = study.get_trials(states=(states.COMPLETE,))[:n_trials]
+    for trial in finished:
+        evaluate({name: trial.params[name] for name in ranges})
+    for number in range(len(finished), n_trials):
+        # A seed for each trial: one for all would begin its draws again after every start.
+        study.sampler = optuna.samplers.TPESampler(seed=_seed_of(seed, number))
+        trial = study.ask()
+        values = {name: _draw(trial, name, bounds) for name, bounds in ranges.items()}
+        study.tell(trial, evaluate(values))
+
+
+def _seed_of(seed: int, number: int) -> int:
+    """Return a trial's seed; a sum would give trials of neighbouring seeds the same draws."""
+    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+
+
+def _draw(trial: Any, name: str, bounds: Range) -> float:
+    whole = isinstance(bounds.low, int) and isinstance(bounds.high, int)
+    suggest = trial.suggest_int if whole else trial.suggest_float
+    return suggest(name, bounds.low, bounds.high, log=bounds.log)
+
+
+def _digest(ranges: Mapping[str, Range], seed: int, jobs: Sequence[FewShotJob]) -> str:
+    text = json.dumps([list(ranges.items()), seed, [list(vars(job).values()) for job in jobs]])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+        import optuna.storages.journal
+    except ImportError:
+        raise ConfigError(
+            "search.ranges needs Optuna, which is not installed: pip install 'mttl[search]'. "
+            "A search.grid needs nothing"
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

@@ -1,0 +1,124 @@
+"""Linear layers of many experts, over rows sorted by expert.
+
+One operation for all experts, so that there is one gradient of the stacked weight. Indexing the
+weight by expert would give autograd one gradient of the full size per expert, all but one part
+of it zeros.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mttl.aggregation.products import times_transpose, write_outer
+from mttl.skills.inventory import active_dtype
+
+METHODS = ("auto", "segments", "grouped_mm")
+
+
+def grouped_linear(
+    x: Float[Tensor, "P I"],
+    weight: Float[Tensor, "E O I"],
+    bias: Float[Tensor, "E O"] | None,
+    counts: Int[Tensor, "E"],
+    *,
+    method: str = "auto",
+) -> Float[Tensor, "P O"]:
+    r"""Return :math:`x_p W_{e(p)}^\top + b_{e(p)}` for rows sorted by expert.
+
+    Gradients are exact for every argument and are computed only for those that need one; there
+    is no second derivative. Everything is cast to the dtype of ``x``, or to autocast's.
+
+    Args:
+        x: Rows sorted by expert.
+        weight: Of all experts.
+        bias: Of all experts, or none.
+        counts: Rows of each expert; their sum is P.
+        method: ``"segments"`` multiplies expert by expert, ``"grouped_mm"`` in one kernel of
+            PyTorch's. ``"auto"`` takes the kernel on a GPU where it supports dtype and sizes, and
+            segments elsewhere: they are the faster on a CPU, and right everywhere.
+
+    Raises:
+        ValueError: If the method is unknown.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method ('{method}') must be one of {', '.join(METHODS)}")
+    x = x.to(active_dtype(x))
+    weight = weight.to(x.dtype)
+    kernel = _has_kernel(x.device, x.dtype, *weight.shape[1:])
+    bias = None if bias is None else bias.to(x.dtype)
+    if method == "grouped_mm" or (method == "auto" and kernel):
+        y: Tensor = _GroupedKernel.apply(x, weight, counts.cumsum(0).int())  # type: ignore
+        return y if bias is None else y + bias.repeat_interleave(counts, dim=0, output_size=len(y))
+    return _Segments.apply(x, weight, bias, counts.tolist())  # type: ignore[return-value]
+
+
+class _Segments(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, sizes: list[int]
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.sizes = sizes
+        y = x.new_empty(len(x), weight.shape[1])
+        for rows, expert, out in zip(x.split(sizes), weight, y.split(sizes), strict=True):
+            if len(rows):
+                out.copy_(times_transpose(rows, expert))
+        if bias is not None:
+            for out, expert_bias in zip(y.split(sizes), bias, strict=True):
+                out += expert_bias
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        sizes = ctx.sizes
+        grads = grad.split(sizes)
+        grad_x = grad_weight = grad_bias = None
+        if needs_x:
+            grad_x = torch.empty_like(x)
+            for out, rows, expert in zip(grad_x.split(sizes), grads, weight, strict=True):
+                if len(rows):
+                    out.copy_(times_transpose(rows, expert.t()))
+        if needs_weight:
+            grad_weight = torch.empty_like(weight)
+            for out, rows, inputs in zip(grad_weight, grads, x.split(sizes), strict=True):
+                write_outer(out, rows, inputs)
+        if needs_bias:
+            grad_bias = torch.stack([rows.sum(0) for rows in grads])
+        return grad_x, grad_weight, grad_bias, None
+
+
+class _GroupedKernel(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, ends)
+        return _grouped_mm(x, weight.mT, ends)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, ends = ctx.saved_tensors
+        grad = grad.contiguous()  # the kernel refuses expanded gradients
+        grad_x = _grouped_mm(grad, weight, ends) if ctx.needs_input_grad[0] else None
+        grad_weight = _grouped_mm(grad.t(), x, ends) if ctx.needs_input_grad[1] else None
+        return grad_x, grad_weight, None
+
+
+def _grouped_mm(left: Tensor, right: Tensor, ends: Int[Tensor, "E"]) -> Tensor:
+    # Private at first; its public name is younger than the oldest PyTorch that is supported.
+    place = torch.nn.functional if hasattr(torch.nn.functional, "grouped_mm") else torch
+    return getattr(place, "grouped_mm" if place is not torch else "_grouped_mm")(
+        left, right, offs=ends
+    )
+
+
+def _has_kernel(device: torch.device, dtype: torch.dtype, *sizes: int) -> bool:
+    """Say whether PyTorch's kernel computes this: bfloat16, rows of 16 bytes, Ampere or later."""
+    if device.type != "cuda" or dtype != torch.bfloat16 or any(size % 8 for size in sizes):
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)

@@ -1,0 +1,155 @@
+"""From a configuration to the policies of all levels."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from envs.vocabulary import N_TOKENS
+from mttl.babyai.collector import RolloutSettings
+from mttl.babyai.policy import Policy
+from mttl.babyai.ppo_module import LossWeights
+from mttl.build.build_router import build_router
+from mttl.checkpoint import SavedInventory, load_into, read_inventory
+from mttl.config.babyai_schema import BabyAIConfig, PolicyNetwork, PolicySkills, Ppo
+from mttl.config.router_schema import Router
+from mttl.errors import CheckpointError, ConfigError
+from mttl.skills.composed.composed_model import ComposedModel
+from mttl.skills.composed.module_inventory import ModuleInventory
+
+# A policy has no blocks or stacks; the finest granularity is the layer.
+GRANULARITIES: dict[str, Literal["model", "layer"]] = {
+    "model": "model",
+    "layer": "layer",
+    "linear": "layer",
+}
+
+
+def build_policies(config: BabyAIConfig, levels: Sequence[str]) -> ComposedModel:
+    """Build the common parameters, skills and router of some levels, in training mode.
+
+    Args:
+        config: Its sections rl, skills and router are read.
+        levels: Names of the levels in the order of their ids.
+
+    Raises:
+        ConfigError: If a part cannot be built; the message names the section.
+    """
+    rl = config.rl
+    model = _assemble(rl.policy, rl.train_base, config.skills, config.router, levels)
+    return model.train()
+
+
+def load_policies(folder: str | Path) -> tuple[ComposedModel, tuple[str, ...]]:
+    """Load the trained policies of a run and the names of their levels, in evaluation mode.
+
+    Args:
+        folder: The run folder, or its ``skills/``.
+
+    Raises:
+        CheckpointError: If the folder holds no policies, or they do not fit their settings.
+    """
+    saved = read_inventory(folder)
+    model = _from_settings(saved, saved.tasks, trained=True)
+    load_into(model, saved)
+    return model.eval(), saved.tasks
+
+
+def fresh_policies(folder: str | Path, levels: Sequence[str]) -> ComposedModel:
+    """Build untrained policies of the kind that a run has, with all of them trained.
+
+    Args:
+        folder: The run folder, or its ``skills/``.
+        levels: Names of the levels they are for.
+
+    Raises:
+        CheckpointError: If the folder holds no policies.
+    """
+    return _from_settings(read_inventory(folder), levels).train()
+
+
+def policy_settings(config: BabyAIConfig) -> dict[str, Any]:
+    """Return what saved policies need to be built again, as JSON."""
+    return {
+        "policy": config.rl.policy.model_dump(mode="json"),
+        "train_base": config.rl.train_base,
+        "skills": config.skills.model_dump(mode="json"),
+        "router": config.router.model_dump(mode="json"),
+    }
+
+
+def rollout_settings(ppo: Ppo) -> RolloutSettings:
+    """Return how rollouts are played and cut."""
+    return RolloutSettings(
+        n_steps=ppo.n_steps,
+        recurrence=ppo.recurrence,
+        n_epochs=ppo.n_epochs,
+        n_minibatches=ppo.n_minibatches,
+        discount=ppo.discount,
+        gae_lambda=ppo.gae_lambda,
+        reward_scale=ppo.reward_scale,
+        normalise_advantages=ppo.normalise_advantages,
+        bootstrap_truncated=ppo.bootstrap_truncated,
+    )
+
+
+def loss_weights(ppo: Ppo) -> LossWeights:
+    """Return the terms of the loss."""
+    return LossWeights(ppo.clip, ppo.value_coef, ppo.entropy_coef)
+
+
+def _from_settings(
+    saved: SavedInventory, levels: Sequence[str], *, trained: bool = False
+) -> ComposedModel:
+    settings = saved.meta["settings"]
+    if "policy" not in settings:
+        raise CheckpointError(
+            f"'{saved.folder}' holds an inventory for text-to-text tasks, not policies"
+        )
+    try:
+        network = PolicyNetwork.model_validate(settings["policy"])
+        skills = TypeAdapter(PolicySkills).validate_python(settings["skills"])
+        router = TypeAdapter(Router).validate_python(settings["router"])
+    except ValidationError as error:
+        raise CheckpointError(
+            f"'{saved.folder / 'meta.json'}' has settings that this mttl does not know. Load it "
+            f"with the mttl that wrote it ({saved.meta['libraries']['mttl']}): {error}"
+        ) from error
+    return _assemble(network, settings["train_base"], skills, router, levels, trained=trained)
+
+
+def _assemble(
+    network: PolicyNetwork,
+    train_base: bool,
+    skills: PolicySkills,
+    router: Router,
+    levels: Sequence[str],
+    *,
+    trained: bool = False,
+) -> ComposedModel:
+    policy = Policy(
+        N_TOKENS,
+        n_channels=network.n_channels,
+        memory_size=network.memory_size,
+        instruction_size=network.instruction_size,
+        word_size=network.instruction_size,
+        norm=network.norm,
+        init=network.init,
+    )
+    n_skills = len(levels) if skills.n_skills == "per_task" else skills.n_skills
+    try:
+        inventory = ModuleInventory(
+            policy,
+            n_skills,
+            granularity=GRANULARITIES[router.granularity],
+            **skills.model_dump(exclude={"n_skills", "n_heads"}),
+        )
+    except ValueError as error:
+        raise ConfigError(f"section skills: {error}") from error
+    try:
+        n_groups = inventory.n_groups
+        task_router = build_router(router, n_groups, levels, 1, n_skills, trained=trained)
+        return ComposedModel(policy, inventory, task_router, train_base=train_base)
+    except ValueError as error:
+        raise ConfigError(f"section router: {error}") from error

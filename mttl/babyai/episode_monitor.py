@@ -1,0 +1,105 @@
+"""Says how well a policy does while it learns, and ends the training when every level is solved."""
+
+import math
+import time
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback
+from rich.console import Console
+
+from mttl.babyai.rl.episode_log import EpisodeLog
+from mttl.babyai.rl.learning_curve import reached
+
+SECONDS_BETWEEN_LINES = 15.0
+
+
+class EpisodeMonitor(Callback):
+    """Logs counts and success rates after each rollout, and prints a line from time to time.
+
+    Args:
+        log: Counts the episodes of this process.
+        success_rate: A level is solved when this part of its last episodes succeeded.
+        stop_when_solved: Whether to end the training when all levels have been solved.
+        console: Where to print.
+        n_rows: Solved means that the mean over so many rollouts reached the rate: one lucky
+            rollout is no proof.
+    """
+
+    def __init__(
+        self,
+        log: EpisodeLog,
+        *,
+        success_rate: float,
+        stop_when_solved: bool,
+        console: Console,
+        n_rows: int = 10,
+    ) -> None:
+        self.counts = log
+        self.success_rate = success_rate
+        self.stop_when_solved = stop_when_solved
+        self.console = console
+        self.n_rows = n_rows
+        self._rates: list[list[float]] = []
+        self._last_line = 0.0
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Log a row, print it if the last line was long ago, and stop if asked to."""
+        row = self.row(trainer)
+        for logger in trainer.loggers:
+            logger.log_metrics(
+                {name: value for name, value in row.items() if not math.isnan(value)},
+                trainer.global_step,
+            )
+        rates = [row[f"success/{level}"] for level in self.counts.levels]
+        self._rates = [*self._rates, rates][-self.n_rows :]
+        lately = np.array(self._rates).mean(0)
+        solved = len(self._rates) == self.n_rows and reached(
+            lately, threshold=self.success_rate, across="all"
+        )
+        if self.stop_when_solved and solved:
+            trainer.should_stop = True
+        last = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
+        due = time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES
+        if trainer.is_global_zero and (due or last):
+            self._last_line = time.monotonic()
+            self.console.print(
+                success_line(row, self.counts.levels), highlight=False, soft_wrap=True
+            )
+            if trainer.should_stop and solved:
+                self.console.print(
+                    f"Every level succeeds in {self.success_rate:.0%} of its last "
+                    f"{self.counts.window} episodes: training ends."
+                )
+
+    def row(self, trainer: pl.Trainer) -> dict[str, float]:
+        """Return the row of all processes: counts are added up, rates averaged."""
+        row = self.counts.row()
+        if trainer.world_size > 1:
+            values = torch.tensor(list(row.values()), dtype=torch.float64)
+            values = trainer.strategy.reduce(
+                values.to(trainer.strategy.root_device), reduce_op="mean"
+            )
+            row = dict(zip(row, torch.as_tensor(values).tolist(), strict=True))
+            for count in ("episodes", "frames"):
+                row[count] *= trainer.world_size
+        return row
+
+    def state_dict(self) -> dict[str, Any]:
+        """Keep the last rates across a resume."""
+        return {"rates": self._rates}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from the last rates."""
+        self._rates = state_dict["rates"]
+
+
+def success_line(row: dict[str, float], levels: tuple[str, ...]) -> str:
+    """Return the success rates in per cent as a line; a dash where too few episodes have ended."""
+    rates = ((level, row[f"success/{level}"]) for level in levels)
+    shown = "  ".join(
+        f"{level} {'–' if math.isnan(rate) else f'{100 * rate:.0f}'}" for level, rate in rates
+    )
+    return f"{row['frames']:,.0f} frames, {row['episodes']:,.0f} episodes; success: {shown}"

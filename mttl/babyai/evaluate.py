@@ -1,0 +1,160 @@
+"""How well a policy does: fixed episodes of every level, never met in training."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from rich.table import Table
+from torch import Tensor, nn
+
+from envs.episodes import Episodes, episode_seed, run_episodes
+from envs.vector import Observation, make_vector_env
+from mttl.babyai.agent import Acting, sample_actions
+from mttl.babyai.rl.missions import without_padding
+from mttl.skills.composed.composed_model import ComposedModel
+from mttl.training.predictions import Result
+
+# So many episodes are played side by side; the number must not depend on the machine, because the
+# random numbers of sampled actions are dealt to them in turn.
+N_SLOTS = 25
+SPLIT = "evaluation"
+
+
+def play_levels(
+    model: ComposedModel,
+    levels: Sequence[str],
+    *,
+    n_episodes: int,
+    seed: int,
+    choose: str,
+) -> Episodes:
+    """Play the first episodes of every level.
+
+    Args:
+        model: Its task t plays level t.
+        levels: Names of T levels.
+        n_episodes: Episodes of every level, E.
+        seed: Of the episodes, and of sampled actions.
+        choose: ``"greedy"`` takes the most likely action, ``"sampled"`` draws one.
+
+    Raises:
+        ValueError: If ``choose`` is neither.
+    """
+    _check_choice(choose)
+    n_slots = min(N_SLOTS, n_episodes)
+    environments = make_vector_env(levels, n_slots, seed=seed, evaluation=True)
+    training = model.training
+    model.eval()
+    acting = Acting(model, len(levels), n_slots)
+    generator = torch.Generator().manual_seed(seed)
+
+    def act(seen: Observation, begins: np.ndarray, alive: np.ndarray) -> np.ndarray:
+        logits, _ = acting(seen, begins)
+        return _chosen(logits, choose, generator).cpu().numpy()
+
+    try:
+        with torch.no_grad():
+            return run_episodes(environments, act, n_episodes)
+    finally:
+        environments.close()
+        model.train(training)
+
+
+@torch.no_grad()
+def play_episode(
+    policy: nn.Module, level: str, episode: int, *, seed: int, choose: str
+) -> tuple[list[int], bool]:
+    """Play one of the episodes that `play_levels` plays.
+
+    Args:
+        policy: Of one level alone; see `ComposedModel.task_module`.
+        level: The name of that level.
+        episode: Number of the episode.
+        seed: Of the episodes, and of sampled actions, which are not those of `play_levels`.
+        choose: As for `play_levels`.
+
+    Returns:
+        The actions, and whether they fulfilled the mission.
+
+    Raises:
+        ValueError: If ``choose`` is neither ``"greedy"`` nor ``"sampled"``.
+    """
+    _check_choice(choose)
+    environment = make_vector_env([level], 1, seed=seed, evaluation=True, first_slot=episode)
+    generator = torch.Generator().manual_seed(episode_seed(seed, level, episode))
+    device = next(policy.parameters()).device
+    memory = torch.zeros(1, 2 * policy.memory_size, device=device)  # type: ignore[operator]
+    index = torch.zeros(1, 1, dtype=torch.long, device=device)
+    actions: list[int] = []
+    try:
+        seen = environment.reset()
+        while True:
+            logits, _, memory = policy(
+                torch.from_numpy(seen.image).to(device),
+                without_padding(torch.from_numpy(seen.mission[0])).to(device),
+                index,
+                memory,
+                torch.zeros_like(index, dtype=torch.bool),  # it begins with an empty memory
+            )
+            action = _chosen(logits[0], choose, generator)  # (1,)
+            actions.append(int(action))
+            change = environment.step(action.cpu().numpy()[None])
+            if (change.terminated | change.truncated).item():
+                return actions, bool(change.terminated.item() and change.reward.item() > 0)
+            seen = change.observation
+    finally:
+        environment.close()
+
+
+def _check_choice(choose: str) -> None:
+    if choose not in ("greedy", "sampled"):
+        raise ValueError(f"choose ('{choose}') must be 'greedy' or 'sampled'")
+
+
+def _chosen(logits: Tensor, choose: str, generator: torch.Generator) -> Tensor:
+    return logits.argmax(-1) if choose == "greedy" else sample_actions(logits, generator)
+
+
+def episode_results(
+    episodes: Episodes, levels: Sequence[str], sample: str, seed: int
+) -> list[Result]:
+    """Return the success rate and the mean number of steps of every level, and their means.
+
+    Args:
+        episodes: Of the levels.
+        levels: Their names.
+        sample: How actions were chosen.
+        seed: Of the run.
+    """
+    n = episodes.success.shape[1]
+    found = []
+    for metric, values in (("success", episodes.success), ("steps", episodes.steps)):
+        means = values.mean(1)
+        found += [
+            Result(level, SPLIT, sample, seed, metric, float(mean), n)
+            for level, mean in zip(levels, means, strict=True)
+        ]
+        found.append(
+            Result("mean", SPLIT, sample, seed, metric, float(means.mean()), n * len(levels))
+        )
+    return found
+
+
+def episode_table(results: Sequence[Result]) -> Table:
+    """Return success rates in per cent and mean steps, a row per level and a column per choice."""
+    table = Table(title="Success per level (per cent), and steps", title_justify="left")
+    table.add_column("level", overflow="fold")
+    samples = list(dict.fromkeys(result.sample for result in results))
+    for sample in samples:
+        table.add_column(sample, justify="right", no_wrap=True)
+        table.add_column("steps", justify="right", no_wrap=True)
+    by_place = {(row.task, row.sample, row.metric): row.score for row in results}
+    for level in dict.fromkeys(result.task for result in results):
+        if level == "mean":
+            table.add_section()
+        cells = []
+        for sample in samples:
+            cells.append(f"{100 * by_place[level, sample, 'success']:.1f}")
+            cells.append(f"{by_place[level, sample, 'steps']:.1f}")
+        table.add_row(level, *cells)
+    return table

@@ -1,0 +1,195 @@
+"""Adapt trained policies to levels they have never seen: what `pl_finetune.py` does for BabyAI."""
+
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytorch_lightning as pl
+from rich.console import Console
+
+from envs.errors import LevelError
+from envs.vector import check_levels
+from mttl.adaptation.results import check_folder, inventory_digest
+from mttl.babyai.build_policy import fresh_policies, load_policies
+from mttl.babyai.evaluate import play_levels
+from mttl.babyai.level_results import LevelResult, read_level_results
+from mttl.babyai.policy_modes import adapt_policies
+from mttl.babyai.rl.learning_curve import episodes_to
+from mttl.babyai.train import environment_errors, learning_of
+from mttl.checkpoint import read_inventory
+from mttl.config.babyai_schema import BabyAIConfig
+from mttl.config.load import dump_config
+from mttl.errors import ConfigError, TaskError
+from mttl.files import append_line, locked
+from mttl.skills.composed.composed_model import ComposedModel
+from mttl.training.metrics_file import MetricsFile
+from mttl.training.progress import TrainingProgress
+
+ROLLOUTS = 10  # over which a success rate is averaged
+
+
+def adapt_babyai(
+    config: BabyAIConfig,
+    source: str | Path,
+    *,
+    levels: Sequence[str] | None = None,
+    out: str | Path | None = None,
+    allow_seen: bool = False,
+    status: Console | None = None,
+) -> list[LevelResult]:
+    """Adapt a run's policies to new levels, one at a time, each from the trained state.
+
+    A finished job is a line of ``results.jsonl`` in the folder and is never repeated.
+
+    Args:
+        config: Its sections rl (without levels and network), optim and adapt are read.
+        source: The run's folder.
+        levels: The new levels; those of ``adapt.levels`` by default.
+        out: Folder of the results; ``adapt-<mode>`` in the run by default.
+        allow_seen: Take levels of training too.
+        status: Where progress is shown; standard error by default.
+
+    Returns:
+        The results of all levels and seeds, in order.
+
+    Raises:
+        ConfigError: If levels are missing, or results there are of other settings.
+        TaskError: If a level was trained on.
+        CheckpointError: If the run holds no policies.
+        TrainingError: If an environment breaks.
+    """
+    try:
+        names = check_levels(levels or config.adapt.levels)
+    except LevelError as error:
+        where = "--tasks" if levels else "adapt.levels"
+        raise ConfigError(f"{where}: {error}") from error
+    model, trained_on = load_policies(source)
+    seen = [name for name in names if name in trained_on]
+    if seen and not allow_seen:
+        raise TaskError(
+            f"the run was trained on {', '.join(seen)}. Choose other levels, or take them all the "
+            "same with --allow-seen"
+        )
+    skills = read_inventory(source).folder
+    folder = Path(out) if out else skills.absolute().parent / f"adapt-{config.adapt.mode}"
+    check_folder(
+        folder,
+        dump_config(config),
+        inventory_digest(skills),
+        shared=("trainer.precision", "trainer.gradient_clip_val"),
+    )
+    status = status or Console(stderr=True)
+    jobs = [(level, seed) for level in names for seed in config.adapt.seeds]
+    path = folder / "results.jsonl"
+    try:
+        with (
+            locked(folder / ".lock"),
+            environment_errors("Finished jobs are kept; start again to go on"),
+        ):
+            finished = read_level_results(path)
+            for number, (level, seed) in enumerate(jobs, 1):
+                if (level, seed) in finished:
+                    continue
+                status.print(f"{number} of {len(jobs)}: {level}, seed {seed}", highlight=False)
+                curve = folder / "curves" / f"{level}-{seed}.csv"
+                result = _run_job(config, model, source, level, seed, curve, status)
+                append_line(path, json.dumps(asdict(result)))
+                finished[level, seed] = result
+    except BlockingIOError:
+        raise ConfigError(
+            f"another process adapts into '{folder}': wait for it, or choose another folder "
+            "with --out"
+        ) from None
+    return [finished[job] for job in jobs]
+
+
+def _run_job(
+    config: BabyAIConfig,
+    trained: ComposedModel,
+    source: str | Path,
+    level: str,
+    seed: int,
+    curve: Path,
+    status: Console,
+) -> LevelResult:
+    """Adapt to one level and play the episodes of evaluation."""
+    pl.seed_everything(seed, verbose=False)
+    rl, settings = config.rl, config.adapt
+    if settings.mode == "from_scratch":
+        model = fresh_policies(source, [level])
+    else:
+        model = adapt_policies(copy.deepcopy(trained), settings.mode, init=settings.init)
+    model.train()
+    n_trained = sum(value.numel() for value in model.parameters() if value.requires_grad)
+    rows = MetricsFile(curve)
+    if n_trained:
+        _learn(config, model, level, seed, rows, status)
+    scores = {}
+    for choose in ("greedy", "sampled"):
+        evaluation = rl.evaluation
+        episodes = play_levels(
+            model, [level], n_episodes=evaluation.n_episodes, seed=evaluation.seed, choose=choose
+        )
+        scores[choose] = float(episodes.success.mean())
+        scores[f"{choose}_steps"] = float(episodes.steps.mean())
+    played = [row for row in rows.rows.values() if "episodes" in row]
+    return LevelResult(
+        **{"level": level, "seed": seed, "mode": settings.mode},
+        **scores,
+        episodes=int(played[-1]["episodes"]) if played else 0,
+        frames=int(played[-1]["frames"]) if played else 0,
+        solved_after=_solved_after(rows, level, rl.success_rate),
+        n_trained=n_trained,
+    )
+
+
+def _learn(
+    config: BabyAIConfig,
+    model: ComposedModel,
+    level: str,
+    seed: int,
+    rows: MetricsFile,
+    status: Console,
+) -> None:
+    """Learn as in training, with the rates of adaptation, from rollouts or demonstrations."""
+    settings, section = config.adapt, config.trainer
+    rates = {
+        **{"lr": settings.lr, "router_lr": settings.router_lr, "backbone_lr": settings.lr},
+        **{"schedule": "constant", "warmup": 0.0},
+    }
+    own = config.model_copy(
+        update={
+            "run": config.run.model_copy(update={"seed": seed}),
+            "optim": config.optim.model_copy(update=rates),
+        }
+    )
+    learning = learning_of(own, model, [level])
+    trainer = pl.Trainer(
+        max_epochs=settings.n_updates,
+        accelerator=section.accelerator,
+        devices=1,
+        precision=section.precision,
+        gradient_clip_val=section.gradient_clip_val,
+        callbacks=[TrainingProgress(status), learning.monitor],
+        logger=rows,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+    with learning.open_data(0) as data:
+        trainer.fit(learning.module, datamodule=data)
+    if trainer.interrupted:
+        raise KeyboardInterrupt
+
+
+def _solved_after(rows: MetricsFile, level: str, rate: float) -> int | None:
+    """Return the episodes until the mean over ten rollouts reached the rate."""
+    known = [row for row in rows.rows.values() if f"success/{level}" in row]
+    episodes = np.array([float(row["episodes"]) for row in known]).astype(int)
+    rates = np.array([[float(row[f"success/{level}"])] for row in known])
+    if len(known) < ROLLOUTS:
+        return None
+    return episodes_to(episodes, rates, threshold=rate, smoothing=ROLLOUTS)

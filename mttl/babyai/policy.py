@@ -1,0 +1,235 @@
+"""The policy network of BabyAI 1.1: FiLM over a bag-of-words image, with a memory.
+
+::
+
+    missions ─ words ─ GRU ──────────────┐ (one state per distinct mission)
+                                         ▼
+    images ─ tiles ─ 2 × conv ─ FiLM ─ FiLM ─ max over the view ─ LSTM cell ─┬─ actor ── logits
+                                                                      ▲  │   └─ critic ─ value
+                                                                      └──┘ memory
+
+It is written with operations that `torch.func.vmap` can batch over tasks (no packed sequences, no
+fused recurrence, no running statistics), so that each task may bring parameters of its own.
+"""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float, Int, Integer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mttl.babyai.recurrent import LSTMCell, MaskedGRU
+
+N_ACTIONS = 7  # left, right, forward, pick up, drop, toggle, done
+VIEW = 7  # cells along a side of the agent's view
+TILE_CHANNELS, TILE_VALUES = 3, 147  # type, colour and door state of a cell; values of each
+NORMS = ("group", "batch", "none")
+INITS = ("kaiming", "babyai")
+# The best of the fixed group widths of Wu and He, arXiv:1803.08494.
+CHANNELS_PER_GROUP = 16
+
+
+class Policy(nn.Module):
+    """Action logits and state values of one task's agent, for sequences of observations.
+
+    Everything before the memory runs on all frames at once; only the memory goes step by step.
+
+    Args:
+        n_tokens: Size of the vocabulary of missions; token 0 is padding.
+        n_channels: Channels of the tile embeddings and convolutions.
+        memory_size: Size of the LSTM cell's state.
+        instruction_size: Size of the GRU's state.
+        word_size: Size of the word embeddings.
+        hidden_size: Hidden units of actor and critic.
+        n_actions: Actions A.
+        n_film: FiLM blocks.
+        norm: What follows a convolution: ``"group"`` normalises each frame by itself, ``"batch"``
+            over all frames of a call (in evaluation too: it keeps no running averages), ``"none"``
+            not at all.
+        init: ``"kaiming"`` draws linear and convolutional weights from the uniform distribution of
+            He et al. (arXiv:1502.01852) as PyTorch does; ``"babyai"`` gives linear layers rows of
+            norm 1 in random directions, and biases of 0.
+
+    Raises:
+        ValueError: If a size is not positive, or ``norm`` or ``init`` is unknown.
+
+    References:
+        Hui, Chevalier-Boisvert, Bahdanau and Bengio, *BabyAI 1.1*, 2020, arXiv:2007.12770 (there
+        ``bow_endpool_res``). FiLM: Perez, Strub, de Vries, Dumoulin and Courville, AAAI 2018,
+        arXiv:1709.07871.
+    """
+
+    def __init__(
+        self,
+        n_tokens: int,
+        *,
+        n_channels: int = 128,
+        memory_size: int = 128,
+        instruction_size: int = 128,
+        word_size: int = 128,
+        hidden_size: int = 64,
+        n_actions: int = N_ACTIONS,
+        n_film: int = 2,
+        norm: str = "group",
+        init: str = "kaiming",
+    ) -> None:
+        super().__init__()
+        sizes = {
+            "n_tokens": n_tokens,
+            "n_channels": n_channels,
+            "memory_size": memory_size,
+            "instruction_size": instruction_size,
+            "word_size": word_size,
+            "hidden_size": hidden_size,
+            "n_actions": n_actions,
+            "n_film": n_film,
+        }
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"{name} ({size}) must be at least 1")
+        if init not in INITS:
+            raise ValueError(f"init ('{init}') must be one of {', '.join(INITS)}")
+        self.memory_size = memory_size
+        self.tiles = TileEmbedding(n_channels)
+        self.convolutions = nn.Sequential(
+            _convolution(n_channels), _norm(norm, n_channels), nn.ReLU(),
+            _convolution(n_channels), _norm(norm, n_channels), nn.ReLU(),
+        )  # fmt: skip
+        self.words = nn.Embedding(n_tokens, word_size)
+        self.instruction = MaskedGRU(word_size, instruction_size)
+        self.films = nn.ModuleList(FiLM(n_channels, instruction_size, norm) for _ in range(n_film))
+        self.memory = LSTMCell(n_channels, memory_size)
+        self.actor = _head(memory_size, hidden_size, n_actions)
+        self.critic = _head(memory_size, hidden_size, 1)
+        if init == "babyai":
+            self.apply(_unit_rows)
+
+    def forward(
+        self,
+        images: Integer[Tensor, "S N 7 7 3"],
+        missions: Integer[Tensor, "E M"],
+        mission_index: Int[Tensor, "S N"],
+        memory: Float[Tensor, "N 2*memory"],
+        begins: Bool[Tensor, "S N"],
+    ) -> tuple[Float[Tensor, "S N A"], Float[Tensor, "S N"], Float[Tensor, "N 2*memory"]]:
+        """Run S steps of N agents.
+
+        Args:
+            images: What each agent sees: type, colour and door state of the cells of its view.
+            missions: The E distinct missions of these steps as M tokens, padded with 0 at the end.
+                Columns that only pad cost time: leave them out.
+            mission_index: Which of them each agent follows at each step.
+            memory: The agents' memories before the first step.
+            begins: Whether a step is the first of an episode; memory is set to 0 before it.
+
+        Returns:
+            Logits of the actions; values, in units of the (scaled) reward; and the memories after
+            the last step.
+
+        Raises:
+            ValueError: If the view is not 7 × 7 cells of 3 numbers.
+        """
+        if images.shape[2:] != (VIEW, VIEW, TILE_CHANNELS):
+            raise ValueError(
+                f"images of shape {tuple(images.shape)} do not end in "
+                f"({VIEW}, {VIEW}, {TILE_CHANNELS}): the policy reads the symbolic view of a "
+                "BabyAI agent, without wrappers"
+            )
+        instructions = self.instruction(self.words(missions.long()), missions != 0)
+        followed = instructions[mission_index.flatten()]  # (S N, D)
+        x = self.convolutions(self.tiles(images.flatten(0, 1)))
+        for film in self.films:
+            x = x + film(x, followed)
+        seen = F.max_pool2d(x, VIEW).flatten(1).relu()
+        embedding, memory = self._remember(seen.unflatten(0, images.shape[:2]), memory, begins)
+        return self.actor(embedding), self.critic(embedding).squeeze(-1), memory
+
+    def _remember(
+        self,
+        seen: Float[Tensor, "S N C"],
+        memory: Float[Tensor, "N 2*memory"],
+        begins: Bool[Tensor, "S N"],
+    ) -> tuple[Float[Tensor, "S N memory"], Float[Tensor, "N 2*memory"]]:
+        gates = self.memory.read(seen)
+        goes_on = (~begins).to(memory.dtype).unsqueeze(-1)
+        state, cell = memory.chunk(2, dim=-1)
+        states = []
+        for gate, keep in zip(gates.unbind(0), goes_on.unbind(0), strict=True):
+            state, cell = self.memory(gate, state * keep, cell * keep)
+            states.append(state)
+        return torch.stack(states), torch.cat([state, cell], dim=-1)
+
+
+class TileEmbedding(nn.Embedding):
+    """A bag of words for each cell: the sum of the vectors of its three numbers.
+
+    Args:
+        n_channels: Size C of the vectors.
+    """
+
+    def __init__(self, n_channels: int) -> None:
+        super().__init__(TILE_CHANNELS * TILE_VALUES, n_channels)
+
+    def forward(self, images: Integer[Tensor, "F 7 7 3"]) -> Float[Tensor, "F C 7 7"]:
+        """Return the embedded views."""
+        # One lookup per number: all in one would write three times the memory before summing.
+        numbers = images.long().unbind(-1)
+        tables = self.weight.chunk(TILE_CHANNELS)
+        first, second, third = (
+            F.embedding(number, table) for number, table in zip(numbers, tables, strict=True)
+        )
+        return (first + second + third).permute(0, 3, 1, 2)
+
+
+class FiLM(nn.Module):
+    """Convolutions whose output each frame's instruction scales and shifts.
+
+    Args:
+        n_channels: Channels C in and out.
+        instruction_size: Size D of the instruction's vector.
+        norm: As for `Policy`.
+    """
+
+    def __init__(self, n_channels: int, instruction_size: int, norm: str) -> None:
+        super().__init__()
+        self.convolution_1 = _convolution(n_channels)
+        self.norm_1 = _norm(norm, n_channels)
+        self.convolution_2 = _convolution(n_channels)
+        self.norm_2 = _norm(norm, n_channels)
+        self.scale = nn.Linear(instruction_size, n_channels)
+        self.shift = nn.Linear(instruction_size, n_channels)
+
+    def forward(
+        self, x: Float[Tensor, "F C 7 7"], instruction: Float[Tensor, "F D"]
+    ) -> Float[Tensor, "F C 7 7"]:
+        """Return ``relu(norm(scale * conv(relu(norm(conv(x)))) + shift))``."""
+        x = self.convolution_2(self.norm_1(self.convolution_1(x)).relu())
+        scale, shift = self.scale(instruction), self.shift(instruction)
+        return self.norm_2(torch.addcmul(shift[..., None, None], x, scale[..., None, None])).relu()
+
+
+def _convolution(n_channels: int) -> nn.Conv2d:
+    return nn.Conv2d(n_channels, n_channels, kernel_size=3, padding=1)
+
+
+def _norm(norm: str, n_channels: int) -> nn.Module:
+    if norm == "group":
+        n_per_group = math.gcd(CHANNELS_PER_GROUP, n_channels)
+        return nn.GroupNorm(n_channels // n_per_group, n_channels)
+    if norm == "batch":
+        return nn.BatchNorm2d(n_channels, track_running_stats=False)
+    if norm == "none":
+        return nn.Identity()
+    raise ValueError(f"norm ('{norm}') must be one of {', '.join(NORMS)}")
+
+
+def _head(size: int, hidden_size: int, n_outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(size, hidden_size), nn.Tanh(), nn.Linear(hidden_size, n_outputs))
+
+
+def _unit_rows(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        with torch.no_grad():
+            module.weight.copy_(F.normalize(torch.randn_like(module.weight), dim=1))
+            module.bias.zero_()

@@ -1,0 +1,231 @@
+"""Train the policies of many BabyAI levels: what `pl_train.py` does with a section ``rl``."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import Callback
+from rich.console import Console
+
+from envs.errors import LevelError, SimulationError
+from envs.vector import check_levels, make_vector_env
+from mttl.babyai.build_policy import (
+    build_policies,
+    loss_weights,
+    policy_settings,
+    rollout_settings,
+)
+from mttl.babyai.collector import Player
+from mttl.babyai.demonstration_loader import DemonstrationDataModule
+from mttl.babyai.episode_monitor import EpisodeMonitor
+from mttl.babyai.evaluate import episode_results, episode_table, play_levels
+from mttl.babyai.imitation_module import ImitationModule
+from mttl.babyai.imitation_monitor import ImitationMonitor
+from mttl.babyai.level_demonstrations import read_demonstrations
+from mttl.babyai.policy_module import PolicyModule
+from mttl.babyai.ppo_module import BabyAIModule
+from mttl.babyai.rl.episode_log import EpisodeLog
+from mttl.babyai.rollouts import RolloutDataModule, RolloutLoader
+from mttl.build.model import build_optimization
+from mttl.build.trainer import build_policy_trainer
+from mttl.checkpoint import save_inventory
+from mttl.command import make_console
+from mttl.config.babyai_schema import BabyAIConfig
+from mttl.config.load import dump_config
+from mttl.errors import ConfigError, TrainingError
+from mttl.files import write_text
+from mttl.skills.composed.composed_model import ComposedModel
+from mttl.training.predictions import Result, write_results
+from mttl.training.report import composition_table, write_routing
+from mttl.training.run_folder import RunFolder, step_to_start_from
+
+ROLLOUTS_BETWEEN_CHECKPOINTS = 10
+BATCHES_BETWEEN_CHECKPOINTS = 200  # of demonstrations
+
+
+def train_babyai(config: BabyAIConfig, *, resume: bool = False) -> list[Result]:
+    """Train, evaluate and save.
+
+    Args:
+        config: The run.
+        resume: Continue an interrupted run of the same name.
+
+    Returns:
+        The success rate and mean steps of every level.
+
+    Raises:
+        ConfigError: If a setting is wrong.
+        TrainingError: If an environment breaks, or the loss is no number any more.
+    """
+    with environment_errors("The last checkpoint is kept; continue with --resume"):
+        return _train(config, resume)
+
+
+@contextmanager
+def environment_errors(advice: str) -> Iterator[None]:
+    """Turn errors of environments into those of the package inside a ``with`` block.
+
+    Args:
+        advice: What to do when an environment breaks.
+
+    Raises:
+        ConfigError: If a level is unknown, or a backend is not installed.
+        TrainingError: If an environment breaks.
+    """
+    try:
+        yield
+    except (LevelError, ImportError) as error:
+        raise ConfigError(f"section rl: {error}") from error
+    except SimulationError as error:
+        raise TrainingError(f"{error}. {advice}") from error
+
+
+def _train(config: BabyAIConfig, resume: bool) -> list[Result]:
+    pl.seed_everything(config.run.seed, verbose=False)
+    levels = check_levels(config.rl.levels)
+    model = build_policies(config, levels)
+    learning = learning_of(config, model, levels)
+    folder = RunFolder(Path(config.run.dir) / config.run.name)
+    text = dump_config(config)
+    trainer = build_policy_trainer(
+        config,
+        folder,
+        levels,
+        model.inventory.groups,
+        learning.monitor,
+        every_n_steps=learning.every_n_steps,
+        resumed_step=step_to_start_from(folder, text, resume=resume),
+    )
+    # Nothing is written before all of that is known to fit.
+    if trainer.is_global_zero:
+        write_text(folder.config, text)
+        make_console().print(composition_table(model, levels))
+    with learning.open_data(trainer.global_rank) as data:
+        trainer.fit(
+            learning.module,
+            datamodule=data,
+            ckpt_path=folder.last if resume else None,
+            weights_only=False,
+        )
+    # The same episodes would be played by all.
+    return _finish(config, model, levels, folder) if trainer.is_global_zero else []
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How policies learn.
+
+    Attributes:
+        module: Turns batches into losses.
+        monitor: Says how well it goes.
+        every_n_steps: Steps between two checkpoints.
+        open_data: Gives the batches of a process, by its number, while it is open.
+    """
+
+    module: PolicyModule
+    monitor: Callback
+    every_n_steps: int
+    open_data: Callable[[int], AbstractContextManager[pl.LightningDataModule]]
+
+
+def learning_of(config: BabyAIConfig, model: ComposedModel, levels: Sequence[str]) -> Learning:
+    """Return how the policies of some levels learn: from demonstrations if given, or by playing.
+
+    Args:
+        config: Its sections rl and optim are read, and the seed.
+        model: The policies; task t plays level t.
+        levels: Their names.
+
+    Raises:
+        ConfigError: If demonstrations are missing or damaged.
+    """
+    learn = _from_demonstrations if config.rl.demonstrations else _from_rollouts
+    return learn(config, model, levels)
+
+
+def _from_rollouts(config: BabyAIConfig, model: ComposedModel, levels: Sequence[str]) -> Learning:
+    rl = config.rl
+    log = EpisodeLog(levels, rl.window)
+
+    @contextmanager
+    def open_data(rank: int) -> Iterator[RolloutDataModule]:
+        environments = make_vector_env(
+            levels,
+            rl.n_slots,
+            seed=config.run.seed,
+            backend=rl.backend,
+            n_workers=rl.n_workers,
+            first_slot=rank * rl.n_slots,
+        )
+        seed = config.run.seed + rank
+        player = Player(model, environments, log, seed=seed)
+        try:
+            yield RolloutDataModule(RolloutLoader(player, rollout_settings(rl.ppo), seed=seed))
+        finally:
+            environments.close()
+
+    return Learning(
+        BabyAIModule(model, levels, build_optimization(config.optim), loss_weights(rl.ppo)),
+        EpisodeMonitor(
+            log,
+            success_rate=rl.success_rate,
+            stop_when_solved=rl.stop_when_solved,
+            console=Console(stderr=True),
+        ),
+        ROLLOUTS_BETWEEN_CHECKPOINTS * rl.ppo.n_epochs * rl.ppo.n_minibatches,
+        open_data,
+    )
+
+
+def _from_demonstrations(
+    config: BabyAIConfig, model: ComposedModel, levels: Sequence[str]
+) -> Learning:
+    rl = config.rl
+    assert rl.demonstrations is not None
+    data = DemonstrationDataModule(
+        read_demonstrations(rl.demonstrations, levels),
+        rl.imitation.batch_size,
+        seed=config.run.seed,
+    )
+    module = ImitationModule(
+        model,
+        levels,
+        build_optimization(config.optim),
+        recurrence=rl.ppo.recurrence,
+        entropy_coef=rl.imitation.entropy_coef,
+    )
+    return Learning(
+        module,
+        ImitationMonitor(Console(stderr=True)),
+        BATCHES_BETWEEN_CHECKPOINTS,
+        lambda rank: nullcontext(data),
+    )
+
+
+def _finish(
+    config: BabyAIConfig, model: ComposedModel, levels: Sequence[str], folder: RunFolder
+) -> list[Result]:
+    """Evaluate and save."""
+    evaluation, console = config.rl.evaluation, make_console()
+    results: list[Result] = []
+    for choose in evaluation.choose:
+        episodes = play_levels(
+            model, levels, n_episodes=evaluation.n_episodes, seed=evaluation.seed, choose=choose
+        )
+        results += episode_results(episodes, levels, choose, config.run.seed)
+    write_results(folder.results, results)
+    save_inventory(
+        folder.skills,
+        model,
+        levels,
+        backbone_name="BabyAI policy",
+        # Where it is frozen it is random, and random weights come from nowhere else.
+        backbone_trained=True,
+        settings=policy_settings(config),
+    )
+    write_routing(folder.plots / "routing.npz", model.router, model.inventory.groups, levels)
+    console.print(episode_table(results))
+    console.print(f"The run is in {folder.path}", highlight=False)
+    return results

@@ -1,0 +1,1 @@
+"""From a validated configuration to a model: one assembly."""

@@ -1,0 +1,88 @@
+"""From the section `router` to a task router."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from mttl.build.expert_matrix import read_expert_matrix
+from mttl.config.router_schema import Router
+from mttl.errors import ConfigError
+from mttl.routing.task.fixed import (
+    FixedRouter,
+    average_router,
+    expert_router,
+    private_router,
+    shared_router,
+)
+from mttl.routing.task.hyperformer import HyperFormerRouter
+from mttl.routing.task.polytropon import PolytroponRouter
+from mttl.routing.task.priors import RoutingPrior
+from mttl.routing.task.task_moe import TaskMoERouter
+from mttl.routing.task.task_router import TaskRouter
+
+LEARNED_ROUTERS: dict[str, Callable[..., TaskRouter]] = {
+    "polytropon": PolytroponRouter,
+    "task_moe": TaskMoERouter,
+    "hyperformer": HyperFormerRouter,
+}
+
+
+def build_router(
+    router: Router,
+    n_groups: int,
+    tasks: Sequence[str],
+    n_heads: int,
+    n_skills: int,
+    *,
+    trained: bool = False,
+) -> TaskRouter:
+    """Build the router that the configuration describes.
+
+    Args:
+        router: The section.
+        n_groups: Routed groups G.
+        tasks: Names of the tasks in the order of their ids.
+        n_heads: Heads H.
+        n_skills: Skills K.
+        trained: Its weights are going to be loaded.
+
+    Raises:
+        ConfigError: If the matrix of an expert router cannot be read or does not fit.
+    """
+    if trained and router.kind not in LEARNED_ROUTERS:
+        # The matrix is among what is loaded; the file it came from need not exist any more.
+        return FixedRouter(torch.zeros(len(tasks), n_skills), n_groups, n_heads)
+    if router.kind in ("shared", "none"):
+        return shared_router(n_groups, len(tasks), n_heads)
+    if router.kind == "private":
+        return private_router(n_groups, len(tasks), n_heads)
+    if router.kind == "average":
+        return average_router(n_groups, len(tasks), n_skills, n_heads)
+    if router.kind == "expert":
+        matrix = read_expert_matrix(router.matrix, tasks)
+        if matrix.shape[1] != n_skills:
+            raise ConfigError(
+                f"'{router.matrix}' has columns for {matrix.shape[1]} skills, but skills.n_skills "
+                f"is {n_skills}; they must be equal"
+            )
+        return expert_router(matrix, n_groups, n_heads)
+    settings = router.model_dump(exclude={"kind", "granularity"})
+    if router.kind == "polytropon":
+        prior = router.prior
+        settings = {
+            "relaxed": router.relaxed,
+            "hard": router.straight_through,
+            "temperature": router.temperature,
+            "init_scale": router.init_scale,
+            "normalisation": router.normalise,
+            "shared_skill": router.shared_skill,
+            "logit_dropout": router.logit_dropout,
+            "prior": RoutingPrior(
+                ibp_alpha=prior.ibp.alpha if prior.ibp else 1.0,
+                ibp_weight=prior.ibp.weight if prior.ibp else 0.0,
+                sparsity=prior.sparsity,
+                mutual_information=prior.mutual_information,
+                orthogonality=prior.orthogonality,
+            ),
+        }
+    return LEARNED_ROUTERS[router.kind](n_groups, len(tasks), n_heads, n_skills, **settings)

@@ -1,0 +1,246 @@
+"""From a validated configuration to objects. The dictionaries here are the registry."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from mttl.build.build_backbone import build_backbone, build_tokenizer, check_vocabulary
+from mttl.build.build_moe import build_experts
+from mttl.build.build_router import build_router
+from mttl.build.fusion_source import load_source
+from mttl.checkpoint import load_into, read_inventory
+from mttl.config.backbone_schema import Backbone
+from mttl.config.moe_schema import MoE
+from mttl.config.optim_schema import Optim
+from mttl.config.router_schema import Router
+from mttl.config.schema import Config
+from mttl.config.skills_schema import Aggregation, Skills
+from mttl.errors import CheckpointError, ConfigError, TaskError, nearest
+from mttl.moe.attach_experts import TokenLayers
+from mttl.routing.context import RoutingSlot
+from mttl.skills.attach import Attachment, attach_skills
+from mttl.skills.attention import FusedInventory
+from mttl.skills.dense import DenseInventory
+from mttl.skills.ia3 import IA3Inventory
+from mttl.skills.inventory import Inventory
+from mttl.skills.lora import LoRAInventory
+from mttl.skills.skilled_model import SkilledModel
+from mttl.skills.sparse import SparseInventory, place_supports, saved_supports
+from mttl.skills.supermask import SupermaskInventory
+from mttl.sparse.skill_file import SparseSkill
+from mttl.training.optim import Optimization
+
+INVENTORIES: dict[str, Callable[..., Inventory]] = {
+    "lora": LoRAInventory,
+    "ia3": IA3Inventory,
+    "dense": DenseInventory,
+    "sparse": SparseInventory,
+    "supermask": SupermaskInventory,
+}
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model ready to train or to use.
+
+    Attributes:
+        model: Backbone, skills and router.
+        tokenizer: The backbone's.
+        attachment: Which layers have skills, and all routed groups.
+        tasks: Names of the tasks in the order of their ids.
+        token_layers: Which layers route tokens, if any do.
+    """
+
+    model: SkilledModel
+    tokenizer: PreTrainedTokenizerBase
+    attachment: Attachment
+    tasks: tuple[str, ...]
+    token_layers: TokenLayers | None = None
+
+    def task_ids(self, names: Sequence[str]) -> torch.Tensor:
+        """Return the ids of tasks by name, shape (B,).
+
+        Raises:
+            TaskError: If a name is unknown.
+        """
+        for name in names:
+            if name not in self.tasks:
+                raise TaskError(f"the model knows no task '{name}'.{nearest(name, self.tasks)}")
+        return torch.tensor([self.tasks.index(name) for name in names], dtype=torch.long)
+
+
+def build_model(config: Config, tasks: Sequence[str]) -> Built:
+    """Build backbone, skills and router for some tasks, in training mode.
+
+    The backbone's dropout is on also where its weights are frozen, as in fine-tuning.
+
+    Args:
+        config: The configuration; its sections backbone, skills, router and moe are read.
+        tasks: Names of the tasks in the order of their ids.
+
+    Raises:
+        ConfigError: If a part cannot be built; the message names the section.
+        CheckpointError: If the skills for a fusion cannot be loaded, or do not fit.
+    """
+    aggregation = config.aggregation
+    built = _assemble(config.backbone, config.skills, config.router, config.moe, aggregation, tasks)
+    if aggregation.kind == "fusion":
+        load_source(built.model, config, aggregation)
+    built.model.train()
+    return built
+
+
+def load_run(folder: str | Path, *, backbone: str | Path | None = None) -> Built:
+    """Load the trained inventory of a run, in evaluation mode.
+
+    Args:
+        folder: The run folder, or its ``skills/``.
+        backbone: Where a pretrained backbone is now, if not where it was in training.
+
+    Raises:
+        CheckpointError: If the folder holds no inventory of a language model, or it does not fit
+            its backbone.
+        ConfigError: If the backbone cannot be loaded, or one is named though the run has its own.
+    """
+    saved = read_inventory(folder)
+    settings = saved.meta["settings"]
+    if "backbone" not in settings:
+        raise CheckpointError(f"'{saved.folder}' holds policies, which have no language model")
+    if backbone is not None and settings["backbone"]["kind"] == "random":
+        raise ConfigError(f"'{saved.folder}' holds its own backbone: name no other")
+    moved = {} if backbone is None else {"name": str(backbone)}
+    try:
+        base = TypeAdapter(Backbone).validate_python(settings["backbone"] | moved)
+        skills = TypeAdapter(Skills).validate_python(settings["skills"])
+        router = TypeAdapter(Router).validate_python(settings["router"])
+        moe = TypeAdapter(MoE | None).validate_python(settings.get("moe"))
+        given = settings.get("aggregation", {"kind": "mixture"})
+        aggregation = TypeAdapter(Aggregation).validate_python(given)
+    except ValidationError as error:
+        raise CheckpointError(
+            f"'{saved.folder / 'meta.json'}' has settings that this mttl does not know. Load it "
+            f"with the mttl that wrote it ({saved.meta['libraries']['mttl']}): {error}"
+        ) from error
+    built = _assemble(base, skills, router, moe, aggregation, saved.tasks, trained=True)
+    if skills.kind == "sparse":  # supports may be larger or smaller than those drawn at random
+        place_supports(built.model.skilled_layers(), saved_supports(saved.skills))
+    load_into(built.model, saved)
+    built.model.eval()
+    return built
+
+
+def inventory_settings(config: Config) -> dict[str, Any]:
+    """Return what a saved inventory needs to be built again, as JSON."""
+    return {
+        "backbone": config.backbone.model_dump(mode="json"),
+        "skills": config.skills.model_dump(mode="json"),
+        "router": config.router.model_dump(mode="json"),
+        "moe": None if config.moe is None else config.moe.model_dump(mode="json"),
+        "aggregation": config.aggregation.model_dump(mode="json"),
+        "data": config.data.model_dump(
+            mode="json", include={"prefix", "descriptions", "max_input_length", "max_output_length"}
+        ),
+    }
+
+
+def build_optimization(optim: Optim) -> Optimization:
+    """Return the optimization that the configuration describes."""
+    settings: dict[str, Any] = {}
+    if optim.kind == "adafactor":
+        settings = {
+            "beta2_decay": optim.beta2_decay,
+            "d": optim.clip_threshold,
+            "eps": (None, optim.smallest_scale),
+        }
+    else:
+        settings = {"betas": tuple(optim.betas), "eps": optim.eps}
+    return Optimization(
+        kind=optim.kind,
+        lr=optim.lr,
+        router_lr=optim.router_lr,
+        backbone_lr=optim.backbone_lr,
+        token_router_lr=optim.token_router_lr,
+        weight_decay=optim.weight_decay,
+        schedule=optim.schedule,
+        warmup=optim.warmup,
+        settings=tuple(settings.items()),
+    )
+
+
+def _assemble(
+    backbone: Backbone,
+    skills: Skills,
+    router: Router,
+    moe: MoE | None,
+    aggregation: Aggregation,
+    tasks: Sequence[str],
+    *,
+    trained: bool = False,
+) -> Built:
+    tokenizer = build_tokenizer(backbone)
+    model = build_backbone(backbone)
+    if backbone.kind == "random":
+        check_vocabulary(backbone.tokenizer, len(tokenizer), model)
+    slot = RoutingSlot()
+    attachment, n_heads, n_skills = Attachment((), ()), 1, 1
+    if skills.kind != "none":
+        n_heads = skills.n_heads
+        n_skills = len(tasks) if skills.n_skills == "per_task" else skills.n_skills
+        attachment = _attach(model, skills, aggregation, slot, n_skills, router.granularity)
+    token_layers = None
+    if moe is not None:
+        if skills.kind == "none" and moe.task_prior != "none":
+            n_skills = moe.n_experts
+        token_layers = build_experts(
+            model, moe, slot=slot, granularity=router.granularity, groups=attachment.groups
+        )
+        attachment = replace(attachment, groups=token_layers.groups)
+    try:
+        task_router = build_router(
+            router, len(attachment.groups), tasks, n_heads, n_skills, trained=trained
+        )
+        skilled = SkilledModel(model, task_router, slot)
+    except ValueError as error:
+        raise ConfigError(f"section router: {error}") from error
+    if skills.kind == "sparse" and skills.support != "random" and not trained:
+        try:
+            place_supports(skilled.skilled_layers(), SparseSkill.load(skills.support).support)
+        except ValueError as error:
+            raise ConfigError(f"skills.support ('{skills.support}'): {error}") from error
+    if backbone.gradient_checkpointing:
+        skilled.enable_gradient_checkpointing()
+    if backbone.compile:
+        skilled.backbone.compile()
+    return Built(skilled, tokenizer, attachment, tuple(tasks), token_layers)
+
+
+def _attach(
+    model: PreTrainedModel,
+    skills: Skills,
+    aggregation: Aggregation,
+    slot: RoutingSlot,
+    n_skills: int,
+    granularity: str,
+) -> Attachment:
+    assert skills.kind != "none"
+    settings = skills.model_dump(exclude={"kind", "targets", "n_skills", "support"})
+
+    def make_inventory(in_features: int, out_features: int) -> Inventory:
+        inventory = INVENTORIES[skills.kind](in_features, out_features, n_skills, **settings)
+        if aggregation.kind == "mixture":
+            return inventory
+        assert isinstance(inventory, LoRAInventory)  # the schema allows no other
+        attention = aggregation.model_dump(exclude={"kind", "source"})
+        return FusedInventory(inventory, **attention)
+
+    try:
+        return attach_skills(
+            model, make_inventory, targets=skills.targets, slot=slot, granularity=granularity
+        )
+    except ValueError as error:
+        raise ConfigError(f"section skills: {error}") from error

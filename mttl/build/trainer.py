@@ -1,0 +1,166 @@
+"""The Lightning trainer that a configuration describes."""
+
+from collections.abc import Sequence
+
+from pytorch_lightning import Trainer
+from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
+
+from mttl.build.model import Built
+from mttl.config.babyai_schema import BabyAIConfig
+from mttl.config.router_schema import Router
+from mttl.config.schema import Config
+from mttl.config.schema import Trainer as TrainerSection
+from mttl.errors import ConfigError
+from mttl.training.annealing import TemperatureAnnealing
+from mttl.training.metrics_file import MetricsFile
+from mttl.training.progress import TrainingProgress
+from mttl.training.routing_monitor import RoutingMonitor
+from mttl.training.run_folder import RunFolder
+from mttl.training.stopping import GracefulStop, SaveLast
+from mttl.training.token_balance import BiasBalancing
+from mttl.training.token_monitor import TokenMonitor
+
+
+def build_trainer(
+    config: Config, folder: RunFolder, built: Built, *, resumed_step: int = 0
+) -> Trainer:
+    """Return a trainer with the callbacks and loggers of a run.
+
+    Args:
+        config: The configuration; its sections trainer, router and run are read.
+        folder: Where the run writes.
+        built: The model; names of tasks and groups are read.
+        resumed_step: The step that a resumed run continues from.
+
+    Raises:
+        ConfigError: If Lightning refuses a setting, or a logger is not installed.
+    """
+    return _make_trainer(
+        config.trainer, config.run.name, folder, _callbacks(config, folder, built), resumed_step
+    )
+
+
+def build_policy_trainer(
+    config: BabyAIConfig,
+    folder: RunFolder,
+    levels: Sequence[str],
+    groups: Sequence[str],
+    monitor: Callback,
+    *,
+    every_n_steps: int,
+    resumed_step: int = 0,
+) -> Trainer:
+    """Return a trainer with the callbacks and loggers of a run with policies.
+
+    Args:
+        config: The configuration; its sections trainer, router and run are read.
+        folder: Where the run writes.
+        levels: Their names.
+        groups: Names of the routed groups.
+        monitor: Says how well the policies do.
+        every_n_steps: Steps between two checkpoints, and between two records of the routing.
+        resumed_step: The step that a resumed run continues from.
+
+    Raises:
+        ConfigError: If Lightning refuses a setting, or a logger is not installed.
+    """
+    last = SaveLast(folder.last, every_n_steps)
+    callbacks: list[Callback] = [
+        TrainingProgress(),
+        RoutingMonitor(folder.plots, tuple(groups), tuple(levels), every_n_steps),
+        monitor,
+        *_annealing(config.router),
+        last,
+        GracefulStop(last),
+    ]
+    return _make_trainer(config.trainer, config.run.name, folder, callbacks, resumed_step)
+
+
+def _make_trainer(
+    section: TrainerSection,
+    name: str,
+    folder: RunFolder,
+    callbacks: list[Callback],
+    resumed_step: int,
+) -> Trainer:
+    settings = section.model_dump(exclude={"loggers", "early_stopping"})
+    if settings["val_check_interval"] is None:
+        settings.pop("val_check_interval")
+    if isinstance(settings.get("val_check_interval"), int):
+        # An interval in steps counts over the whole run, not within an epoch.
+        settings["check_val_every_n_epoch"] = None
+    try:
+        return Trainer(
+            **settings,
+            default_root_dir=folder.path,
+            logger=_loggers(section, name, folder, resumed_step),
+            callbacks=callbacks,
+            # Batches are dealt to the processes by the data module.
+            use_distributed_sampler=False,
+            num_sanity_val_steps=0,
+            enable_model_summary=False,
+        )
+    except (ValueError, TypeError, ModuleNotFoundError, RuntimeError) as error:
+        raise ConfigError(f"section trainer: {error}") from error
+    except Exception as error:
+        # Lightning's MisconfigurationException derives from Exception alone.
+        if type(error).__name__ != "MisconfigurationException":
+            raise
+        raise ConfigError(f"section trainer: {error}") from error
+
+
+def _annealing(router: Router) -> list[Callback]:
+    if router.kind == "polytropon" and router.final_temperature is not None:
+        return [TemperatureAnnealing(router.temperature, router.final_temperature)]
+    return []
+
+
+def _callbacks(config: Config, folder: RunFolder, built: Built) -> list[Callback]:
+    callbacks: list[Callback] = [TrainingProgress()]
+    if built.attachment.groups and config.aggregation.kind == "mixture":  # else no router learns
+        callbacks.append(RoutingMonitor(folder.plots, built.attachment.groups, built.tasks))
+    callbacks += _annealing(config.router)
+    if config.moe is not None:
+        layers = tuple(built.model.token_layers())
+        callbacks.append(TokenMonitor(folder.plots, layers, config.trainer.log_every_n_steps))
+        if config.moe.balance.bias:
+            callbacks.append(BiasBalancing())
+    if config.data.validation != "none":
+        callbacks.append(
+            ModelCheckpoint(
+                dirpath=folder.checkpoints,
+                filename=folder.best.stem,
+                monitor="val/score",
+                mode="max",
+                save_weights_only=True,
+                auto_insert_metric_name=False,
+                enable_version_counter=False,
+                # Right after a validation, so that it is in the state that is saved next.
+                save_on_train_epoch_end=False,
+            )
+        )
+        if config.trainer.early_stopping is not None:
+            callbacks.append(
+                EarlyStopping(
+                    "val/score",
+                    mode="max",
+                    patience=config.trainer.early_stopping,
+                    check_on_train_epoch_end=False,
+                )
+            )
+    # Last, so that the state of all others is in what they save.
+    last = SaveLast(folder.last)
+    return [*callbacks, last, GracefulStop(last)]
+
+
+def _loggers(
+    section: TrainerSection, run: str, folder: RunFolder, resumed_step: int
+) -> list[Logger]:
+    loggers: list[Logger] = [MetricsFile(folder.metrics, keep_until=resumed_step)]
+    for name in section.loggers:
+        if name == "tensorboard":
+            loggers.append(TensorBoardLogger(folder.path, name="tensorboard", version=""))
+        else:
+            loggers.append(WandbLogger(name=run, save_dir=folder.path, project="mttl"))
+    return loggers

@@ -1,0 +1,1 @@
+"""Building a gym: where records are, how they become lines, and the few-shot files."""

@@ -1,0 +1,150 @@
+"""Records from files, in order: TSV, CSV or JSON Lines, each of them also packed with gzip."""
+
+import csv
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from mttl.errors import TaskError
+from mttl.gym.filters import shown
+from mttl.gym.task import FILE_ENDINGS
+
+_BLOCK = 1 << 17
+_DECODE = json.JSONDecoder().raw_decode
+
+
+def read_records(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """Read a file record by record; memory does not grow with its length.
+
+    Args:
+        path: A file with one of `FILE_ENDINGS`, in UTF-8. TSV is read without quoting, CSV with.
+        columns: Names of the columns of a TSV or CSV file without a header; with none, its first
+            line names them.
+
+    Yields:
+        Records: texts by column, or what a line of JSON holds.
+
+    Raises:
+        TaskError: If the file cannot be read or is cut short, or a line is malformed (file, line
+            and reason).
+    """
+    if not path.name.endswith(FILE_ENDINGS):
+        raise TaskError(f"'{path}' must be a file of one of the kinds {', '.join(FILE_ENDINGS)}.")
+    json_lines = ".jsonl" in path.suffixes[-2:]
+    if json_lines and columns:
+        raise TaskError(f"'{path}': JSON Lines name their fields; leave 'columns' out.")
+    yield from _json_records(path) if json_lines else _table(path, _lines(path), columns)
+
+
+def parse_record(line: bytes) -> dict[str, Any]:
+    """Parse a line of JSON Lines that is one object and no blanks; faster than `json.loads`.
+
+    Raises:
+        ValueError: If it is anything else, which may be sound.
+    """
+    text = line.decode()
+    record, end = _DECODE(text)
+    if type(record) is not dict or text[end:] not in ("\n", "", "\r\n"):
+        raise ValueError("not one object")
+    return record
+
+
+def _json_records(path: Path) -> Iterator[dict[str, Any]]:
+    """Read blocks of lines, which is faster, as long as nothing is wrong."""
+    n = 0
+    try:
+        for block in _json_blocks(path):
+            yield from block
+            n += len(block)
+    except (ValueError, EOFError, OSError, zlib.error):
+        # Line by line: the sound ones before the one to blame, which is named.
+        yield from islice(_json_lines(path), n, None)
+
+
+def _json_blocks(path: Path) -> Iterator[list[dict[str, Any]]]:
+    # A packed file cuts its lines out in Python; a reader of it does so in C.
+    with _opened(path) as file, io.BufferedReader(file, _BLOCK) as reader:
+        while lines := reader.readlines(_BLOCK):
+            yield list(map(parse_record, lines))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        file: Any = gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # noqa: SIM115
+    except OSError as error:
+        raise TaskError(f"cannot read '{path}': {error.strerror or error}.") from error
+    with file:
+        yield file
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Give the lines with their ends; only a line feed ends one."""
+    number = 0
+    try:
+        with _opened(path) as file:
+            for number, line in enumerate(file, 1):
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise TaskError(
+            f"{path}, line {number}: byte {error.start + 1} (0x{error.object[error.start]:02x}) is "
+            "not valid UTF-8; save the file as UTF-8."
+        ) from error
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise TaskError(
+            f"'{path}' is cut short or damaged after line {number} ({error}); fetch it again."
+        ) from error
+    except OSError as error:
+        raise TaskError(f"cannot read '{path}': {error.strerror or error}.") from error
+
+
+def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(_lines(path), 1):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise TaskError(
+                f"{path}, line {number}, column {error.colno}: not valid JSON: {error.msg}."
+            ) from error
+        if not isinstance(record, dict):
+            raise TaskError(
+                f"{path}, line {number}: {shown(record)} is no record; each line must be an object "
+                'such as {"text": "..."}.'
+            )
+        yield record
+
+
+def _table(path: Path, lines: Iterator[str], columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    rows = _tsv_rows(lines) if ".tsv" in path.suffixes[-2:] else _csv_rows(path, lines)
+    names = list(columns) or next(rows, (0, []))[1]
+    if not names or not all(names) or len(set(names)) != len(names):
+        raise TaskError(f"'{path}' must name every column once; its header is {shown(names)}.")
+    for number, row in rows:
+        if len(row) != len(names):
+            raise TaskError(
+                f"{path}, line {number}: {len(row)} cells; there must be {len(names)} "
+                f"({', '.join(names)})."
+            )
+        yield dict(zip(names, row, strict=True))
+
+
+def _tsv_rows(lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
+    for number, line in enumerate(lines, 1):
+        yield number, line.rstrip("\r\n").split("\t")
+
+
+def _csv_rows(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
+    """Give the rows that are not blank, with the number of their last line."""
+    reader = csv.reader(lines, strict=True)
+    try:
+        for row in reader:
+            if row:
+                yield reader.line_num, row
+    except csv.Error as error:
+        raise TaskError(f"{path}, line {reader.line_num}: {error}.") from error

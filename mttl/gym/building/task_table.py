@@ -1,0 +1,54 @@
+"""TASKS.csv of a gym: what `mttl.gym.folder.Gym` reads of its tasks beside their files."""
+
+import csv
+import io
+from collections.abc import Iterable
+from pathlib import Path
+
+from mttl.errors import TaskError
+from mttl.files import write_text
+from mttl.gym.task import Task
+
+COLUMNS = ("task", "metric", "category", "description")
+
+
+def update_task_table(gym: Path, tasks: Iterable[Task]) -> None:
+    """Write tasks into the table of a gym; rows of other tasks, and further columns, stay.
+
+    Args:
+        gym: The folder.
+        tasks: Tasks that it holds.
+
+    Raises:
+        TaskError: If there is a table that cannot be read.
+    """
+    path = gym / "TASKS.csv"
+    columns, rows = _read(path) if path.exists() else ([], {})
+    for task in tasks:
+        new = {
+            column: str(getattr(task, column if column != "task" else "name")) for column in COLUMNS
+        }
+        rows[task.name] = rows.get(task.name, {}) | new
+    text = io.StringIO()
+    writer = csv.DictWriter(
+        text, list(dict.fromkeys([*COLUMNS, *columns])), restval="", lineterminator="\n"
+    )
+    writer.writeheader()
+    writer.writerows(row for _, row in sorted(rows.items()))
+    write_text(path, text.getvalue())
+
+
+def _read(path: Path) -> tuple[list[str], dict[str, dict[str, str]]]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            rows = list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise TaskError(f"cannot read '{path}': {error}") from error
+    columns = list(reader.fieldnames or [])
+    if "task" not in columns or any(None in row or None in row.values() for row in rows):
+        raise TaskError(
+            f"'{path}' must have a column 'task' and as many cells in every row as columns; mend "
+            "it, or move it away to have it written anew."
+        )
+    return columns, {row["task"]: row for row in rows}

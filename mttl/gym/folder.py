@@ -1,0 +1,192 @@
+"""A gym: a folder of few-shot tasks in the format of CrossFit's NLP Few-shot Gym.
+
+``<directory>/<task>/<task>_<k>_<sample>_{train,dev,test}.tsv``, and optionally
+``<directory>/TASKS.csv`` with at least the columns `task` and `metric` (and `description`).
+
+References:
+    Ye, Lin and Ren, CrossFit: A Few-shot Learning Challenge for Cross-task Generalization in NLP,
+    EMNLP 2021, arXiv:2104.08835.
+"""
+
+import csv
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from mttl.errors import TaskError, nearest
+from mttl.gym.table import metric_of
+from mttl.gym.tsv import Row, read_rows
+from mttl.metrics.crossfit import METRICS
+
+SPLITS = ("train", "dev", "test")
+
+# Parsed from the end: a task's own name may hold underscores and digits.
+_FILE_NAME = re.compile(r"(?P<task>.+)_(?P<k>\d+)_(?P<sample>\d+)_(?P<split>train|dev|test)\.tsv")
+
+_HOW_TO_BUILD = (
+    "A gym of CrossFit's tasks is built by `python scripts/build_crossfit.py`, the "
+    "lexical gym by `python scripts/build_lexical_gym.py`; data.dir names the folder."
+)
+
+
+class _File(NamedTuple):
+    k: int
+    path: Path
+
+
+class Gym:
+    """The tasks of one folder. The folder is listed once, at first use; rows are read when asked.
+
+    Args:
+        directory: The folder that holds one folder per task.
+
+    Raises:
+        TaskError: If the folder is missing or holds no task.
+    """
+
+    def __init__(self, directory: str | Path):
+        self.directory = Path(directory)
+        if not self.directory.is_dir():
+            what = "is not a folder" if self.directory.exists() else "does not exist"
+            raise TaskError(f"the gym '{self.directory}' {what}. {_HOW_TO_BUILD}")
+        if not self._files:
+            raise TaskError(
+                f"the gym '{self.directory}' holds no task: no file is named "
+                f"<task>/<task>_<k>_<sample>_train.tsv. {_HOW_TO_BUILD}"
+            )
+
+    def tasks(self) -> list[str]:
+        """Return the names of all tasks, sorted."""
+        return list(self._files)
+
+    def samples(self, task: str) -> list[int]:
+        """Return the samples that ``task`` has a file of, in ascending order."""
+        return sorted({sample for sample, _ in self._files_of(task)})
+
+    def shots(self, task: str) -> int:
+        """Return `k`, the number the task's files carry in their names.
+
+        Raises:
+            TaskError: If its files disagree.
+        """
+        ks = sorted({file.k for file in self._files_of(task).values()})
+        if len(ks) > 1:
+            raise TaskError(
+                f"task '{task}' has files of several k ({', '.join(map(str, ks))}) in "
+                f"'{self.directory / task}'; keep one."
+            )
+        return ks[0]
+
+    def file(self, task: str, split: str, sample: int) -> Path:
+        """Return the path of one file.
+
+        Raises:
+            TaskError: If the task, the sample, or the split of it is absent.
+        """
+        if split not in SPLITS:
+            raise ValueError(f"split is '{split}'; it must be one of {', '.join(SPLITS)}.")
+        files = self._files_of(task)
+        if (sample, split) in files:
+            return files[sample, split].path
+        samples = self.samples(task)
+        if sample in samples:
+            present = ", ".join(s for s in SPLITS if (sample, s) in files)
+            raise TaskError(
+                f"task '{task}' has no {split} file for sample {sample} in "
+                f"'{self.directory / task}'; present: {present}."
+            )
+        raise TaskError(
+            f"task '{task}' has no sample {sample} in '{self.directory / task}'; present: "
+            f"{', '.join(map(str, samples))}."
+        )
+
+    def rows(self, task: str, split: str, sample: int, max_rows: int | None = None) -> list[Row]:
+        """Read the rows of one file, in its order.
+
+        Args:
+            task: Its name.
+            split: `train`, `dev` or `test`.
+            sample: Which few-shot sample.
+            max_rows: Read only so many rows, spread evenly.
+
+        Raises:
+            TaskError: If the file is absent or malformed (file, line and reason).
+        """
+        return read_rows(self.file(task, split, sample), max_rows)
+
+    def metric(self, task: str) -> str:
+        """Return the name of the task's metric: from TASKS.csv, else from the built-in table.
+
+        Raises:
+            TaskError: If neither knows the task, or there is no metric of that name.
+        """
+        name = self._table.get(task, {}).get("metric") or metric_of(task)
+        if name not in METRICS:
+            raise TaskError(
+                f"'{self.directory / 'TASKS.csv'}' gives the task '{task}' the metric '{name}'; "
+                f"there are {', '.join(METRICS)}.{nearest(name, METRICS)}"
+            )
+        return name
+
+    def description(self, task: str) -> str | None:
+        """Return what TASKS.csv says the task is, or None."""
+        return self._table.get(task, {}).get("description") or None
+
+    @cached_property
+    def _files(self) -> dict[str, dict[tuple[int, str], _File]]:
+        """Task -> (sample, split) -> file."""
+        tasks = {}
+        for folder in sorted(path for path in self.directory.iterdir() if path.is_dir()):
+            files: dict[tuple[int, str], _File] = {}
+            for path in sorted(folder.glob("*.tsv")):
+                match = _FILE_NAME.fullmatch(path.name)
+                if match is None or match["task"] != folder.name:
+                    continue
+                key = int(match["sample"]), match["split"]
+                if key in files:
+                    raise TaskError(
+                        f"task '{folder.name}' has two {key[1]} files for sample {key[0]}: "
+                        f"'{files[key].path}' and '{path}'; keep one."
+                    )
+                files[key] = _File(int(match["k"]), path)
+            if files:
+                tasks[folder.name] = files
+        return tasks
+
+    def _files_of(self, task: str) -> dict[tuple[int, str], _File]:
+        if task not in self._files:
+            raise TaskError(
+                f"the gym '{self.directory}' has no task '{task}'.{nearest(task, self._files)}"
+            )
+        return self._files[task]
+
+    @cached_property
+    def _table(self) -> dict[str, dict[str, str]]:
+        path = self.directory / "TASKS.csv"
+        return _read_table(path) if path.exists() else {}
+
+
+def _read_table(path: Path) -> dict[str, dict[str, str]]:
+    """Read TASKS.csv: task -> column -> value."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            columns = reader.fieldnames or []
+            absent = [column for column in ("task", "metric") if column not in columns]
+            if absent:
+                raise TaskError(
+                    f"'{path}' lacks the column {' and '.join(absent)}; its header is "
+                    f"'{','.join(columns)}'."
+                )
+            table: dict[str, dict[str, str]] = {}
+            for row in reader:
+                task = (row["task"] or "").strip()
+                if not task:
+                    raise TaskError(f"{path}, line {reader.line_num}: the task has no name.")
+                if task in table:
+                    raise TaskError(f"{path}, line {reader.line_num}: '{task}' is there twice.")
+                table[task] = {key: (row[key] or "").strip() for key in columns}
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise TaskError(f"cannot read '{path}': {error}") from error
+    return table

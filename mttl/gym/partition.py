@@ -1,0 +1,122 @@
+"""A partition: which tasks are trained together, and which are kept for development and test.
+
+A JSON file ``{"train": [...], "dev": [...], "test": [...]}``; `dev` and `test` may be left out. A
+task stands in one list only: a test task that was trained on would make the scores meaningless.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mttl.errors import TaskError, nearest
+from mttl.gym.folder import Gym
+
+SIDES = ("train", "dev", "test")
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The names of the tasks on each side, in the order of the file."""
+
+    train: tuple[str, ...]
+    dev: tuple[str, ...] = ()
+    test: tuple[str, ...] = ()
+
+
+def load_partition(path: str | Path) -> Partition:
+    """Read and check a partition file.
+
+    Raises:
+        TaskError: If the file is missing or not JSON, has another key, names a task twice, or
+            trains no task.
+    """
+    path = Path(path)
+    sides = _read(path)
+    for side in sides:
+        if side not in SIDES:
+            raise TaskError(
+                f"'{path}': unknown key '{side}'; a partition has {', '.join(SIDES)}."
+                f"{nearest(side, SIDES)}"
+            )
+    first_place: dict[str, str] = {}
+    for side, names in sides.items():
+        if not isinstance(names, list):
+            raise TaskError(f"'{path}': '{side}' is {_shown(names)}; it must be a list of tasks.")
+        for i, name in enumerate(names):
+            place = f"{side}[{i}]"
+            if not isinstance(name, str) or not name.strip():
+                raise TaskError(f"'{path}': {place} is {_shown(name)}; it must be a task's name.")
+            if name in first_place:
+                raise TaskError(
+                    f"'{path}' names the task '{name}' twice: {first_place[name]} and {place}."
+                )
+            first_place[name] = place
+    if not sides.get("train"):
+        raise TaskError(f"'{path}' trains no task: its list 'train' is empty or absent.")
+    return Partition(**{side: tuple(names) for side, names in sides.items()})
+
+
+def select_tasks(partition_tasks: Sequence[str], gym: Gym, skip_missing: bool) -> list[str]:
+    """Return the tasks of a partition that the gym holds, in the partition's order.
+
+    Args:
+        partition_tasks: The names on one side of a partition.
+        gym: Where the data is.
+        skip_missing: Leave absent tasks out instead of raising.
+
+    Raises:
+        TaskError: If tasks are absent and must not be skipped, or if none is left.
+    """
+    held = set(gym.tasks())
+    absent = [task for task in partition_tasks if task not in held]
+    if absent and (not skip_missing or len(absent) == len(partition_tasks)):
+        shown = ", ".join(f"'{task}'" for task in absent[:10])
+        more = f" and {len(absent) - 10} more" if len(absent) > 10 else ""
+        remedy = (
+            "none would be left: is data.dir or data.partition another gym's?"
+            if len(absent) == len(partition_tasks)
+            else "build them, or set data.skip_missing=true to go on without them."
+        )
+        hint = nearest(absent[0], held) if len(absent) == 1 else ""
+        raise TaskError(
+            f"the gym '{gym.directory}' lacks {len(absent)} of the partition's "
+            f"{len(partition_tasks)} tasks: {shown}{more}; {remedy}{hint}"
+        )
+    return [task for task in partition_tasks if task in held]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise TaskError(f"the partition file '{path}' does not exist.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskError(f"cannot read the partition file '{path}': {error}") from error
+
+    def refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        # The json module would keep the last of two equal keys and drop the first in silence.
+        keys = [key for key, _ in pairs]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise TaskError(f"'{path}' has the key '{key}' twice.")
+        return dict(pairs)
+
+    try:
+        sides = json.loads(text, object_pairs_hook=refuse_repeats)
+    except json.JSONDecodeError as error:
+        raise TaskError(
+            f"{path}, line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}."
+        ) from error
+    if not isinstance(sides, dict):
+        raise TaskError(
+            f"'{path}' holds {_shown(sides)}; a partition is an object with the lists "
+            f"{', '.join(SIDES)}."
+        )
+    return sides
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,92 @@
+"""The keys of a file of tasks, and what their values must be."""
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from mttl.errors import TaskError, nearest
+from mttl.gym.filters import TEXT_FILTERS, shown
+from mttl.gym.functions import FUNCTIONS
+from mttl.gym.task import Kind, Metric, References
+
+TEXT, TEXTS, NUMBER, MAPPING = "a text", "a list of texts", "a number", "a mapping"
+
+# What a value must be: one of the four above, or one of the names given.
+TASK_KEYS: dict[str, Any] = {
+    "source": MAPPING,
+    "kind": get_args(Kind),
+    "k": NUMBER,
+    "input": TEXT,
+    "output": TEXT,
+    "labels": TEXTS,
+    "references": get_args(References),
+    "rows": TEXT,
+    "cleaning": tuple(TEXT_FILTERS),
+    "prepare": tuple(FUNCTIONS),
+    "metric": get_args(Metric),
+    "category": TEXT,
+    "description": TEXT,
+}
+SOURCE_KEYS: dict[str, Any] = {
+    "path": TEXT,
+    "config": TEXT,
+    "revision": TEXT,
+    "train": TEXT,
+    "test": TEXT,
+    "holdout": MAPPING,
+    "test_share": NUMBER,
+    "columns": TEXTS,
+    "mirrors": TEXTS,
+    "unavailable": TEXT,
+}
+HOLDOUT_KEYS: dict[str, Any] = {"pool": NUMBER, "test_start": NUMBER, "test_end": NUMBER}
+
+
+def check_keys(keys: Mapping[Any, Any], known: Mapping[str, Any], where: str) -> None:
+    """Refuse a key that does not exist, and a value that is not what its key asks for.
+
+    Args:
+        keys: What a file says.
+        known: Every key, with what its value must be.
+        where: The place in the file, for messages.
+
+    Raises:
+        TaskError: If there is one.
+    """
+    for key, value in keys.items():
+        if key not in known:
+            raise TaskError(
+                f"{where}: unknown key '{key}'.{nearest(str(key), known)} There are "
+                f"{', '.join(known)}"
+            )
+        check(value, known[key], f"{where}: {key}")
+
+
+def check(value: Any, expected: Any, what: str) -> None:
+    """Refuse a value that is not what was expected.
+
+    Args:
+        value: What a file says.
+        expected: `TEXT`, `TEXTS`, `NUMBER`, `MAPPING`, or the names to choose from.
+        what: Its name, for messages.
+
+    Raises:
+        TaskError: If it is another.
+    """
+    if isinstance(expected, tuple):
+        if value not in expected:
+            raise TaskError(
+                f"{what} is {shown(value)}; it must be one of {', '.join(expected)}."
+                f"{nearest(str(value), expected)}"
+            )
+        return
+    right = {
+        TEXT: isinstance(value, str) and value != "",
+        TEXTS: isinstance(value, list) and all(isinstance(item, str) for item in value),
+        NUMBER: isinstance(value, int | float) and not isinstance(value, bool),
+        MAPPING: isinstance(value, dict),
+    }
+    if not right[expected]:
+        items = value if isinstance(value, list) else [value]
+        scalar = expected in (TEXT, TEXTS) and any(isinstance(item, int | float) for item in items)
+        quote = " (put numbers, true and false in quotes)" if scalar else ""
+        raise TaskError(f"{what} is {shown(value)}; it must be {expected}{quote}")

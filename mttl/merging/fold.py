@@ -1,0 +1,179 @@
+"""Fold the mixture of one task into plain weights, and undo it."""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mttl.routing.task.task_router import TaskRouter
+from mttl.skills.skilled_linear import SkilledLinear
+from mttl.skills.skilled_model import SkilledModel
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A backbone in which plain layers stand in the place of skilled ones.
+
+    Attributes:
+        backbone: The network of one task: it takes no task ids, and saves as what it was.
+        replaced: The skilled layers that `unmerge` puts back, by path.
+    """
+
+    backbone: nn.Module
+    replaced: dict[str, SkilledLinear]
+
+
+def task_mixing(router: TaskRouter, task_id: int) -> Float[Tensor, "G H K"]:
+    """Return the mixing weights of one task, without noise.
+
+    Args:
+        router: The router.
+        task_id: Which task.
+
+    Raises:
+        ValueError: If the router does not know the task.
+    """
+    if not 0 <= task_id < router.n_tasks:
+        raise ValueError(f"task_id ({task_id}) must lie in 0 … {router.n_tasks - 1}")
+    return router.matrix()[:, task_id].detach()
+
+
+def average_mixing(router: TaskRouter) -> Float[Tensor, "G H K"]:
+    """Return uniform mixing weights, whatever the router learned: the average skill (MHR-μ).
+
+    Args:
+        router: Gives sizes, dtype and device.
+
+    References:
+        Caccia et al., arXiv:2211.03831, section 4.
+    """
+    return torch.full_like(router.matrix()[:, 0].detach(), 1 / router.n_skills)
+
+
+@torch.no_grad()
+def merge(model: SkilledModel, mixing: Float[Tensor, "G H K"]) -> Merged:
+    """Replace every skilled layer by a plain one that computes the same for one mixture.
+
+    The sums are made in single precision at least and rounded once to the base layer's dtype. The
+    base weights are not touched: the skilled layers are kept aside, and `unmerge` restores the
+    model bit for bit. Until then ``model`` itself answers every task as this one.
+
+    Args:
+        model: Backbone, skills and router; its backbone is changed in place.
+        mixing: Weight of every skill in every group; see `task_mixing` and `average_mixing`.
+
+    Returns:
+        The backbone, and what is needed to undo it.
+
+    Raises:
+        ValueError: If ``mixing`` does not fit the router, a kind of skill has no plain weights, or
+            a weight to be changed is shared with another layer. Nothing is changed then.
+    """
+    router = model.router
+    expected = (router.n_groups, router.n_heads, router.n_skills)
+    if mixing.shape != expected:
+        raise ValueError(f"mixing has shape {tuple(mixing.shape)}, the router makes it {expected}")
+    skilled = model.skilled_layers()
+    if not skilled:
+        raise ValueError("the model is merged already; unmerge it first")
+    _check_tied(model.backbone, skilled)
+    plain = {layer: _plain(path, layer, mixing[layer.group]) for path, layer in skilled.items()}
+    return _replace(model.backbone, plain)
+
+
+def strip(model: SkilledModel) -> Merged:
+    """Take the skills off: put every base layer in the place of its skilled one.
+
+    Args:
+        model: Backbone, skills and router; its backbone is changed in place.
+
+    Returns:
+        The bare backbone, and what `unmerge` needs.
+    """
+    return _replace(
+        model.backbone, {layer: layer.base for layer in model.skilled_layers().values()}
+    )
+
+
+def unmerge(merged: Merged) -> None:
+    """Put the skilled layers back; the model is then as it was before `merge`.
+
+    Args:
+        merged: What `merge` returned.
+    """
+    for path, layer in merged.replaced.items():
+        _put(merged.backbone, path, layer)
+
+
+def is_transposed(base: nn.Module) -> bool:
+    """Tell whether a layer keeps its weight as (I, O): GPT-2's do.
+
+    Args:
+        base: A linear layer.
+    """
+    return type(base).__name__ == "Conv1D"
+
+
+def _replace(backbone: nn.Module, plain: dict[SkilledLinear, nn.Module]) -> Merged:
+    # A layer may stand at several paths.
+    replaced = {
+        path: module
+        for path, module in backbone.named_modules(remove_duplicate=False)
+        if isinstance(module, SkilledLinear)
+    }
+    for path, layer in replaced.items():
+        _put(backbone, path, plain[layer])
+    return Merged(backbone, replaced)
+
+
+def _put(backbone: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(backbone.get_submodule(parent), name, module)
+
+
+def _plain(path: str, layer: SkilledLinear, weights: Float[Tensor, "H K"]) -> nn.Module:
+    base = layer.base
+    weight, bias = layer.weight, layer.bias
+    if not weight.is_floating_point():
+        raise ValueError(
+            f"'{path}' keeps its weight as {weight.dtype}; load the backbone in floating point"
+        )
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    weight = weight.to(wide).t() if is_transposed(base) else weight.to(wide)
+    try:
+        new_weight, new_bias = layer.inventory.fold(
+            weight, None if bias is None else bias.to(wide), weights.to(weight.device)
+        )
+    except NotImplementedError as error:
+        raise ValueError(f"the skills of '{path}' cannot be folded: {error}") from error
+    if is_transposed(base):
+        new_weight = new_weight.t()
+    made = copy.deepcopy(base)
+    made.weight = _parameter(new_weight, layer.weight)
+    if bias is not None and new_bias is not None:
+        made.bias = _parameter(new_bias, bias)
+    return made
+
+
+def _parameter(value: Tensor, like: Tensor) -> nn.Parameter:
+    value = value.to(like.dtype).contiguous()
+    return nn.Parameter(value, requires_grad=like.requires_grad)
+
+
+def _check_tied(backbone: nn.Module, skilled: dict[str, SkilledLinear]) -> None:
+    """Refuse weights that another layer uses too: folding would untie them, or change both."""
+    owners: dict[Tensor, set[str]] = {}
+    for path, module in backbone.named_modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                owners.setdefault(parameter, set()).add(path)
+    for path, layer in skilled.items():
+        for parameter in layer.base.parameters(recurse=False):
+            others = sorted(owners[parameter] - {f"{path}.base"})
+            if others:
+                raise ValueError(
+                    f"'{path}' shares its weight with '{others[0]}', which has no skills: the "
+                    "mixture cannot be folded into it. Train skills of other layers (targets)"
+                )

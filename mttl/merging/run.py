@@ -1,0 +1,187 @@
+"""Merge models by a recipe, shard by shard and range by range, into a new folder.
+
+::
+
+    base shard 1 ─┐ ranges of 1 M entries      ┌─> out/shard 1 (same names, types and order)
+    model A ──────┼─> τ_A, τ_B, f … ─> rule ───┤
+    model B ──────┘                            └─> …
+
+A few ranges are in memory at a time, whatever the size of models and tensors. The other files of
+the base (configuration, tokenizer, index of shards) are copied: the result is a model like it.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+import yaml
+from torch import Tensor
+
+from mttl.errors import CheckpointError, ConfigError
+from mttl.files import new_folder
+from mttl.merging.changes import Change, DenseChange, Ranges, read_wide
+from mttl.merging.differences import fisher_differences, setting_differences, weight_differences
+from mttl.merging.mixture import MixtureChange
+from mttl.merging.recipe import ElasticCaPE, Ingredient, Recipe
+from mttl.merging.rules import Parts, Rule, make_rule
+from mttl.merging.tensor_file import Entry, write_like
+from mttl.merging.weights_folder import Weights
+
+COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.spm")
+GIBIBYTE = 2**30
+
+
+def merge_models(
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    on_range: Callable[[int, int], object] = lambda done, total: None,
+) -> None:
+    """Merge models and write the result, whole or not at all.
+
+    The same recipe gives the same bytes.
+
+    Args:
+        recipe: What to merge, and how.
+        out: The folder to make. Beside the model it gets ``merge.yaml``: the recipe.
+        on_range: Called with the number of entries written so far, and that of all.
+
+    Raises:
+        CheckpointError: If something cannot be read or does not fit; the message lists, for every
+            model at once, which tensors and settings differ. Nothing is written then.
+        ConfigError: If the folder exists already, or the disk is too small.
+    """
+    out = Path(out)
+    if out.exists():
+        raise ConfigError(f"'{out}' exists already; choose another folder, or delete it")
+    parts = open_parts(recipe)
+    _check_space(out, parts.base)
+    total = sum(entry.size for file in parts.base.files for entry in file.entries.values())
+    done = 0
+    rule: Rule
+
+    def ranges(tensor: str, entry: Entry) -> Iterator[Tensor]:
+        nonlocal done
+        for start, stop in entry.ranges():
+            if entry.dtype.is_floating_point:
+                with torch.no_grad():
+                    merged = rule(tensor, start, read_wide(parts.base, tensor, start, stop))
+                if merged.isnan().any():
+                    raise ValueError(f"'{tensor}' would hold values that are no numbers")
+                yield merged
+            else:
+                yield parts.base.read(tensor, start, stop)
+            done += stop - start
+            on_range(done, total)
+
+    with new_folder(out) as folder:
+        try:
+            rule = make_rule(recipe, parts)
+            for file in parts.base.files:
+                write_like(file, folder / file.path.name, ranges)
+        except ValueError as error:
+            raise CheckpointError(
+                f"a model or its Fisher information is damaged: {error}"
+            ) from error
+        if parts.base.path.is_dir():
+            for pattern in COPIED:
+                for path in sorted(parts.base.path.glob(pattern)):
+                    shutil.copyfile(path, folder / path.name)
+        settings = recipe.model_dump(mode="json", exclude_none=True, exclude={"out"})
+        (folder / "merge.yaml").write_text(yaml.safe_dump(settings, sort_keys=False), "utf-8")
+
+
+def open_parts(recipe: Recipe) -> Parts:
+    """Open all that a recipe names, and see that it fits together.
+
+    Args:
+        recipe: The recipe.
+
+    Raises:
+        CheckpointError: If something cannot be read or does not fit, as for `merge_models`.
+    """
+    base = Weights(Path(recipe.base.model))
+    len(base)  # its own mistakes first
+    problems: list[str] = []
+    changes: list[Change] = []
+    for model in recipe.models:
+        try:
+            changes.append(_open(model, base, problems))
+        except CheckpointError as error:
+            problems.append(str(error))
+    if problems:
+        raise CheckpointError("\n".join(problems))
+    fishers = [Weights(Path(model.fisher)) for model in recipe.models if model.fisher is not None]
+    base_fisher = None if recipe.base.fisher is None else Weights(Path(recipe.base.fisher))
+    contrast = None
+    if isinstance(recipe.method, ElasticCaPE):
+        contrast = Weights(Path(recipe.method.fisher))
+    measured = [fisher for fisher in (base_fisher, contrast, *fishers) if fisher is not None]
+    changed = _changed(base, changes, measured)
+    for fisher in measured:
+        try:
+            found = fisher_differences(base, fisher, changed)
+        except CheckpointError as error:
+            found = [str(error)]
+        problems += [f"'{fisher.path}', {problem}" for problem in found]
+    if problems:
+        raise CheckpointError(
+            f"Fisher information does not fit '{base.path}':\n" + "\n".join(problems)
+        )
+    return Parts(
+        base,
+        tuple(changes),
+        tuple(1.0 if model.role == "expert" else -1.0 for model in recipe.models),
+        tuple(model.weight for model in recipe.models),
+        base_fisher,
+        tuple(fishers),
+        contrast,
+    )
+
+
+def _open(model: Ingredient, base: Weights, problems: list[str]) -> Change:
+    if model.run is not None:
+        return MixtureChange(model.name, model.run, str(model.task), base, base.path)
+    folder = Path(str(model.model))
+    weights = Weights(folder)
+    found = weight_differences(base, weights) + setting_differences(base.path, folder)
+    problems += [f"'{folder}' differs from '{base.path}', {problem}" for problem in found]
+    return DenseChange(model.name, weights)
+
+
+def _changed(base: Weights, changes: Sequence[Change], measured: Sequence[Weights]) -> list[str]:
+    """Return the tensors that some model changed; these need Fisher information.
+
+    Values are read only where it lacks somewhere: a model's buffers have none.
+    """
+    found = []
+    for name in base:
+        if not base.entry(name).dtype.is_floating_point:
+            continue
+        lacking = any(name not in fisher for fisher in measured if _readable(fisher))
+        for change in changes if lacking else ():
+            if change.touches(name) and any(
+                bool(part.any()) for part in Ranges(base, change, (name,))
+            ):
+                found.append(name)
+                break
+    return found
+
+
+def _readable(weights: Weights) -> bool:
+    try:
+        return len(weights) >= 0
+    except CheckpointError:
+        return False
+
+
+def _check_space(out: Path, base: Weights) -> None:
+    folder = next(parent for parent in out.absolute().parents if parent.exists())
+    needed = sum(file.path.stat().st_size for file in base.files)
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise ConfigError(
+            f"'{folder}' has {free / GIBIBYTE:.1f} GiB left and the model needs "
+            f"{needed / GIBIBYTE:.1f}; choose another --out"
+        )

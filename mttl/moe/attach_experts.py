@@ -1,0 +1,248 @@
+"""Put experts on the linear layers or the feed-forward blocks of a backbone."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from mttl.moe.experts import Experts
+from mttl.moe.feed_forward import FeedForwardBlock, feed_forward_blocks, separate
+from mttl.moe.layer import MoELayer
+from mttl.moe.shared import SharedExpert
+from mttl.routing.context import RoutingSlot
+from mttl.routing.token.token_router import TokenRouter
+from mttl.skills.attach import (
+    block_paths,
+    choose_layers,
+    group_name,
+    inside_block,
+    linear_features,
+    stack_name,
+    summarise,
+)
+from mttl.skills.skilled_linear import SkilledLinear
+
+# Projections of the decoder that read the encoder's output: their tokens are the encoder's.
+CROSS_ATTENTION = re.compile(r"(EncDecAttention\.[kv]|encoder_attn\.[kv]_proj)$")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where experts go.
+
+    Attributes:
+        path: The module's path in the backbone.
+        stack: Whose tokens it sees: ``"encoder"``, ``"decoder"`` or ``"model"``.
+        in_features: Features I of its input.
+        out_features: Features O of its output.
+        block: Its parts, where it is a feed-forward block.
+    """
+
+    path: str
+    stack: str
+    in_features: int
+    out_features: int
+    block: FeedForwardBlock | None = None
+
+
+@dataclass(frozen=True)
+class TokenLayers:
+    """What `attach_experts` did.
+
+    Attributes:
+        places: Where layers route tokens now, in the backbone's order.
+        n_parameters: Of the experts and the router of each.
+        groups: Names of all routed groups, those of task skills first.
+    """
+
+    places: tuple[Place, ...]
+    n_parameters: tuple[int, ...]
+    groups: tuple[str, ...]
+
+    def summary(self) -> list[tuple[str, int, str, int]]:
+        """Return one row per kind of layer: pattern, count, shape, parameters."""
+        return summarise(
+            (place.path, place.in_features, place.out_features, count)
+            for place, count in zip(self.places, self.n_parameters, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which modules get experts.
+
+    Args:
+        blocks: Feed-forward blocks, or else linear layers.
+        targets: As for `mttl.skills.attach_skills`; of blocks, ``"all"`` or patterns of paths.
+        every: Only every n-th transformer block of a stack, the first of them the n-th.
+        stacks: Only of these stacks (``"encoder"``, ``"decoder"``, ``"model"``); all by default.
+    """
+
+    blocks: bool
+    targets: Sequence[str]
+    every: int = 1
+    stacks: Sequence[str] | None = None
+
+    def places(self, backbone: nn.Module) -> list[Place]:
+        """Return the places in a backbone.
+
+        Raises:
+            ValueError: If nothing is left, or a target or a stack does not exist.
+        """
+        parts = feed_forward_blocks(backbone) if self.blocks else {}
+        features = _block_features(parts) if self.blocks else _linears(backbone)
+        if not features:
+            raise ValueError(
+                "this backbone has no feed-forward block of a known form (T5, BART, Llama and "
+                "those like them); use experts on its linear layers"
+            )
+        outer = block_paths(backbone)
+        targets = ["all" if self.blocks and name == "mlp" else name for name in self.targets]
+        # The output head stands outside the blocks, and outside the stacks.
+        inside = [path for path in features if inside_block(path, outer)] or list(features)
+        known = dict.fromkeys(stack_name(path) for path in inside)
+        for name in self.stacks or ():
+            if name not in known:
+                raise ValueError(
+                    f"stacks: this backbone has no '{name}', only {', '.join(known)}. "
+                    "A decoder-only model is one stack, 'model'"
+                )
+        places = [
+            Place(
+                path,
+                "encoder" if CROSS_ATTENTION.search(path) else stack_name(path),
+                *features[path],
+                parts.get(path),
+            )
+            for path in choose_layers(features, targets, outer)
+            if (self.stacks is None or stack_name(path) in self.stacks)
+            and _is_nth(path, outer, self.every)
+        ]
+        if not places:
+            raise ValueError(
+                f"no layer is left: targets {', '.join(self.targets)} of every {self.every}-th "
+                f"block of {', '.join(self.stacks or known)}; lower every, or name other targets"
+            )
+        return places
+
+
+def attach_experts(
+    backbone: nn.Module,
+    make_experts: Callable[[Place, int], Experts],
+    make_router: Callable[[Place], TokenRouter],
+    *,
+    selection: Selection,
+    slot: RoutingSlot,
+    n_experts: int,
+    replace: bool = False,
+    shared: Callable[[Place], Experts] | None = None,
+    capacity_factor: float | None = None,
+    eval_capacity_factor: float | None = None,
+    prior: str | None = None,
+    granularity: str = "linear",
+    groups: Sequence[str] = (),
+) -> TokenLayers:
+    """Replace or augment modules of a backbone by layers whose tokens choose experts, in place.
+
+    Call it after `mttl.skills.attach_skills` where layers have skills of tasks too: experts then
+    come on top.
+
+    Args:
+        backbone: Any model.
+        make_experts: Makes a number of experts for a place.
+        make_router: Makes the router of a place.
+        selection: Which modules.
+        slot: Where the layers find the routing of a forward pass.
+        n_experts: Experts E of each layer.
+        replace: The experts take the module's place; else they are added to what it computes.
+        shared: Makes the one expert that is always on, where there is one.
+        capacity_factor: As for `MoELayer`, and so are the two below.
+        eval_capacity_factor: In evaluation.
+        prior: How rows of the task router route tokens.
+        granularity: Which layers share a row of the task router; see `attach_skills`.
+        groups: Routed groups that exist already.
+
+    Returns:
+        Where layers are, and the groups.
+
+    Raises:
+        ValueError: If the selection is empty or a layer cannot be made; the message names it. The
+            backbone is then left as it was.
+    """
+    places = selection.places(backbone)
+    outer = block_paths(backbone)
+    numbers = {name: number for number, name in enumerate(groups)}
+    made: list[MoELayer] = []
+    for place in places:
+        group = None
+        if prior is not None:
+            name = group_name(place.path, granularity, outer)
+            group = numbers.setdefault(name, len(numbers))
+        try:
+            experts = make_experts(place, n_experts)
+            layer = MoELayer(
+                experts,
+                make_router(place),
+                slot,
+                # The true base is put in below, once all layers are known to fit.
+                base=None if replace else nn.Identity(),
+                shared=None if shared is None else SharedExpert(shared(place)),
+                name=place.path,
+                stack=place.stack,
+                capacity_factor=capacity_factor,
+                eval_capacity_factor=eval_capacity_factor,
+                prior=prior,
+                group=group,
+                causal=place.stack != "encoder",
+            )
+        except ValueError as error:
+            raise ValueError(f"{error}; at '{place.path}'") from error
+        made.append(layer)
+    for place, layer in zip(places, made, strict=True):
+        path = place.path
+        base = separate(backbone, path) if selection.blocks else backbone.get_submodule(path)
+        device = next(base.parameters()).device
+        layer.to(device).train(base.training)
+        if not replace:
+            layer.base = base
+        above, _, child = path.rpartition(".")
+        setattr(backbone.get_submodule(above), child, layer)
+    counts = [_count(layer) for layer in made]
+    return TokenLayers(tuple(places), tuple(counts), tuple(numbers))
+
+
+def _count(layer: MoELayer) -> int:
+    parts = (layer.experts, layer.router, layer.shared)
+    return sum(p.numel() for part in parts if part is not None for p in part.parameters())
+
+
+def _linears(backbone: nn.Module) -> dict[str, tuple[int, int]]:
+    """Return the linear layers, with skills or without, by path; what is inside them is not one."""
+    found: dict[str, tuple[int, int]] = {}
+    skilled: list[str] = []
+    for path, module in backbone.named_modules():
+        if any(path.startswith(f"{outer}.") for outer in skilled):
+            continue
+        if isinstance(module, SkilledLinear):
+            skilled.append(path)
+        if (features := linear_features(module)) is not None:
+            found[path] = features
+    return found
+
+
+def _block_features(parts: dict[str, FeedForwardBlock]) -> dict[str, tuple[int, int]]:
+    features = {}
+    for path, block in parts.items():
+        inner, outer = linear_features(block.up), linear_features(block.down)
+        if inner is not None and outer is not None:
+            features[path] = inner[0], outer[1]
+    return features
+
+
+def _is_nth(path: str, outer: list[str], every: int) -> bool:
+    """Return whether a module is in a block whose number is a multiple of ``every``, from 1."""
+    if every == 1:
+        return True
+    block = inside_block(path, outer)
+    return block is not None and (int(block.rpartition(".")[2]) + 1) % every == 0

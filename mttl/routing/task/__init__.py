@@ -1,0 +1,1 @@
+"""Routers that read the task."""

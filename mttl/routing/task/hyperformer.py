@@ -1,0 +1,91 @@
+"""HyperFormer: skills generated from an embedding of the task."""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from mttl.routing.task.task_router import TaskRouter, initial_rows
+
+
+class HyperFormerRouter(TaskRouter):
+    r"""Generates the weights of a task's module from a learned embedding of the task.
+
+    A hyper-network whose last layer is linear without bias, :math:`\phi_t = W_2 h_t`, is a mixture
+    of the columns of :math:`W_2`: those columns are the skills of the inventory, and the router
+    supplies the mixing weights :math:`h_t = W_1' \mathrm{ReLU}(W_1 e_t + b_1) + b_1'`. They are not
+    normalised and may be negative.
+
+    Args:
+        n_groups: Routed groups G, each with a network of its own.
+        n_tasks: Tasks T.
+        n_heads: Heads; only 1, since one vector generates the whole module.
+        n_skills: Skills K, the size of the generated vector.
+        embedding_size: Size of the task embedding; K by default.
+
+    Raises:
+        ValueError: If ``n_heads`` is not 1, or the embedding has no size.
+
+    References:
+        Karimi Mahabadi, Ruder, Dehghani and Henderson, *Parameter-efficient Multi-task Fine-tuning
+        for Transformers via Shared Hypernetworks*, ACL 2021, arXiv:2106.04489. Here it generates
+        low-rank modules, as in the comparison of Ponti et al., arXiv:2202.13914.
+    """
+
+    def __init__(
+        self,
+        n_groups: int,
+        n_tasks: int,
+        n_heads: int,
+        n_skills: int,
+        *,
+        embedding_size: int | None = None,
+    ) -> None:
+        super().__init__(n_groups, n_tasks, n_heads, n_skills)
+        if n_heads != 1:
+            raise ValueError(f"n_heads ({n_heads}) must be 1 for a HyperFormer router")
+        self.embedding_size = n_skills if embedding_size is None else embedding_size
+        if self.embedding_size < 1:
+            raise ValueError(f"embedding_size ({embedding_size}) must be at least 1")
+        self.embeddings = nn.Parameter(torch.randn(n_groups, n_tasks, self.embedding_size))
+        self.hidden = _GroupedLinear(n_groups, self.embedding_size, n_skills)
+        self.output = _GroupedLinear(n_groups, n_skills, n_skills)
+
+    def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
+        """Return the generated weights of each example's task."""
+        return self._generate(self.embeddings.index_select(1, task_ids))
+
+    def matrix(self) -> Float[Tensor, "G T H K"]:
+        """Return the generated weights of every task."""
+        return self._generate(self.embeddings)
+
+    def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "HyperFormerRouter":
+        """Return a router with the trained networks and embeddings for new tasks."""
+        router = HyperFormerRouter(
+            self.n_groups, n_tasks, 1, self.n_skills, embedding_size=self.embedding_size
+        ).to(self.embeddings.device, self.embeddings.dtype)
+        router.hidden.load_state_dict(self.hidden.state_dict())
+        router.output.load_state_dict(self.output.state_dict())
+        if init != "fresh":
+            with torch.no_grad():
+                router.embeddings.copy_(initial_rows(self.embeddings, n_tasks, init, 1.0))
+        return router
+
+    def _generate(self, embeddings: Float[Tensor, "G N E"]) -> Float[Tensor, "G N 1 K"]:
+        return self.output(self.hidden(embeddings).relu()).unsqueeze(2)
+
+
+class _GroupedLinear(nn.Module):
+    """G linear maps side by side, each initialised as `nn.Linear` is."""
+
+    def __init__(self, n_groups: int, in_features: int, out_features: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(in_features)
+        self.weight = nn.Parameter(
+            torch.empty(n_groups, in_features, out_features).uniform_(-bound, bound)
+        )
+        self.bias = nn.Parameter(torch.empty(n_groups, 1, out_features).uniform_(-bound, bound))
+
+    def forward(self, x: Float[Tensor, "G N I"]) -> Float[Tensor, "G N O"]:
+        return torch.baddbmm(self.bias, x, self.weight)

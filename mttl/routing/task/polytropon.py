@@ -1,0 +1,149 @@
+"""Polytropon: a soft partition of tasks over skills; with several heads, multi-head routing."""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from mttl.routing.task.priors import RoutingPrior
+from mttl.routing.task.relaxations import relaxed_bernoulli, straight_through
+from mttl.routing.task.task_router import TaskRouter, initial_rows
+
+# As in the published code: keeps a row without any active skill finite.
+SMALLEST_SUM = 1e-12
+
+
+class PolytroponRouter(TaskRouter):
+    r"""Learns a matrix Z of tasks by skills, each cell a Bernoulli variable, and mixes by it.
+
+    While training each example draws :math:`\hat z` from the relaxed Bernoulli with the logits of
+    its task; in evaluation :math:`\hat z = \sigma(z)`. The mixing weights are the row, normalised:
+    :math:`w_k = \hat z_k / \sum_j \hat z_j`. With one head this is Polytropon; with H heads every
+    block of features has a row of its own (multi-head routing).
+
+    Args:
+        n_groups: Routed groups G.
+        n_tasks: Tasks T.
+        n_heads: Heads H.
+        n_skills: Skills K.
+        relaxed: Draw from the relaxed Bernoulli while training; otherwise use the probabilities.
+        hard: Round draws to 0 or 1 while training, gradients passing straight through.
+        temperature: Of the relaxed Bernoulli. It is a buffer, so that it can be annealed.
+        init_scale: Logits start in U(-init_scale, init_scale): all probabilities near one half.
+        normalisation: ``"sum"`` divides by the row's sum. ``"average_correction"`` multiplies by
+            the square root of H / K instead.
+        shared_skill: The last skill is always on, for every task.
+        logit_dropout: Probability of dropping a logit to 0 (probability one half) while training.
+        prior: What `prior_loss` adds to the objective; nothing by default.
+
+    Raises:
+        ValueError: If the temperature is not positive, a probability lies outside [0, 1), or a
+            shared skill would be the only one.
+
+    References:
+        Ponti, Sordoni, Bengio and Reddy, *Combining Parameter-efficient Modules for Task-level
+        Generalisation*, EACL 2023, arXiv:2202.13914. Caccia, Ponti, Su, Pereira, Le Roux and
+        Sordoni, *Multi-Head Adapter Routing for Cross-Task Generalization*, NeurIPS 2023,
+        arXiv:2211.03831.
+    """
+
+    temperature: Tensor
+
+    def __init__(
+        self,
+        n_groups: int,
+        n_tasks: int,
+        n_heads: int,
+        n_skills: int,
+        *,
+        relaxed: bool = True,
+        hard: bool = False,
+        temperature: float = 1.0,
+        init_scale: float = 1e-3,
+        normalisation: str = "sum",
+        shared_skill: bool = False,
+        logit_dropout: float = 0.0,
+        prior: RoutingPrior | None = None,
+    ) -> None:
+        super().__init__(n_groups, n_tasks, n_heads, n_skills)
+        if temperature <= 0:
+            raise ValueError(f"temperature ({temperature}) must be positive")
+        if not 0 <= logit_dropout < 1:
+            raise ValueError(f"logit_dropout ({logit_dropout}) must lie in [0, 1)")
+        if normalisation not in ("sum", "average_correction"):
+            raise ValueError(
+                f"normalisation ('{normalisation}') must be 'sum' or 'average_correction'"
+            )
+        if shared_skill and n_skills < 2:
+            raise ValueError(f"shared_skill needs n_skills ({n_skills}) to be at least 2")
+        self.relaxed = relaxed
+        self.hard = hard
+        self.init_scale = init_scale
+        self.normalisation = normalisation
+        self.shared_skill = shared_skill
+        self.logit_dropout = logit_dropout
+        self.prior = prior or RoutingPrior()
+        # A skill that is always on has no logit: a parameter without a gradient would break DDP.
+        n_routed = n_skills - 1 if shared_skill else n_skills
+        self.logits = nn.Parameter(
+            torch.empty(n_groups, n_tasks, n_heads, n_routed).uniform_(-init_scale, init_scale)
+        )
+        self.register_buffer("temperature", torch.tensor(float(temperature)))
+
+    def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
+        """Return the mixing weights of each example, drawn anew while training."""
+        logits = self.logits.index_select(1, task_ids)
+        logits = nn.functional.dropout(logits, self.logit_dropout, training=self.training)
+        if self.training and self.relaxed:
+            active = relaxed_bernoulli(logits, self.temperature)
+        else:
+            active = logits.sigmoid()
+        if self.training and self.hard:
+            active = straight_through(active)
+        return self._normalise(self._with_shared_skill(active))
+
+    def matrix(self) -> Float[Tensor, "G T H K"]:
+        """Return the normalised probabilities of every task."""
+        return self._normalise(self.probabilities())
+
+    def probabilities(self) -> Float[Tensor, "G T H K"]:
+        """Return the probability that a task uses a skill, before normalisation."""
+        return self._with_shared_skill(self.logits.sigmoid())
+
+    def prior_loss(self) -> Float[Tensor, ""]:
+        """Return the loss of the prior for the routed (not the always-on) skills."""
+        return self.prior(self.logits.sigmoid())
+
+    def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "PolytroponRouter":
+        """Return a router with the same settings and rows for new tasks."""
+        router = PolytroponRouter(
+            self.n_groups,
+            n_tasks,
+            self.n_heads,
+            self.n_skills,
+            relaxed=self.relaxed,
+            hard=self.hard,
+            temperature=float(self.temperature),
+            init_scale=self.init_scale,
+            normalisation=self.normalisation,
+            shared_skill=self.shared_skill,
+            logit_dropout=self.logit_dropout,
+            prior=self.prior,
+        ).to(self.logits.device, self.logits.dtype)
+        with torch.no_grad():
+            router.logits.copy_(initial_rows(self.logits, n_tasks, init, self.init_scale))
+        return router
+
+    def _with_shared_skill(self, active: Float[Tensor, "G N H Q"]) -> Float[Tensor, "G N H K"]:
+        if not self.shared_skill:
+            return active
+        return torch.cat([active, torch.ones_like(active[..., :1])], dim=-1)
+
+    def _normalise(self, active: Float[Tensor, "G N H K"]) -> Float[Tensor, "G N H K"]:
+        if self.normalisation == "average_correction":
+            return active * math.sqrt(self.n_heads / self.n_skills)
+        total = active.sum(dim=-1, keepdim=True)
+        # A row that draws no skill stays zero; dividing it by next to nothing would only blow up
+        # its gradient.
+        return active / torch.where(total > SMALLEST_SUM, total, 1.0)

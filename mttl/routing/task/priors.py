@@ -1,0 +1,139 @@
+"""Priors over the task-by-skill matrix, written as losses (negative log-densities)."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mttl.routing.task.relaxations import straight_through
+
+SMALLEST_PROBABILITY = 1e-12
+
+
+@dataclass(frozen=True)
+class RoutingPrior:
+    """A weighted sum of priors; a weight of 0 leaves a term out.
+
+    Args:
+        ibp_alpha: Concentration of the Indian Buffet Process; the larger, the more skills a task
+            is expected to use.
+        ibp_weight: Weight of its negative log-probability.
+        sparsity: Weight of the mean probability: fewer skills per task.
+        mutual_information: Weight of minus the information a task gives about its skills.
+        orthogonality: Weight of the mean squared cosine between skills' columns.
+    """
+
+    ibp_alpha: float = 5.0
+    ibp_weight: float = 0.0
+    sparsity: float = 0.0
+    mutual_information: float = 0.0
+    orthogonality: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse a concentration without a logarithm.
+
+        Raises:
+            ValueError: If ``ibp_alpha`` is not positive.
+        """
+        if self.ibp_alpha <= 0:
+            raise ValueError(f"ibp_alpha ({self.ibp_alpha}) must be positive")
+
+    def __call__(self, probabilities: Float[Tensor, "G T H K"]) -> Float[Tensor, ""]:
+        """Return the loss, summed over groups and heads for the process, averaged for the rest."""
+        # Each group and head has a matrix of tasks by skills of its own.
+        matrices = probabilities.transpose(1, 2).flatten(0, 1)  # (G H, T, K)
+        loss = probabilities.new_zeros(())
+        if self.ibp_weight:
+            terms = [negative_log_ibp(matrix, self.ibp_alpha) for matrix in matrices]
+            loss = loss + self.ibp_weight * torch.stack(terms).sum()
+        if self.sparsity:
+            loss = loss + self.sparsity * matrices.mean()
+        if self.mutual_information:
+            loss = loss - self.mutual_information * mutual_information(matrices).mean()
+        if self.orthogonality:
+            loss = loss + self.orthogonality * column_similarity(matrices).mean()
+        return loss
+
+
+def negative_log_ibp(probabilities: Float[Tensor, "T K"], alpha: float) -> Float[Tensor, ""]:
+    r"""Return minus the log-probability of a feature matrix under the Indian Buffet Process.
+
+    For a binary matrix of T rows whose K non-empty columns have sums :math:`m_j`, and in which
+    each distinct column h occurs :math:`K_h` times,
+
+    .. math::
+        \log p(Z \mid \alpha) = K \log\alpha - \sum_h \log K_h! - \alpha H_T
+            + \sum_j \log \frac{(T - m_j)!\,(m_j - 1)!}{T!},
+        \qquad H_T = \sum_{t \le T} 1/t.
+
+    Probabilities are rounded to a binary matrix whose gradient passes straight through, so the
+    column sums carry the gradient; counting equal and empty columns has none. (The preprint of
+    Ponti et al. prints the harmonic term with a sum over tasks; the process itself has
+    :math:`\alpha H_T`.)
+
+    Args:
+        probabilities: How likely task t uses skill k, shape (T, K).
+        alpha: The concentration, positive.
+
+    Returns:
+        A scalar.
+
+    References:
+        Griffiths and Ghahramani, *The Indian Buffet Process: An Introduction and Review*, JMLR 12,
+        2011, equation 14. Ponti, Sordoni, Bengio and Reddy, *Combining Modular Skills in Multitask
+        Learning*, 2022, arXiv:2202.13914, equation 4.
+    """
+    n_tasks = probabilities.shape[0]
+    binary = straight_through(probabilities)
+    sums = binary.sum(dim=0)
+    used = sums.detach() > 0
+    sums = sums[used]
+    if not len(sums):
+        log_histories = probabilities.new_zeros(())
+    else:
+        _, counts = torch.unique(binary.detach()[:, used], dim=1, return_counts=True)
+        log_histories = torch.lgamma(counts.to(probabilities.dtype) + 1).sum()
+    harmonic = sum(1.0 / task for task in range(1, n_tasks + 1))
+    all_orders = torch.lgamma(sums.new_tensor(n_tasks + 1.0))
+    columns = torch.lgamma(n_tasks - sums + 1) + torch.lgamma(sums) - all_orders
+    alpha_tensor = sums.new_tensor(alpha)
+    log_probability = (
+        len(sums) * alpha_tensor.log() - log_histories - alpha_tensor * harmonic + columns.sum()
+    )
+    return -log_probability
+
+
+def mutual_information(probabilities: Float[Tensor, "M T K"]) -> Float[Tensor, "M"]:
+    """Return the information between tasks and skills in nats, ``H(skill) - H(skill | task)``.
+
+    Rows are normalised to distributions over skills and tasks are taken as equally likely. It is
+    0 where all tasks use the same skills and ``log K`` where they split evenly into K camps.
+
+    Args:
+        probabilities: Non-negative matrices, shape (M, T, K).
+    """
+    rows = probabilities / (probabilities.sum(-1, keepdim=True) + SMALLEST_PROBABILITY)
+    return _entropy(rows.mean(dim=1)) - _entropy(rows).mean(dim=1)
+
+
+def column_similarity(probabilities: Float[Tensor, "M T K"]) -> Float[Tensor, "M"]:
+    """Return the mean squared cosine between the columns of different skills.
+
+    It is 0 where no two skills serve the same task, 1 where all serve the same tasks, and 0 for a
+    single skill.
+
+    Args:
+        probabilities: Non-negative matrices, shape (M, T, K).
+    """
+    n_skills = probabilities.shape[-1]
+    if n_skills == 1:
+        return probabilities.new_zeros(probabilities.shape[0])
+    columns = torch.nn.functional.normalize(probabilities, dim=1)
+    cosines = columns.transpose(1, 2) @ columns  # (M, K, K)
+    off_diagonal = cosines.square().sum((1, 2)) - cosines.diagonal(dim1=1, dim2=2).square().sum(1)
+    return off_diagonal / (n_skills * (n_skills - 1))
+
+
+def _entropy(distribution: Float[Tensor, "... K"]) -> Float[Tensor, "..."]:
+    return torch.special.entr(distribution).sum(-1)

@@ -1,0 +1,89 @@
+"""Task-level mixture of experts: each task keeps its few best skills."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from mttl.routing.task.task_router import TaskRouter, initial_rows
+
+
+class TaskMoERouter(TaskRouter):
+    r"""Mixes the ``top_k`` most probable skills of each task.
+
+    With :math:`p = \mathrm{softmax}(z_t + \epsilon)` and S the ``top_k`` largest entries of p,
+    :math:`w_k = p_k / \sum_{j \in S} p_j` inside S and 0 outside: renormalised over the skills, so
+    that gradients reach the logits for every ``top_k`` above 1.
+
+    Args:
+        n_groups: Routed groups G.
+        n_tasks: Tasks T.
+        n_heads: Heads H.
+        n_skills: Skills K.
+        top_k: Skills a task keeps.
+        noise: Add Gaussian noise of standard deviation 1 / K to the logits while training.
+        init_scale: Logits start in U(-init_scale, init_scale).
+
+    Raises:
+        ValueError: If ``top_k`` is not between 1 and ``n_skills``.
+
+    References:
+        Kudugunta, Huang, Bapna, Krikun, Lepikhin, Luong and Firat, *Beyond Distillation: Task-level
+        Mixture-of-Experts for Efficient Inference*, Findings of EMNLP 2021, arXiv:2110.03742.
+    """
+
+    def __init__(
+        self,
+        n_groups: int,
+        n_tasks: int,
+        n_heads: int,
+        n_skills: int,
+        *,
+        top_k: int = 2,
+        noise: bool = True,
+        init_scale: float = 1e-3,
+    ) -> None:
+        super().__init__(n_groups, n_tasks, n_heads, n_skills)
+        if not 1 <= top_k <= n_skills:
+            raise ValueError(f"top_k ({top_k}) must lie between 1 and n_skills ({n_skills})")
+        self.top_k = top_k
+        self.noise = noise
+        self.init_scale = init_scale
+        self.logits = nn.Parameter(
+            torch.empty(n_groups, n_tasks, n_heads, n_skills).uniform_(-init_scale, init_scale)
+        )
+
+    def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
+        """Return the mixing weights of each example's task."""
+        logits = self.logits.index_select(1, task_ids)
+        if self.training and self.noise:
+            logits = logits + torch.randn_like(logits) / self.n_skills
+        return self._top(logits)
+
+    def matrix(self) -> Float[Tensor, "G T H K"]:
+        """Return the mixing weights of every task, without noise."""
+        return self._top(self.logits)
+
+    def probabilities(self) -> Float[Tensor, "G T H K"]:
+        """Return 1 for the skills that a task has chosen, else 0."""
+        return (self.matrix() > 0).to(self.logits.dtype)
+
+    def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "TaskMoERouter":
+        """Return a router with the same settings and rows for new tasks."""
+        router = TaskMoERouter(
+            self.n_groups,
+            n_tasks,
+            self.n_heads,
+            self.n_skills,
+            top_k=self.top_k,
+            noise=self.noise,
+            init_scale=self.init_scale,
+        ).to(self.logits.device, self.logits.dtype)
+        with torch.no_grad():
+            router.logits.copy_(initial_rows(self.logits, n_tasks, init, self.init_scale))
+        return router
+
+    def _top(self, logits: Float[Tensor, "G N H K"]) -> Float[Tensor, "G N H K"]:
+        chosen = logits.topk(self.top_k, dim=-1).indices
+        kept = torch.full_like(logits, -torch.inf).scatter(-1, chosen, 0.0)
+        # The softmax over the kept logits is the full softmax renormalised over them.
+        return torch.softmax(logits + kept, dim=-1)

@@ -1,0 +1,1 @@
+"""Routers that read hidden states: every token chooses."""

@@ -1,0 +1,197 @@
+r"""Losses that keep all experts of a layer in use, and balancing without a loss.
+
+Every loss here is a function of sums over tokens (`LoadSums`), so that a sum over processes turns
+the statistics of one process into those of the whole batch.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from mttl.routing.token.load_sums import LoadSums, load_sums
+
+if TYPE_CHECKING:
+    from mttl.routing.token.token_router import Choice
+
+# Keeps the logarithm of an expert that nothing was sent to finite.
+SMALLEST = 1e-20
+
+
+def switch_loss(sums: LoadSums) -> Float[Tensor, ""]:
+    r"""Return :math:`E \sum_e f_e P_e`: 1 where experts are used alike, E where one has all.
+
+    f is the share of pairs of each expert (for one expert per token: of the tokens), P its mean
+    probability. Some libraries count k pairs per token as k, which makes the loss k times this.
+
+    References:
+        Fedus, Zoph and Shazeer, *Switch Transformers*, JMLR 2022, arXiv:2101.03961, equation 4.
+    """
+    share = sums.pairs / sums.pairs.sum().clamp(min=1)
+    return len(share) * (share * sums.probabilities).sum() / sums.tokens.clamp(min=1)
+
+
+def gshard_loss(sums: LoadSums) -> Float[Tensor, ""]:
+    r"""Return :math:`E \sum_e (c_e / N) m_e`, with first choices c and mean gates m.
+
+    The paper's loss, :math:`\frac{1}{E} \sum_e (c_e / N) m_e`, times :math:`E^2` as in published
+    code: then one coefficient serves any number of experts.
+
+    References:
+        Lepikhin et al., *GShard*, ICLR 2021, arXiv:2006.16668, algorithm 1.
+    """
+    n_tokens = sums.tokens.clamp(min=1)
+    return len(sums.first) * (sums.first / n_tokens * sums.probabilities / n_tokens).sum()
+
+
+def squared_variation(values: Float[Tensor, "E"]) -> Float[Tensor, ""]:
+    """Return the squared coefficient of variation: variance over squared mean, 0 for no load.
+
+    Of the gates summed by expert it is the importance loss; of their estimated load the load
+    loss.
+
+    References:
+        Shazeer et al., *Outrageously Large Neural Networks*, ICLR 2017, arXiv:1701.06538.
+    """
+    mean = values.mean()
+    return (values - mean).square().mean() / mean.square().clamp(min=SMALLEST)
+
+
+def z_loss(sums: LoadSums) -> Float[Tensor, ""]:
+    r"""Return the mean of :math:`(\log \sum_e \exp z_e)^2`: it keeps logits small.
+
+    References:
+        Zoph et al., *ST-MoE*, 2022, arXiv:2202.08906, equation 5.
+    """
+    return sums.squared_z / sums.tokens.clamp(min=1)
+
+
+def entropy_loss(sums: LoadSums) -> Float[Tensor, ""]:
+    r"""Return :math:`\log E - H(P)` of the mean probabilities P: 0 where experts are used alike."""
+    mean = sums.probabilities / sums.tokens.clamp(min=1)
+    nothing = (sums.tokens == 0).to(mean)  # no tokens: no loss
+    return (1 - nothing) * mean.new_tensor(len(mean)).log() + torch.xlogy(
+        mean, mean.clamp(min=SMALLEST)
+    ).sum()
+
+
+class Balance(nn.Module):
+    """A weighted set of balancing losses; a coefficient of 0 leaves a loss out.
+
+    Each loss is of the tokens of one forward pass, and a mean over them: with several passes per
+    step, their mean is what a step minimises.
+
+    Args:
+        switch: Coefficient of `switch_loss`; 1e-2 in the paper.
+        gshard: Coefficient of `gshard_loss`; 1e-2 in published code.
+        importance: Coefficient of the importance loss, `squared_variation` of summed gates.
+        load: Coefficient of the load loss, `squared_variation` of the estimated load; only for
+            routers that estimate it.
+        z: Coefficient of `z_loss`; 1e-3 in the paper.
+        entropy: Coefficient of `entropy_loss`.
+        global_statistics: Take the statistics of all processes together. A loss that multiplies
+            two means is larger for a part of a batch than for the whole, so this lets experts
+            specialise on the data of one process.
+
+    Raises:
+        ValueError: If a coefficient is negative.
+    """
+
+    def __init__(
+        self,
+        *,
+        switch: float = 0.0,
+        gshard: float = 0.0,
+        importance: float = 0.0,
+        load: float = 0.0,
+        z: float = 0.0,
+        entropy: float = 0.0,
+        global_statistics: bool = False,
+    ) -> None:
+        super().__init__()
+        self.coefficients = {
+            "switch": switch,
+            "gshard": gshard,
+            "importance": importance,
+            "load": load,
+            "z": z,
+            "entropy": entropy,
+        }
+        for name, coefficient in self.coefficients.items():
+            if coefficient < 0:
+                raise ValueError(f"{name} ({coefficient}) must not be negative")
+        self.load = load
+        self.global_statistics = global_statistics
+
+    def forward(self, choice: "Choice") -> dict[str, Float[Tensor, ""]]:
+        """Return the losses of one forward pass by name, coefficients included."""
+        if not any(self.coefficients.values()):
+            return {}
+        sums = load_sums(choice)
+        if self.global_statistics:
+            sums = sums.over_processes()
+        losses = {
+            "switch": lambda: switch_loss(sums),
+            "gshard": lambda: gshard_loss(sums),
+            "importance": lambda: squared_variation(sums.gates),
+            "load": lambda: squared_variation(sums.load),
+            "z": lambda: z_loss(sums),
+            "entropy": lambda: entropy_loss(sums),
+        }
+        return {
+            name: coefficient * losses[name]()
+            for name, coefficient in self.coefficients.items()
+            if coefficient
+        }
+
+    def extra_repr(self) -> str:
+        """Name the losses in the module's printed form."""
+        used = [f"{name}={value:g}" for name, value in self.coefficients.items() if value]
+        return ", ".join([*used, f"global_statistics={self.global_statistics}"])
+
+
+class BiasBalance(nn.Module):
+    r"""Balancing without a loss: a bias per expert, for choosing only, that follows the load.
+
+    Experts are chosen by :math:`p_e + b_e`, gates stay those of p. After each step,
+    :math:`b_e \leftarrow b_e + u\,\mathrm{sign}(\bar c - c_e)` with the load c of that step.
+
+    Args:
+        n_experts: Experts E.
+        rate: The step u.
+
+    Raises:
+        ValueError: If the rate is not positive.
+
+    References:
+        Wang, Gao, Zhao, Sun and Dai, *Auxiliary-Loss-Free Load Balancing Strategy for
+        Mixture-of-Experts*, 2024, arXiv:2408.15664.
+    """
+
+    value: Tensor
+
+    def __init__(self, n_experts: int, *, rate: float = 1e-3) -> None:
+        super().__init__()
+        if not rate > 0:
+            raise ValueError(f"rate ({rate}) must be positive")
+        self.rate = rate
+        self.register_buffer("value", torch.zeros(n_experts))
+
+    def reset_parameters(self) -> None:
+        """Set the bias to 0."""
+        nn.init.zeros_(self.value)
+
+    @torch.no_grad()
+    def adjust(self, load: Float[Tensor, "E"] | Int[Tensor, "E"]) -> None:
+        """Move the bias against the load.
+
+        Args:
+            load: Pairs of each expert in the last step, of all passes and processes.
+        """
+        load = load.to(self.value)
+        self.value += self.rate * torch.sign(load.mean() - load)
+
+    def extra_repr(self) -> str:
+        """Name the rate in the module's printed form."""
+        return f"rate={self.rate:g}"

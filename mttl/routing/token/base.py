@@ -1,0 +1,70 @@
+"""BASE routing: while training, tokens are dealt out to experts evenly."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from mttl.routing.token.balanced_assignment import balanced_assignment
+from mttl.routing.token.token_router import Choice, TokenRouter
+
+
+class BaseRouter(TokenRouter):
+    r"""Sends each token to one expert: by balanced assignment in training, else to its favourite.
+
+    With affinities :math:`s = W x`, training maximises :math:`\sum_n s_{n, a(n)}` under equal loads
+    (without a gradient), evaluation takes :math:`a(n) = \arg\max_e s_{n,e}`. The gate is
+    :math:`\sigma(s_{n, a(n)})`. No balancing loss is needed, and none is offered.
+
+    Args:
+        in_features: Features I of a token.
+        n_experts: Experts E.
+        method: How the assignment is solved; see `balanced_assignment`.
+
+    Raises:
+        ValueError: If the method is unknown.
+
+    References:
+        Lewis, Bhosale, Dettmers, Goyal and Zettlemoyer, *BASE Layers: Simplifying Training of
+        Large, Sparse Models*, ICML 2021, arXiv:2103.16716.
+    """
+
+    def __init__(self, in_features: int, n_experts: int, *, method: str = "auto") -> None:
+        super().__init__(in_features, n_experts)
+        if method not in ("auto", "scipy", "auction"):
+            raise ValueError(f"method ('{method}') must be 'auto', 'scipy' or 'auction'")
+        self.method = method
+        self.weight = nn.Parameter(torch.empty(n_experts, in_features))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw nearly orthogonal centroids of length 0.1."""
+        nn.init.orthogonal_(self.weight, gain=0.1)
+
+    def choose(
+        self,
+        x: Float[Tensor, "N I"],
+        *,
+        prior: Float[Tensor, "N E"] | None = None,
+        examples: Int[Tensor, "N"] | None = None,
+        token_ids: Int[Tensor, "N"] | None = None,
+    ) -> Choice:
+        """Choose one expert of each token.
+
+        Raises:
+            ValueError: If a prior forbids an expert while training: equal loads may need it.
+        """
+        scores = x @ self.weight.float().t()
+        if prior is not None:
+            scores = scores + prior
+        if self.training:
+            if prior is not None and bool((prior == -torch.inf).any()):
+                raise ValueError(
+                    "a prior that forbids experts does not go with BASE routing, which gives every "
+                    "expert the same load; use prior 'logits' with positive weights, or top-k"
+                )
+            experts = balanced_assignment(scores, method=self.method)
+        else:
+            experts = scores.argmax(-1)
+        gates = torch.sigmoid(scores.gather(-1, experts[:, None]).squeeze(1))
+        tokens = torch.arange(len(x), device=x.device)
+        return Choice(tokens, experts, gates, scores, torch.softmax(scores, dim=-1))

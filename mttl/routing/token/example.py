@@ -1,0 +1,59 @@
+"""Example-level routing: all tokens of an example go to the same experts."""
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mttl.routing.token.token_router import Choice
+from mttl.routing.token.top_k import TopKRouter
+
+
+class ExampleRouter(TopKRouter):
+    r"""Routes the mean of an example's tokens, :math:`\bar x`, to its ``top_k`` best experts.
+
+    Otherwise a `TopKRouter`, whose arguments it takes. The mean is of all tokens, later ones among
+    them, so this cannot route a causal decoder. Losses weigh an example by its tokens.
+
+    References:
+        Compared with token and task routing in Kudugunta et al., *Beyond Distillation: Task-level
+        Mixture-of-Experts for Efficient Inference*, Findings of EMNLP 2021, arXiv:2110.03742.
+    """
+
+    causal = False
+
+    def choose(
+        self,
+        x: Float[Tensor, "N I"],
+        *,
+        prior: Float[Tensor, "N E"] | None = None,
+        examples: Int[Tensor, "N"] | None = None,
+        token_ids: Int[Tensor, "N"] | None = None,
+    ) -> Choice:
+        """Choose the most probable experts of each example.
+
+        Raises:
+            ValueError: If there are no examples.
+        """
+        if examples is None:
+            raise ValueError("ExampleRouter routes whole examples: pass the example of each token")
+        names, example_of = examples.unique(return_inverse=True)
+        sums = x.new_zeros(len(names), x.shape[1]).index_add(0, example_of, x)
+        means = sums / torch.bincount(example_of, minlength=len(names))[:, None]
+        if prior is not None:  # of the task, hence the same for all tokens of an example
+            first = torch.empty_like(names).scatter_(
+                0, example_of.flip(0), torch.arange(len(x), device=x.device).flip(0)
+            )
+            prior = prior[first]
+        choice = super().choose(means, prior=prior)
+        # From pairs of examples to pairs of their tokens, in the same order of precedence.
+        pairs, tokens = (choice.tokens[:, None] == example_of[None]).nonzero(as_tuple=True)
+        return replace(
+            choice,
+            tokens=tokens,
+            experts=choice.experts[pairs],
+            weights=choice.weights[pairs],
+            logits=choice.logits[example_of],
+            probabilities=choice.probabilities[example_of],
+        )

@@ -1,0 +1,79 @@
+"""Expert choice: each expert takes the tokens it fits best."""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from mttl.routing.token.balance import Balance
+from mttl.routing.token.token_router import Choice, TokenRouter, draw_router, router_logits
+
+
+class ExpertChoiceRouter(TokenRouter):
+    r"""Lets each expert take the :math:`n = \lceil c N / E \rceil` tokens it is most probable for.
+
+    With :math:`p = \mathrm{softmax}(W x)` over experts, expert e takes the n tokens of largest
+    :math:`p_e`, with that as the gate. All experts have the same load without a loss; a token may
+    get none of them or all. Whether a token is taken depends on all others, later ones of its own
+    text among them, so this cannot route a causal decoder.
+
+    Args:
+        in_features: Features I of a token.
+        n_experts: Experts E.
+        capacity: Experts per token on average, c; at most E.
+        init_scale: The weight starts with variance ``init_scale / in_features``.
+        balance: As in `TokenRouter`; the load needs none, the z-loss may still be wanted.
+
+    Raises:
+        ValueError: If the capacity is not in (0, E].
+
+    References:
+        Zhou et al., *Mixture-of-Experts with Expert Choice Routing*, NeurIPS 2022,
+        arXiv:2202.09368.
+    """
+
+    causal = False
+
+    def __init__(
+        self,
+        in_features: int,
+        n_experts: int,
+        *,
+        capacity: float = 2.0,
+        init_scale: float = 0.1,
+        balance: Balance | None = None,
+    ) -> None:
+        super().__init__(in_features, n_experts, balance)
+        if not 0 < capacity <= n_experts:
+            raise ValueError(
+                f"capacity ({capacity}) must be above 0 and at most n_experts ({n_experts})"
+            )
+        self.capacity = capacity
+        self.init_scale = init_scale
+        self.weight = nn.Parameter(torch.empty(n_experts, in_features))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weight anew."""
+        draw_router(self.weight, self.init_scale)
+
+    def choose(
+        self,
+        x: Float[Tensor, "N I"],
+        *,
+        prior: Float[Tensor, "N E"] | None = None,
+        examples: Int[Tensor, "N"] | None = None,
+        token_ids: Int[Tensor, "N"] | None = None,
+    ) -> Choice:
+        """Choose the most fitting tokens of each expert."""
+        logits = router_logits(x, self.weight, prior)
+        probabilities = torch.softmax(logits, dim=-1)
+        n_taken = math.ceil(self.capacity * len(x) / self.n_experts)
+        weights, tokens = probabilities.t().topk(n_taken, dim=-1)  # (E, n)
+        experts = torch.arange(self.n_experts, device=x.device)[:, None].expand_as(tokens)
+        tokens, experts, weights = tokens.flatten(), experts.flatten(), weights.flatten()
+        if prior is not None:  # an expert takes no token that it is forbidden to
+            allowed = logits[tokens, experts] > -torch.inf
+            tokens, experts, weights = tokens[allowed], experts[allowed], weights[allowed]
+        return Choice(tokens, experts, weights, logits, probabilities)

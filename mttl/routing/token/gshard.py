@@ -1,0 +1,82 @@
+"""Top-2 routing with a second expert by chance."""
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from mttl.routing.token.balance import Balance
+from mttl.routing.token.token_router import Choice, TokenRouter, draw_router, router_logits
+from mttl.routing.token.top_k import top_choice
+
+
+class GShardRouter(TokenRouter):
+    r"""Sends each token to its best expert, and to its second best by chance.
+
+    The gates are :math:`g_1, g_2`, the two largest probabilities divided by their sum. While
+    training the second expert is kept with probability :math:`\min(1, g_2 / \tau)`; in evaluation
+    where :math:`g_2 > \tau`. A token that loses it keeps :math:`g_1` as it was.
+
+    Args:
+        in_features: Features I of a token.
+        n_experts: Experts E, at least 2.
+        threshold: The gate :math:`\tau` from which the second expert is certain.
+        init_scale: The weight starts with variance ``init_scale / in_features``.
+        balance: As in `TokenRouter`.
+
+    Raises:
+        ValueError: If there are fewer than 2 experts or the threshold is negative.
+
+    References:
+        Lepikhin et al., *GShard: Scaling Giant Models with Conditional Computation and Automatic
+        Sharding*, ICLR 2021, arXiv:2006.16668.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        n_experts: int,
+        *,
+        threshold: float = 0.2,
+        init_scale: float = 0.1,
+        balance: Balance | None = None,
+    ) -> None:
+        super().__init__(in_features, n_experts, balance)
+        if n_experts < 2:
+            raise ValueError(f"n_experts ({n_experts}) must be at least 2 for two experts a token")
+        if threshold < 0:
+            raise ValueError(f"threshold ({threshold}) must not be negative")
+        self.threshold = threshold
+        self.init_scale = init_scale
+        self.weight = nn.Parameter(torch.empty(n_experts, in_features))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weight anew."""
+        draw_router(self.weight, self.init_scale)
+
+    def choose(
+        self,
+        x: Float[Tensor, "N I"],
+        *,
+        prior: Float[Tensor, "N E"] | None = None,
+        examples: Int[Tensor, "N"] | None = None,
+        token_ids: Int[Tensor, "N"] | None = None,
+    ) -> Choice:
+        """Choose two experts of each token and drop second ones by chance."""
+        logits = router_logits(x, self.weight, prior)
+        chosen = logits.topk(2, dim=-1).indices
+        choice = top_choice(logits, chosen, normalise=True, forbids=prior is not None)
+        if self.threshold == 0:
+            return choice
+        weights = choice.weights.detach()
+        level = torch.rand_like(weights) if self.training else torch.ones_like(weights)
+        first = torch.arange(len(weights), device=x.device) < len(x)  # first choices come first
+        kept = first | (weights > level * self.threshold)
+        return replace(
+            choice,
+            tokens=choice.tokens[kept],
+            experts=choice.experts[kept],
+            weights=choice.weights[kept],
+        )

@@ -1,0 +1,73 @@
+"""Hash routing: the expert of a token is fixed by its vocabulary entry."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mttl.routing.token.token_router import Choice, TokenRouter
+
+
+class HashRouter(TokenRouter):
+    """Sends each token to the expert that a fixed random table names for its vocabulary entry.
+
+    The table gives every expert the same number of entries. There is nothing to learn: the gate is
+    1. The state dict holds the table.
+
+    Args:
+        in_features: Features I of a token; not looked at.
+        n_experts: Experts E.
+        vocabulary_size: Entries V.
+        seed: Of the table; a layer's own makes layers differ.
+
+    Raises:
+        ValueError: If the vocabulary is smaller than the number of experts.
+
+    References:
+        Roller, Sukhbaatar, Szlam and Weston, *Hash Layers For Large Sparse Models*, NeurIPS 2021,
+        arXiv:2106.04426.
+    """
+
+    needs_token_ids = True
+    table: Tensor
+
+    def __init__(
+        self, in_features: int, n_experts: int, *, vocabulary_size: int, seed: int = 0
+    ) -> None:
+        super().__init__(in_features, n_experts)
+        if vocabulary_size < n_experts:
+            raise ValueError(
+                f"vocabulary_size ({vocabulary_size}) must be at least n_experts ({n_experts}), or "
+                "some experts have no entry"
+            )
+        self.seed = seed
+        self.register_buffer("table", torch.empty(vocabulary_size, dtype=torch.long))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the table from the seed."""
+        generator = torch.Generator().manual_seed(self.seed)
+        order = torch.randperm(len(self.table), generator=generator)
+        self.table.copy_(order % self.n_experts)
+
+    def choose(
+        self,
+        x: Float[Tensor, "N I"],
+        *,
+        prior: Float[Tensor, "N E"] | None = None,
+        examples: Int[Tensor, "N"] | None = None,
+        token_ids: Int[Tensor, "N"] | None = None,
+    ) -> Choice:
+        """Look up the expert of each token.
+
+        Raises:
+            ValueError: If there are no vocabulary entries, or there is a prior.
+        """
+        if token_ids is None:
+            raise ValueError("HashRouter routes by vocabulary entry: pass token_ids")
+        if prior is not None:
+            raise ValueError("HashRouter has no logits that a prior could be added to; give none")
+        experts = self.table[token_ids]
+        chosen = torch.nn.functional.one_hot(experts, self.n_experts).float()
+        tokens = torch.arange(len(x), device=x.device)
+        # As logits, minus infinity elsewhere: the softmax is the choice.
+        return Choice(tokens, experts, torch.ones_like(chosen[:, 0]), chosen.log(), chosen)

@@ -1,0 +1,110 @@
+"""Noisy top-k routing: trained noise explores, and makes the load differentiable."""
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from mttl.routing.token.balance import Balance
+from mttl.routing.token.token_router import Choice, TokenRouter, router_logits
+from mttl.routing.token.top_k import top_choice
+
+
+class NoisyTopKRouter(TokenRouter):
+    r"""Sends each token to its ``top_k`` best experts by noisy logits.
+
+    While training, :math:`h = W_g x + \epsilon \odot \sigma` with
+    :math:`\sigma = \mathrm{softplus}(W_n x) + 10^{-2}` and standard normal :math:`\epsilon`; in
+    evaluation :math:`h = W_g x`. Gates are the softmax over the ``top_k`` largest entries of h. The
+    load of expert e is estimated by the probability that it is chosen if its noise alone is drawn
+    anew, :math:`\sum_x \Phi((W_g x - t_e(x)) / \sigma)_e`, where :math:`t_e` is the
+    ``top_k``-th largest entry of h without e.
+
+    Args:
+        in_features: Features I of a token.
+        n_experts: Experts E.
+        top_k: Experts per token, fewer than E.
+        smallest_noise: The least standard deviation of the noise.
+        balance: As in `TokenRouter`; may have a load loss.
+
+    Raises:
+        ValueError: If ``top_k`` is not between 1 and E - 1, or the noise is not positive.
+
+    References:
+        Shazeer et al., *Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts
+        Layer*, ICLR 2017, arXiv:1701.06538.
+    """
+
+    estimates_load = True
+
+    def __init__(
+        self,
+        in_features: int,
+        n_experts: int,
+        *,
+        top_k: int = 2,
+        smallest_noise: float = 1e-2,
+        balance: Balance | None = None,
+    ) -> None:
+        super().__init__(in_features, n_experts, balance)
+        if not 1 <= top_k < n_experts:
+            raise ValueError(
+                f"top_k ({top_k}) must lie between 1 and n_experts - 1 ({n_experts - 1}): the "
+                "estimate of the load compares with the first expert that is not chosen"
+            )
+        if not smallest_noise > 0:
+            raise ValueError(f"smallest_noise ({smallest_noise}) must be positive")
+        self.top_k = top_k
+        self.smallest_noise = smallest_noise
+        self.weight = nn.Parameter(torch.empty(n_experts, in_features))
+        self.noise_weight = nn.Parameter(torch.empty(n_experts, in_features))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set both weights to 0: at first, noise alone decides."""
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.noise_weight)
+
+    def choose(
+        self,
+        x: Float[Tensor, "N I"],
+        *,
+        prior: Float[Tensor, "N E"] | None = None,
+        examples: Int[Tensor, "N"] | None = None,
+        token_ids: Int[Tensor, "N"] | None = None,
+    ) -> Choice:
+        """Choose the best experts of each token by noisy logits."""
+        clean = router_logits(x, self.weight, prior)
+        noisy, load = clean, None
+        if self.training:
+            spread = nn.functional.softplus(x @ self.noise_weight.float().t())
+            deviation = spread + self.smallest_noise
+            noisy = clean + torch.randn_like(clean) * deviation
+            load = expected_load(clean, noisy, deviation, self.top_k).sum(0)
+        chosen = noisy.topk(self.top_k, dim=-1).indices
+        choice = top_choice(noisy, chosen, normalise=True, forbids=prior is not None)
+        return choice if load is None else replace(choice, load=load)
+
+
+def expected_load(
+    clean: Float[Tensor, "N E"],
+    noisy: Float[Tensor, "N E"],
+    deviation: Float[Tensor, "N E"],
+    top_k: int,
+) -> Float[Tensor, "N E"]:
+    """Return the probability that each expert is chosen if its noise alone is drawn anew.
+
+    Args:
+        clean: Logits without noise; minus infinity where forbidden.
+        noisy: Logits with noise.
+        deviation: Standard deviations of the noise.
+        top_k: Experts per token.
+    """
+    best = noisy.topk(top_k + 1, dim=-1).values
+    last, next_best = best[:, -2:-1], best[:, -1:]
+    # Without a chosen expert, the one after the last chosen becomes the last.
+    threshold = torch.where(noisy >= last, next_best, last)
+    # Fewer rivals than places: an allowed expert is always chosen, a forbidden one never.
+    margin = torch.where(clean > -torch.inf, clean - threshold, clean).clamp(-1e9, 1e9)
+    return torch.special.ndtr(margin / deviation)

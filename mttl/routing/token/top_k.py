@@ -1,0 +1,131 @@
+"""Top-k routing: each token goes to its k most probable experts."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from mttl.routing.token.balance import Balance, BiasBalance
+from mttl.routing.token.token_router import Choice, TokenRouter, draw_router, router_logits
+
+
+class TopKRouter(TokenRouter):
+    r"""Sends each token to its ``top_k`` most probable experts.
+
+    With :math:`p = \mathrm{softmax}(W x + b)` and S the ``top_k`` largest entries of p, the gates
+    are :math:`p_e` for e in S, or, normalised, :math:`p_e / \sum_{j \in S} p_j`. Mixtral is
+    ``top_k=2``; the Switch Transformer is ``top_k=1, normalise=False, jitter=1e-2``.
+
+    Args:
+        in_features: Features I of a token.
+        n_experts: Experts E.
+        top_k: Experts per token.
+        normalise: Let the gates of a token sum to 1. With ``top_k=1`` the only gate would be 1,
+            without gradient, so it is refused.
+        jitter: While training, multiply the router's input by U(1 - jitter, 1 + jitter).
+        init_scale: The weight starts with variance ``init_scale / in_features``.
+        bias: Balances without a loss; see `BiasBalance`.
+        balance: As in `TokenRouter`.
+
+    Raises:
+        ValueError: If ``top_k`` is not between 1 and E, the jitter is outside [0, 1), or a single
+            gate would be normalised.
+
+    References:
+        Fedus, Zoph and Shazeer, *Switch Transformers*, JMLR 2022, arXiv:2101.03961. Jiang et al.,
+        *Mixtral of Experts*, 2024, arXiv:2401.04088.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        n_experts: int,
+        *,
+        top_k: int = 2,
+        normalise: bool = True,
+        jitter: float = 0.0,
+        init_scale: float = 0.1,
+        bias: BiasBalance | None = None,
+        balance: Balance | None = None,
+    ) -> None:
+        super().__init__(in_features, n_experts, balance)
+        if not 1 <= top_k <= n_experts:
+            raise ValueError(f"top_k ({top_k}) must lie between 1 and n_experts ({n_experts})")
+        if normalise and top_k == 1 and n_experts > 1:
+            raise ValueError(
+                "top_k (1) with normalise makes every gate 1 and the router learns nothing; set "
+                "normalise to False, as the Switch Transformer does"
+            )
+        if not 0 <= jitter < 1:
+            raise ValueError(f"jitter ({jitter}) must lie in [0, 1)")
+        self.top_k = top_k
+        self.normalise = normalise
+        self.jitter = jitter
+        self.bias = bias
+        self.init_scale = init_scale
+        self.weight = nn.Parameter(torch.empty(n_experts, in_features))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weight anew and forget the bias."""
+        draw_router(self.weight, self.init_scale)
+        if self.bias is not None:
+            self.bias.reset_parameters()
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether `adjust` does something."""
+        return self.bias is not None
+
+    def adjust(self, load: Float[Tensor, "E"] | Int[Tensor, "E"]) -> None:
+        """Move the bias against the load of a step, where there is one."""
+        if self.bias is not None:
+            self.bias.adjust(load)
+
+    def choose(
+        self,
+        x: Float[Tensor, "N I"],
+        *,
+        prior: Float[Tensor, "N E"] | None = None,
+        examples: Int[Tensor, "N"] | None = None,
+        token_ids: Int[Tensor, "N"] | None = None,
+    ) -> Choice:
+        """Choose the most probable experts of each token."""
+        if self.training and self.jitter:
+            x = x * torch.empty_like(x).uniform_(1 - self.jitter, 1 + self.jitter)
+        logits = router_logits(x, self.weight, prior)
+        liked = logits
+        if self.bias is not None:
+            # A forbidden expert has probability 0, and no bias may bring it back.
+            liked = (torch.softmax(logits, dim=-1) + self.bias.value).where(
+                logits > -torch.inf, logits
+            )
+        chosen = liked.topk(self.top_k, dim=-1).indices
+        return top_choice(logits, chosen, normalise=self.normalise, forbids=prior is not None)
+
+
+def top_choice(
+    logits: Float[Tensor, "N E"],
+    chosen: Int[Tensor, "N k"],
+    *,
+    normalise: bool,
+    forbids: bool = False,
+) -> Choice:
+    """Turn the chosen experts of each token into pairs, all first choices before the second ones.
+
+    Args:
+        logits: Of all experts; minus infinity where an expert is forbidden.
+        chosen: Experts of each token, the preferred one first.
+        normalise: Let the gates of a token sum to 1.
+        forbids: Look for forbidden experts among the chosen ones and leave them out.
+    """
+    probabilities = torch.softmax(logits, dim=-1)
+    if normalise:
+        gates = torch.softmax(logits.gather(-1, chosen), dim=-1)
+    else:
+        gates = probabilities.gather(-1, chosen)
+    tokens = torch.arange(len(logits), device=logits.device).repeat(chosen.shape[1])
+    experts, weights = chosen.t().flatten(), gates.t().flatten()
+    if forbids:
+        allowed = (logits.gather(-1, chosen) > -torch.inf).t().flatten()
+        tokens, experts, weights = tokens[allowed], experts[allowed], weights[allowed]
+    return Choice(tokens, experts, weights, logits, probabilities)

@@ -1,0 +1,1 @@
+"""Skills of all parameters of a small network, composed for each task."""

@@ -1,0 +1,212 @@
+"""Modular skills for any network: the parameters of each task are composed, then used.
+
+::
+
+    task ids ─ router ─ weights (G, T, 1, K) ─┐
+    base θ0 ──────────────────────────────────┼─ merge ─ θ_t = θ0 + Σ_k w_tk φ_k ─┐
+    inventory φ ──────────────────────────────┘                                   ▼
+    arguments (T, …) ─────────────────────────────────────── the base's forward, T times
+
+It costs the memory of T networks, so it suits few tasks and a small network; for a large backbone
+and many tasks there is `mttl.skills.attach`.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from mttl.routing.context import check_task_ids
+from mttl.routing.task.task_router import TaskRouter
+from mttl.skills.composed.module_inventory import ModuleInventory
+
+OVER_TASKS = ("auto", "loop", "vmap")
+
+
+class ComposedModel(nn.Module):
+    """Runs a network with the composed parameters of several tasks.
+
+    Args:
+        base: The network of one task; takes tensors, returns a tensor or a tuple of tensors.
+        inventory: Skills of its parameters.
+        router: Gives the mixing weights of all groups, for one head.
+        train_base: Whether the base's own parameters are trained beside the skills. They belong to
+            all tasks: freeze them where nothing may be shared, as with private skills.
+        over_tasks: Run one task after another (``"loop"``), or all of them in each operation
+            (``"vmap"``). A loop pays for every operation T times, vmap copies activations to bring
+            the tasks' convolutions together: it is the better where each task has little work.
+            ``"auto"`` loops where gradients are recorded on a CPU, since a learner's batches are
+            large, and is ``"vmap"`` elsewhere.
+
+    Attributes:
+        groups: Names of the routed groups.
+
+    Raises:
+        ValueError: If the inventory was made for another module; if groups, skills or heads are not
+            those of the router; if a layer keeps running statistics, which tasks would share; or if
+            ``over_tasks`` is unknown.
+
+    References:
+        Ponti, Sordoni, Bengio and Reddy, *Combining Modular Skills in Multitask Learning*, 2022,
+        arXiv:2202.13914: equation 3, with skills over all components of a policy as in section 3.
+    """
+
+    role = "backbone"  # of what is neither skill nor router: the base
+
+    def __init__(
+        self,
+        base: nn.Module,
+        inventory: ModuleInventory,
+        router: TaskRouter,
+        *,
+        train_base: bool = True,
+        over_tasks: str = "auto",
+    ) -> None:
+        super().__init__()
+        _check_parts(base, inventory, router)
+        if over_tasks not in OVER_TASKS:
+            raise ValueError(f"over_tasks ('{over_tasks}') must be one of {', '.join(OVER_TASKS)}")
+        self.base = base.requires_grad_(train_base)
+        self.inventory = inventory
+        self.router = router
+        self.over_tasks = over_tasks
+        self.groups = inventory.groups
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(self.base.parameters()).device
+
+    def forward(self, task_ids: Int[Tensor, "T"], *arguments: Tensor) -> Any:
+        """Compose the parameters of some tasks and run the base with them.
+
+        The router is asked once: what it draws for a task holds for all of the task's arguments.
+
+        Args:
+            task_ids: The tasks.
+            *arguments: What the base takes, each with a leading axis T over the tasks.
+
+        Returns:
+            What the base returns, each tensor with a leading axis T.
+
+        Raises:
+            ValueError: If the ids are on the CPU and one is out of range, or an argument has
+                another number of tasks.
+        """
+        return self.run(self.task_parameters(task_ids), *arguments)
+
+    def task_parameters(self, task_ids: Int[Tensor, "T"]) -> dict[str, Tensor]:
+        """Return the parameters of some tasks by name, each of shape (T, …).
+
+        Call it once, without gradients, where many calls of `run` share them.
+
+        Args:
+            task_ids: The tasks.
+
+        Raises:
+            ValueError: If the ids are on the CPU and one is out of range.
+        """
+        if task_ids.device.type == "cpu":  # on an accelerator, reading them would stall it
+            check_task_ids(task_ids, self.router.n_tasks)
+        # Small changes of large values would be lost in half precision.
+        with torch.autocast(self.device.type, enabled=False):
+            return self._merge(self.router(task_ids))
+
+    def run(self, parameters: Mapping[str, Tensor], *arguments: Tensor) -> Any:
+        """Run the base with given parameters of T tasks.
+
+        Args:
+            parameters: As from `task_parameters`.
+            *arguments: What the base takes, each with a leading axis T.
+
+        Returns:
+            What the base returns, each tensor with a leading axis T.
+
+        Raises:
+            ValueError: If an argument has another number of tasks.
+        """
+        first = next(iter(parameters.values()))
+        n_tasks = len(first)
+        for position, argument in enumerate(arguments):
+            if argument.ndim == 0 or len(argument) != n_tasks:
+                raise ValueError(
+                    f"argument {position} has the shape {tuple(argument.shape)}; its first axis "
+                    f"must hold the {n_tasks} tasks"
+                )
+        learns_on_cpu = torch.is_grad_enabled() and first.device.type == "cpu"
+        if (
+            n_tasks == 1
+            or self.over_tasks == "loop"
+            or (self.over_tasks == "auto" and learns_on_cpu)
+        ):
+            return self._loop(parameters, arguments)
+        # Where the base draws noise, each task draws its own, as it does in the loop.
+        return vmap(self._call, randomness="different")(dict(parameters), arguments)
+
+    @torch.no_grad()
+    def task_module(self, task_id: int) -> nn.Module:
+        """Return a copy of the base with the composed parameters of one task, without noise.
+
+        Args:
+            task_id: The task.
+
+        Returns:
+            A plain module that shares nothing with this one.
+
+        Raises:
+            ValueError: If the id is out of range.
+        """
+        check_task_ids(torch.tensor([task_id]), self.router.n_tasks)
+        parameters = self._merge(self.router.matrix()[:, task_id : task_id + 1])
+        module = copy.deepcopy(self.base)
+        for name, parameter in module.named_parameters():
+            parameter.copy_(parameters[name][0])
+        return module
+
+    def _merge(self, weights: Float[Tensor, "G T 1 K"]) -> dict[str, Tensor]:
+        return self.inventory.merge(dict(self.base.named_parameters()), weights)
+
+    def _call(self, parameters: dict[str, Tensor], arguments: tuple[Tensor, ...]) -> Any:
+        return functional_call(self.base, parameters, arguments)
+
+    def _loop(self, parameters: Mapping[str, Tensor], arguments: tuple[Tensor, ...]) -> Any:
+        # Unbinding has one backward step for all tasks; indexing would fill a tensor for each.
+        of_tasks = zip(*(tensor.unbind(0) for tensor in parameters.values()), strict=True)
+        outputs = [
+            self._call(
+                dict(zip(parameters, own, strict=True)),
+                tuple(argument[task] for argument in arguments),
+            )
+            for task, own in enumerate(of_tasks)
+        ]
+        if isinstance(outputs[0], Tensor):
+            return torch.stack(outputs)
+        return tuple(torch.stack(parts) for parts in zip(*outputs, strict=True))
+
+
+def _check_parts(base: nn.Module, inventory: ModuleInventory, router: TaskRouter) -> None:
+    if {name: parameter.shape for name, parameter in base.named_parameters()} != inventory.shapes:
+        raise ValueError(
+            f"the inventory was made for another module: this {type(base).__name__} has parameters "
+            "of other names or shapes"
+        )
+    if router.n_heads != 1:
+        raise ValueError(
+            f"n_heads ({router.n_heads}) must be 1: whole modules have no blocks of features that "
+            "could be routed apart"
+        )
+    if (router.n_groups, router.n_skills) != (inventory.n_groups, inventory.n_skills):
+        raise ValueError(
+            f"the router has {router.n_groups} groups and {router.n_skills} skills, the inventory "
+            f"{inventory.n_groups} and {inventory.n_skills}; they must be equal"
+        )
+    for name, module in base.named_modules():
+        if getattr(module, "track_running_stats", False):
+            raise ValueError(
+                f"'{name}' keeps running statistics, which all tasks would share; make it with "
+                "track_running_stats=False, or use group normalisation"
+            )

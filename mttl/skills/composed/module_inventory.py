@@ -1,0 +1,129 @@
+"""An inventory of skills over all parameters of a module, whatever its layers are."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mttl.skills.composed.tensor_skills import (
+    DenseSkills,
+    LowRankSkills,
+    SparseSkills,
+    TensorSkills,
+)
+
+KINDS: dict[str, type[TensorSkills]] = {
+    "dense": DenseSkills,
+    "sparse": SparseSkills,
+    "lora": LowRankSkills,
+}
+
+
+class ModuleInventory(nn.Module):
+    r"""K skills, each a change of all parameters.
+
+    A task composes its own: :math:`\theta_t = \theta_0 + \sum_k w_{tk} \phi_k`.
+
+    Args:
+        base: The module whose parameters the skills change; it is only looked at.
+        n_skills: Skills K.
+        kind: What a skill changes: every entry (``"dense"``), few entries, chosen at random and
+            for good (``"sparse"``), or matrices by products of thin ones (``"lora"``, which leaves
+            biases and other vectors alone). See `mttl.skills.composed.tensor_skills`.
+        granularity: Which parameters share a routing row: all of the ``"model"``, or those of a
+            ``"layer"``, that is of a module that holds parameters itself.
+        **settings: What the kind takes: ``init``, and ``sparsity``, or ``rank`` and ``scale``.
+
+    Attributes:
+        shapes: Of the base's parameters by name; tied ones appear once.
+        groups: Names of the routed groups: ``"model"``, or the paths of the layers with skills.
+
+    Raises:
+        ValueError: If the kind or the granularity is unknown, a setting has no sensible value, or
+            no parameter can have skills of this kind.
+        TypeError: If the kind does not take a setting.
+    """
+
+    role = "skills"
+
+    def __init__(
+        self,
+        base: nn.Module,
+        n_skills: int,
+        *,
+        kind: str,
+        granularity: str = "model",
+        **settings: Any,
+    ) -> None:
+        super().__init__()
+        if kind not in KINDS:
+            raise ValueError(f"kind ('{kind}') must be 'dense', 'sparse' or 'lora'")
+        if granularity not in ("model", "layer"):
+            raise ValueError(f"granularity ('{granularity}') must be 'model' or 'layer'")
+        make = KINDS[kind]
+        groups: dict[str, int] = {}
+        self._group_of: dict[str, int] = {}
+        self.skills = nn.Module()  # as nested as the base: parameters keep their paths
+        for name, parameter in base.named_parameters():
+            if parameter.ndim < make.smallest_ndim:
+                continue
+            skills = make(parameter.shape, n_skills, **settings)
+            _put(self.skills, name, skills.to(parameter.device, parameter.dtype))
+            layer = name.rpartition(".")[0] if granularity == "layer" else "model"
+            self._group_of[name] = groups.setdefault(layer, len(groups))
+        if not groups:
+            raise ValueError(
+                f"the {type(base).__name__} has no parameter that can have skills of kind '{kind}'"
+            )
+        self.n_skills = n_skills
+        self.shapes = {name: parameter.shape for name, parameter in base.named_parameters()}
+        self.groups = tuple(groups)
+
+    @property
+    def n_groups(self) -> int:
+        """How many groups are routed apart."""
+        return len(self.groups)
+
+    def reset_parameters(self) -> None:
+        """Draw all skills anew, as they began."""
+        for name in self._group_of:
+            self._of(name).reset_parameters()
+
+    def merge(
+        self, base: Mapping[str, Tensor], weights: Float[Tensor, "G T 1 K"]
+    ) -> dict[str, Tensor]:
+        """Return the parameters of every task.
+
+        Args:
+            base: The parameters of the base by name.
+            weights: Mixing weights of the tasks in every group, for the one head there is.
+
+        Returns:
+            For a parameter of shape (…), a tensor of shape (T, …).
+        """
+        rows = weights.squeeze(2).unbind(0)
+        n_tasks = weights.shape[1]
+        return {
+            name: self._of(name).merge(tensor, rows[self._group_of[name]])
+            if name in self._group_of
+            else tensor.expand(n_tasks, *tensor.shape)
+            for name, tensor in base.items()
+        }
+
+    def extra_repr(self) -> str:
+        """Name the sizes in the module's printed form."""
+        return f"n_skills={self.n_skills}, n_groups={self.n_groups}"
+
+    def _of(self, name: str) -> TensorSkills:
+        return self.skills.get_submodule(name)  # type: ignore[return-value]
+
+
+def _put(root: nn.Module, path: str, module: nn.Module) -> None:
+    """Add ``module`` to ``root`` at a dotted path, with empty modules on the way."""
+    *above, last = path.split(".")
+    for part in above:
+        if part not in root._modules:
+            root.add_module(part, nn.Module())
+        root = root.get_submodule(part)
+    root.add_module(last, module)

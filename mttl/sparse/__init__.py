@@ -1,0 +1,1 @@
+"""Sparse skills alone: chosen entries of any model, trained, stored and added."""

@@ -1,0 +1,184 @@
+r"""Sparse skills put on a network and taken off again, to the last bit.
+
+:math:`\theta = \theta_0 + \sum_j w_j \phi_j`. To subtract what was added would leave rounding
+errors behind; so the weights that skills touch are remembered as they were (as many as there are
+entries in the skills, not in the network), every composition is computed anew from these, and where
+no skill is left they are put back. The sum is made in double precision and in the order of the
+skills' names: it does not matter in which order they came.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mttl.errors import CheckpointError, nearest
+from mttl.sparse.skill_file import SparseSkill, digest, put_entries
+
+MOST_SHOWN = 10
+
+
+@dataclass(frozen=True, eq=False)
+class _Remembered:
+    """Weights as they were before any skill."""
+
+    indices: Tensor
+    values: Tensor
+
+
+class SparseComposition:
+    """A network together with the sparse skills that are on it.
+
+    While skills are on it, nothing else may change the weights at their supports.
+
+    Args:
+        model: The network, without skills; its parameters are changed in place.
+
+    References:
+        Ansell, Ponti, Korhonen and Vulić, *Composable Sparse Fine-Tuning for Cross-Lingual
+        Transfer*, ACL 2022, arXiv:2110.07560, section 3.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._tensors = {name: value.detach() for name, value in model.named_parameters()}
+        self._skills: dict[str, tuple[float, SparseSkill]] = {}
+        self._remembered: dict[str, _Remembered] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the skills that are on the network, sorted."""
+        return tuple(sorted(self._skills))
+
+    def apply(self, name: str, skill: SparseSkill, *, weight: float = 1.0) -> None:
+        """Put a skill on the network.
+
+        Args:
+            name: What to call it.
+            skill: The skill.
+            weight: Factor on its changes.
+
+        Raises:
+            ValueError: If a skill of that name is on the network.
+            CheckpointError: If the skill was made for another network; the message lists what
+                differs, and nothing is changed.
+        """
+        if name in self._skills:
+            raise ValueError(f"a skill '{name}' is on the network already; remove it first")
+        self._check(name, skill)
+        self._skills[name] = (weight, skill)
+        self._write(skill.changes)
+
+    def remove(self, name: str) -> None:
+        """Take a skill off; where no other is left, the weights are as before, bit for bit.
+
+        Args:
+            name: What it was called.
+
+        Raises:
+            ValueError: If there is none of that name.
+        """
+        if name not in self._skills:
+            raise ValueError(f"no skill '{name}' is on the network.{nearest(name, self._skills)}")
+        _, skill = self._skills.pop(name)
+        self._write(skill.changes)
+
+    def swap(self, old: str, name: str, skill: SparseSkill, *, weight: float = 1.0) -> None:
+        """Put a skill in the place of another.
+
+        Args:
+            old: The one to take off.
+            name: What to call the new one.
+            skill: The new one.
+            weight: Factor on its changes.
+
+        Raises:
+            ValueError: If there is no ``old``, or ``name`` is another skill on the network.
+            CheckpointError: As for `apply`; the old skill then stays.
+        """
+        if old not in self._skills:
+            raise ValueError(f"no skill '{old}' is on the network.{nearest(old, self._skills)}")
+        if name != old and name in self._skills:
+            raise ValueError(f"a skill '{name}' is on the network already; remove it first")
+        self._check(name, skill)
+        self.remove(old)
+        self.apply(name, skill, weight=weight)
+
+    def clear(self) -> None:
+        """Take all skills off."""
+        for name in self.names:
+            self.remove(name)
+
+    def originals(self, name: str, indices: Tensor, values: Tensor) -> Tensor:
+        """Return weights of a tensor as they are without skills.
+
+        Args:
+            name: Of the tensor.
+            indices: Places in it.
+            values: What stands there with the present skills on it.
+        """
+        known = self._remembered.get(name)
+        if known is None or not len(known.indices):
+            return values
+        place, found = _look_up(known.indices, indices)
+        return torch.where(found, known.values[place], values)
+
+    def _without_skills(self, name: str, indices: Tensor) -> Tensor:
+        tensor = self._tensors[name]
+        indices = indices.to(tensor.device)
+        return self.originals(name, indices, tensor.reshape(-1)[indices])
+
+    def _check(self, name: str, skill: SparseSkill) -> None:
+        problems = []
+        for tensor, change in skill.changes.items():
+            own = self._tensors.get(tensor)
+            if own is None:
+                problems.append(f"{tensor}: missing{nearest(tensor, self._tensors, 1)}")
+            elif tuple(own.shape) != change.shape:
+                problems.append(f"{tensor}: shape {tuple(own.shape)} instead of {change.shape}")
+            elif own.dtype != change.values.dtype:
+                problems.append(f"{tensor}: {own.dtype} instead of {change.values.dtype}")
+            elif digest(self._without_skills(tensor, change.indices)) != change.base:
+                problems.append(f"{tensor}: other weights")
+        if problems:
+            shown = problems[:MOST_SHOWN]
+            if len(problems) > MOST_SHOWN:
+                shown.append(f"and {len(problems) - MOST_SHOWN} more")
+            raise CheckpointError(
+                f"the skill '{name}' was made for another network; this one differs in "
+                f"{len(problems)} of {len(skill.changes)} tensors:\n" + "\n".join(shown)
+            )
+
+    def _write(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._write_tensor(name)
+
+    @torch.no_grad()
+    def _write_tensor(self, name: str) -> None:
+        """Put back what was there, remember what the present skills touch, and add them up."""
+        tensor = self._tensors[name]
+        parts = [
+            (weight, skill.changes[name])
+            for _, (weight, skill) in sorted(self._skills.items())
+            if name in skill.changes
+        ]
+        places = [change.indices.to(tensor.device) for _, change in parts]
+        union = torch.cat(places).unique() if places else torch.empty(0, dtype=torch.int64)
+        originals = self._without_skills(name, union)
+        known = self._remembered.pop(name, None)
+        if known is not None:
+            put_entries(tensor, known.indices, known.values)
+        if not parts:
+            return
+        self._remembered[name] = _Remembered(union, originals)
+        total = originals.to(torch.float64, copy=True)
+        for (weight, change), place in zip(parts, places, strict=True):
+            changes = weight * change.values.to(tensor.device).double()
+            total[torch.searchsorted(union, place)] += changes
+        put_entries(tensor, union, total.to(tensor.dtype))
+
+
+def _look_up(known: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """Return where each index stands among the known ones, and whether it does."""
+    place = torch.searchsorted(known, indices).clamp(max=len(known) - 1)
+    return place, known[place] == indices

@@ -1,0 +1,152 @@
+"""A plain loop of steps that can be stopped by Ctrl-C or SIGTERM and continued later."""
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from rich.console import Console
+from rich.progress import TextColumn
+
+from mttl.errors import CheckpointError, ConfigError, StopRequested
+from mttl.files import write_atomic
+from mttl.progress_bar import counting_bar
+
+logger = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_LINES = 15.0
+SECONDS_BETWEEN_LOSSES = 0.2
+
+
+class Steps(Protocol):
+    """Work in steps, whose state can be kept."""
+
+    last_loss: torch.Tensor | None
+
+    @property
+    def n_steps(self) -> int:
+        """Steps in all."""
+        ...
+
+    @property
+    def n_done(self) -> int:
+        """Steps that were taken."""
+        ...
+
+    @property
+    def doing(self) -> str:
+        """What the next step belongs to, for people."""
+        ...
+
+    def advance(self) -> None:
+        """Take a step."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `load_state_dict` needs."""
+        ...
+
+
+def run_steps(
+    work: Steps, state: Path, settings: dict[str, Any], console: Console, *, save_every: int
+) -> None:
+    """Take all steps that are left, with a progress bar; the state is kept at the end, too.
+
+    Args:
+        work: The steps.
+        state: File of the state.
+        settings: What the state belongs to; JSON.
+        console: Where progress is shown.
+        save_every: Steps between two states.
+
+    Raises:
+        StopRequested: After Ctrl-C or SIGTERM; the step was finished and the state saved.
+    """
+    with (
+        _asked_to_stop() as asked,
+        counting_bar(console, TextColumn("{task.fields[loss]}")) as bars,
+    ):
+        bar = bars.add_task(work.doing, total=work.n_steps, completed=work.n_done, loss="")
+        begun, first, shown = time.monotonic(), work.n_done, time.monotonic()
+        while work.n_done < work.n_steps:
+            work.advance()
+            now = time.monotonic()
+            pause = SECONDS_BETWEEN_LOSSES if console.is_terminal else SECONDS_BETWEEN_LINES
+            if now - shown > pause and work.last_loss is not None:
+                shown, loss = now, f"loss {float(work.last_loss):.3f}"
+                bars.update(bar, loss=loss)
+                if not console.is_terminal:
+                    left = (now - begun) / (work.n_done - first) * (work.n_steps - work.n_done)
+                    place = f"step {work.n_done} of {work.n_steps} ({work.doing})"
+                    console.print(f"{place}: {loss}, about {left:.0f} s left")
+            bars.update(bar, completed=work.n_done, description=work.doing)
+            if asked or work.n_done % save_every == 0 or work.n_done == work.n_steps:
+                save_state(state, work.state_dict(), settings)
+            if asked:
+                raise StopRequested(asked[0], state)
+
+
+def save_state(path: Path, state: dict[str, Any], settings: dict[str, Any]) -> None:
+    """Write a state, whole or not at all; it is no file to exchange."""
+    content = {"settings": settings, "state": state}
+    write_atomic(path, lambda temporary: torch.save(content, temporary))
+
+
+def load_state(path: Path, settings: dict[str, Any], *, resume: bool) -> dict[str, Any] | None:
+    """Return the state to continue from, or None to begin.
+
+    Args:
+        path: File of the state.
+        settings: What the work is now.
+        resume: Whether to continue.
+
+    Raises:
+        ConfigError: If there is a state and it is not asked for, or it belongs to other settings.
+        CheckpointError: If the file is damaged.
+    """
+    if not path.is_file():
+        return None
+    if not resume:
+        raise ConfigError(
+            f"'{path}' is the state of a run that was stopped: continue it with --resume, or "
+            "delete the file to begin anew"
+        )
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        earlier, state = content["settings"], content["state"]
+    except Exception as error:  # a damaged file can fail in any way
+        raise CheckpointError(
+            f"'{path}' is damaged ({type(error).__name__}): delete it to begin anew"
+        ) from error
+    differing = [key for key in settings if earlier.get(key) != settings[key]]
+    if differing:
+        lines = [f"{key}: {earlier.get(key)!r}, now {settings[key]!r}" for key in differing]
+        listed = "\n".join(lines)
+        raise ConfigError(f"'{path}' belongs to a run with other settings:\n{listed}")
+    return state
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[list[signal.Signals]]:
+    """Collect requests to stop while the block runs; a second one ends it on the spot."""
+    asked: list[signal.Signals] = []
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(signal.Signals(number))
+        logger.warning("stopping after this step; once more to stop at once")
+
+    before: dict[int, Callable[..., Any] | int | None] = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

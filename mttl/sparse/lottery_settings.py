@@ -1,0 +1,65 @@
+"""How a sparse support is found and trained: the numbers of `mttl.sparse.lottery_ticket`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mttl.skills.supports import check_density
+
+Criterion = Literal["change", "movement", "fisher", "random"]
+CRITERIA: tuple[Criterion, ...] = ("change", "movement", "fisher", "random")
+
+
+@dataclass(frozen=True)
+class LotterySettings:
+    """How a support is found and trained.
+
+    Args:
+        density: Fraction of the maskable entries that are trained.
+        criterion: By which they are chosen; see `mttl.sparse.scores`.
+        scope: Whether tensors compete; see `mttl.skills.supports`.
+        structure: What is chosen as a whole; see `mttl.skills.support_units`.
+        block: Side of a block.
+        full_steps: Steps of the first phase; none are taken for random supports.
+        sparse_steps: Steps of the second phase.
+        batch_size: Rows per step.
+        lr: Peak learning rate of AdamW, without weight decay.
+        sparse_lr: That of the second phase; ``lr`` by default.
+        warmup: Fraction of a phase in which the rate rises; it then falls linearly to 0.
+        l1: The factor λ.
+        gradient_clip_val: Largest norm of the gradients of a phase's parameters; none by default.
+        seed: Of the order of rows and of what objectives draw.
+
+    Raises:
+        ValueError: If a number is out of range or the criterion is unknown.
+    """
+
+    density: float = 0.01
+    criterion: Criterion = "change"
+    scope: str = "global"
+    structure: str = "entries"
+    block: int = 16
+    full_steps: int = 1000
+    sparse_steps: int = 1000
+    batch_size: int = 8
+    lr: float = 5e-5
+    sparse_lr: float | None = None
+    warmup: float = 0.0
+    l1: float = 0.0
+    gradient_clip_val: float | None = None
+    seed: int = 13
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+        if self.criterion not in CRITERIA:
+            raise ValueError(f"criterion ('{self.criterion}') must be one of {', '.join(CRITERIA)}")
+        for name in ("full_steps", "sparse_steps", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1")
+        if self.l1 < 0:
+            raise ValueError(f"l1 ({self.l1}) must not be negative")
+
+    @property
+    def steps(self) -> dict[str, int]:
+        """Steps of each phase."""
+        full = 0 if self.criterion == "random" else self.full_steps
+        return {"full": full, "sparse": self.sparse_steps}

@@ -1,0 +1,242 @@
+r"""Lottery-ticket sparse fine-tuning, and its relatives: choose a support, rewind, train it alone.
+
+::
+
+    full      θ0 ──── all maskable tensors, n steps ───> θ1      scores: |θ1 - θ0|, movement, Fisher
+    rewind    θ1 ──── the K best entries are kept in mind ──> θ0
+    sparse    θ0 ──── these entries alone, m steps ────> θ2      the skill: φ = θ2 - θ0
+
+Optimizer and learning rate begin anew in the second phase. Both add the pull to the start,
+:math:`\lambda \lVert\theta - \theta_0\rVert_1 / N`, to the loss, N the maskable parameters. By
+random draw there is no first phase; for Fisher information its steps only read gradients, one per
+example.
+
+References:
+    Ansell, Ponti, Korhonen and Vulić, *Composable Sparse Fine-Tuning for Cross-Lingual Transfer*,
+    ACL 2022, arXiv:2110.07560.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
+from mttl.skills.supports import random_support
+from mttl.sparse.full_tuning import FullTuning
+from mttl.sparse.lottery_settings import LotterySettings
+from mttl.sparse.row_order import RowOrder
+from mttl.sparse.skill_file import SparseSkill
+from mttl.sparse.tuning import SparseTuning
+from mttl.training.optim import learning_rate_factor
+
+
+class Objective(Protocol):
+    """What is learned: rows, and the loss of some of them."""
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows there are."""
+        ...
+
+    def loss(self, model: nn.Module, rows: Sequence[int], seed: int) -> Tensor:
+        """Return the mean loss of some rows; the seed decides on all that is drawn."""
+        ...
+
+
+class LotteryTicket:
+    """The two phases, step by step; can be stopped after each of them.
+
+    Args:
+        model: The network, as the skill shall find it. Its parameters change in place.
+        maskable: Names of the parameters that may be in the support; others are frozen.
+        objective: What is learned.
+        settings: How.
+
+    Attributes:
+        phase: ``"full"``, ``"sparse"`` or ``"done"``.
+        step: Steps of the phase that were taken.
+        last_loss: Of the last step, a tensor without gradient; None before the first.
+
+    Raises:
+        ValueError: If ``maskable`` is empty.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        maskable: Sequence[str],
+        objective: Objective,
+        settings: LotterySettings,
+    ) -> None:
+        if not maskable:
+            raise ValueError("maskable must name at least one parameter")
+        self.model = model
+        self.objective = objective
+        self.settings = settings
+        self.step = 0
+        self.last_loss: Tensor | None = None
+        model.requires_grad_(False)
+        named = dict(model.named_parameters())
+        parameters = {name: named[name] for name in maskable}
+        self.n_maskable = sum(value.numel() for value in parameters.values())
+        self._order = RowOrder(objective.n_rows, settings.seed)
+        self._tuning: FullTuning | SparseTuning
+        if settings.steps["full"]:
+            self.phase = "full"
+            self._tuning = FullTuning(parameters, settings.criterion)
+            self._begin_optimizer(settings.lr)
+        else:
+            shapes = {name: value.shape for name, value in parameters.items()}
+            self._begin_sparse(
+                random_support(
+                    shapes,
+                    settings.density,
+                    structure=settings.structure,
+                    block=settings.block,
+                    generator=torch.Generator().manual_seed(settings.seed),
+                )
+            )
+
+    @property
+    def n_steps(self) -> int:
+        """Steps of both phases."""
+        return sum(self.settings.steps.values())
+
+    @property
+    def n_done(self) -> int:
+        """Steps that were taken, in both phases."""
+        before = 0 if self.phase == "full" else self.settings.steps["full"]
+        return before + self.step
+
+    @property
+    def doing(self) -> str:
+        """The phase in words."""
+        if self.phase != "full":
+            return "sparse tuning"
+        reading = self.settings.criterion == "fisher"
+        return "reading Fisher information" if reading else "full tuning"
+
+    def advance(self) -> None:
+        """Take one step, and go on to the next phase after the last one of a phase."""
+        self.model.train()
+        tuning = self._tuning
+        if isinstance(tuning, FullTuning) and tuning.only_reads:
+            self._read_gradients(tuning)
+        else:
+            self._train(tuning)
+        self.step += 1
+        if self.step == self.settings.steps[self.phase]:
+            if isinstance(tuning, FullTuning):
+                self._begin_sparse(tuning.rewind(self.settings))
+            else:
+                self.phase = "done"
+
+    def skill(
+        self,
+        about: Mapping[str, Any] | None = None,
+        *,
+        originals: Callable[[str, Tensor, Tensor], Tensor] | None = None,
+    ) -> SparseSkill:
+        """Return the skill as trained so far.
+
+        Args:
+            about: How it was made; JSON.
+            originals: See `SparseTuning.skill`.
+
+        Raises:
+            RuntimeError: In the first phase.
+        """
+        if not isinstance(self._tuning, SparseTuning):
+            raise RuntimeError("there is no skill before the second phase")
+        return self._tuning.skill(about, originals=originals)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `load_state_dict` needs to continue after this step."""
+        state: dict[str, Any] = {
+            "phase": self.phase,
+            "step": self.step,
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": self._schedule.state_dict(),
+            "random": torch.get_rng_state(),
+        }
+        if torch.cuda.is_available():
+            state["device_random"] = torch.cuda.get_rng_state()
+        if isinstance(self._tuning, FullTuning):
+            return state | self._tuning.state_dict()
+        state["support"] = self._tuning.support
+        state["values"] = {name: value.detach() for name, value in self._tuning.entries.items()}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where a state was taken; the model must be at its start.
+
+        Args:
+            state: As from `state_dict`.
+        """
+        if state["phase"] == "full":
+            assert isinstance(self._tuning, FullTuning)
+            self._tuning.load_state_dict(state)
+        else:
+            self._resume_sparse(state)
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._schedule.load_state_dict(state["schedule"])
+        self.phase, self.step = state["phase"], state["step"]
+        torch.set_rng_state(state["random"])
+        if "device_random" in state:
+            torch.cuda.set_rng_state(state["device_random"])
+
+    def _resume_sparse(self, state: Mapping[str, Any]) -> None:
+        if isinstance(self._tuning, FullTuning):
+            self._begin_sparse(state["support"])
+        assert isinstance(self._tuning, SparseTuning)
+        with torch.no_grad():
+            for name, value in self._tuning.entries.items():
+                value.copy_(state["values"][name])
+        self._tuning.write()
+
+    def _begin_sparse(self, support: Mapping[str, Tensor]) -> None:
+        self.phase, self.step = "sparse", 0
+        self._tuning = SparseTuning(self.model, support)
+        rate = self.settings.sparse_lr
+        self._begin_optimizer(self.settings.lr if rate is None else rate)
+
+    def _begin_optimizer(self, lr: float) -> None:
+        n_steps = self.settings.steps[self.phase]
+        self._optimizer = AdamW(self._tuning.parameters(), lr=lr, weight_decay=0.0)
+        factor = learning_rate_factor("linear", int(self.settings.warmup * n_steps), n_steps)
+        self._schedule = LambdaLR(self._optimizer, factor)
+
+    def _train(self, tuning: FullTuning | SparseTuning) -> None:
+        loss = self.objective.loss(self.model, self._rows(), self._seed())
+        loss.backward()
+        if self.settings.l1:
+            tuning.add_l1(self.settings.l1 / self.n_maskable)
+        if self.settings.gradient_clip_val is not None:
+            nn.utils.clip_grad_norm_(tuning.parameters(), self.settings.gradient_clip_val)
+        if isinstance(tuning, FullTuning):
+            tuning.before_step(self._optimizer.param_groups[0]["lr"])
+        self._optimizer.step()
+        self._schedule.step()
+        if isinstance(tuning, SparseTuning):
+            tuning.write()
+        self._optimizer.zero_grad()
+        self.last_loss = loss.detach()
+
+    def _read_gradients(self, tuning: FullTuning) -> None:
+        self.model.eval()  # information of the network that is used, without dropout
+        losses = []
+        for row in self._rows():
+            loss = self.objective.loss(self.model, [row], self._seed())
+            loss.backward()
+            tuning.add_example()
+            losses.append(loss.detach())
+        self.last_loss = torch.stack(losses).mean()
+
+    def _rows(self) -> list[int]:
+        return self._order.rows(self.step * self.settings.batch_size, self.settings.batch_size)
+
+    def _seed(self) -> int:
+        return (self.settings.seed * 1_000_003 + self.n_done) % 2**63

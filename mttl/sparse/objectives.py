@@ -1,0 +1,242 @@
+"""What a network can learn from rows of a task or from raw text, with any model of transformers.
+
+| objective | model | a row |
+|---|---|---|
+| `TaskObjective` | encoder–decoder or decoder-only | an input and its answer |
+| `CausalText` | decoder-only | each token from those before it |
+| `MaskedText` | encoder-only | 15 % of the tokens from the others |
+| `RestoredText` | encoder–decoder | the text from one in which spans were replaced by a mask |
+"""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from mttl.data.collate import pad_id_of
+from mttl.data.encode import TextEncoder, special_ids
+from mttl.errors import ConfigError
+from mttl.sparse.language_loss import language_loss
+from mttl.training.loss import IGNORED
+
+# Of the tokens that a masked language model predicts: these show a mask, those another token.
+SHOWN_AS_MASK, SHOWN_AS_OTHER = 0.8, 0.1
+
+
+class TaskObjective:
+    """The answer to an input: the negative log-likelihood per token.
+
+    Args:
+        encoder: Encodes inputs and answers for the model.
+        rows: Inputs and answers.
+    """
+
+    def __init__(self, encoder: TextEncoder, rows: Sequence[tuple[str, str]]) -> None:
+        self._prompts = encoder.prompts([row[0] for row in rows])
+        self._answers = encoder.answers([row[1] for row in rows])
+        self._pad_id = pad_id_of(encoder.tokenizer)
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows there are."""
+        return len(self._prompts)
+
+    def loss(self, model: nn.Module, rows: Sequence[int], seed: int) -> Float[Tensor, ""]:
+        """Return the mean loss of a token of the answers; nothing is drawn."""
+        prompts = [self._prompts[row] for row in rows]
+        answers = [self._answers[row] for row in rows]
+        if model.config.is_encoder_decoder:  # type: ignore[union-attr]
+            return language_loss(model, prompts, answers, self._pad_id)
+        inputs = [[*p, *a] for p, a in zip(prompts, answers, strict=True)]
+        labels = [[IGNORED] * len(p) + [*a] for p, a in zip(prompts, answers, strict=True)]
+        return language_loss(model, inputs, labels, self._pad_id)
+
+
+class _Text:
+    """Lines of raw text as ids."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int
+    ) -> None:
+        before, after = special_ids(tokenizer)
+        room = max_length - len(before) - len(after)
+        if room < 1:
+            raise ConfigError(
+                f"--max-length ({max_length}) leaves no room for text between special tokens"
+            )
+        if not texts:  # tokenizers fail on none at all
+            raise ConfigError("the text has no line to learn from")
+        encoded: Any = tokenizer(list(texts), add_special_tokens=False, verbose=False)
+        self.before, self.after = before, after
+        self.lines: list[list[int]] = [ids[:room] for ids in encoded["input_ids"] if ids]
+        if not self.lines:
+            raise ConfigError("the text has no line to learn from")
+        self.pad_id = pad_id_of(tokenizer)
+
+    @property
+    def n_rows(self) -> int:
+        """How many lines there are."""
+        return len(self.lines)
+
+    def whole(self, row: int) -> list[int]:
+        return [*self.before, *self.lines[row], *self.after]
+
+
+class CausalText(_Text):
+    """Raw text from left to right, the end token included where the tokenizer has one.
+
+    Args:
+        tokenizer: The model's.
+        texts: Lines.
+        max_length: Most tokens of a line, special ones included.
+
+    Raises:
+        ConfigError: If there is no text, or the length leaves no room for it.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int
+    ) -> None:
+        super().__init__(tokenizer, texts, max_length)
+        end: Any = tokenizer.eos_token_id
+        if end is not None and end not in self.after:
+            self.after = [*self.after, end]
+            self.lines = [line[: max_length - len(self.before) - 1] for line in self.lines]
+
+    def loss(self, model: nn.Module, rows: Sequence[int], seed: int) -> Float[Tensor, ""]:
+        """Return the mean loss of a token; nothing is drawn."""
+        lines = [self.whole(row) for row in rows]
+        return language_loss(model, lines, lines, self.pad_id)
+
+
+class MaskedText(_Text):
+    """Raw text with some tokens to guess, as BERT learns.
+
+    Of the chosen tokens 80 % show the mask, 10 % another token, and 10 % themselves.
+
+    Args:
+        tokenizer: The model's; must have a mask token.
+        texts: Lines.
+        max_length: Most tokens of a line, special ones included.
+        share: Fraction of the tokens to guess; at least one of each line.
+
+    Raises:
+        ConfigError: If there is no text, no room for it, or no mask token.
+
+    References:
+        Devlin et al., *BERT*, NAACL 2019, arXiv:1810.04805, section 3.1.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        texts: Sequence[str],
+        max_length: int,
+        *,
+        share: float = 0.15,
+    ) -> None:
+        super().__init__(tokenizer, texts, max_length)
+        self._mask = mask_id(tokenizer, None)
+        special = set(tokenizer.all_special_ids)
+        self._others = [token for token in range(len(tokenizer)) if token not in special]
+        self._share = share
+
+    def loss(self, model: nn.Module, rows: Sequence[int], seed: int) -> Float[Tensor, ""]:
+        """Return the mean loss of a chosen token; the seed decides which."""
+        generator = random.Random(seed)
+        inputs, labels = [], []
+        for row in rows:
+            line = self.lines[row]
+            chosen = set(generator.sample(range(len(line)), max(1, round(self._share * len(line)))))
+            shown = [self._show(t, generator) if i in chosen else t for i, t in enumerate(line)]
+            wanted = [t if i in chosen else IGNORED for i, t in enumerate(line)]
+            inputs.append([*self.before, *shown, *self.after])
+            labels.append([IGNORED] * len(self.before) + wanted + [IGNORED] * len(self.after))
+        return language_loss(model, inputs, labels, self.pad_id, masked=True)
+
+    def _show(self, token: int, generator: random.Random) -> int:
+        draw = generator.random()
+        if draw < SHOWN_AS_MASK:
+            return self._mask
+        return generator.choice(self._others) if draw < SHOWN_AS_MASK + SHOWN_AS_OTHER else token
+
+
+class RestoredText(_Text):
+    """Raw text restored from one in which spans of tokens were replaced by a mask each.
+
+    Spans have 1 to 3 tokens, as long as letters are tokens; they cover the given share of a line.
+
+    Args:
+        tokenizer: The model's.
+        texts: Lines.
+        max_length: Most tokens of a line, special ones included.
+        mask: Text of the mask, where it is not the tokenizer's mask token or first sentinel.
+        share: Fraction of the tokens that are replaced.
+
+    Raises:
+        ConfigError: If there is no text, no room for it, or no mask.
+
+    References:
+        Lewis et al., *BART*, ACL 2020, arXiv:1910.13461, section 2.2 (text infilling).
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        texts: Sequence[str],
+        max_length: int,
+        *,
+        mask: str | None = None,
+        share: float = 0.3,
+    ) -> None:
+        super().__init__(tokenizer, texts, max_length)
+        self._mask = mask_id(tokenizer, mask)
+        self._share = share
+
+    def loss(self, model: nn.Module, rows: Sequence[int], seed: int) -> Float[Tensor, ""]:
+        """Return the mean loss of a token of the whole text; the seed decides on the spans."""
+        generator = random.Random(seed)
+        inputs = [
+            [*self.before, *self.corrupt(self.lines[row], generator), *self.after] for row in rows
+        ]
+        labels = [self.whole(row) for row in rows]
+        return language_loss(model, inputs, labels, self.pad_id)
+
+    def corrupt(self, line: Sequence[int], generator: random.Random) -> list[int]:
+        """Return a line with spans replaced; a mask may stand for masks, too."""
+        ids = list(line)
+        left = round(self._share * len(ids))
+        while left > 0:
+            length = min(left, generator.randint(1, 3), len(ids))
+            start = generator.randrange(len(ids) - length + 1)
+            ids[start : start + length] = [self._mask]
+            left -= length
+        return ids
+
+
+def mask_id(tokenizer: PreTrainedTokenizerBase, text: str | None) -> int:
+    """Return the id that stands for what is to be guessed.
+
+    Args:
+        tokenizer: The model's.
+        text: A text of one token; by default the mask token, or T5's first sentinel.
+
+    Raises:
+        ConfigError: If there is none, or the text is not one token.
+    """
+    if text is not None:
+        ids: Any = tokenizer(text, add_special_tokens=False)["input_ids"]
+        if len(ids) != 1:
+            raise ConfigError(f"--mask ('{text}') is {len(ids)} tokens; it must be one")
+        return ids[0]
+    if tokenizer.mask_token_id is not None:
+        return int(tokenizer.mask_token_id)  # type: ignore[arg-type]
+    sentinel: Any = tokenizer.convert_tokens_to_ids("<extra_id_0>")
+    if sentinel is not None and sentinel != tokenizer.unk_token_id:
+        return int(sentinel)
+    raise ConfigError(
+        f"{type(tokenizer).__name__} has no mask token; give the text of one by --mask"
+    )

@@ -1,0 +1,153 @@
+"""Training few entries of a network's tensors: their values alone are parameters.
+
+A backward pass gives the gradient of a whole tensor. As soon as it is there, what belongs to the
+support is copied out of it and the rest is dropped: so there is one whole gradient at a time, and
+the optimizer sees, and keeps its state for, the entries of the support only. After its step the new
+values are written into the tensors. All operations of an optimizer that works entry by entry
+(SGD, Adam, AdamW) are those of masked training of the whole tensors.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from mttl.sparse.skill_file import SparseChange, SparseSkill, digest, put_entries
+
+
+class SparseTuning:
+    """Makes the entries of a support the only parameters of a model.
+
+    ::
+
+        tuning = SparseTuning(model, support)
+        optimizer = torch.optim.AdamW(tuning.parameters(), weight_decay=0.0)
+        for batch in batches:
+            loss(model, batch).backward()
+            optimizer.step()
+            tuning.write()
+            optimizer.zero_grad()
+        skill = tuning.skill()
+        tuning.close()
+
+    Weight decay pulls the entries to 0, as in whole tensors; `add_l1` pulls them to their start.
+
+    Args:
+        model: The network; parameters without support are frozen until `close`.
+        support: Sorted places in the flattened parameters, by name.
+
+    Attributes:
+        entries: Values at the support, by name of the tensor: the parameters to optimize.
+
+    Raises:
+        ValueError: If the support names a parameter that the model lacks, or places outside it.
+    """
+
+    def __init__(self, model: nn.Module, support: Mapping[str, Int[Tensor, "n"]]) -> None:
+        parameters = dict(model.named_parameters())
+        for name, indices in support.items():
+            if name not in parameters:
+                raise ValueError(f"the model has no parameter '{name}' that the support names")
+            size = parameters[name].numel()
+            if len(indices) and not 0 <= int(indices[0]) <= int(indices[-1]) < size:
+                raise ValueError(f"the support of '{name}' leaves its {size} entries")
+        self._tensors = {name: parameters[name] for name in support}
+        self.support = {
+            name: indices.to(parameters[name].device) for name, indices in support.items()
+        }
+        self._starts = {
+            name: tensor.detach().reshape(-1)[self.support[name]]
+            for name, tensor in self._tensors.items()
+        }
+        self.entries = {name: nn.Parameter(start.clone()) for name, start in self._starts.items()}
+        self._trained_before = [value for value in parameters.values() if value.requires_grad]
+        model.requires_grad_(False)
+        self._hooks = []
+        for name, tensor in self._tensors.items():
+            tensor.requires_grad_(True)
+            self._hooks.append(tensor.register_post_accumulate_grad_hook(self._keep(name)))
+        self._frozen_after = parameters.values()
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return what to give to the optimizer."""
+        return list(self.entries.values())
+
+    @property
+    def n_entries(self) -> int:
+        """How many entries are trained."""
+        return sum(entry.numel() for entry in self.entries.values())
+
+    @torch.no_grad()
+    def write(self) -> None:
+        """Put the values of the entries into the model: after every step of the optimizer."""
+        for name, entry in self.entries.items():
+            put_entries(self._tensors[name], self.support[name], entry)
+
+    @torch.no_grad()
+    def add_l1(self, coefficient: float) -> None:
+        r"""Add the gradient of :math:`\lambda \sum \lvert\theta - \theta_0\rvert`.
+
+        Args:
+            coefficient: λ.
+        """
+        for name, entry in self.entries.items():
+            pull = coefficient * (entry - self._starts[name]).sign()
+            entry.grad = pull if entry.grad is None else entry.grad + pull
+
+    def skill(
+        self,
+        about: Mapping[str, Any] | None = None,
+        *,
+        originals: Callable[[str, Tensor, Tensor], Tensor] | None = None,
+    ) -> SparseSkill:
+        """Return what was learned, as a change of the weights that the training started from.
+
+        Args:
+            about: How it was made; JSON.
+            originals: Where the training started from a composition, its
+                `SparseComposition.originals`: the skill then is one of the network below.
+        """
+        changes = {
+            name: SparseChange(
+                tuple(self._tensors[name].shape),
+                indices,
+                self.entries[name].detach() - start,
+                digest(originals(name, indices, start) if originals else start),
+            )
+            for (name, indices), start in zip(
+                self.support.items(), self._starts.values(), strict=True
+            )
+        }
+        return SparseSkill(changes, dict(about or {}))
+
+    @torch.no_grad()
+    def close(self, *, rewind: bool = False) -> None:
+        """Give the model back: it can be trained as before.
+
+        Args:
+            rewind: Put the weights back that were there before the training.
+        """
+        for hook in self._hooks:
+            hook.remove()
+        for name, start in self._starts.items():
+            if rewind:
+                put_entries(self._tensors[name], self.support[name], start)
+        _require_gradients(self._frozen_after, self._trained_before)
+
+    def _keep(self, name: str) -> Callable[[Tensor], None]:
+        def keep(tensor: Tensor) -> None:
+            assert tensor.grad is not None  # that is when the hook is called
+            kept = tensor.grad.reshape(-1)[self.support[name]]
+            tensor.grad = None
+            entry = self.entries[name]
+            entry.grad = kept if entry.grad is None else entry.grad + kept
+
+        return keep
+
+
+def _require_gradients(all_of: Iterable[nn.Parameter], these: Iterable[nn.Parameter]) -> None:
+    wanted = {id(parameter) for parameter in these}
+    for parameter in all_of:
+        parameter.requires_grad_(id(parameter) in wanted)

@@ -1,1 +1,0 @@
-"""What a task is: its metric, its category, and what trivial answers score."""

@@ -1,0 +1,112 @@
+"""Answers, scores and tables after training."""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+from mttl.files import atomic_path
+from mttl.metrics.crossfit import score_answers
+from mttl.training.text_to_text import Prediction, TextToTextModule, mean_score
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row of ``results.csv``: a task's score on one split of one sample."""
+
+    task: str
+    split: str
+    sample: str
+    seed: int
+    metric: str
+    score: float
+    n: int
+
+
+def predict(trainer: pl.Trainer, module: TextToTextModule, loader: Any) -> list[Prediction]:
+    """Answer every row of a loader, gathered from all processes in task order.
+
+    Args:
+        trainer: Runs the loop, on as many processes as it trained with.
+        module: The trained module.
+        loader: Evaluation batches; each process gets its own share.
+    """
+    # Lightning's own prediction loop rebuilds the loader, batches and all; its test loop does not.
+    trainer.test(module, dataloaders=loader, verbose=False)
+    rows = list(module.answers)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        gathered: list[list[Prediction]] = [[]] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(gathered, rows)
+        rows = [row for share in gathered for row in share]
+    return sorted(rows, key=lambda row: (row.task_id, row.row))
+
+
+def score(
+    rows: Sequence[Prediction], metrics: Mapping[str, str], split: str, seed: int
+) -> list[Result]:
+    """Score answers per task and sample, and add their mean over tasks.
+
+    The samples of a task are averaged first: every task counts alike, however many it has.
+
+    Args:
+        rows: Answers.
+        metrics: Metric of every task; the order gives the task ids.
+        split: Name of the split, for the results.
+        seed: Seed of the run, for the results.
+    """
+    tasks = list(metrics)
+    by_key: dict[tuple[int, int], list[Prediction]] = {}
+    for row in rows:
+        by_key.setdefault((row.task_id, row.sample), []).append(row)
+    results = []
+    scores: dict[str, list[float]] = {}
+    for (task_id, sample), group in sorted(by_key.items()):
+        task = tasks[task_id]
+        value = score_answers(
+            metrics[task], [row.prediction for row in group], [row.references for row in group]
+        )
+        results.append(Result(task, split, str(sample), seed, metrics[task], value, len(group)))
+        scores.setdefault(task, []).append(value)
+    if results:
+        mean = float(mean_score([mean_score(samples) for samples in scores.values()]))
+        total = sum(result.n for result in results)
+        results.append(Result("mean", split, "all", seed, "mean", mean, total))
+    return results
+
+
+def write_results(path: Path, results: Sequence[Result]) -> None:
+    """Write ``results.csv`` whole."""
+    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Result)])
+        writer.writeheader()
+        for result in results:
+            writer.writerow(asdict(result) | {"score": f"{result.score:.6f}"})
+
+
+def write_predictions(
+    folder: Path, rows: Sequence[Prediction], tasks: Sequence[str], split: str
+) -> None:
+    """Write ``<task>_<split>.jsonl`` for every task among the answers."""
+    by_task: dict[int, list[Prediction]] = {}
+    for row in rows:
+        by_task.setdefault(row.task_id, []).append(row)
+    for task_id, group in by_task.items():
+        lines = [
+            json.dumps(
+                {
+                    "sample": row.sample,
+                    "input": row.input,
+                    "references": row.references,
+                    "prediction": row.prediction,
+                },
+                ensure_ascii=False,
+            )
+            for row in group
+        ]
+        with atomic_path(folder / f"{tasks[task_id]}_{split}.jsonl") as temporary:
+            temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,0 +1,174 @@
+"""The scores and costs of what has ended in a comparison, as tables and a figure."""
+
+import json
+import math
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+
+from comparison.folder import Comparison
+from comparison.methods import (
+    FIXED_ROUTERS,
+    REFERENCE,
+    Plan,
+)
+from comparison.tables import (
+    Line,
+    Score,
+    by_seed,
+    label,
+    lines_csv,
+    main_table,
+    paired_difference,
+    read_seen,
+    read_unseen,
+    scores_csv,
+    task_table,
+)
+from mttl.analysis.tokens.token_record import has_token_record, read_token_record
+from mttl.checkpoint import count_saved
+from mttl.files import write_text
+from mttl.model_tensors import TOKENS
+
+TOKEN_CAPTION = (
+    " Where tokens choose experts: the entropy of the experts' loads over its maximum and the "
+    "share of choices that found no room, on test rows, means over layers."
+)
+
+
+def read_scores(comparison: Comparison, plans: list[Plan]) -> list[Score]:
+    """Read the scores of all that has ended."""
+    found: list[Score] = []
+    for item in plans:
+        run = comparison.run_folder(item)
+        if comparison.cost(item, "train").ended:
+            found += read_seen(run / "results.csv", item.name, item.seed)
+        for mode in item.modes:
+            if comparison.cost(item, f"adapt-{mode}").ended:
+                path = run / f"adapt-{mode}" / "results.jsonl"
+                found += read_unseen(path, item.name, mode, item.seed)
+    return found
+
+
+def write_tables(comparison: Comparison, plans: list[Plan]) -> str:
+    """Write the tables of what has ended, and return them as Markdown."""
+    scores = read_scores(comparison, plans)
+    if not scores:
+        return ""
+    ended = {(score.method, score.mode) for score in scores if score.mode}
+    columns = [column for column in _columns(plans) if column in ended]
+    lines = [_line(comparison, *column, plans, scores) for column in columns]
+    text = f"{_caption(comparison, plans)}\n\n{main_table(lines, REFERENCE)}"
+    for heading, kept in (
+        ("Unseen tasks, every method:", [column for column in columns if column[1] == "all"]),
+        ("Unseen tasks, every mode:", [column for column in columns if column[0] == REFERENCE]),
+    ):
+        if len(kept) > 1:
+            unseen = [score for score in scores if (score.method, score.mode) in kept]
+            text += f"\n{heading}\n\n{task_table(unseen, kept)}"
+    from comparison.figure import Dots, comparison_figure  # they need matplotlib
+    from mttl.analysis.figures import save_figure
+
+    dots = [
+        Dots(
+            label(*column),
+            seen=list(_means(scores, column[0], "").values()) if column[1] == "all" else [],
+            unseen=list(_means(scores, *column).values()),
+        )
+        for column in columns
+    ]
+    save_figure(comparison_figure(dots, REFERENCE), comparison.out / "comparison")
+    write_text(comparison.out / "table.md", text)
+    write_text(comparison.out / "table.csv", lines_csv(lines))
+    write_text(comparison.out / "scores.csv", scores_csv(scores))
+    return text
+
+
+def _line(
+    comparison: Comparison, method: str, mode: str, plans: list[Plan], scores: list[Score]
+) -> Line:
+    """Return one row of the main table."""
+    items = [item for item in plans if item.name == method]
+    training = [cost for item in items if (cost := comparison.cost(item, "train")).ended]
+    adapting = [cost for item in items if (cost := comparison.cost(item, f"adapt-{mode}")).ended]
+    first = next(item for item in items if comparison.cost(item, f"adapt-{mode}").ended)
+    # A mode changes nothing about the tasks of training.
+    seen = _means(scores, method, "") if mode == "all" else {}
+    unseen = _means(scores, method, mode)
+    return Line(
+        label(method, mode),
+        trained=n_trained_in(comparison, first, mode),
+        n_seeds=len(unseen),
+        seen=_mean(seen.values()),
+        unseen=_mean(unseen.values()),
+        seen_difference=paired_difference(seen, _means(scores, REFERENCE, "")),
+        unseen_difference=paired_difference(unseen, _means(scores, REFERENCE, "all")),
+        training_minutes=_mean(cost.cpu_minutes for cost in training if seen),
+        adaptation_minutes=_mean(cost.cpu_minutes for cost in adapting),
+        peak_mib=max(cost.peak_mib for cost in training + adapting),
+        **_loads(comparison, items if mode == "all" else []),
+    )
+
+
+def _loads(comparison: Comparison, items: list[Plan]) -> dict[str, float]:
+    """Return how even the loads of experts are on test rows, and which share was dropped."""
+    runs = [comparison.run_folder(item) for item in items if comparison.cost(item, "train").ended]
+    records = [read_token_record(run) for run in runs if has_token_record(run)]
+    return {
+        "load_entropy": _mean(float(record.evenness().mean()) for record in records),
+        "dropped": 100 * _mean(float(record.dropped.mean()) for record in records),
+    }
+
+
+def n_trained_in(comparison: Comparison, item: Plan, mode: str) -> int:
+    """Return how many parameters of skills and router a training, or a mode, trains."""
+    run = comparison.run_folder(item)
+    if mode == "all":
+        return n_trained(run)
+    first, *_ = (run / f"adapt-{mode}" / "results.jsonl").read_text("utf-8").splitlines()
+    return json.loads(first)["n_trained"]
+
+
+def _caption(comparison: Comparison, plans: list[Plan]) -> str:
+    """Return the budget and what the columns mean."""
+    seeds = sorted({item.seed for item in plans})
+    ended = sum(comparison.has_ended(item) for item in plans)
+    unfinished = f" {ended} of {len(plans)} runs have ended." if ended < len(plans) else ""
+    samples = f", few-shot samples {comparison.samples}" if comparison.samples else ""
+    overrides = f" `-k {' '.join(comparison.overrides)}`" if comparison.overrides else ""
+    return (
+        f"`{comparison.config}`{overrides}: {comparison.steps} steps of training, "
+        f"{comparison.adapt_steps} of each adaptation, "
+        f"seeds {', '.join(map(str, seeds))}{samples}.{unfinished} Mean test "
+        "scores over tasks in per cent; in brackets the 95 % interval of the paired "
+        "difference, from the seeds (Student's t). Trained parameters are those of skills and "
+        "router, or what a mode trains; minutes are processor time per run; memory is the "
+        "peak of a process."
+        + (TOKEN_CAPTION if any(item.name.startswith("token") for item in plans) else "")
+    )
+
+
+def n_trained(run: Path) -> int:
+    """Return the number of parameters of a run's skills and learned router, from file headers."""
+    skills = run / "skills"
+    kind = json.loads((skills / "meta.json").read_text("utf-8"))["settings"]["router"]["kind"]
+    # What routes tokens learns, whatever routes tasks.
+    learned = TOKENS if kind in FIXED_ROUTERS else ""
+    routers = count_saved(skills / "router.safetensors", learned)
+    return count_saved(skills / "skills.safetensors") + routers
+
+
+def _columns(plans: list[Plan]) -> list[tuple[str, str]]:
+    """Return methods, then the further modes of the reference."""
+    columns = dict.fromkeys((item.name, mode) for item in plans for mode in item.modes)
+    return sorted(columns, key=lambda column: column[1] != "all")
+
+
+def _means(scores: list[Score], method: str, mode: str) -> dict[int, float]:
+    """Return the mean over tasks by seed; of the tasks of training where there is no mode."""
+    return by_seed(score for score in scores if (score.method, score.mode) == (method, mode))
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = list(values)
+    return statistics.fmean(known) if known else math.nan

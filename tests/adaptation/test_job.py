@@ -1,0 +1,71 @@
+"""One job: seeds, and what it reads."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.gyms import TINY_T5, write_gym
+from helpers.skills import skilled
+from mttl.adaptation.fine_tune import FewShotJob
+from mttl.adaptation.job import FewShotSettings, run_job, seeded
+from mttl.gym.folder import Gym
+from mttl.models.backbone import build_random, load_tokenizer
+from mttl.training.optim import Optimization
+
+SETTINGS = FewShotSettings(
+    mode="all",
+    init="mean",
+    optimization=Optimization(lr=1e-2),
+    label_smoothing=0.0,
+    max_steps=2,
+    eval_every=1,
+    batch_size=4,
+    eval_batch_size=8,
+    gradient_clip_val=1.0,
+    num_beams=1,
+    length_penalty=1.0,
+    precision="32-true",
+    max_rows=None,
+    max_eval_rows=None,
+    form={
+        "prefix": True,
+        "descriptions": False,
+        "max_input_length": 24,
+        "max_output_length": 4,
+    },
+)
+JOB = FewShotJob("copy", 100, 13)
+
+
+def test_a_job_without_test_rows_is_the_same_job_without_its_test_score(tmp_path: Path) -> None:
+    gym = write_gym(tmp_path)
+    model, tokenizer = skilled(build_random("t5", TINY_T5["config"])), load_tokenizer("byte")
+    whole = run_job(model, tokenizer, JOB, Gym(gym), SETTINGS)
+    (gym / "copy" / "copy_16_100_test.tsv").unlink()
+    state = torch.get_rng_state()
+    blind = run_job(model, tokenizer, JOB, Gym(gym), SETTINGS, score_test=False)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert math.isnan(blind.test)
+    assert blind.row()["test"] is None
+    assert (whole.n_answers, blind.n_answers) == (3, 5)  # rows of test, rows of dev
+    assert (blind.dev, blind.step, blind.n_trained) == (whole.dev, whole.step, whole.n_trained)
+
+
+def test_empty_answers_are_counted_where_the_test_is_not_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gym, tokenizer = write_gym(tmp_path), load_tokenizer("byte")
+    model = skilled(build_random("t5", TINY_T5["config"]))
+    monkeypatch.setattr(tokenizer, "batch_decode", lambda rows, **more: [""] * len(rows))
+    blind = run_job(model, tokenizer, JOB, Gym(gym), SETTINGS, score_test=False)
+    assert (blind.n_empty, blind.n_answers) == (5, 5)
+
+
+def test_a_seed_holds_inside_the_block_only() -> None:
+    before = torch.get_rng_state()
+    with seeded(7, torch.device("cpu")):
+        drawn = torch.rand(3)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(7)))

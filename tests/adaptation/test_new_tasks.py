@@ -1,0 +1,230 @@
+"""Adaptation in one call."""
+
+import json
+import logging
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import mttl
+import mttl.adaptation.modes
+from helpers.command import ROOT, load_recipe, train
+from helpers.gyms import TINY_LLAMA, write_config, write_gym
+from helpers.new_tasks import NEW, train_source
+from mttl.adaptation.fine_tune import score_batches
+from mttl.adaptation.new_tasks import Adaptation
+from mttl.adaptation.own_examples import write_examples
+from mttl.config.load import load_config
+from mttl.data.data_module import TextToTextDataModule
+from mttl.data.prepare import prepare
+from mttl.errors import CheckpointError, ConfigError, TaskError
+
+STEPS = {"max_steps": 2, "eval_every": 1, "batch_size": 4}
+PAIRS = [(word, "b") for word in ("ab", "cab", "b", "ca", "bb", "ac", "cc", "abc")]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_source(tmp_path_factory.mktemp("adaptation"))
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """The command sets the level of its process; other tests look at messages."""
+    log = logging.getLogger("mttl.data")
+    before = log.level
+    yield
+    log.setLevel(before)
+
+
+def test_importing_the_package_is_light() -> None:
+    code = (
+        "import sys, mttl; assert {'adapt', 'adapt_to', 'few_shot_table'} <= set(dir(mttl));"
+        "assert not {'torch', 'transformers', 'pydantic'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_the_call_is_not_hidden_by_the_module_of_its_name() -> None:
+    """`mttl.adaptation.modes` is imported above."""
+    assert mttl.adapt.__module__ == "mttl.adaptation.new_tasks"
+    with pytest.raises(AttributeError, match="module 'mttl' has no attribute 'adopt'"):
+        mttl.adopt  # noqa: B018
+
+
+def test_the_call_and_the_command_agree(run: Path, tmp_path: Path) -> None:
+    given = [f"adapt.{name}={value}" for name, value in STEPS.items()]
+    config = str(run.parents[1] / "tiny.yaml")
+    command = ["-c", config, "--from", str(run), "--out", str(tmp_path), "-k", *given]
+    assert load_recipe(ROOT / "pl_finetune.py").main([*command, "--tasks", "first"]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    called = mttl.adapt(run, tasks=["first"], **STEPS)
+    assert [result.row() for result in called] == rows
+    assert len(rows) == 2
+    # And so they do for a part of the jobs, with the files named.
+    assert mttl.adapt(run, tasks="first", samples=[100], config=config, **STEPS) == called[1:]
+    table = mttl.few_shot_table(called)
+    assert list(table.columns[0].cells) == ["first", "mean"]
+
+
+def test_a_second_call_repeats_no_finished_job(run: Path, tmp_path: Path) -> None:
+    told: list = []
+    first = mttl.adapt(run, out=tmp_path, on_result=told.append, samples=[13], **STEPS)
+    assert told == first
+    again = mttl.adapt(run, out=tmp_path, on_result=told.append, **STEPS)
+    assert len(again) == len(told) == 2 * len(NEW)
+    with pytest.raises(ConfigError, match=r"adapt\.lr \(0\.001 before, 0\.5 now\)"):
+        mttl.adapt(run, out=tmp_path, lr=0.5, **STEPS)
+
+
+def test_results_of_another_inventory_are_not_returned(run: Path, tmp_path: Path) -> None:
+    given = {"tasks": "first", "mode": "zero_shot", "out": tmp_path / "out"}
+    first = mttl.adapt(run, **given)
+    shutil.copytree(run, tmp_path / "resumed")
+    assert mttl.adapt(tmp_path / "resumed" / "skills", **given) == first
+    path = tmp_path / "resumed" / "skills" / "router.safetensors"
+    save_file({name: value + 1 for name, value in load_file(path).items()}, path)
+    with pytest.raises(ConfigError, match=r"are of another inventory .*out= in a call"):
+        mttl.adapt(tmp_path / "resumed", **given)
+
+
+def test_a_sample_named_twice_is_adapted_to_once(run: Path) -> None:
+    results = mttl.adapt(run, tasks="first", mode="zero_shot", samples=[13, 13])
+    assert [result.sample for result in results] == [13]
+
+
+@pytest.mark.parametrize("place", ["runs/x/skills", "skills", "."])
+def test_default_folders_stand_beside_the_skills(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load_config([str(run / "config.yaml")])
+    adaptation = Adaptation.of(config, run, "first")
+    found = replace(adaptation, skills=Path(place)).folder("adapt-all")
+    assert found.absolute() == Path(place).absolute().parent / "adapt-all"
+
+
+def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
+    gym = write_gym(tmp_path / "gym", {"double": NEW["twice"]}, samples=(21,))
+    (result,) = mttl.adapt(run / "skills", gym=gym, tasks="double", **STEPS)
+    assert (result.task, result.sample, result.metric) == ("double", 21, "EM")
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "message"),
+    [
+        ({"step": 3}, ConfigError, "adapt.step: section 'adapt' has no 'step'"),
+        ({"max_stops": 3}, ConfigError, "Did you mean 'max_steps'"),
+        ({"lr": -1}, ConfigError, "adapt.lr: '-1' must be greater than 0"),
+        ({"mode": "some"}, ConfigError, "adapt.mode: 'some' must be one of zero_shot"),
+        ({"tasks": "first_"}, TaskError, "Did you mean 'first'"),
+        ({"tasks": ["copy"]}, TaskError, "allow_seen=True"),
+        ({"tasks": "dev"}, TaskError, "has no dev tasks"),
+        ({"samples": [7]}, TaskError, "has no sample 7"),
+        ({"samples": []}, TaskError, "samples is empty; name some"),
+        ({"gym": "nowhere"}, TaskError, "the gym 'nowhere' does not exist"),
+        ({"config": "nowhere.yaml"}, ConfigError, "there is no file 'nowhere.yaml'"),
+    ],
+)
+def test_mistakes_are_answered(run: Path, given: dict, kind: type, message: str) -> None:
+    with pytest.raises(kind, match=re.escape(message)):
+        mttl.adapt(run, **given)
+
+
+def test_a_folder_without_a_run_or_its_settings(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="holds no trained inventory"):
+        mttl.adapt(tmp_path)
+    shutil.copytree(run / "skills", tmp_path / "skills")
+    with pytest.raises(ConfigError, match="does not tell its settings; give config="):
+        mttl.adapt(tmp_path)
+    config = run.parents[1] / "tiny.yaml"
+    assert mttl.adapt(tmp_path, config=config, tasks="first", mode="zero_shot", samples=[13])
+
+
+def test_a_router_that_cannot_be_trained_is_a_mistake(tmp_path: Path) -> None:
+    gym = write_gym(tmp_path / "gym", samples=(13,))
+    sections = {"router": {"kind": "average"}, "data": {"samples": [13]}}
+    config = write_config(tmp_path / "tiny.yaml", gym, **sections)
+    run = train(config, "source", "trainer.max_steps=1", "trainer.val_check_interval=1").path
+    with pytest.raises(ConfigError, match="'router_only' has nothing to train"):
+        mttl.adapt(run, tasks="copy", allow_seen=True, mode="router_only")
+
+
+def test_a_model_for_a_few_examples_answers(run: Path) -> None:
+    """Always 'b': a rule that a tiny model learns in seconds."""
+    answers = mttl.adapt_to(
+        run, PAIRS, task="always_b", mode="full", lr=2e-2, max_steps=60, batch_size=4
+    )
+    assert answers.result.dev == 1.0
+    assert answers.result.step > 0
+    assert answers(["cba", "bc "]) == ["b", "b"]
+    assert answers([]) == []
+    assert not answers.model.training
+    assert answers.model.router.n_tasks == 1
+
+
+@pytest.mark.parametrize("kind", ["t5", "llama"])
+@pytest.mark.parametrize("described", [False, True])
+def test_questions_look_as_in_training(kind: str, described: bool, tmp_path: Path) -> None:
+    """Compared with rows prepared from a gym, and with the answers to them."""
+    gym = write_gym(tmp_path / "gym")
+    table = [f"{task},EM,what {task} does" for task in ("copy", "reverse", "number")]
+    (gym / "TASKS.csv").write_text("\n".join(["task,metric,description", *table]))
+    backbone = {} if kind == "t5" else {"backbone": TINY_LLAMA}
+    data = {"descriptions": described, "max_input_length": 48}
+    config = write_config(tmp_path / "tiny.yaml", gym, data=data, **backbone)
+    run = train(config, "source", "trainer.max_steps=1", "trainer.val_check_interval=1").path
+    given = {"description": "say b"} if described else {}
+    adapted = mttl.adapt_to(run, PAIRS, task="new", **given, eval_every=30, lr=2e-2, max_steps=30)
+    written = write_examples(tmp_path / "own", "new", PAIRS, PAIRS, description="say b")
+    form = {**adapted.settings.form, "decoder_only": kind == "llama"}
+    rows = prepare(written, ["new"], "dev", [0], adapted.tokenizer, **form)
+    assert list(rows["input"]) == [adapted.opening + text for text, _ in PAIRS]
+    assert adapted.opening == ("[new] say b " if described else "[new] ")
+    loader = TextToTextDataModule(
+        written, ["new"], adapted.tokenizer, samples=[0], eval_batch_size=3, **form
+    )
+    _, scored = score_batches(adapted.module, loader.evaluation_dataloader("dev"))
+    assert adapted([text for text, _ in PAIRS]) == [row.prediction for row in scored]
+
+
+def test_a_seed_decides_what_a_model_learns(run: Path) -> None:
+    first, second, other = (
+        mttl.adapt_to(run, PAIRS, task="new", seed=seed, init="fresh", **STEPS)
+        for seed in (1, 1, 2)
+    )
+    values = [next(iter(x.model.router.parameters())) for x in (first, second, other)]
+    assert torch.equal(values[0], values[1])
+    assert not torch.equal(values[0], values[2])
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "message"),
+    [
+        ({"task": "a/b"}, TaskError, "task ('a/b') must be a name of letters"),
+        ({"metric": "em"}, TaskError, "metric ('em') must be one of"),
+        ({"seeds": [1]}, ConfigError, "give it seed=NUMBER"),
+        ({"description": "say b"}, ConfigError, "was trained without descriptions of tasks"),
+        ({"examples": PAIRS[:1]}, TaskError, "holds 1 pairs; it must hold at least 2"),
+        ({"lr": 0}, ConfigError, "adapt.lr: '0' must be greater than 0"),
+    ],
+)
+def test_mistakes_in_examples_are_answered(
+    run: Path, given: dict, kind: type, message: str
+) -> None:
+    with pytest.raises(kind, match=re.escape(message)):
+        mttl.adapt_to(run, **{"examples": PAIRS, "task": "new", **given})
+
+
+def test_one_question_is_asked_in_a_list(run: Path) -> None:
+    adapted = mttl.adapt_to(run, PAIRS, task="new", mode="zero_shot")
+    with pytest.raises(TypeError, match=re.escape("write ['abc']")):
+        adapted("abc")

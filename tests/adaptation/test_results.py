@@ -1,0 +1,165 @@
+"""Files of finished adaptations: whole lines, one writer, one inventory."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.backbones import tiny_t5
+from helpers.skills import skilled
+from mttl.adaptation.fine_tune import FewShotJob, FewShotResult
+from mttl.adaptation.plan import Shard
+from mttl.adaptation.results import Results, check_folder, inventory_digest
+from mttl.checkpoint import save_inventory
+from mttl.errors import ConfigError, MttlError
+from mttl.skills import SkilledModel
+
+SETTINGS = "adapt:\n  lr: 0.1\n"
+
+
+def result(task: str, test: float) -> FewShotResult:
+    return FewShotResult(task, 1, 13, "EM", 0.5, test, 10, 100, 0, 4)
+
+
+def test_results_are_read_back_and_a_cut_line_is_dropped(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    results.add(result("a", 0.5))
+    results.add(result("b", math.nan))
+    path = tmp_path / "results.jsonl"
+    assert json.loads(path.read_text().splitlines()[1])["test"] is None
+    whole = path.read_text()
+    path.write_text(whole + '{"task": "c", "sam')
+    again = Results(tmp_path)
+    assert path.read_text() != whole  # reading alone leaves the file as it is
+    assert list(again.finished) == [FewShotJob("a", 1, 13), FewShotJob("b", 1, 13)]
+    assert again.finished[FewShotJob("a", 1, 13)] == result("a", 0.5)
+    with again.writing():
+        assert path.read_text() == whole
+        again.add(result("c", 1.0))
+        again.add(result("d", 1.0))
+    assert len(Results(tmp_path).finished) == 4
+
+
+def test_parts_see_what_the_others_finished_and_leave_their_files_alone(tmp_path: Path) -> None:
+    first, second = Shard(1, 2), Shard(2, 2)
+    Results(tmp_path, first).add(result("a", 0.5))
+    theirs = tmp_path / "results-1-of-2.jsonl"
+    theirs.write_text(theirs.read_text() + "{half")  # being written
+    results = Results(tmp_path, second)
+    results.add(result("b", 0.5))
+    assert {job.task for job in results.finished} == {"a", "b"}
+    assert theirs.read_text().endswith("{half")
+
+
+def test_rows_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    row = result("a", 0.5).row()
+    del row["n_answers"]
+    (tmp_path / "results.jsonl").write_text(json.dumps(row) + "\n")
+    (found,) = Results(tmp_path).finished.values()
+    assert found.n_answers is None
+
+
+@pytest.mark.parametrize("line", ['{"task": "c", "sam', '{"task": "c"}', "[1]", "\0\0", "é", ""])
+def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
+    Results(tmp_path).add(result("a", 0.5))
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(path.read_bytes() + line.encode("latin-1") + b"\n")
+    with pytest.raises(MttlError, match=r"results\.jsonl', line 2 is damaged .* Delete the line"):
+        Results(tmp_path)
+
+
+def test_one_process_writes_a_file(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+    first, second = Results(tmp_path), Results(tmp_path)
+    with first.writing():
+        first.add(result("a", 0.5))
+        with pytest.raises(MttlError, match=r"another process writes '.*results\.jsonl'; wait"):
+            second.add(result("b", 0.5))
+        Results(tmp_path, Shard(1, 2)).add(result("c", 0.5))  # another file
+        assert len(Results(tmp_path).finished) == 2  # reading needs no lock
+    with second.writing():
+        assert FewShotJob("a", 1, 13) in second.finished  # what was written in the meantime
+        second.add(result("b", 0.5))
+    assert {job.task for job in Results(tmp_path).finished} == {"a", "b", "c"}
+
+
+def test_results_of_another_inventory_are_refused(tmp_path: Path) -> None:
+    check_folder(tmp_path, SETTINGS, "1234")
+    check_folder(tmp_path, SETTINGS, "5678")  # no result yet
+    Results(tmp_path).add(result("a", 0.5))
+    check_folder(tmp_path, SETTINGS, "5678")
+    with pytest.raises(ConfigError, match=r"another inventory \(5678 before, 9 now\).*--out"):
+        check_folder(tmp_path, SETTINGS, "9")
+    with pytest.raises(ConfigError, match=r"adapt\.lr \(0\.1 before, 0\.2 now\)"):
+        check_folder(tmp_path, SETTINGS.replace("0.1", "0.2"), "5678")
+    assert (tmp_path / "inventory.sha256").read_text() == "5678\n"
+    assert (tmp_path / "config.yaml").read_text() == SETTINGS
+
+
+@pytest.mark.parametrize("place", [".", "trials/adapt.lr=0.1"])
+def test_results_that_do_not_tell_their_inventory_are_refused(tmp_path: Path, place: str) -> None:
+    Results(tmp_path / place).add(result("a", 0.5))
+    with pytest.raises(
+        ConfigError, match=r"do not tell which inventory .* write '1234' to"
+    ) as told:
+        check_folder(tmp_path, SETTINGS, "1234")
+    assert not (tmp_path / "config.yaml").exists()
+    assert "delete this one" in str(told.value)
+    (tmp_path / "inventory.sha256").write_text("1234")
+    check_folder(tmp_path, SETTINGS, "1234")
+
+
+def save(folder: Path, model: SkilledModel, tasks: str = "ab") -> str:
+    save_inventory(
+        folder,
+        model,
+        list(tasks),
+        backbone_name="tiny",
+        backbone_trained=False,
+        settings={"data": {}},
+    )
+    return inventory_digest(folder)
+
+
+def test_the_digest_tells_inventories_apart(tmp_path: Path) -> None:
+    model = skilled(tiny_t5())
+    before = save(tmp_path / "skills", model)
+    assert save(tmp_path / "other", model) == before
+    assert save(tmp_path / "renamed", model, "ba") != before
+    for part in (model.router, next(iter(model.skilled_layers().values())).inventory):
+        value = next(part.parameters())
+        with torch.no_grad():
+            value.view(-1)[-1] += 1
+        assert save(tmp_path / "changed", model) != before
+        with torch.no_grad():
+            value.view(-1)[-1] -= 1
+    assert save(tmp_path / "changed", model) == before
+
+
+def test_the_digest_is_that_of_a_copy_read_with_other_libraries(tmp_path: Path) -> None:
+    before = save(tmp_path / "skills", skilled(tiny_t5()))
+    shutil.copytree(tmp_path / "skills", tmp_path / "copy")
+    path = tmp_path / "copy" / "meta.json"
+    meta = json.loads(path.read_text())
+    meta["libraries"]["torch"] = "9.9"
+    path.write_text(json.dumps(meta))
+    assert inventory_digest(tmp_path / "copy") == before
+
+
+def test_what_adaptation_takes_from_training_counts(tmp_path: Path) -> None:
+    """A training may be resumed elsewhere; results in two precisions are of two experiments."""
+    before = "adapt: {levels: [a], lr: 0.1}\ntrainer: {precision: '32', max_epochs: 4}\n"
+    check_folder(tmp_path, before, "inventory")
+    elsewhere = before.replace("[a]", "[a, b]").replace("max_epochs: 4", "max_epochs: 5")
+    check_folder(tmp_path, elsewhere, "inventory")
+    half = elsewhere.replace("'32'", "bf16-mixed")
+    with pytest.raises(ConfigError, match=r"trainer.precision \(32 before, bf16-mixed now\)"):
+        check_folder(tmp_path, half, "inventory")
+    clipped = elsewhere.replace("max_epochs: 5", "gradient_clip_val: 0.5")
+    check_folder(tmp_path, clipped, "inventory")
+    shared = ("trainer.precision", "trainer.gradient_clip_val")
+    with pytest.raises(ConfigError, match=r"trainer.gradient_clip_val \(0.5 before, None now\)"):
+        check_folder(tmp_path, elsewhere, "inventory", shared=shared)

@@ -1,0 +1,51 @@
+"""The settings of adaptation that a configuration describes."""
+
+import re
+
+import pytest
+
+from mttl.adaptation.settings import few_shot_settings, with_settings
+from mttl.config.load import load_config
+from mttl.errors import ConfigError
+
+
+def test_rates_come_from_adapt_and_the_optimizer_from_optim() -> None:
+    config = load_config("crossfit.yaml", ["adapt.lr=3e-3", "optim.label_smoothing=0.1"])
+    settings = few_shot_settings(config, {"prefix": True})
+    optimization = settings.optimization
+    assert (optimization.lr, optimization.backbone_lr, optimization.router_lr) == (3e-3, 3e-3, 0.1)
+    assert dict(optimization.settings)["betas"] == (0.9, 0.98)
+    assert settings.label_smoothing == 0.1
+    assert settings.form == {"prefix": True}
+
+
+def test_settings_change_by_name() -> None:
+    config = load_config("crossfit.yaml")
+    changed = with_settings(config, {"adapt.lr": 0.5, "data.dir": "elsewhere"})
+    assert (changed.adapt.lr, changed.data.dir) == (0.5, "elsewhere")
+    assert config.adapt.lr != 0.5
+    assert with_settings(config, {}) == config
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"adapt.rl": 1}, "adapt.rl: section 'adapt' has no 'rl'. Did you mean 'lr'"),
+        ({"adapt.lr": "fast"}, "adapt.lr: 'fast' must be a number"),
+        ({"adapt.seeds": []}, "adapt.seeds"),
+        ({"adapt.seeds": [1, -1]}, "must be greater than or equal to 0"),
+        ({"adapt.seeds": [2**32]}, "must be less than 4294967296"),
+        ({"adapt.seeds": [13, 14, 13]}, "adapt.seeds: [13, 14, 13] must name each only once"),
+    ],
+)
+def test_mistakes_are_answered(values: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        with_settings(load_config("crossfit.yaml"), values)
+
+
+def test_the_precision_is_that_of_the_trainer_and_half_weights_are_refused() -> None:
+    config = with_settings(load_config("crossfit.yaml"), {"trainer.precision": "bf16-mixed"})
+    assert few_shot_settings(config, {}).precision == "bf16-mixed"
+    half = with_settings(config, {"trainer.precision": "bf16-true"})
+    with pytest.raises(ConfigError, match=r"trainer.precision \(bf16-true\) is not for adaptation"):
+        few_shot_settings(half, {})

@@ -1,0 +1,134 @@
+import json
+from collections import deque
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mttl.babyai.rl.episode_log import EpisodeLog
+
+
+def random_step(generator, n_levels, n_slots):
+    kind = generator.integers(0, 4, (n_levels, n_slots))
+    terminated, truncated = kind == 0, kind == 1
+    reward = np.where(generator.random(kind.shape) < 0.6, generator.random(kind.shape), 0)
+    return terminated, truncated, reward.astype(np.float32), generator.integers(1, 65, kind.shape)
+
+
+@given(
+    n_levels=st.integers(1, 3),
+    n_slots=st.integers(1, 9),
+    window=st.integers(1, 12),
+    n_steps=st.integers(0, 15),
+    seed=st.integers(0, 2**31),
+)
+def test_against_a_queue_for_each_level(n_levels, n_slots, window, n_steps, seed):
+    generator = np.random.default_rng(seed)
+    log = EpisodeLog([f"level {t}" for t in range(n_levels)], window)
+    queues = [deque(maxlen=window) for _ in range(n_levels)]
+    counts = [0] * n_levels
+    for _ in range(n_steps):
+        step = random_step(generator, n_levels, n_slots)
+        log.update(*step)
+        for t in range(n_levels):
+            for n in range(n_slots):
+                terminated, truncated, reward, length = (x[t, n] for x in step)
+                if terminated or truncated:
+                    counts[t] += 1
+                    queues[t].append((bool(terminated) and reward > 0, reward, length))
+    assert log.episodes.tolist() == counts
+    assert log.frames.tolist() == [n_steps * n_slots] * n_levels
+    expected = np.array(
+        [np.mean(q, axis=0) if len(q) == window else [np.nan] * 3 for q in queues], dtype=float
+    )
+    row = log.row()
+    names = ("success", "reward", "steps")
+    means = np.array([[row[f"{name}/{level}"] for name in names] for level in log.levels])
+    # Means of a dozen numbers, added in another order.
+    np.testing.assert_allclose(means, expected, rtol=1e-12)
+
+
+def test_success_is_a_reward_at_the_end_in_time():
+    log = EpisodeLog(["GoToObj"], window=4)
+    log.update(
+        terminated=np.array([[True, True, False, False]]),
+        truncated=np.array([[False, False, True, True]]),
+        reward=np.array([[0.5, 0.0, 0.0, 0.5]]),
+        length=np.array([[3, 4, 64, 64]]),
+    )
+    assert log.row()["success/GoToObj"] == 0.25
+
+
+def test_a_level_is_not_judged_before_its_window_is_full():
+    log = EpisodeLog(["GoToObj", "GoTo"], window=2)
+    yes, no = np.array([[True], [False]]), np.zeros((2, 1), dtype=bool)
+    for _ in range(2):
+        log.update(yes, no, np.ones((2, 1)), np.full((2, 1), 7))
+    row = log.row()
+    assert row["success/GoToObj"] == 1
+    assert np.isnan(row["success/GoTo"])
+    assert np.isnan(row.pop("success"))
+    assert {name: x for name, x in row.items() if not np.isnan(x)} == {
+        "episodes": 2,
+        "frames": 4,
+        "success/GoToObj": 1,
+        "reward/GoToObj": 1,
+        "steps/GoToObj": 7,
+    }
+    assert row.keys() >= {"success/GoTo", "reward/GoTo", "steps/GoTo"}
+
+
+def test_it_goes_on_from_a_saved_state():
+    generator = np.random.default_rng(0)
+    log, other = (EpisodeLog(["GoToObj", "GoTo"], window=5) for _ in range(2))
+    for _ in range(7):
+        log.update(*random_step(generator, 2, 3))
+    state = json.dumps(log.state_dict())  # nothing but plain lists, numbers and names
+    other.load_state_dict(json.loads(state))
+    for _ in range(4):
+        step = random_step(generator, 2, 3)
+        log.update(*step)
+        other.update(*step)
+    assert log.state_dict() == other.state_dict()
+    assert log.row() == other.row()
+
+
+def test_a_saved_state_is_a_copy():
+    log = EpisodeLog(["GoToObj"], window=1)
+    state = log.state_dict()
+    yes = np.ones((1, 1), dtype=bool)
+    log.update(yes, ~yes, np.ones((1, 1)), np.ones((1, 1), dtype=int))
+    assert state == EpisodeLog(["GoToObj"], window=1).state_dict()
+
+
+@pytest.mark.parametrize("levels", [[], ["GoTo", "GoTo"]])
+def test_levels_that_cannot_be_told_apart(levels):
+    with pytest.raises(
+        ValueError, match=r"levels \(\[.*\]\) must be different names, and at least"
+    ):
+        EpisodeLog(levels)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_bad_arguments():
+    with pytest.raises(ValueError, match=r"window \(0\) must be at least 1 episode"):
+        EpisodeLog(["GoTo"], window=0)
+    log = EpisodeLog(["GoTo", "GoToObj"], window=2)
+    no = np.zeros((3, 4), dtype=bool)
+    with pytest.raises(ValueError, match="the step has 3 levels, but the log 2: GoTo, GoToObj"):
+        log.update(no, no, no * 0.0, no * 1)
+    with pytest.raises(ValueError, match=r"truncated \(2, 4\), reward \(4,\)"):
+        log.update(no[:2], no[:2], np.zeros(4), no[:2] * 1)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (EpisodeLog(["GoTo", "Open"]), r"has levels \['GoTo', 'Open'\], but this one \['GoTo'\]"),
+        (EpisodeLog(["GoTo"], window=10), "has window 10, but this one 100; go on with the same"),
+    ],
+)
+def test_a_state_of_another_log(other, message):
+    with pytest.raises(ValueError, match=message):
+        EpisodeLog(["GoTo"]).load_state_dict(other.state_dict())

@@ -1,0 +1,94 @@
+import numpy as np
+import pandas
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mttl.babyai.rl.learning_curve import episodes_to, reached, smooth
+
+
+@given(
+    n_rows=st.integers(1, 30),
+    window=st.integers(1, 12),
+    missing=st.floats(0, 0.2),
+    seed=st.integers(0, 2**31),
+)
+def test_smoothing_is_the_centred_rolling_mean_of_pandas(n_rows, window, missing, seed):
+    generator = np.random.default_rng(seed)
+    rates = generator.random((n_rows, 3))
+    rates[generator.random((n_rows, 3)) < missing] = np.nan
+    expected = pandas.DataFrame(rates).rolling(window, center=True).mean()
+    # Pandas adds and subtracts along the column, which leaves errors of rounding.
+    np.testing.assert_allclose(smooth(rates, window), expected, rtol=0, atol=1e-12)
+
+
+@given(seed=st.integers(0, 2**31), window=st.sampled_from([1, 10, 100]))
+def test_one_level_crosses_where_the_published_rule_says(seed, window):
+    generator = np.random.default_rng(seed)
+    chance = np.linspace(0.9, generator.uniform(0.97, 1), 300)
+    rates = generator.binomial(100, chance) / 100
+    episodes = np.cumsum(generator.integers(1, 90, 300))
+    log = pandas.DataFrame({"episodes": episodes, "rate": rates})
+    rows = log[log.rate.rolling(window, center=True).mean() >= 0.99 - 1e-9]
+    expected = None if rows.empty else rows.iloc[0].episodes
+    assert episodes_to(episodes, rates[:, None], smoothing=window) == expected
+
+
+def test_the_mean_of_levels_and_every_level():
+    rates = np.array([[0.9, 1.0], [0.98, 1.0], [0.99, 1.0], [1.0, 0.9]])
+    assert reached(rates).tolist() == [False, True, True, False]
+    assert reached(rates, across="all").tolist() == [False, False, True, False]
+    assert reached(rates[2], threshold=1.0, across="all").tolist() is False
+    episodes = np.array([10, 20, 30, 40])
+    assert episodes_to(episodes, rates, smoothing=1) == 20
+    assert episodes_to(episodes, rates, smoothing=1, across="all") == 30
+    assert episodes_to(episodes, rates, smoothing=1, threshold=0.995) == 30
+    assert episodes_to(episodes, rates, smoothing=1, threshold=1.0) is None
+
+
+def test_exactly_the_threshold_counts_in_spite_of_rounding():
+    rates = np.array([0.97, 1.0, 1.0])
+    assert rates.mean() < 0.99  # what this is about
+    assert reached(rates).item()
+    assert reached(np.array([0.99, 0.99]), across="all").item()
+    assert not reached(np.array([0.98999, 0.99])).item()
+
+
+def test_a_rate_that_is_not_known_reaches_nothing():
+    rates = np.array([[np.nan, 1.0], [1.0, 1.0]])
+    for across in ("mean", "all"):
+        assert reached(rates, threshold=0.0, across=across).tolist() == [False, True]
+
+
+def test_a_log_shorter_than_the_window_is_not_judged():
+    assert episodes_to(np.arange(99), np.ones((99, 2))) is None
+    assert episodes_to(np.arange(100), np.ones((100, 2))) == 50
+    assert episodes_to(np.arange(0), np.ones((0, 2))) is None
+
+
+def test_smoothing_makes_the_crossing_that_of_the_true_rate():
+    """The numbers that the module's text gives, from fewer simulated runs."""
+    generator = np.random.default_rng(0)
+    chance = np.linspace(0.95, 1, 2000)
+    found = {("mean", 1): [], ("all", 1): [], ("mean", 100): [], ("all", 100): []}
+    for _ in range(20):
+        rates = generator.binomial(100, chance[:, None], (2000, 8)) / 100
+        for (across, smoothing), crossings in found.items():
+            row = episodes_to(np.arange(2000), rates, across=across, smoothing=smoothing)
+            crossings.append(chance[row])
+    expected = {("mean", 1): 0.977, ("all", 1): 0.985, ("mean", 100): 0.990, ("all", 100): 0.991}
+    # One run deviates by 0.0025 without smoothing: the mean of 20 by 0.0006.
+    assert {k: np.mean(v) for k, v in found.items()} == pytest.approx(expected, abs=0.002)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_bad_arguments():
+    rates = np.ones((3, 2))
+    with pytest.raises(ValueError, match=r"across \('any'\) must be 'mean' or 'all'"):
+        reached(rates, across="any")
+    with pytest.raises(ValueError, match=r"threshold \(99.0\) must lie between 0 and 1"):
+        reached(rates, threshold=99.0)
+    with pytest.raises(ValueError, match=r"the window \(0 rows\) must be at least 1"):
+        smooth(rates, 0)
+    with pytest.raises(ValueError, match=r"episodes has 4 rows and rates has 3"):
+        episodes_to(np.arange(4), rates)

@@ -1,0 +1,128 @@
+from dataclasses import fields
+
+import pytest
+import torch
+
+from mttl.babyai.rl.rollout import stack_steps
+from mttl.babyai.rl.sequences import cut_sequences, minibatches
+
+S, T, N, RECURRENCE = 12, 2, 4, 3
+CUTS = S // RECURRENCE
+
+
+@pytest.fixture
+def rollout(make_steps):
+    return stack_steps(make_steps(S, T, N), RECURRENCE)
+
+
+@pytest.fixture
+def sequences(rollout):
+    return cut_sequences(rollout, rollout.log_probs + 0.5, -rollout.log_probs)
+
+
+def places(log_probs):
+    """Return step, task and slot of frames: log probabilities number them."""
+    number = log_probs.long()
+    return number // (T * N), number // N % T, number % N
+
+
+def check_frames(batch, rollout):
+    """Check that all fields of a batch are of the same frame, in order, with its memory."""
+    step, task, slot = places(batch.log_probs)
+    assert torch.equal(task, torch.arange(T)[:, None, None].expand_as(task))
+    for name in ("images", "begins", "actions", "values"):
+        assert torch.equal(getattr(batch, name), getattr(rollout, name)[step, task, slot]), name
+    assert torch.equal(batch.advantages, batch.log_probs + 0.5)
+    assert torch.equal(batch.returns, -batch.log_probs)
+    missions = batch.missions[torch.arange(T)[:, None, None], batch.mission_index]
+    length = missions.shape[-1]  # no longer than the longest
+    assert torch.equal(missions, rollout.missions[step, task, slot][..., :length])
+    assert torch.equal(step, step[:, :1] + torch.arange(RECURRENCE)[:, None])
+    assert torch.equal(slot, slot[:, :1].expand_as(slot))
+    assert (step[:, 0] % RECURRENCE == 0).all()
+    cut = step[:, 0] // RECURRENCE
+    assert torch.equal(batch.memory, rollout.memory[cut, task[:, 0], slot[:, 0]])
+
+
+def test_sequences_are_in_order_with_the_memory_of_their_first_step(rollout, sequences):
+    assert sequences.actions.shape == (T, RECURRENCE, CUTS * N)
+    check_frames(sequences, rollout)
+    step, _, slot = places(sequences.log_probs[0, 0])
+    assert (step // RECURRENCE * N + slot).tolist() == list(range(CUTS * N))
+
+
+def test_an_epoch_uses_every_frame_once(rollout, sequences):
+    generator = torch.Generator().manual_seed(1)
+    batches = list(minibatches(sequences, n_minibatches=4, n_epochs=3, generator=generator))
+    assert len(batches) == 12
+    for epoch in range(3):
+        seen = []
+        for batch in batches[4 * epoch : 4 * epoch + 4]:
+            assert batch.actions.shape == (T, RECURRENCE, CUTS * N // 4)
+            check_frames(batch, rollout)
+            seen += batch.log_probs.flatten().long().tolist()
+        assert sorted(seen) == list(range(S * T * N))
+
+
+def test_every_epoch_and_every_task_has_an_order_of_its_own(sequences):
+    generator = torch.Generator().manual_seed(1)
+    one, two = minibatches(sequences, n_minibatches=1, n_epochs=2, generator=generator)
+    order = [places(batch.log_probs[:, 0]) for batch in (one, two)]
+    orders = {tuple((o[0] * N + o[2])[task].tolist()) for o in order for task in range(T)}
+    assert len(orders) == 4
+
+
+def test_the_generator_decides_the_order(sequences):
+    def frames(seed):
+        generator = torch.Generator().manual_seed(seed)
+        batches = minibatches(sequences, n_minibatches=2, n_epochs=2, generator=generator)
+        return torch.cat([batch.log_probs for batch in batches])
+
+    assert torch.equal(frames(3), frames(3))
+    assert not torch.equal(frames(3), frames(4))
+
+
+def test_inputs_are_in_the_order_of_a_policy(sequences):
+    names = ("images", "missions", "mission_index", "memory", "begins")
+    assert all(x is getattr(sequences, n) for x, n in zip(sequences.inputs, names, strict=True))
+
+
+def test_batches_are_copies_but_for_the_missions(sequences):
+    generator = torch.Generator()
+    (batch,) = minibatches(sequences, n_minibatches=1, n_epochs=1, generator=generator)
+    for field in fields(batch):
+        own, theirs = getattr(batch, field.name), getattr(sequences, field.name)
+        shared = own.untyped_storage().data_ptr() == theirs.untyped_storage().data_ptr()
+        assert shared == (field.name == "missions"), field.name
+        assert own.is_contiguous()
+
+
+def test_what_was_collected_without_gradients_can_be_learned_from(make_steps):
+    with torch.inference_mode():
+        rollout = stack_steps(make_steps(4), recurrence=2)
+        rewards = rollout.rewards
+    sequences = cut_sequences(rollout, rewards, rewards)
+    (batch,) = minibatches(sequences, n_minibatches=1, n_epochs=1, generator=torch.Generator())
+    weight = torch.ones(4, requires_grad=True)
+    (batch.memory @ weight).sum().backward()  # autograd saves the memory
+    assert not any(getattr(batch, field.name).is_inference() for field in fields(batch))
+
+
+def test_sequences_that_cannot_be_divided(sequences):
+    message = (
+        r"16 sequences of 3 steps for each of 2 tasks, which n_minibatches \(5\) cannot divide; "
+        "it can be any of 1, 2, 4, 8, 16"
+    )
+    generator = torch.Generator()
+    with pytest.raises(ValueError, match=message):
+        minibatches(sequences, n_minibatches=5, n_epochs=1, generator=generator)
+    with pytest.raises(ValueError, match=r"n_minibatches \(0\) cannot"):
+        minibatches(sequences, n_minibatches=0, n_epochs=1, generator=generator)
+    with pytest.raises(ValueError, match=r"n_epochs \(0\) must be at least 1"):
+        minibatches(sequences, n_minibatches=2, n_epochs=0, generator=generator)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_advantages_of_another_rollout(rollout):
+    with pytest.raises(ValueError, match=r"actions \(12, 2, 4\), advantages \(6, 2, 4\)"):
+        cut_sequences(rollout, rollout.values[:6], rollout.values)

@@ -1,0 +1,171 @@
+"""`pl_finetune.py` with a section rl: new levels, in every mode."""
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+import yaml
+
+from helpers.babyai import TINY
+from helpers.command import ROOT, column, load_recipe
+
+pytest.importorskip("minigrid", reason="needs the extra `babyai`")
+
+import mttl.babyai.new_levels as adaptation
+from envs.demonstration_file import save_demonstrations
+from envs.demonstrations import record_demonstrations
+from mttl.adaptation.modes import TRAINED_ROLES, AdaptMode
+from mttl.babyai.build_policy import fresh_policies, load_policies
+from mttl.babyai.policy_modes import adapt_policies
+from mttl.errors import CheckpointError, ConfigError, TaskError
+
+ADAPTING = {
+    **TINY,
+    "adapt": {"levels": ["GoToObj"], "n_updates": 2, "seeds": [1, 2]},
+    "trainer": {**TINY["trainer"], "max_epochs": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("adapt")
+    (folder / "tiny.yaml").write_text(yaml.safe_dump({**ADAPTING, "run": {"dir": str(folder)}}))
+    assert load_recipe().main(["-c", str(folder / "tiny.yaml"), "-k", "run.name=run"]) == 0
+    return folder / "run"
+
+
+def finetune(run: Path, *arguments: str) -> int:
+    config = str(run.parent / "tiny.yaml")
+    recipe = load_recipe(ROOT / "pl_finetune.py")
+    return recipe.main(["-c", config, "--from", str(run), *arguments])
+
+
+def test_finished_jobs_are_kept_and_never_repeated(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = run.parent / "twice"
+    real, played = adaptation._run_job, []
+
+    def stopping(*given: Any) -> Any:
+        if len(played) == 1:
+            raise KeyboardInterrupt
+        played.append(given[3:5])
+        return real(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(adaptation, "_run_job", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            finetune(run, "--out", str(out))
+    (first,) = (out / "results.jsonl").read_text().splitlines()
+    with (out / "results.jsonl").open("a") as file:
+        file.write('{"level": "cut o')  # as a crash leaves it
+    assert finetune(run, "--out", str(out)) == 0
+    lines = (out / "results.jsonl").read_text().splitlines()
+    assert lines[0] == first
+    rows = [json.loads(line) for line in lines]
+    assert [(row["level"], row["seed"]) for row in rows] == [("GoToObj", 1), ("GoToObj", 2)]
+    assert all(row["frames"] == 2 * 8 * 3 for row in rows)  # rollouts × steps × slots
+    assert (out / "curves" / "GoToObj-1.csv").is_file()
+    assert "GoToObj" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("mode", get_args(AdaptMode))
+def test_every_mode_trains_exactly_what_it_names(run: Path, mode: AdaptMode) -> None:
+    """Bit for bit: what changes in a step of gradient descent belongs to the mode's roles."""
+    trained, _ = load_policies(run)
+    model = (
+        fresh_policies(run, ["new"]) if mode == "from_scratch" else adapt_policies(trained, mode)
+    )
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    parts = {"skills": "inventory.", "router": "router.", "backbone": "base."}
+    wanted = set(TRAINED_ROLES[mode]) | ({"backbone"} if mode == "from_scratch" else set())
+    allowed = tuple(parts[role] for role in wanted)
+    for name, value in model.named_parameters():
+        assert value.requires_grad == name.startswith(allowed), name
+    images = torch.randint(0, 5, (1, 2, 3, 7, 7, 3))
+    missions = torch.randint(1, 9, (1, 2, 4))
+    index, memory = torch.zeros(1, 2, 3, dtype=torch.long), torch.zeros(1, 3, 16)
+    begins = torch.zeros(1, 2, 3, dtype=torch.bool)
+    logits, values, _ = model(torch.tensor([0]), images, missions, index, memory, begins)
+    loss = logits.square().sum() + values.square().sum()
+    if not wanted:
+        assert not loss.requires_grad
+        return
+    loss.backward()
+    with torch.no_grad():
+        for value in model.parameters():
+            if value.grad is not None:
+                value -= 0.1 * value.grad
+    changed = {name for name, value in model.named_parameters() if not value.equal(before[name])}
+    assert {name.split(".")[0] + "." for name in changed} == set(allowed)
+
+
+def test_adaptation_changes_the_routing_of_the_new_level_only(run: Path) -> None:
+    model, levels = load_policies(run)
+    adapt_policies(model, "all", 2)
+    mean = load_policies(run)[0].router.logits.mean(1)
+    assert model.router.n_tasks == 2
+    for row in range(2):
+        assert torch.allclose(model.router.logits[:, row], mean)
+    assert levels == ("GoToObjS4", "GoToRedBallNoDists")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (["--tasks", "GoToObjS4"], TaskError, "was trained on GoToObjS4.* --allow-seen"),
+        (["--tasks", "GoToObjj"], ConfigError, "--tasks: .*GoToObjj.*GoToObj"),
+        (["-k", "adapt.levels=[]"], ConfigError, "adapt.levels: no level given"),
+        (["--samples", "13"], ConfigError, "--samples is for text-to-text tasks"),
+        (["--workers", "2"], ConfigError, "--workers is for text-to-text tasks"),
+        (["--shard", "1/2"], ConfigError, "--shard is for text-to-text tasks"),
+    ],
+)
+def test_mistakes_are_explained(
+    run: Path, arguments: list[str], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        finetune(run, *arguments)
+
+
+def test_results_are_tied_to_settings(run: Path) -> None:
+    out = str(run.parent / "tied")
+    quick = ["-k", "adapt.mode=zero_shot", "adapt.seeds=[1]"]
+    assert finetune(run, "--out", out, *quick) == 0
+    row = json.loads((Path(out) / "results.jsonl").read_text())
+    assert (row["n_trained"], row["episodes"], row["solved_after"]) == (0, 0, None)
+    with pytest.raises(ConfigError, match=r"made with other settings: adapt\.lr"):
+        finetune(run, "--out", out, *quick, "adapt.lr=0.5")
+
+
+def test_adaptation_by_imitation(run: Path) -> None:
+    """The loss of the last pass is below that of the first; nothing is played to learn."""
+    record = run.parent / "bot.npz"
+    save_demonstrations(record_demonstrations(["GoToObj"], 12), record)
+    out = run.parent / "imitated"
+    quick = ["adapt.seeds=[1]", "adapt.n_updates=8", "adapt.lr=1e-2"]
+    finetune(run, "--out", str(out), "-k", f"rl.demonstrations={record}", *quick)
+    row = json.loads((out / "results.jsonl").read_text())
+    assert (row["episodes"], row["solved_after"]) == (0, None)
+    losses = list(column(out / "curves" / "GoToObj-1.csv", "train/cross_entropy").values())
+    assert losses[-1] < losses[0]
+
+
+def test_a_fixed_router_has_nothing_to_train(run: Path) -> None:
+    load_recipe().main(
+        ["-c", f"{run.parent / 'tiny.yaml'}+babyai/shared.yaml", "-k", "run.name=shared"]
+    )
+    model, _ = load_policies(run.parent / "shared")
+    with pytest.raises(ConfigError, match="mode 'router_only' has nothing to train"):
+        adapt_policies(model, "router_only")
+    with pytest.raises(ValueError, match=r"mode \('sideways'\) must be one of zero_shot"):
+        adapt_policies(model, "sideways")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'from_scratch' needs new policies: see fresh_policies"):
+        adapt_policies(model, "from_scratch")
+
+
+def test_a_folder_without_policies(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="holds no trained inventory"):
+        load_policies(tmp_path)

@@ -1,0 +1,268 @@
+"""The policy network, against the same network made of PyTorch's own layers."""
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, vmap
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from helpers.backbones import fill
+from helpers.compare import relative_error
+from mttl.babyai.policy import Policy
+
+S, N, E, M, TOKENS = 5, 3, 4, 6, 11
+SMALL = {
+    "n_channels": 8,
+    "memory_size": 6,
+    "instruction_size": 5,
+    "word_size": 4,
+    "hidden_size": 7,
+}
+
+
+def small_policy(**settings):
+    policy = Policy(TOKENS, **(SMALL | settings)).double()
+    fill(policy)
+    return policy
+
+
+def observations(dtype=torch.uint8, seed=0):
+    """Images with values over the whole range, missions of all lengths, and episodes that end."""
+    draw = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 147, (S, N, 7, 7, 3), generator=draw).to(dtype)
+    missions = torch.randint(1, TOKENS, (E, M), generator=draw)
+    for row, length in enumerate((6, 1, 3, 5)):
+        missions[row, length:] = 0
+    index = torch.randint(0, E, (S, N), generator=draw)
+    memory = torch.randn(N, 2 * SMALL["memory_size"], generator=draw, dtype=torch.float64)
+    begins = torch.rand(S, N, generator=draw) < 0.3
+    return images, missions, index, memory, begins
+
+
+class Reference(nn.Module):
+    """One step at a time, with `nn.GRU`, `nn.LSTMCell` and a matrix of 0 and 1 for the tiles."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        sizes = policy.instruction.weight_ih.shape[1], policy.instruction.weight_hh.shape[1]
+        self.gru = nn.GRU(*sizes, batch_first=True)
+        self.lstm = nn.LSTMCell(policy.memory.weight_ih.shape[1], policy.memory_size)
+        self.double()
+        own = policy.instruction.state_dict()
+        self.gru.load_state_dict({f"{name}_l0": value for name, value in own.items()})
+        self.lstm.load_state_dict(policy.memory.state_dict())
+        self.policy = policy
+
+    def forward(self, images, missions, index, memory, begins):
+        p = self.policy
+        lengths = (missions != 0).sum(1)
+        words = F.embedding(missions, p.words.weight)
+        packed = pack_padded_sequence(words, lengths, batch_first=True, enforce_sorted=False)
+        instructions = self.gru(packed)[1][0]
+        state, cell = memory.chunk(2, dim=1)
+        logits, values = [], []
+        for step in range(len(images)):
+            one_hot = F.one_hot(images[step].long(), 147).double().flatten(-2)  # (N, 7, 7, 441)
+            x = (one_hot @ p.tiles.weight).movedim(-1, 1)
+            x = p.convolutions(x)
+            followed = instructions[index[step]]
+            for film in p.films:
+                y = film.convolution_2(F.relu(film.norm_1(film.convolution_1(x))))
+                scale, shift = film.scale(followed), film.shift(followed)
+                y = y * scale[:, :, None, None] + shift[:, :, None, None]
+                x = F.relu(film.norm_2(y)) + x
+            seen = F.relu(nn.MaxPool2d(7, stride=2)(x)).flatten(1)
+            keep = (~begins[step]).double()[:, None]
+            state, cell = self.lstm(seen, (state * keep, cell * keep))
+            logits.append(p.actor(state))
+            values.append(p.critic(state)[:, 0])
+        return torch.stack(logits), torch.stack(values), torch.cat([state, cell], dim=1)
+
+
+def test_it_has_the_size_of_the_published_network():
+    """1.27 million with a vocabulary of 100 words; the sum is written out layer by layer."""
+    policy = Policy(100)
+    convolutions = 6 * (128 * 128 * 9 + 128) + 6 * 2 * 128
+    film = 4 * (128 * 128 + 128)
+    gru, lstm = (gates * (2 * 128 * 128 + 2 * 128) for gates in (3, 4))
+    heads = 2 * (128 * 64 + 64) + (64 * 7 + 7) + (64 + 1)
+    expected = 3 * 147 * 128 + 100 * 128 + convolutions + film + gru + lstm + heads
+    assert sum(parameter.numel() for parameter in policy.parameters()) == expected == 1_270_536
+
+
+# Batch statistics of one step are not those of five: that norm has a test of its own.
+@pytest.mark.parametrize("norm", ["group", "none"])
+@pytest.mark.parametrize("n_film", [1, 2])
+def test_equals_the_reference(norm, n_film):
+    policy = small_policy(norm=norm, n_film=n_film)
+    reference = Reference(policy)
+    found, expected = policy(*observations()), reference(*observations())
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    assert found[0].shape == (S, N, 7)
+    assert found[1].shape == (S, N)
+    policy.requires_grad_(False)  # the two share all but the recurrent layers
+    policy.tiles.requires_grad_(True)
+    gradients = []
+    for network in (policy, reference):
+        logits, values, memory = network(*observations())
+        loss = logits.square().sum() + values.square().sum() + memory.square().sum()
+        gradients.append(torch.autograd.grad(loss, policy.tiles.weight)[0])
+    assert relative_error(*gradients) < 1e-10  # float64, sums in another order
+
+
+def test_recurrent_weights_have_the_gradients_of_the_reference():
+    policy = small_policy()
+    reference = Reference(policy)
+    for network in (policy, reference):
+        sum(output.square().sum() for output in network(*observations())).backward()
+    pairs = [(policy.memory, reference.lstm, ""), (policy.instruction, reference.gru, "_l0")]
+    for ours, theirs, ending in pairs:
+        for name, parameter in ours.named_parameters():
+            expected = theirs.get_parameter(name + ending).grad
+            assert relative_error(parameter.grad, expected) < 1e-10
+
+
+def test_batch_norm_takes_the_statistics_of_all_frames_in_evaluation_too():
+    policy = small_policy(norm="batch").eval()
+    norm = policy.convolutions[1]
+    x = 3 + 2 * torch.randn(20, 8, 7, 7, dtype=torch.float64)
+    mean, variance = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), keepdim=True, correction=0)
+    scaled = norm.weight[:, None, None] * (x - mean) / (variance + norm.eps).sqrt()
+    torch.testing.assert_close(norm(x), scaled + norm.bias[:, None, None])
+    images, *rest = observations()
+    others = [policy(image, *rest)[0][:, :2] for image in (images, images.roll(1, dims=2))]
+    assert not torch.equal(*others)
+    names = [name for name, _ in policy.named_buffers()]
+    assert names == []
+
+
+@pytest.mark.parametrize("n_channels", [32, 24, 8, 3])
+def test_groups_have_sixteen_channels_or_as_many_as_divide(n_channels):
+    norm = Policy(TOKENS, **(SMALL | {"n_channels": n_channels})).convolutions[1]
+    assert n_channels // norm.num_groups == {32: 16, 24: 8, 8: 8, 3: 1}[n_channels]
+
+
+def test_one_step_at_a_time_equals_all_at_once():
+    policy = small_policy()
+    images, missions, index, memory, begins = observations()
+    logits, values, last = policy(images, missions, index, memory, begins)
+    for step in range(S):
+        now = slice(step, step + 1)
+        logit, value, memory = policy(images[now], missions, index[now], memory, begins[now])
+        torch.testing.assert_close(logit[0], logits[step])
+        torch.testing.assert_close(value[0], values[step])
+    torch.testing.assert_close(memory, last)
+
+
+def test_an_episode_that_begins_forgets_the_one_before():
+    policy = small_policy()
+    images, missions, index, memory, begins = observations()
+    begins = torch.zeros_like(begins)
+    begins[2, 1] = True
+    logits = policy(images, missions, index, memory, begins)[0]
+    others = policy(images, missions, index, memory + 1, begins)[0]
+    assert torch.equal(logits[2:, 1], others[2:, 1])
+    assert not torch.isclose(logits[2:, 0], others[2:, 0]).any()
+    assert not torch.isclose(logits[:2, 1], others[:2, 1]).any()
+    fresh = policy(images[2:], missions, index[2:], torch.zeros_like(memory), begins[2:])[0]
+    torch.testing.assert_close(fresh[:, 1], logits[2:, 1])
+
+
+def test_padding_of_missions_changes_nothing():
+    policy = small_policy()
+    images, missions, index, memory, begins = observations()
+    padded = F.pad(missions, (0, 3, 0, 2))  # longer, and two rows without a word
+    found = policy(images, padded, index, memory, begins)[0]
+    torch.testing.assert_close(found, policy(images, missions, index, memory, begins)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_images_and_missions_may_have_any_integers(dtype):
+    policy = small_policy()
+    images, missions, *rest = observations(dtype)
+    found = policy(images, missions.to(dtype), *rest)[0]
+    torch.testing.assert_close(found, policy(*observations())[0])
+
+
+@pytest.mark.parametrize("norm", ["group", "batch", "none"])
+def test_it_can_be_batched_over_parameters(norm):
+    policy = small_policy(norm=norm)
+    copies = {
+        name: torch.stack([value, value * 1.1 + 0.01])
+        for name, value in policy.state_dict().items()
+    }
+    inputs = [torch.stack(pair) for pair in zip(observations(), observations(seed=1), strict=True)]
+    found = vmap(lambda own, *args: functional_call(policy, own, args))(copies, *inputs)
+    for task in range(2):
+        own = {name: value[task] for name, value in copies.items()}
+        expected = functional_call(policy, own, tuple(value[task] for value in inputs))
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one[task], other)
+
+
+def test_gradients_reach_every_parameter_and_the_memory():
+    policy = small_policy()
+    images, missions, index, memory, begins = observations()
+    memory.requires_grad_(True)
+    logits, values, _ = policy(images, missions, index, memory, torch.zeros_like(begins))
+    (logits.square().sum() + values.square().sum()).backward()
+    lacking = [name for name, p in policy.named_parameters() if p.grad is None or not p.grad.any()]
+    assert lacking == []
+    assert memory.grad.any(dim=1).all()
+
+
+def test_it_runs_in_half_precision():
+    policy = small_policy().float()
+    images, missions, index, memory, begins = observations()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = policy(images, missions, index, memory.float(), begins)[0]
+    full = policy(images, missions, index, memory.float(), begins)[0]
+    # bfloat16 keeps 8 bits: 0.4 % in each of some twenty layers.
+    assert relative_error(half.float(), full) < 0.1
+
+
+def test_kaiming_is_the_initialisation_of_pytorch():
+    torch.manual_seed(3)
+    policy = Policy(TOKENS, n_channels=64, memory_size=64, instruction_size=64)
+    for layer, fan_in in ((policy.convolutions[0], 64 * 9), (policy.films[0].scale, 64)):
+        bound = fan_in**-0.5
+        assert layer.weight.abs().max() <= bound
+        # 4096 and more uniform draws: their spread is within 3 % with near certainty.
+        assert float(layer.weight.detach().std()) == pytest.approx(bound / 3**0.5, rel=0.03)
+
+
+def test_babyai_draws_rows_of_unit_length():
+    policy = Policy(TOKENS, **SMALL, init="babyai")
+    linears = [module for module in policy.modules() if isinstance(module, nn.Linear)]
+    assert len(linears) == 8
+    for linear in linears:
+        torch.testing.assert_close(linear.weight.norm(dim=1), torch.ones(linear.out_features))
+        assert not linear.bias.any()
+    # As in BabyAI's code, only linear layers: the recurrent and convolutional ones stay.
+    assert policy.memory.bias_hh.all()
+    assert policy.convolutions[0].bias.all()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["n_tokens", *SMALL, "n_actions", "n_film"],
+)
+def test_a_size_of_zero_is_an_error(name):
+    with pytest.raises(ValueError, match=rf"{name} \(0\) must be at least 1"):
+        Policy(**({"n_tokens": TOKENS} | SMALL | {name: 0}))
+
+
+def test_an_unknown_norm_or_initialisation_is_an_error():
+    with pytest.raises(ValueError, match=r"norm \('layer'\) must be one of group, batch, none"):
+        Policy(TOKENS, norm="layer")
+    with pytest.raises(ValueError, match=r"init \('zero'\) must be one of kaiming, babyai"):
+        Policy(TOKENS, init="zero")
+
+
+def test_a_view_of_another_shape_is_an_error():
+    images, *rest = observations()
+    expected = r"images of shape \(5, 3, 3, 7, 7\) do not end in \(7, 7, 3\)"
+    with pytest.raises(ValueError, match=expected):
+        small_policy()(images.movedim(-1, 2), *rest)

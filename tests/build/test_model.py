@@ -1,0 +1,317 @@
+"""From configurations to objects: settings arrive where they belong, and mistakes name them."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import ByT5Tokenizer
+
+from helpers.backbones import tiny_bart
+from mttl.build.build_backbone import backbone_name, build_tokenizer
+from mttl.build.expert_matrix import read_expert_matrix
+from mttl.build.model import Built, build_model, build_optimization
+from mttl.config.load import configs_dir, load_config
+from mttl.errors import ConfigError, TaskError
+from mttl.models.backbone import build_random, is_decoder_only
+from mttl.routing import FixedRouter, HyperFormerRouter, PolytroponRouter, TaskMoERouter
+from mttl.skills import DenseInventory, IA3Inventory, LoRAInventory
+
+TASKS = ("verb_past", "noun_plural", "ordinal")
+TINY = [
+    f"backbone.config.{name}={value}"
+    for name, value in {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 1}.items()
+]
+
+
+def build(fragment: str = "", *overrides: str) -> Built:
+    names = f"crossfit.yaml+{fragment}" if fragment else "crossfit.yaml"
+    return build_model(load_config(names, [*TINY, *overrides]), TASKS)
+
+
+# What is shipped, in its real size.
+
+
+@pytest.mark.parametrize(("name", "decoder_only"), [("tiny_t5", False), ("tiny_llama", True)])
+def test_shipped_random_backbones_build(name: str, decoder_only: bool) -> None:
+    built = build_model(load_config(f"crossfit.yaml+backbone/{name}.yaml"), TASKS)
+    assert is_decoder_only(built.model.backbone) == decoder_only
+    assert built.model.training
+    assert all(parameter.requires_grad for parameter in built.model.parameters())
+    size = sum(parameter.numel() for parameter in built.model.backbone.parameters())
+    assert 5e5 < size < 5e6
+
+
+def test_the_papers_setting_builds_on_a_folder(tmp_path: Path) -> None:
+    tiny_bart().save_pretrained(tmp_path)
+    ByT5Tokenizer().save_pretrained(tmp_path)
+    config = load_config("crossfit_paper.yaml", [f"backbone.name={tmp_path}"])
+    built = build_model(config, TASKS)
+    # Query, key, value and output of two encoder and two decoder layers, the latter with two
+    # attentions each.
+    assert len(built.model.skilled_layers()) == 4 * (2 + 2 * 2)
+    assert built.model.router.n_groups == 24
+    trained = {name for name, value in built.model.named_parameters() if value.requires_grad}
+    assert all(".inventory." in name or name.startswith("router.") for name in trained)
+    assert isinstance(built.tokenizer, ByT5Tokenizer)
+    assert backbone_name(config.backbone) == str(tmp_path)
+
+
+# Settings arrive.
+
+
+def test_the_default_scales_the_position_biases_it_draws() -> None:
+    config = load_config("crossfit.yaml", TINY).backbone
+    assert config.kind == "random"
+    torch.manual_seed(0)
+    plain = dict(build_random("t5", dict(config.config)).named_parameters())
+    torch.manual_seed(0)
+    built = dict(build().model.backbone.named_parameters())
+    name = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    torch.testing.assert_close(built[name], 20 * plain[name])
+    assert torch.equal(built["shared.weight"], plain["shared.weight"])
+
+
+@pytest.mark.parametrize(
+    ("fragment", "kind", "n_skills", "n_heads"),
+    [
+        ("router/polytropon.yaml", PolytroponRouter, 8, 1),
+        ("router/multi_head.yaml", PolytroponRouter, 8, 4),
+        ("router/task_moe.yaml", TaskMoERouter, 8, 1),
+        ("router/hyperformer.yaml", HyperFormerRouter, 8, 1),
+        ("router/shared.yaml", FixedRouter, 1, 1),
+        ("router/private.yaml", FixedRouter, 3, 1),
+        ("router/average.yaml", FixedRouter, 8, 1),
+        ("router/expert.yaml", FixedRouter, 7, 1),
+    ],
+)
+def test_fragments_build_their_routers(
+    fragment: str, kind: type, n_skills: int, n_heads: int
+) -> None:
+    built = build(fragment)
+    router = built.model.router
+    assert type(router) is kind
+    assert (router.n_skills, router.n_heads, router.n_tasks) == (n_skills, n_heads, len(TASKS))
+    assert router.n_groups == len(built.model.skilled_layers())
+
+
+def test_the_settings_of_polytropon_arrive() -> None:
+    router = build(
+        "",
+        *("router.relaxed=false", "router.straight_through=true", "router.temperature=2.0"),
+        *(
+            "router.init_scale=0.5",
+            "router.normalise=average_correction",
+            "router.granularity=model",
+        ),
+        *("router.shared_skill=true", "router.logit_dropout=0.25"),
+        *("router.prior.sparsity=0.1", "router.prior.mutual_information=0.2"),
+        *("router.prior.orthogonality=0.3", "router.prior.ibp={alpha: 3.0, weight: 0.4}"),
+    ).model.router
+    assert isinstance(router, PolytroponRouter)
+    assert (router.relaxed, router.hard, router.shared_skill) == (False, True, True)
+    assert (router.init_scale, router.logit_dropout) == (0.5, 0.25)
+    assert router.normalisation == "average_correction"
+    assert router.temperature == 2.0
+    assert router.n_groups == 1
+    prior = router.prior
+    assert (prior.ibp_alpha, prior.ibp_weight, prior.sparsity) == (3.0, 0.4, 0.1)
+    assert (prior.mutual_information, prior.orthogonality) == (0.2, 0.3)
+
+
+def test_the_settings_of_other_routers_arrive() -> None:
+    router = build("router/task_moe.yaml", "router.top_k=3", "router.noise=false").model.router
+    assert isinstance(router, TaskMoERouter)
+    assert (router.top_k, router.noise) == (3, False)
+    small, large = (
+        build("router/hyperformer.yaml", f"router.embedding_size={size}").model.router
+        for size in (2, 5)
+    )
+    assert [tuple(x.shape) for x in small.parameters()] != [
+        tuple(x.shape) for x in large.parameters()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fragment", "kind", "settings"),
+    [
+        ("skills/lora.yaml", LoRAInventory, {"rank": 3, "scale": 0.5, "mix": "deltas"}),
+        ("skills/dense.yaml", DenseInventory, {"mix": "outputs"}),
+        ("skills/ia3.yaml", IA3Inventory, {}),
+    ],
+)
+def test_the_settings_of_skills_arrive(fragment: str, kind: type, settings: dict) -> None:
+    overrides = [f"skills.{name}={value}" for name, value in settings.items()]
+    built = build(fragment, "skills.n_skills=5", "skills.n_heads=2", *overrides)
+    for layer in built.model.skilled_layers().values():
+        inventory = layer.inventory
+        assert type(inventory) is kind
+        assert (inventory.n_skills, inventory.n_heads) == (5, 2)
+        assert {name: getattr(inventory, name) for name in settings} == settings
+
+
+def test_the_settings_of_optimizers_arrive() -> None:
+    model = build().model
+    override = ["optim.betas=[0.7, 0.8]", "optim.eps=1e-5", "optim.weight_decay=0.3"]
+    for kind in (torch.optim.AdamW, torch.optim.Adam):
+        fragment = f"optim/{kind.__name__.lower()}.yaml"
+        config = load_config(f"crossfit.yaml+{fragment}", override)
+        optimizer = build_optimization(config.optim).optimizer(model)
+        assert type(optimizer) is kind
+        assert optimizer.defaults["betas"] == (0.7, 0.8)
+        assert optimizer.defaults["eps"] == 1e-5
+        assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0, 0.3}
+        assert {group["lr"] for group in optimizer.param_groups} == {2e-3, 2e-2}
+    override = ["optim.beta2_decay=-0.5", "optim.clip_threshold=2.0"]
+    config = load_config("crossfit.yaml+optim/adafactor.yaml", override)
+    optimizer = build_optimization(config.optim).optimizer(model)
+    assert type(optimizer) is torch.optim.Adafactor
+    assert (optimizer.defaults["beta2_decay"], optimizer.defaults["d"]) == (-0.5, 2.0)
+
+
+def test_gradient_checkpointing_is_switched_on() -> None:
+    def enabled(built: Built) -> bool:
+        return any(getattr(x, "gradient_checkpointing", False) for x in built.model.modules())
+
+    assert not enabled(build())
+    assert enabled(build("", "backbone.gradient_checkpointing=true"))
+
+
+def test_another_tokenizer_than_the_models_own(tmp_path: Path) -> None:
+    overrides = ["backbone.kind=pretrained", f"backbone.name={tmp_path}", "backbone.tokenizer=byte"]
+    config = load_config("crossfit.yaml", overrides)
+    assert isinstance(build_tokenizer(config.backbone), ByT5Tokenizer)
+    assert build_tokenizer(load_config("crossfit.yaml").backbone)("a").input_ids == [100, 1]
+
+
+# Tasks.
+
+
+def test_task_ids_follow_the_order_of_the_tasks() -> None:
+    built = build()
+    assert built.tasks == TASKS
+    assert built.task_ids(["ordinal", "verb_past", "ordinal"]).tolist() == [2, 0, 2]
+    none = built.task_ids([])
+    assert (none.shape, none.dtype) == ((0,), torch.int64)
+
+
+def test_unknown_tasks_and_ids_out_of_range() -> None:
+    built = build()
+    with pytest.raises(TaskError, match=r"knows no task 'verb_pst'. Did you mean 'verb_past'"):
+        built.task_ids(["ordinal", "verb_pst"])
+    inputs = {"input_ids": torch.tensor([[5]]), "labels": torch.tensor([[5]])}
+    for wrong in (3, -1):
+        message = f"task id {wrong} is out of range: the router knows 3 tasks, with ids 0 to 2"
+        with pytest.raises(ValueError, match=message):
+            built.model(torch.tensor([wrong]), **inputs)
+        with pytest.raises(ValueError, match=message):
+            built.model.generate(torch.tensor([wrong]), input_ids=inputs["input_ids"])
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(
+    ("fragment", "override", "message"),
+    [
+        (
+            "",
+            "backbone.config.vocab_size=300",
+            "backbone.config.vocab_size (300) must be at least 384, the number of tokens of the "
+            "tokenizer 'byte'",
+        ),
+        ("", "skills.n_heads=3", "section skills: n_heads (3) must divide"),
+        (
+            "skills/ia3.yaml",
+            "skills.targets=[wi_9]",
+            "section skills: the target 'wi_9' matches no",
+        ),
+        ("", "backbone.initial_scale={'*.nowhere': 2.0}", "backbone.initial_scale: '*.nowhere'"),
+        ("", "backbone.tokenizer=./nowhere", "backbone.tokenizer ('./nowhere') is no folder"),
+        ("router/expert.yaml", "router.matrix=nowhere.csv", "there is no file 'nowhere.csv'"),
+        (
+            "router/expert.yaml",
+            "router.matrix=expert_lexical",
+            "Did you mean 'router/expert_lexical",
+        ),
+        (
+            "router/expert.yaml",
+            "skills.n_skills=8",
+            "section router: 'router/expert_lexical.csv' has columns for 7 skills, but "
+            "skills.n_skills is 8; they must be equal",
+        ),
+    ],
+)
+def test_what_cannot_be_built(fragment: str, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        build(fragment, override)
+
+
+def test_a_shared_skill_needs_another_one() -> None:
+    message = re.escape("section router: shared_skill needs n_skills (1) to be at least 2")
+    with pytest.raises(ConfigError, match=message):
+        build("", "router.shared_skill=true", "skills.n_skills=1")
+
+
+# The matrix of the Expert baseline.
+
+
+def matrix(folder: Path, content: str | bytes) -> str:
+    path = folder / "matrix.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return str(path)
+
+
+def test_rows_are_returned_in_the_order_of_the_tasks(tmp_path: Path) -> None:
+    content = "task,a,b\nordinal,1,0\nverb_past,0.5,2\nmore,0,0\nnoun_plural,0,1\n"
+    expected = [[0.5, 2.0], [0.0, 1.0], [1.0, 0.0]]
+    assert read_expert_matrix(matrix(tmp_path, content), TASKS).tolist() == expected
+    # Spreadsheets write a byte-order mark, and end lines as Windows does.
+    content = b"\xef\xbb\xbf" + content.replace("\n", "\r\n").encode()
+    assert read_expert_matrix(matrix(tmp_path, content), TASKS).tolist() == expected
+
+
+def test_rows_are_normalised_in_the_router(tmp_path: Path) -> None:
+    path = matrix(tmp_path, "task,a,b\nordinal,1,0\nverb_past,1,3\nnoun_plural,0,1\n")
+    router = build("router/expert.yaml", f"router.matrix={path}", "skills.n_skills=2").model.router
+    expected = torch.tensor([[0.25, 0.75], [0.0, 1.0], [1.0, 0.0]])
+    assert torch.equal(router.matrix()[0, :, 0], expected)
+
+
+HEADER = "the first line must be `task` and the names of skills"
+WEIGHTS = "the weights of 'b' must be finite and at least 0"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", HEADER),
+        ("name,x\na,1\n", HEADER),
+        ("task\na\n", HEADER),
+        ("task,x\na,1\n".encode("utf-16"), HEADER),
+        ("task,x,y\na,1,0\nb,1\n", "line 3 has 2 cells; the header has 3"),
+        ("task,x,y\na,1,0\nb,1,0,0\n", "line 3 has 4 cells; the header has 3"),
+        ("task,x,y\na,1,0\nb,1,much\n", "line 3: could not convert string to float: 'much'"),
+        ("task,x\na,1\na,2\n", "line 3 is a second row of 'a'"),
+        ("task,x\na,1\nbb,1\n", "has no row for the task 'b'. Did you mean 'bb'?"),
+        ("task,x,y\na,1,0\nb,1,-1\n", WEIGHTS),
+        ("task,x,y\na,1,0\nb,nan,1\n", WEIGHTS),
+        ("task,x,y\na,1,0\nb,inf,1\n", WEIGHTS),
+        ("task,x,y\na,1,0\nb,0,0\n", "gives the task 'b' no skill; its weights are all 0"),
+    ],
+)
+def test_mistakes_in_a_matrix(content: str | bytes, message: str, tmp_path: Path) -> None:
+    path = matrix(tmp_path, content)
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        read_expert_matrix(path, ("a", "b"))
+    assert f"'{path}'" in str(caught.value)
+
+
+def test_a_missing_task_of_the_shipped_matrix_is_named_in_its_section() -> None:
+    config = load_config("crossfit.yaml+router/expert.yaml", TINY)
+    with pytest.raises(ConfigError) as caught:
+        build_model(config, [*TASKS, "verb_pst"])
+    path = configs_dir() / "router" / "expert_lexical.csv"
+    assert str(caught.value).startswith(
+        f"section router: '{path}' has no row for the task 'verb_pst'"
+    )

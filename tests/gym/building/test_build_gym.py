@@ -1,0 +1,213 @@
+import errno
+import json
+import os
+from functools import partial
+
+import pytest
+
+from helpers.raw import copying_task, make_task, rows, write_jsonl, write_raw
+from mttl.files import write_text
+from mttl.gym.building import build_gym
+from mttl.gym.building import split_lines as lines
+from mttl.gym.building.build_gym import build_task, check_task, count_files, file_names
+from mttl.gym.convert import convert
+from mttl.gym.folder import Gym
+from mttl.gym.sampling import SAMPLES, draw
+from mttl.gym.task import Source
+
+
+@pytest.fixture
+def raw(tmp_path):
+    return write_raw(tmp_path / "raw")
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "gym"
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("convert_all", [0, 10**6])
+@pytest.mark.parametrize("task", [make_task(), copying_task()])
+def test_files_are_what_is_drawn_in_memory(raw, out, task, convert_all, monkeypatch):
+    """Whether all lines are converted or only those that are asked for."""
+    monkeypatch.setattr(build_gym, "make_lines", partial(lines.make_lines, convert_all=convert_all))
+    told = []
+    outcome = build_task(task, out, raw=raw, on_rows=told.append)
+    assert (outcome.status, outcome.skipped) == ("built", False)
+    assert sum(told) > 0
+    train = list(convert(task, "train", rows(60)))
+    test = list(convert(task, "validation", rows(9))) if task.source.test else None
+    for sample in SAMPLES:
+        for split, expected in draw(task, train, test, sample).items():
+            path = out / task.name / f"{task.name}_2_{sample}_{split}.tsv"
+            assert path.read_bytes().decode() == "".join(
+                "\t".join(line) + "\n" for line in expected
+            )
+    assert Gym(out).samples(task.name) == sorted(SAMPLES)
+    assert len(files(out)) == 16
+
+
+def test_what_is_complete_is_not_built_again(raw, out):
+    build_task(make_task(), out, raw=raw, samples=[13, 21])
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.tsv")}
+    assert len(before) == 6
+    again = build_task(make_task(description="other words"), out, raw=raw, samples=[21])
+    assert (again.status, again.skipped) == ("built", True)
+    more = build_task(make_task(), out, raw=raw, samples=[13, 42])
+    assert (more.status, more.skipped) == ("built", False)
+    assert build_task(make_task(), out, raw=raw, samples=[13, 21, 42]).skipped
+    assert count_files(make_task(), out) == (9, 15)
+
+
+def test_a_damaged_or_missing_file_is_built_again(raw, out):
+    build_task(make_task(), out, raw=raw, samples=[13])
+    whole = files(out)
+    path = out / "colours" / "colours_2_13_dev.tsv"
+    path.write_bytes(path.read_bytes()[:-3])
+    outcome = check_task(make_task(), out, samples=[13])
+    assert outcome.status == "incomplete"
+    assert outcome.detail == "colours_2_13_dev.tsv is not as it was built"
+    assert build_task(make_task(), out, raw=raw, samples=[13]).status == "built"
+    assert files(out) == whole
+    path.unlink()
+    assert check_task(make_task(), out, samples=[13]).detail == "1 of 3 files are missing"
+    assert not build_task(make_task(), out, raw=raw, samples=[13]).skipped
+    assert files(out) == whole
+
+
+def test_another_definition_or_source_is_built_again(raw, out):
+    build_task(make_task(), out, raw=raw, samples=[13])
+    assert not build_task(make_task(input="{text}"), out, raw=raw, samples=[13]).skipped
+    assert build_task(make_task(input="{text}"), out, raw=raw, samples=[13]).skipped
+    write_jsonl(raw / "colours__default/validation.jsonl", rows(8))
+    assert not build_task(make_task(input="{text}"), out, raw=raw, samples=[13]).skipped
+    record = out / "colours" / build_gym.RECORD
+    for text in ("no JSON", "[]"):
+        record.write_text(text)
+        assert not build_task(make_task(input="{text}"), out, raw=raw, samples=[13]).skipped
+
+
+def test_published_sums(raw, out, monkeypatch):
+    """Files that have them need no record of where they are from; others are told."""
+    build_task(make_task(), out, raw=raw)
+    sums = dict(json.loads((out / "colours" / build_gym.RECORD).read_text())["files"])
+    monkeypatch.setattr(build_gym, "published_sums", lambda: {"colours": sums})
+    assert check_task(make_task(), out).status == "verified"
+    (out / "colours" / build_gym.RECORD).unlink()
+    assert build_task(make_task(), out).skipped
+    sums["colours_2_13_dev.tsv"] = "0" * 32
+    outcome = build_task(make_task(), out, raw=raw)
+    assert (outcome.status, outcome.skipped) == ("differs", False)
+    assert outcome.detail == "1 of 15 files are not as published"
+    assert build_task(make_task(), out, raw=raw).skipped
+    distinct = make_task(references="distinct", output="{label|name}")
+    outcome = check_task(distinct, out)
+    assert outcome.detail.endswith("the published order of several right answers is not known")
+
+
+def test_own_files(tmp_path, out):
+    path = tmp_path / "mine.csv"
+    path.write_text("text,label\n" + "".join(f"text {i},{i % 3}\n" for i in range(60)))
+    task = make_task(source=Source(None, train=str(path)))
+    assert build_task(task, out).status == "built"
+    assert len(Gym(out).rows("colours", "train", 13)) == 6
+    assert len(Gym(out).rows("colours", "test", 13)) == 12
+
+
+def test_a_source_that_cannot_be_had(raw, out):
+    task = make_task(source=Source("other", train="train"))
+    outcome = build_task(task, out, raw=raw)
+    assert outcome.status == "unavailable"
+    assert "has no file other__default/train.jsonl[.gz]" in outcome.detail
+    assert list(out.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"text": "x"}, "row 61: the field 'label' is missing"),
+        ({"text": "x", "label": 9}, "row 61: the field 'label'"),
+        ({"text": 3.5, "label": {}}, "row 61"),
+    ],
+)
+def test_malformed_records(raw, out, bad, message):
+    write_jsonl(raw / "colours__default/train.jsonl.gz", [*rows(60), bad])
+    outcome = build_task(make_task(), out, raw=raw)
+    assert outcome.status == "failed"
+    assert "train.jsonl.gz" in outcome.detail
+    assert message in outcome.detail
+    assert list(out.iterdir()) == []
+
+
+def test_a_truncated_archive_keeps_what_was_there(raw, out):
+    build_task(make_task(), out, raw=raw, samples=[13])
+    before = files(out)
+    path = raw / "colours__default/train.jsonl.gz"
+    path.write_bytes(path.read_bytes()[:-20])
+    outcome = build_task(make_task(), out, raw=raw, samples=[13, 21])
+    assert outcome.status == "failed"
+    assert "train.jsonl.gz' is cut short or damaged" in outcome.detail
+    assert files(out) == before
+
+
+def test_too_few_records(raw, out):
+    write_jsonl(raw / "colours__default/train.jsonl.gz", [])
+    outcome = build_task(make_task(), out, raw=raw)
+    assert (outcome.status, outcome.detail) == (
+        "failed",
+        "task 'colours': no line to draw from is left of 0 lines of train and 9 of test.",
+    )
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()]
+)
+def test_a_full_disk_and_ctrl_c_leave_whole_files(raw, out, error, monkeypatch):
+    """They strike while the fifth file is written."""
+    sync, n_calls = os.fsync, 0
+
+    def fsync(number):
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == 5:
+            raise error
+        sync(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        with pytest.raises(type(error)):
+            build_task(make_task(), out, raw=raw)
+    left = files(out)
+    assert len(left) == 4
+    build_task(make_task(), out, raw=raw)
+    assert {name: files(out)[name] for name in left} == left
+    assert len(files(out)) == 16
+
+
+def test_a_full_disk_while_lines_are_stored(raw, out, monkeypatch):
+    class Full:
+        def write(self, data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(lines.tempfile, "TemporaryFile", lambda dir: Full())
+    with pytest.raises(OSError, match="No space left") as caught:
+        build_task(make_task(), out, raw=raw)
+    assert caught.value.filename == str(out / "colours")
+    assert list(out.iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed(raw, out):
+    left = out / "colours" / ".colours_2_13_dev.tsv.abc.part"
+    write_text(left, "half")
+    build_task(make_task(), out, raw=raw)
+    assert not left.exists()
+
+
+def test_names():
+    assert file_names(make_task(), [13]) == [
+        f"colours_2_13_{split}.tsv" for split in ("train", "dev", "test")
+    ]

@@ -1,0 +1,1 @@
+from helpers.gym_fixtures import crossfit, make_gym  # noqa: F401

@@ -1,0 +1,90 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mttl.errors import TaskError
+from mttl.gym.tsv import Row, parse_rows, read_rows
+
+PATH = Path("task_16_100_train.tsv")
+
+
+def test_several_outputs_are_kept_in_order():
+    data = b"what\tblue\tnavy\nwhere\there\n"
+    assert parse_rows(data, PATH) == [Row("what", ("blue", "navy")), Row("where", ("here",))]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"a\tb\nc\td\n",
+        b"a\tb\nc\td",
+        b"a\tb\r\nc\td\r\n",
+        b"\xef\xbb\xbfa\tb\nc\td\n",
+        b" a\tb \nc \t d\n",
+    ],
+    ids=["plain", "no last line end", "windows", "byte order mark", "outer blanks"],
+)
+def test_variants_of_the_same_file_read_alike(data):
+    assert parse_rows(data, PATH) == [Row("a", ("b",)), Row("c", ("d",))]
+
+
+def test_a_carriage_return_inside_a_line_does_not_end_it():
+    assert parse_rows(b"a\rb\tc\n", PATH) == [Row("a b", ("c",))]
+
+
+def test_quotes_and_unicode_line_separators_are_plain_text():
+    text = '"a\u2028b\x85\t"c\n'
+    assert parse_rows(text.encode(), PATH) == [Row('"a\u2028b', ('"c',))]
+
+
+def test_max_rows_reads_rows_from_all_over_the_file():
+    """Sorted by label, as CrossFit's files are, every label is met."""
+    data = b"a\t0\nb\t0\nc\t1\nd\t1\ne\t2\nf\t2\n"
+    assert [row.input for row in parse_rows(data, PATH, max_rows=3)] == ["a", "c", "e"]
+    assert [row.input for row in parse_rows(data, PATH, max_rows=4)] == ["a", "b", "d", "e"]
+    assert len(parse_rows(data, PATH, max_rows=9)) == 6
+    assert len(parse_rows(b"a\tb\nc\td\nbroken\n", PATH, max_rows=2)) == 2
+    with pytest.raises(ValueError, match=r"max_rows \(0\) must be at least 1"):
+        parse_rows(b"a\tb\n", PATH, max_rows=0)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "is empty; it must hold at least one line"),
+        (b"\n \n", "is empty"),
+        (b"a\tb\rc\td\r", "carriage returns alone"),
+        (
+            b"a\tb\nno answer\n",
+            "train.tsv, line 2: no tab between input and output, got 'no answer'",
+        ),
+        (b"a\tb\n\n", "line 2: no tab"),
+        (b"a\tb\n\tc\n", r"line 2: the input \(before the first tab\) is empty"),
+        (b"a\t\n", "line 1: the output is empty"),
+        (b"a\tb\t \tc\n", "line 1: output 2 of 3 is empty"),
+        (b"a\tb\nc\td\xff\n", r"line 2: byte 4 \(0xff\) is not valid UTF-8"),
+    ],
+)
+def test_malformed_files_are_errors_with_file_line_and_reason(data, message):
+    with pytest.raises(TaskError, match=message) as error:
+        parse_rows(data, PATH)
+    assert PATH.name in str(error.value)
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    with pytest.raises(TaskError, match=r"cannot read '.*none.tsv': No such file"):
+        read_rows(tmp_path / "none.tsv")
+
+
+# Field text as a gym may hold it: no separator inside, nothing strippable outside.
+fields = st.text(st.characters(exclude_characters="\t\n\r", exclude_categories=["Cs"])).filter(
+    lambda text: text and text == text.strip() and not text.startswith("\ufeff")
+)
+
+
+@given(st.lists(st.tuples(fields, st.lists(fields, min_size=1, max_size=3)), min_size=1))
+def test_what_is_written_is_read(rows):
+    data = "".join("\t".join([source, *outputs]) + "\n" for source, outputs in rows).encode()
+    assert parse_rows(data, PATH) == [Row(source, tuple(outputs)) for source, outputs in rows]

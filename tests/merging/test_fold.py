@@ -1,0 +1,182 @@
+"""One task's mixture in plain weights answers as the skilled model does."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from helpers.backbones import BACKBONES, batch, fill, tiny_t5
+from helpers.compare import relative_error
+from helpers.skills import INVENTORIES, ROUTERS, filled, skilled, spread
+from mttl.adaptation.modes import adapt
+from mttl.merging.fold import average_mixing, merge, task_mixing, unmerge
+from mttl.routing import RoutingSlot, average_router
+from mttl.skills import LoRAInventory, SkilledLinear, SkilledModel, attach_skills
+from mttl.skills.supermask import SupermaskInventory
+
+# Folded weights are rounded once more (6e-8 each) in every layer of two to four blocks.
+ROUNDING = 1e-5
+
+
+@pytest.mark.parametrize("family", BACKBONES)
+@pytest.mark.parametrize("inventory", INVENTORIES)
+def test_the_plain_backbone_answers_as_the_task(family, inventory):
+    model = skilled(BACKBONES[family](), inventory=inventory, n_heads=2)
+    inputs = batch(4)
+    expected = [model(torch.full((4,), task), **inputs).logits for task in range(3)]
+    assert relative_error(expected[0], expected[1]) > 1e-2  # the tasks differ
+    for task in range(3):
+        merged = merge(model, task_mixing(model.router, task))
+        assert not any(isinstance(module, SkilledLinear) for module in merged.backbone.modules())
+        assert relative_error(merged.backbone(**inputs).logits, expected[task]) < ROUNDING
+        unmerge(merged)
+
+
+@pytest.mark.parametrize("family", ["t5", "bart", "llama"])
+def test_masks_are_folded(family):
+    backbone, slot = BACKBONES[family](), RoutingSlot()
+    attachment = attach_skills(
+        backbone,
+        lambda i, o: SupermaskInventory(i, o, 2, n_heads=2),
+        targets=["attention"],
+        slot=slot,
+    )
+    router = ROUTERS["polytropon"](len(attachment.groups), 3, 2, 2)
+    model = SkilledModel(backbone, spread(router), slot).eval()
+    for seed, layer in enumerate(model.skilled_layers().values()):
+        fill(layer.inventory, seed)
+    expected = model(torch.full((3,), 1), **batch(3)).logits
+    bare = BACKBONES[family]()(**batch(3)).logits
+    assert relative_error(bare, expected) > 1e-2
+    merged = merge(model, task_mixing(model.router, 1))
+    assert relative_error(merged.backbone(**batch(3)).logits, expected) < ROUNDING
+
+
+def test_unmerging_restores_every_bit():
+    model = skilled(tiny_t5())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    expected = model(torch.tensor([1, 2, 0]), **batch(3)).logits
+    merged = merge(model, task_mixing(model.router, 1))
+    unmerge(merged)
+    after = model.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert torch.equal(model(torch.tensor([1, 2, 0]), **batch(3)).logits, expected)
+
+
+def test_the_average_is_that_of_adaptation():
+    model = skilled(tiny_t5(), n_heads=2)
+    uniform = adapt(copy.deepcopy(model), "average", 1).eval()
+    expected = uniform(torch.zeros(3, dtype=torch.long), **batch(3)).logits
+    merged = merge(model, average_mixing(model.router))
+    assert relative_error(merged.backbone(**batch(3)).logits, expected) < ROUNDING
+
+
+@pytest.mark.parametrize("family", ["t5", "bart", "llama"])
+def test_it_is_saved_as_a_plain_model(family, tmp_path):
+    model = skilled(BACKBONES[family]())
+    expected = model(torch.full((3,), 2), **batch(3)).logits
+    merged = merge(model, task_mixing(model.router, 2))
+    merged.backbone.save_pretrained(tmp_path)
+    plain = type(merged.backbone).from_pretrained(tmp_path).eval()
+    assert relative_error(plain(**batch(3)).logits, expected) < ROUNDING
+
+
+def test_half_precision_is_rounded_once():
+    model = skilled(tiny_t5(), train_backbone=False)
+    layer = next(iter(model.skilled_layers().values()))
+    model.backbone.bfloat16()
+    for skilled_layer in model.skilled_layers().values():
+        skilled_layer.inventory.float()
+    mixing = task_mixing(model.router, 0)
+    exact = layer.weight.float() + layer.inventory.delta(mixing[layer.group])
+    path = next(iter(model.skilled_layers()))
+    merged = merge(model, mixing)
+    plain = merged.backbone.get_submodule(path)
+    assert torch.equal(plain.weight, exact.bfloat16())
+    assert not plain.weight.requires_grad
+
+
+class Twice(nn.Module):
+    """The same layer at two paths."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = self.first
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+class Tied(nn.Module):
+    """A layer whose weight is that of an embedding, as output heads have it."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(5, 4)
+        self.head = nn.Linear(4, 5, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids):
+        return self.head(self.table(ids))
+
+
+def on(backbone, target):
+    slot = RoutingSlot()
+    attach_skills(
+        backbone,
+        lambda i, o: filled(LoRAInventory(i, o, 2, rank=2)),
+        targets=[target],
+        slot=slot,
+    )
+    return SkilledModel(backbone, average_router(1, 1, 2), slot)
+
+
+def test_a_layer_at_two_paths_is_replaced_at_both():
+    model = on(Twice(), "first")
+    x = torch.randn(1, 3, 4)
+    expected = model(torch.tensor([0]), x=x)
+    merged = merge(model, average_mixing(model.router))
+    assert relative_error(merged.backbone(x), expected) < ROUNDING
+    unmerge(merged)
+    assert merged.backbone.first is merged.backbone.second
+    assert torch.equal(model(torch.tensor([0]), x=x), expected)
+
+
+def test_a_tied_weight_is_refused():
+    model = on(Tied(), "head")
+    with pytest.raises(ValueError, match="'head' shares its weight with 'table', which has no"):
+        merge(model, average_mixing(model.router))
+    assert isinstance(model.backbone.head, SkilledLinear)
+
+
+def test_mistakes_are_named():
+    model = skilled(tiny_t5())
+    with pytest.raises(ValueError, match=r"task_id \(3\) must lie in 0 … 2"):
+        task_mixing(model.router, 3)
+    with pytest.raises(ValueError, match=r"mixing has shape \(1, 1, 3\), the router makes it \("):
+        merge(model, torch.ones(1, 1, 3))
+    merge(model, average_mixing(model.router))
+    with pytest.raises(ValueError, match="merged already; unmerge it first"):
+        merge(model, average_mixing(model.router))
+
+
+def test_whole_numbers_cannot_be_folded_into():
+    model = on(Twice(), "first")
+    layer = model.backbone.first
+    layer.base.weight = nn.Parameter(torch.zeros(4, 4, dtype=torch.int8), requires_grad=False)
+    with pytest.raises(ValueError, match=r"'first' keeps its weight as torch.int8; load the"):
+        merge(model, average_mixing(model.router))
+
+
+def test_skills_without_plain_weights_are_named(monkeypatch):
+    def refuse(*_):
+        raise NotImplementedError("they depend on the input")
+
+    model = skilled(tiny_t5())
+    monkeypatch.setattr(LoRAInventory, "delta", refuse)
+    with pytest.raises(ValueError, match="cannot be folded: they depend on the input"):
+        merge(model, average_mixing(model.router))
+    assert model.skilled_layers()

@@ -1,0 +1,279 @@
+"""Models on disk against the same arithmetic in memory."""
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import BartForConditionalGeneration
+
+from mttl.aggregation.arithmetic import add_task_vectors, contrast
+from mttl.aggregation.dare import drop_and_rescale, mask_generator
+from mttl.aggregation.elastic import elastic_contrast, elastic_removal, fisher_average
+from mttl.aggregation.ties import merge_agreeing, trim
+from mttl.errors import CheckpointError, ConfigError
+from mttl.merging import tensor_file
+from mttl.merging.recipe import Ingredient, Recipe
+from mttl.merging.run import merge_models
+from mttl.merging.weights_folder import Weights
+
+Make = Callable[..., Recipe]
+BUFFER = "final_logits_bias"  # no parameter, so it has no Fisher information
+
+
+def dropped(vector: Tensor, place: int, name: str) -> Tensor:
+    return drop_and_rescale(vector, 0.4, mask_generator(3, place, name))
+
+
+# What a method does to one tensor: name, θ0, τ of expert and anti-expert, Fisher information.
+IN_MEMORY = {
+    "arithmetic": lambda n, b, g, a, f: add_task_vectors(b, [g, a], [1.0, -1.0]),
+    "cape": lambda n, b, g, a, f: contrast(b, g, a, 0.5),
+    "elastic": lambda n, b, g, a, f: elastic_removal(
+        b, f[0], [g, a], [f[1], f[2]], [1.0, -1.0], base_weight=0.9, ceiling=1e-3
+    ),
+    "elastic_cape": lambda n, b, g, a, f: elastic_contrast(b, f[0], g, a, f[2], 0.2),
+    "fisher_average": lambda n, b, g, a, f: fisher_average(b, [g, a], [f[1], f[2]], [1.0, 1.0]),
+    "ties": lambda n, b, g, a, f: merge_agreeing(
+        b, [trim(g, 0.3), trim(-a, 0.3)], [1.0, 1.0], scale=0.7
+    ),
+    "dare": lambda n, b, g, a, f: add_task_vectors(
+        b, [dropped(g, 0, n), dropped(-a, 1, n)], [1.0, 1.0]
+    ),
+}
+SETTINGS = {
+    "cape": {"weight": 0.5},
+    "elastic": {"fishers": "base good bad", "base_weight": 0.9, "ceiling": 1e-3},
+    "fisher_average": {"fishers": "good bad"},
+    "ties": {"density": 0.3, "scale": 0.7},
+    "dare": {"density": 0.4, "seed": 3},
+}
+
+
+def settings(kind: str, models: Path) -> dict[str, object]:
+    if kind == "elastic_cape":
+        return {"fishers": "base", "weight": 0.2, "fisher": str(models / "bad.safetensors")}
+    return SETTINGS.get(kind, {})
+
+
+@pytest.mark.parametrize("length", [tensor_file.RANGE, 37])
+@pytest.mark.parametrize("kind", IN_MEMORY)
+def test_the_result_is_that_of_whole_tensors(
+    kind: str,
+    length: int,
+    make: Make,
+    models: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = tensor_file.Entry.ranges
+    monkeypatch.setattr(tensor_file.Entry, "ranges", lambda entry: whole(entry, length))
+    merge_models(make(kind, **settings(kind, models)), tmp_path / "out")
+    base, good, bad, found = (
+        Weights(folder)
+        for folder in (*(models / name for name in ("base", "good", "bad")), tmp_path / "out")
+    )
+    fishers = [load_file(models / f"{name}.safetensors") for name in ("base", "good", "bad")]
+    assert set(found) == set(base)
+    for name in base:
+        of_tensor = [fisher.get(name, torch.ones_like(base[name])) for fisher in fishers]
+        expected = IN_MEMORY[kind](
+            name, base[name], good[name] - base[name], bad[name] - base[name], of_tensor
+        )
+        if name == BUFFER:
+            expected = base[name]  # zero in all models
+        # The same operations; vectorised remainders of ranges may round once differently.
+        torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_it_is_a_model_and_says_how_it_was_made(make: Make, models: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "out"
+    merge_models(make("arithmetic"), out)
+    model = BartForConditionalGeneration.from_pretrained(out)
+    names = dict(model.named_parameters())
+    assert names.keys() == set(Weights(models / "base")) - {BUFFER}
+    assert {path.name for path in out.iterdir()} == {
+        *(path.name for path in (models / "base").iterdir()),
+        "merge.yaml",
+    }
+    assert "kind: arithmetic" in (out / "merge.yaml").read_text()
+
+
+@pytest.mark.parametrize("kind", ["dare", "ties"])
+def test_the_same_recipe_gives_the_same_bytes(kind: str, make: Make, tmp_path: Path) -> None:
+    digests = set()
+    for name in ("one", "two"):
+        merge_models(make(kind), tmp_path / name)
+        content = b"".join(path.read_bytes() for path in sorted((tmp_path / name).iterdir()))
+        digests.add(hashlib.sha256(content).hexdigest())
+    assert len(digests) == 1
+
+
+def test_ties_may_trim_over_all_tensors(make: Make, models: Path, tmp_path: Path) -> None:
+    merge_models(make("ties", density=0.1, scope="model"), tmp_path / "out")
+    base, good, bad, found = (
+        Weights(folder)
+        for folder in (*(models / name for name in ("base", "good", "bad")), tmp_path / "out")
+    )
+    names = [name for file in base.files for name in file.entries]
+    vectors = [
+        torch.cat([(sign * (model[name] - base[name])).flatten() for name in names])
+        for model, sign in ((good, 1), (bad, -1))
+    ]
+    start = torch.cat([base[name].flatten() for name in names])
+    expected = merge_agreeing(start, [trim(vector, 0.1) for vector in vectors], [1.0, 1.0])
+    merged = torch.cat([found[name].flatten() for name in names])
+    torch.testing.assert_close(merged, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_dare_may_elect_signs(make: Make, tmp_path: Path) -> None:
+    for then in ("add", "ties"):
+        merge_models(make("dare", then=then, density=1.0), tmp_path / then)
+    added, elected = Weights(tmp_path / "add"), Weights(tmp_path / "ties")
+    name = "model.shared.weight"
+    assert (added[name] - elected[name]).abs().max() > 0.1
+
+
+def test_whole_numbers_and_half_precision_are_kept(tmp_path: Path) -> None:
+    base = {"w": torch.randn(9).bfloat16(), "ids": torch.arange(3)}
+    save_file(base, tmp_path / "base.safetensors")
+    tuned = {**base, "w": (base["w"] + 1)}
+    save_file(tuned, tmp_path / "tuned.safetensors")
+    recipe = Recipe.model_validate(
+        {
+            "base": {"model": str(tmp_path / "base.safetensors")},
+            "models": [{"model": str(tmp_path / "tuned.safetensors"), "weight": 0.5}],
+            "method": {"kind": "arithmetic"},
+        }
+    )
+    merge_models(recipe, tmp_path / "out")
+    found = load_file(tmp_path / "out" / "base.safetensors")
+    assert torch.equal(found["ids"], base["ids"])
+    change = 0.5 * (tuned["w"].float() - base["w"].float())
+    assert torch.equal(found["w"], (base["w"].float() + change).bfloat16())
+
+
+def with_models(recipe: Recipe, *folders: Path) -> Recipe:
+    given = [Ingredient(model=str(folder)) for folder in folders]
+    return recipe.model_copy(update={"models": given})
+
+
+def test_all_that_differs_is_listed_and_nothing_is_written(
+    make: Make, models: Path, tmp_path: Path
+) -> None:
+    tensors = dict(Weights(models / "good"))
+    names = sorted(name for name in tensors if name.endswith("fc1.weight"))
+    del tensors[names[0]]
+    tensors["extra"] = torch.ones(1)
+    tensors[names[1]] = tensors[names[1]][:-1].clone()
+    tensors[names[2]] = tensors[names[2]].half()
+    other = tmp_path / "other"
+    shutil.copytree(models / "good", other)
+    save_file(tensors, other / "model.safetensors")
+    config = (other / "config.json").read_text()
+    changed = config.replace('"encoder_attention_heads": 4', '"encoder_attention_heads": 2')
+    (other / "config.json").write_text(changed.replace('"dropout": 0.0', '"dropout": 0.3'))
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(CheckpointError) as refused:
+        merge_models(with_models(make("arithmetic"), other, tmp_path / "gone"), tmp_path / "out")
+    text = str(refused.value)
+    for part in (
+        f"missing: {names[0]}",
+        "unexpected: extra",
+        f"of another shape: {names[1]} (23, 16) instead of (24, 16)",
+        f"of another type: {names[2]} float16 instead of float32",
+        "settings that differ: encoder_attention_heads 2 instead of 4",
+        f"'{tmp_path / 'gone'}' does not exist",
+    ):
+        assert part in text, text
+    assert "dropout" not in text
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_another_vocabulary_or_other_whole_numbers_are_refused(
+    make: Make, models: Path, tmp_path: Path
+) -> None:
+    for name, tokens in (("base", '{"a": 0}'), ("other", '{"a": 1}')):
+        folder = tmp_path / name
+        shutil.copytree(models / name.replace("other", "good"), folder)
+        (folder / "tokenizer.json").write_text(f'{{"model": {{"vocab": {tokens}}}}}')
+    recipe = with_models(make("arithmetic"), tmp_path / "other")
+    base = recipe.base.model_copy(update={"model": str(tmp_path / "base")})
+    with pytest.raises(CheckpointError, match="another vocabulary"):
+        merge_models(recipe.model_copy(update={"base": base}), tmp_path / "out")
+    for name in ("a", "b"):
+        save_file({"ids": torch.tensor([ord(name)])}, tmp_path / f"{name}.safetensors")
+    recipe = with_models(make("arithmetic"), tmp_path / "a.safetensors")
+    base = recipe.base.model_copy(update={"model": str(tmp_path / "b.safetensors")})
+    with pytest.raises(CheckpointError, match="whole numbers with other values: ids"):
+        merge_models(recipe.model_copy(update={"base": base}), tmp_path / "out")
+
+
+def test_fisher_information_that_does_not_fit_is_refused(
+    make: Make, models: Path, tmp_path: Path
+) -> None:
+    fisher = load_file(models / "good.safetensors")
+    names = sorted(fisher)
+    del fisher[names[0]]
+    fisher["extra"] = torch.ones(1)
+    fisher[names[1]] = fisher[names[1]].flatten()[:-1].clone()
+    fisher[names[2]] = fisher[names[2]].long()
+    save_file(fisher, tmp_path / "fisher.safetensors")
+    recipe = make("fisher_average", fishers="good bad")
+    given = [
+        model.model_copy(update={"fisher": str(tmp_path / name)})
+        for model, name in zip(recipe.models, ("fisher.safetensors", "gone"), strict=True)
+    ]
+    with pytest.raises(CheckpointError) as refused:
+        merge_models(recipe.model_copy(update={"models": given}), tmp_path / "out")
+    text = str(refused.value)
+    for part in (
+        f"missing: {names[0]}",
+        "unexpected: extra",
+        f"of another shape: {names[1]}",
+        f"of another type: {names[2]} int64 instead of floating point",
+        "gone' does not exist",
+    ):
+        assert part in text, text
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_merge_that_is_stopped_leaves_nothing(make: Make, tmp_path: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        assert 0 < done <= total
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        merge_models(make("arithmetic"), tmp_path / "out", on_range=stop)
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_overwritten_and_the_disk_is_measured(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ConfigError, match="exists already"):
+        merge_models(make("arithmetic"), tmp_path / "out")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(9, 8, 1))
+    with pytest.raises(ConfigError, match=r"has 0.0 GiB left and the model needs"):
+        merge_models(make("arithmetic"), tmp_path / "new")
+
+
+@pytest.mark.parametrize("method", [{"kind": "arithmetic"}, {"kind": "ties"}])
+def test_a_model_with_holes_is_refused(method: dict[str, str], tmp_path: Path) -> None:
+    for name, value in (("base", 1.0), ("tuned", float("nan"))):
+        save_file({"w": torch.tensor([2.0, value])}, tmp_path / f"{name}.safetensors")
+    recipe = Recipe.model_validate(
+        {
+            "base": {"model": str(tmp_path / "base.safetensors")},
+            "models": [{"model": str(tmp_path / "tuned.safetensors")}],
+            "method": method,
+        }
+    )
+    with pytest.raises(CheckpointError, match="information is damaged: "):
+        merge_models(recipe, tmp_path / "out")
+    assert len(list(tmp_path.iterdir())) == 2

@@ -1,0 +1,149 @@
+import math
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import pearsonr
+from sklearn.metrics import f1_score, matthews_corrcoef
+
+from mttl.metrics.crossfit import METRICS, build_metric, score_answers
+
+labels = st.lists(
+    st.tuples(st.sampled_from(["yes", "no", "maybe"]), st.sampled_from(["yes", "no", "Yes", ""])),
+    min_size=1,
+    max_size=20,
+)
+
+
+@settings(deadline=None)
+@given(labels)
+def test_classification_f1_equals_scikit_learn(rows):
+    gold, predicted = zip(*rows, strict=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scikit-learn warns of classes nobody predicted
+        expected = f1_score(gold, predicted, average="macro")
+    found = score_answers("Classification-F1", predicted, [[label] for label in gold])
+    assert found == pytest.approx(expected)
+
+
+def test_a_string_that_is_no_label_becomes_a_class():
+    assert score_answers("Classification-F1", ["a", "b"], [["a"], ["b"]]) == 1
+    # classes a (F1 1), b (0) and the unseen c (0)
+    assert score_answers("Classification-F1", ["a", "c"], [["a"], ["b"]]) == pytest.approx(1 / 3)
+
+
+def test_classification_f1_reads_the_first_reference_only():
+    assert score_answers("Classification-F1", ["b"], [["a", "b"]]) == 0
+
+
+acceptability = st.lists(
+    st.tuples(*[st.sampled_from(["acceptable", "unacceptable", "?"])] * 2), min_size=1, max_size=20
+)
+
+
+@settings(deadline=None)
+@given(acceptability)
+def test_matthews_equals_scikit_learn(rows):
+    gold, predicted = zip(*rows, strict=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a single class
+        expected = matthews_corrcoef(
+            [x == "acceptable" for x in gold], [x == "acceptable" for x in predicted]
+        )
+    found = score_answers("Matthew-Correlation", predicted, [[label] for label in gold])
+    # torchmetrics computes in float32
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(-9, 9), st.integers(-9, 9)), min_size=3, max_size=20))
+def test_pearson_equals_scipy(rows):
+    gold, predicted = zip(*rows, strict=True)
+    found = score_answers(
+        "Pearson-Correlation", [f" {x}" for x in predicted], [[f"{x}.0"] for x in gold]
+    )
+    if len(set(gold)) == 1 or len(set(predicted)) == 1:
+        assert math.isnan(found)
+    else:
+        # The result is handed over in single precision.
+        assert found == pytest.approx(pearsonr(gold, predicted).statistic, abs=1e-6)
+
+
+def test_an_answer_that_is_no_number_makes_the_correlation_undefined():
+    references = [["1"], ["2"], ["3"]]
+    assert math.isnan(score_answers("Pearson-Correlation", ["1", "two", "3"], references))
+    assert score_answers("Pearson-Correlation", ["1", "2", "3"], references) == pytest.approx(1)
+
+
+def test_means_over_rows_and_best_reference():
+    references = [["cat"], ["dog", "The hound"]]
+    assert score_answers("ACC", ["CAT", "hound"], references) == 0.5
+    assert score_answers("EM", ["CAT", "hound"], references) == 1
+    assert score_answers("QA-F1", ["cat", "hound dog"], references) == pytest.approx(5 / 6)
+    assert score_answers("Rouge-L", ["cat", ""], references) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_without_rows_the_score_is_undefined_and_silent(name):
+    metric = build_metric(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.isnan(metric.compute())
+    metric.update(["1"], [["1"]])
+    metric.reset()
+    assert torch.isnan(metric.compute())
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_several_updates_equal_one(name):
+    predictions, references = rows()
+    metric = build_metric(name)
+    for prediction, accepted in zip(predictions, references, strict=True):
+        metric.update([prediction], [accepted])
+    expected = score_answers(name, predictions, references)
+    assert float(metric.compute()) == pytest.approx(expected, nan_ok=True)
+
+
+def test_errors():
+    with pytest.raises(ValueError, match=r"metric \('F1'\) must be one of ACC, EM"):
+        build_metric("F1")
+    with pytest.raises(ValueError, match=r"Did you mean 'Rouge-L'\?"):
+        build_metric("Rouge")
+    with pytest.raises(ValueError, match="2 predictions and 1 lists of references"):
+        build_metric("EM").update(["a", "b"], [["a"]])
+    with pytest.raises(ValueError, match="row 1 has no reference"):
+        build_metric("EM").update(["a", "b"], [["a"], []])
+
+
+def rows():
+    predictions = ["1", "2.5", "acceptable", "été", "4"]
+    references = [["1"], ["2", "2.5"], ["acceptable"], ["the été", "x"], ["5"]]
+    return predictions, references
+
+
+def _score_on_one_process(rank, folder, n_rows, expected):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
+    )
+    predictions, references = rows()
+    for name in METRICS:
+        metric = build_metric(name)
+        # The first process holds the first rows, the second what is left: maybe none.
+        share = slice(0, n_rows) if rank == 0 else slice(n_rows, None)
+        if predictions[share]:
+            metric.update(predictions[share], references[share])
+        found = float(metric.compute())
+        assert found == pytest.approx(expected[name], nan_ok=True), name
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("n_rows", [2, 5], ids=["uneven", "one without rows"])
+def test_two_processes_equal_one(tmp_path: Path, n_rows):
+    expected = {name: score_answers(name, *rows()) for name in METRICS}
+    mp.spawn(_score_on_one_process, (str(tmp_path), n_rows, expected), nprocs=2)

@@ -1,0 +1,317 @@
+"""Where experts go, and that they see tokens and never padding."""
+
+import copy
+
+import pytest
+import torch
+
+from helpers.backbones import BACKBONES, batch, tiny_bart, tiny_gpt2, tiny_llama, tiny_t5
+from helpers.experts import N_EXPERTS, balanced, lora, padded_batch, token_model, top2
+from helpers.skills import ROUTERS, spread
+from mttl.moe.attach_experts import Selection, attach_experts
+from mttl.routing import RoutingSlot, expert_router, shared_router
+from mttl.routing.token.hash import HashRouter
+from mttl.routing.token.top_k import TopKRouter
+from mttl.skills import LoRAInventory, SkilledModel, attach_skills
+
+TASKS = torch.tensor([0, 2, 1])
+
+
+def records(model, inputs):
+    """Return what layers chose in one forward pass, by layer."""
+    routing = model.route(TASKS, inputs=inputs)
+    with model.slot.use(routing):
+        model.backbone(**inputs)
+    return {record.layer: record for record in routing.records}
+
+
+# Where.
+
+
+def paths(backbone, **settings):
+    return [place.path for place in Selection(**settings).places(backbone)]
+
+
+def test_every_second_block_of_the_decoder():
+    found = paths(tiny_t5(), blocks=True, targets=["all"], every=2, stacks=["decoder"])
+    assert found == ["decoder.block.1.layer.2.DenseReluDense"]
+    found = paths(tiny_t5(), blocks=True, targets=["mlp"])
+    assert [path.partition(".")[0] for path in found] == ["encoder"] * 2 + ["decoder"] * 2
+    found = paths(tiny_bart(), blocks=True, targets=["all"], stacks=["encoder"])
+    assert found == ["model.encoder.layers.0.fc1", "model.encoder.layers.1.fc1"]
+
+
+def test_linear_layers_by_word_and_by_pattern():
+    assert len(paths(tiny_llama(), blocks=False, targets=["attention"])) == 8
+    assert paths(tiny_gpt2(), blocks=False, targets=["1.mlp.c_fc"]) == ["transformer.h.1.mlp.c_fc"]
+
+
+def test_projections_of_the_encoders_output_see_its_tokens():
+    for backbone, name in ((tiny_t5(), "EncDecAttention.k"), (tiny_bart(), "encoder_attn.k_proj")):
+        for place in Selection(False, [name]).places(backbone):
+            assert place.stack == "encoder"
+        query = name.replace("k_", "q_") if "_proj" in name else "EncDecAttention.q"
+        for place in Selection(False, [query]).places(backbone):
+            assert place.stack == "decoder"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"targets": ["nothing"]}, "the target 'nothing' matches no linear layer"),
+        ({"stacks": ["encoder"]}, r"stacks: this backbone has no 'encoder', only model"),
+        ({"every": 3}, "no layer is left: targets mlp of every 3-th block of model"),
+    ],
+)
+def test_a_selection_of_nothing_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Selection(**{"blocks": False, "targets": ["mlp"]} | settings).places(tiny_llama())
+
+
+def test_a_layer_that_cannot_be_made_is_named_and_the_backbone_stays():
+    backbone = tiny_t5()
+    before = [name for name, _ in backbone.named_modules()]
+    with pytest.raises(ValueError, match=r"top_k \(9\) must lie .*; at 'encoder.block.0.layer.1"):
+        token_model(backbone, router=lambda place: TopKRouter(place.in_features, 4, top_k=9))
+    assert [name for name, _ in backbone.named_modules()] == before
+
+
+def test_a_model_checks_its_token_layers():
+    model = token_model(tiny_t5())
+    with pytest.raises(ValueError, match="reads another routing slot than the model's"):
+        SkilledModel(model.backbone, shared_router(0, 3), RoutingSlot())
+    with pytest.raises(ValueError, match="reads group 1, but the router has 1 groups"):
+        token_model(tiny_t5(), prior="logits", task_router=expert_router(torch.ones(3, 4), 1))
+    with pytest.raises(ValueError, match="has 4 experts; a task router that is their prior must"):
+        token_model(tiny_t5(), prior="logits", task_router=expert_router(torch.ones(3, 5), 8))
+    with pytest.raises(ValueError, match="no skilled layer; call attach_skills or attach_exp"):
+        SkilledModel(tiny_t5(), shared_router(0, 3), RoutingSlot())
+
+
+# Padding.
+
+
+@pytest.mark.parametrize("experts", ["lora", "copies"])
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_padding_is_neither_routed_nor_counted(name, experts):
+    model = token_model(BACKBONES[name](), experts=experts)
+    inputs = padded_batch()
+    known = {
+        "encoder": int(inputs["attention_mask"].sum()),
+        "decoder": int((inputs["labels"] != -100).sum()),
+    }
+    found = records(model, inputs)
+    assert {record.stack for record in found.values()} == set(known)
+    for record in found.values():
+        assert int(record.load().sum()) == 2 * known[record.stack]
+        mask = inputs["attention_mask"] if record.stack == "encoder" else inputs["labels"] != -100
+        assert mask.reshape(-1)[record.tokens].all()
+
+
+def test_padding_of_a_decoder_only_model():
+    model, inputs = token_model(tiny_llama()), padded_batch()
+    inputs["labels"] = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
+    for record in records(model, inputs).values():
+        assert int(record.load().sum()) == 2 * int(inputs["attention_mask"].sum())
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "llama"])
+def test_what_stands_in_padding_does_not_matter(name):
+    """Also where experts have little room, which padding must not take."""
+    model = token_model(BACKBONES[name](), eval_capacity_factor=0.6)
+    inputs = padded_batch()
+    if name == "llama":
+        inputs["labels"] = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
+    plain = model(TASKS, **inputs).loss
+    longer = {
+        key: torch.nn.functional.pad(value, (0, 3), value=-100 if key == "labels" else 0)
+        for key, value in inputs.items()
+    }
+    longer["input_ids"] = longer["input_ids"].masked_fill(longer["attention_mask"] == 0, 17)
+    # Sums of more numbers, in another order.
+    torch.testing.assert_close(model(TASKS, **longer).loss, plain, rtol=1e-5, atol=1e-6)
+
+
+# Generation.
+
+
+def answers(model, inputs, **settings):
+    return model.generate(TASKS, **inputs, max_new_tokens=4, do_sample=False, **settings)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("name", ["t5", "bart", "llama"])
+def test_a_batch_is_answered_as_its_rows_are_alone(name, beams):
+    targets = ["EncDecAttention.k", "encoder_attn.v_proj", "mlp"]
+    targets = {"t5": targets[::2], "bart": targets[1:], "llama": ["mlp"]}[name]
+    model, inputs = token_model(BACKBONES[name](), targets=targets), padded_batch()
+    inputs.pop("labels")
+    if name == "llama":  # prompts are padded on the left
+        inputs = {key: value.flip(1) for key, value in inputs.items()}
+    together = answers(model, inputs, num_beams=beams)
+    n_prompt = inputs["input_ids"].shape[1] if name == "llama" else 0
+    for row, mask in enumerate(inputs["attention_mask"].bool()):
+        alone = {key: value[row : row + 1, mask] for key, value in inputs.items()}
+        settings = {"max_new_tokens": 4, "do_sample": False, "num_beams": beams}
+        ids = model.generate(TASKS[row : row + 1], **alone, **settings)[0]
+        start = int(mask.sum()) if name == "llama" else 0
+        expected = ids[start:]
+        found = together[row, n_prompt:]
+        assert torch.equal(found[: len(expected)], expected)
+        assert (found[len(expected) :] == 0).all() or (found[len(expected) :] == 1).all()
+
+
+@pytest.mark.parametrize("name", ["t5", "llama"])
+@pytest.mark.parametrize("cached", [True, False])
+def test_rows_that_have_ended_are_padding(name, cached):
+    model, inputs = token_model(BACKBONES[name]()), padded_batch()
+    inputs.pop("labels")
+    if name == "llama":
+        inputs = {key: value.flip(1) for key, value in inputs.items()}
+    free = answers(model, inputs)[:, inputs["input_ids"].shape[1] if name == "llama" else 1 :]
+    end = int(free[0, 1])  # the first row then ends after two tokens
+    seen = []
+    original = model.route
+
+    def route(*args, **settings):
+        seen.append(original(*args, **settings))
+        return seen[-1]
+
+    model.route = route
+    ids = answers(model, inputs, eos_token_id=end, pad_token_id=0, use_cache=cached)
+    start = inputs["input_ids"].shape[1] if name == "llama" else 1
+    ended = (ids[:, start:] == end).cumsum(1) - (ids[:, start:] == end).long()
+    # The newest token is never read; what follows an end is padding.
+    n_read = int((ended[:, :-1] == 0).sum()) if cached else None
+    last = [r for r in seen[0].records if r.stack != "encoder"]
+    counts = [int(r.load().sum()) // 2 for r in last if r.layer == last[0].layer]
+    if cached:
+        prompt = int(inputs["attention_mask"].sum()) if name == "llama" else 3
+        ends = (ids[:, start:-1] == end).sum()  # reading an end is for nothing
+        assert sum(counts) == prompt + n_read - int(ends)
+    else:
+        assert counts[-1] < (ids.shape[1] - 1) * len(ids)
+
+
+def test_a_copy_has_a_slot_of_its_own():
+    model = token_model(tiny_t5())
+    twin = copy.deepcopy(model)
+    assert all(layer.slot is twin.slot for layer in twin.token_layers().values())
+    assert torch.equal(twin(TASKS, **batch(3)).logits, model(TASKS, **batch(3)).logits)
+
+
+# Losses.
+
+
+def test_checkpointing_owes_and_counts_once():
+    results = []
+    for checkpointing in (False, True):
+        model = token_model(tiny_t5(), router=balanced, train_backbone=True).train()
+        inputs = padded_batch()
+        if checkpointing:
+            model.enable_gradient_checkpointing()
+        torch.manual_seed(3)
+        routing = model.route(TASKS, inputs=inputs)
+        with model.slot.use(routing):
+            loss = model.backbone(**inputs, use_cache=False).loss
+        (loss + sum(routing.losses.values())).backward()
+        assert set(routing.losses) == {"switch", "z"}
+        assert len(routing.records) == len(model.token_layers())
+        results.append(
+            [
+                *(value.detach() for value in routing.losses.values()),
+                *(p.grad for p in model.parameters() if p.grad is not None),
+            ]
+        )
+    for plain, replayed in zip(*results, strict=True):
+        torch.testing.assert_close(plain, replayed)
+
+
+def test_losses_are_summed_over_layers_and_reach_the_routers():
+    model = token_model(tiny_t5(), router=balanced).train()
+    inputs = padded_batch()
+    routing = model.route(TASKS, inputs=inputs)
+    with model.slot.use(routing):
+        model.backbone(**inputs)
+    routing.losses["switch"].backward()
+    for layer in model.token_layers().values():
+        assert layer.router.weight.grad.abs().sum() > 0
+    # Each of the layers owes about its coefficient.
+    assert routing.losses["switch"].item() == pytest.approx(0.1 * 8, rel=0.5)
+    model.eval()
+    routing = model.route(TASKS, inputs=inputs)
+    with model.slot.use(routing):
+        model.backbone(**inputs)
+    assert not routing.losses
+
+
+# Hybrids.
+
+
+def test_task_rows_forbid_experts():
+    rows = torch.tensor([[1.0, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]])
+    for prior in ("mask", "logits"):
+        model = token_model(
+            tiny_t5(), prior=prior, task_router=expert_router(rows, 8), targets=["mlp"]
+        )
+        for record in records(model, padded_batch()).values():
+            tasks = TASKS[record.tokens // record.positions]
+            assert (rows[tasks, record.experts] > 0).all()
+
+
+def test_task_rows_shift_the_gates_and_learn():
+    model = token_model(
+        tiny_t5(), prior="logits", task_router=spread(ROUTERS["polytropon"](8, 3, 1, 4))
+    ).train()
+    inputs = padded_batch()
+    model(TASKS, **inputs).loss.backward()
+    assert (model.router.logits.grad.abs().sum((1, 2, 3)) > 0).all()
+    plain = token_model(tiny_t5())
+    assert not torch.equal(plain(TASKS, **inputs).logits, model.eval()(TASKS, **inputs).logits)
+
+
+@pytest.mark.parametrize("targets", [["mlp"], ["attention", "mlp"]])
+def test_skills_of_tasks_and_experts_of_tokens_in_one_model(targets):
+    """On other layers, and on the same ones: then experts come on top."""
+    backbone, slot = tiny_t5(), RoutingSlot()
+    backbone.requires_grad_(False)
+    attached = attach_skills(
+        backbone,
+        lambda i, o: LoRAInventory(i, o, 4, rank=2),
+        targets=["attention"],
+        slot=slot,
+    )
+    layers = attach_experts(
+        *(backbone, lora, top2),
+        selection=Selection(False, targets),
+        slot=slot,
+        n_experts=N_EXPERTS,
+        prior="logits",
+        granularity="block",
+        groups=attached.groups,
+    )
+    assert layers.groups[: len(attached.groups)] == attached.groups
+    assert len(layers.groups) == len(attached.groups) + 4
+    model = SkilledModel(backbone, ROUTERS["polytropon"](len(layers.groups), 3, 1, 4), slot)
+    assert len(model.skilled_layers()) == len(attached.layers)
+    before = tiny_t5()(**batch(3)).logits
+    torch.testing.assert_close(model.eval()(TASKS, **batch(3)).logits, before)
+    model.train()(TASKS, **padded_batch()).loss.backward()
+    for layer in model.skilled_layers().values():
+        assert layer.inventory.up.grad.abs().sum() > 0
+    for layer in model.token_layers().values():
+        assert layer.experts.up.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("name", ["t5", "llama"])
+def test_routing_by_vocabulary_reads_what_is_generated(name, beams):
+    def by_word(place):
+        return HashRouter(place.in_features, N_EXPERTS, vocabulary_size=40)
+
+    model = token_model(BACKBONES[name](), router=by_word)
+    inputs = batch(3)
+    inputs.pop("labels")
+    cached = answers(model, inputs, num_beams=beams)
+    # Without a cache every step computes all positions again, from their own ids.
+    assert torch.equal(cached, answers(model, inputs, num_beams=beams, use_cache=False))

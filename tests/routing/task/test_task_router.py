@@ -1,0 +1,178 @@
+"""What every kind of task router promises."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.skills import LEARNED, ROUTERS, spread
+from mttl.routing.task.fixed import shared_router
+from mttl.routing.task.task_router import initial_rows
+
+G, T, H, K = 2, 5, 3, 4
+NORMALISED = [name for name in ROUTERS if name != "hyperformer"]
+TASK_IDS = torch.tensor([4, 0, 0, 2])
+
+
+def make(name, n_groups=G, n_tasks=T, n_heads=H, n_skills=K):
+    return spread(ROUTERS[name](n_groups, n_tasks, n_heads, n_skills))
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", ROUTERS)
+def test_shapes(name, training):
+    router = make(name).train(training)
+    assert router(TASK_IDS).shape == (G, 4, router.n_heads, K)
+    assert router.matrix().shape == (G, T, router.n_heads, K)
+    assert router.probabilities().shape == (G, T, router.n_heads, K)
+    assert router.prior_loss().shape == ()
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+@given(task_ids=st.lists(st.integers(0, T - 1), min_size=1, max_size=6))
+def test_evaluation_reads_rows_of_the_matrix(name, task_ids):
+    router = make(name).eval()
+    ids = torch.tensor(task_ids)
+    torch.testing.assert_close(router(ids), router.matrix()[:, ids])
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_evaluation_is_deterministic_and_leaves_the_random_state_alone(name):
+    router = make(name).eval()
+    before = torch.get_rng_state()
+    assert torch.equal(router(TASK_IDS), router(TASK_IDS))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", NORMALISED)
+def test_rows_sum_to_one(name, training):
+    if name == "polytropon-hard" and training:
+        pytest.skip("a row of which every draw is 0 stays 0")
+    weights = make(name).train(training)(TASK_IDS)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+    assert (weights >= 0).all()
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_the_order_of_examples_does_not_matter(name):
+    router = make(name).eval()
+    order = torch.tensor([2, 0, 3, 1])
+    torch.testing.assert_close(router(TASK_IDS[order]), router(TASK_IDS)[:, order])
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", LEARNED)
+def test_the_gradient_reaches_every_parameter(name, training):
+    # Data-parallel training waits for the gradient of every parameter on every process.
+    router = make(name).train(training)
+    target = torch.randn(G, T, router.n_heads, K)
+    (router(torch.arange(T)) * target).sum().backward()
+    for label, parameter in router.named_parameters():
+        assert parameter.grad is not None, label
+        assert parameter.grad.any(), label
+        assert parameter.grad.isfinite().all(), label
+
+
+@pytest.mark.parametrize("name", ["polytropon", "polytropon-hard", "task_moe"])
+def test_training_draws_anew(name):
+    router = make(name).train()
+    assert not torch.equal(router(TASK_IDS), router(TASK_IDS))
+    # Two examples of one task draw apart.
+    repeated = router(torch.zeros(2, dtype=torch.long))
+    if name != "polytropon-hard":  # may round to the same
+        assert not torch.equal(repeated[:, 0], repeated[:, 1])
+
+
+@pytest.mark.parametrize("name", ["polytropon-plain", "hyperformer", "average", "expert"])
+def test_training_of_the_others_is_deterministic(name):
+    router = make(name).train()
+    torch.testing.assert_close(router(TASK_IDS), router.matrix()[:, TASK_IDS])
+
+
+@pytest.mark.parametrize("init", ["mean", "fresh"])
+@pytest.mark.parametrize("name", ROUTERS)
+def test_a_router_for_new_tasks_is_a_new_object_of_the_same_kind(name, init):
+    router = make(name)
+    before = {label: tensor.clone() for label, tensor in router.state_dict().items()}
+    grown = router.for_new_tasks(7, init=init)
+    assert type(grown) is type(router)
+    sizes = (grown.n_groups, grown.n_tasks, grown.n_heads, grown.n_skills)
+    assert sizes == (G, 7, router.n_heads, K)
+    assert grown.matrix().shape == (G, 7, router.n_heads, K)
+    owned = {tensor.data_ptr() for tensor in router.state_dict().values()}
+    assert not owned & {tensor.data_ptr() for tensor in grown.state_dict().values()}
+    with torch.no_grad():
+        for tensor in grown.state_dict().values():
+            tensor.add_(1)
+    for label, tensor in router.state_dict().items():
+        assert torch.equal(tensor, before[label])
+
+
+@pytest.mark.parametrize("init", ["mean", "fresh"])
+@pytest.mark.parametrize("name", LEARNED)
+def test_a_router_for_new_tasks_goes_on_learning(name, init):
+    grown = make(name).for_new_tasks(2, init=init).train()
+    optimizer = torch.optim.SGD(grown.parameters(), lr=1.0)
+    before = grown.matrix().detach().clone()
+    target = torch.randn(G, 2, grown.n_heads, K)
+    (grown(torch.arange(2)) * target).sum().backward()
+    optimizer.step()
+    assert not torch.allclose(grown.matrix(), before)
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_new_tasks_that_start_at_the_mean_are_alike(name):
+    matrix = make(name).for_new_tasks(3, init="mean").matrix()
+    assert torch.equal(matrix[:, 0], matrix[:, 1])
+    assert torch.equal(matrix[:, 0], matrix[:, 2])
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_new_tasks_start_as_asked_or_not_at_all(name):
+    with pytest.raises(ValueError, match=r"init \('zero'\) must be 'mean' or 'fresh'"):
+        make(name).for_new_tasks(2, init="zero")
+
+
+@pytest.mark.parametrize("name", ["polytropon", "task_moe", "hyperformer"])
+def test_the_dtype_is_kept_for_new_tasks(name):
+    assert make(name).double().for_new_tasks(2).matrix().dtype == torch.float64
+
+
+def test_initial_rows():
+    rows = torch.arange(12.0).view(2, 3, 2).requires_grad_()
+    mean = initial_rows(rows, 4, "mean", 0.1)
+    assert not mean.requires_grad
+    assert mean.tolist() == [[[2.0, 3.0]] * 4, [[8.0, 9.0]] * 4]
+    fresh = initial_rows(rows, 500, "fresh", 0.1)
+    assert fresh.shape == (2, 500, 2)
+    assert fresh.abs().max() <= 0.1
+    assert fresh.abs().mean().item() == pytest.approx(0.05, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["polytropon", "task_moe", "hyperformer"])
+@pytest.mark.parametrize(("wrong", "least"), [("n_groups", 0), ("n_tasks", 1), ("n_skills", 1)])
+def test_sizes_have_a_least_value(name, wrong, least):
+    sizes = {"n_groups": 2, "n_tasks": 2, "n_heads": 1, "n_skills": 2, wrong: least - 1}
+    with pytest.raises(ValueError, match=rf"{wrong} \({least - 1}\) must be at least {least}"):
+        ROUTERS[name](*sizes.values())
+
+
+def test_a_router_may_route_nothing():
+    router = shared_router(0, 3)
+    assert router(torch.tensor([2, 0])).shape == (0, 2, 1, 1)
+    assert router.matrix().shape == (0, 3, 1, 1)
+    assert router.prior_loss() == 0
+    assert router.for_new_tasks(4).matrix().shape == (0, 4, 1, 1)
+
+
+def test_the_number_of_heads_must_be_positive():
+    with pytest.raises(ValueError, match=r"n_heads \(0\) must be at least 1"):
+        ROUTERS["polytropon"](1, 2, 0, 2)
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_the_role_is_router_and_the_printed_form_names_the_sizes(name):
+    router = make(name)
+    assert router.role == "router"
+    assert f"n_groups=2, n_tasks=5, n_heads={router.n_heads}, n_skills=4" in repr(router)

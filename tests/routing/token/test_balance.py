@@ -1,0 +1,172 @@
+"""Balancing losses, by hand and against plain formulas."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from mttl.routing import Balance, BiasBalance, NoisyTopKRouter, TopKRouter
+from mttl.routing.token.balance import (
+    LoadSums,
+    entropy_loss,
+    gshard_loss,
+    load_sums,
+    squared_variation,
+    switch_loss,
+    z_loss,
+)
+from mttl.routing.token.token_router import Choice
+from mttl.routing.token.top_k import top_choice
+
+E = 4
+
+
+def by_hand() -> LoadSums:
+    """Four tokens, two experts; three tokens go to the first."""
+    return LoadSums(
+        tokens=torch.tensor(4.0),
+        pairs=torch.tensor([3.0, 1.0]),
+        first=torch.tensor([2.0, 2.0]),
+        probabilities=torch.tensor([2.4, 1.6]),
+        gates=torch.tensor([3.0, 1.0]),
+        load=torch.tensor([3.0, 1.0]),
+        squared_z=torch.tensor(10.0),
+    )
+
+
+def test_by_hand() -> None:
+    sums = by_hand()
+    assert float(switch_loss(sums)) == pytest.approx(2 * (0.75 * 0.6 + 0.25 * 0.4))
+    assert float(gshard_loss(sums)) == pytest.approx(2 * (0.5 * 0.6 + 0.5 * 0.4))
+    assert float(squared_variation(sums.gates)) == pytest.approx(1 / 4)  # variance 1, mean 2
+    assert float(z_loss(sums)) == pytest.approx(2.5)
+    entropy = -0.6 * math.log(0.6) - 0.4 * math.log(0.4)
+    assert float(entropy_loss(sums)) == pytest.approx(math.log(2) - entropy)
+
+
+def choice(n: int = 30, top_k: int = 2) -> Choice:
+    logits = (3 * torch.randn(n, E)).requires_grad_()
+    return top_choice(logits, logits.topk(top_k).indices, normalise=True)
+
+
+def test_against_numpy_and_scipy() -> None:
+    given = choice()
+    with torch.no_grad():
+        sums = load_sums(given)
+    p = given.probabilities.detach().double().numpy()
+    shares = np.bincount(given.experts.numpy(), minlength=E) / len(given.experts)
+    assert float(switch_loss(sums)) == pytest.approx(E * (shares * p.mean(0)).sum(), rel=1e-5)
+    first = np.bincount(p.argmax(1), minlength=E) / len(p)
+    # The paper's formula, (1 / E) Σ (c / S) m, times E².
+    paper = (first * p.mean(0)).sum() / E
+    assert float(gshard_loss(sums)) == pytest.approx(E**2 * paper, rel=1e-5)
+    gates = np.zeros((len(p), E))
+    gates[given.tokens, given.experts] = given.weights.detach()
+    variation = stats.variation(gates.sum(0)) ** 2
+    assert float(squared_variation(sums.gates)) == pytest.approx(variation, rel=1e-5)
+    usage = stats.entropy(p.mean(0), np.full(E, 1 / E))  # Kullback-Leibler divergence
+    assert float(entropy_loss(sums)) == pytest.approx(usage, rel=1e-4)
+    z = np.log(np.exp(given.logits.detach().double().numpy()).sum(1))
+    assert float(z_loss(sums)) == pytest.approx((z**2).mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", [switch_loss, gshard_loss])
+def test_the_range_is_one_to_the_number_of_experts(loss) -> None:
+    even = torch.eye(E).repeat(3, 1)
+    assert float(loss(load_sums(one_hot(even)))) == pytest.approx(1)
+    alone = torch.eye(E)[[0] * 12]
+    assert float(loss(load_sums(one_hot(alone)))) == pytest.approx(E)
+
+
+def one_hot(p: torch.Tensor) -> Choice:
+    return Choice(torch.arange(len(p)), p.argmax(1), torch.ones(len(p)), p.log(), p)
+
+
+@pytest.mark.parametrize("name", ["switch", "gshard", "importance", "z", "entropy"])
+def test_coefficients_multiply_and_gradients_flow(name: str) -> None:
+    given = choice()
+    one = Balance(**{name: 1.0})(given)
+    assert set(one) == {name}
+    half = Balance(**{name: 0.5})(given)
+    torch.testing.assert_close(half[name], 0.5 * one[name])
+    gradient = torch.autograd.grad(one[name], given.logits)[0]
+    assert gradient.any()
+
+
+@pytest.mark.parametrize("name", ["switch", "gshard", "importance", "entropy"])
+def test_gradient_descent_evens_the_load_out(name: str) -> None:
+    logits = torch.randn(64, E) + torch.tensor([2.0, 0.0, 0.0, -2.0])
+    shift = torch.zeros(E, requires_grad=True)
+    optimizer, balance = torch.optim.SGD([shift], lr=1.0), Balance(**{name: 1.0})
+    for _ in range(150):
+        moved = logits + shift
+        loss = balance(top_choice(moved, moved.topk(2).indices, normalise=True))[name]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    load = torch.bincount((logits + shift).topk(2).indices.flatten(), minlength=E) / 128
+    assert float(load.min()) > 0.15
+    assert float(load.max()) < 0.35
+
+
+def test_no_losses_and_no_tokens() -> None:
+    assert Balance()(choice()) == {}
+    everything = Balance(switch=1.0, gshard=1.0, importance=1.0, load=1.0, z=1.0, entropy=1.0)
+    losses = everything(top_choice(torch.zeros(0, E), torch.zeros(0, 2).long(), normalise=True))
+    assert len(losses) == 6
+    assert all(float(loss) == 0 for loss in losses.values())
+
+
+def test_passes_of_a_step_average_to_the_loss_of_their_union_where_it_is_a_mean() -> None:
+    logits = torch.randn(20, E)
+    balance = Balance(z=1.0)
+
+    def loss(part: torch.Tensor) -> float:
+        return float(balance(top_choice(part, part.topk(2).indices, normalise=True))["z"])
+
+    # Nothing is carried over from pass to pass.
+    parts = [loss(part) for part in logits.split(10)]
+    assert sum(parts) / 2 == pytest.approx(loss(logits), rel=1e-5)
+    assert loss(logits[:10]) == parts[0]
+
+
+def test_without_processes_global_statistics_are_local_ones() -> None:
+    given = choice()
+    one = Balance(switch=1.0)(given)["switch"]
+    assert torch.equal(Balance(switch=1.0, global_statistics=True)(given)["switch"], one)
+
+
+def test_shown_and_refused() -> None:
+    assert "switch=0.01" in repr(Balance(switch=0.01))
+    assert "rate=0.001" in repr(BiasBalance(E))
+    with pytest.raises(ValueError, match=r"z \(-1.0\) must not be negative"):
+        Balance(z=-1.0)
+    with pytest.raises(ValueError, match=r"rate \(0.0\) must be positive"):
+        BiasBalance(E, rate=0.0)
+
+
+def test_the_bias_follows_the_load() -> None:
+    bias = BiasBalance(E, rate=0.5)
+    bias.adjust(torch.tensor([10, 0, 5, 5]))
+    assert bias.value.tolist() == [-0.5, 0.5, 0.0, 0.0]
+    assert "value" in bias.state_dict()
+    bias.reset_parameters()
+    assert not bias.value.any()
+
+
+def test_the_bias_evens_the_load_out() -> None:
+    router = TopKRouter(6, E, bias=BiasBalance(E, rate=0.01), init_scale=1.0)
+    x = torch.randn(256, 6) + 1
+    before = router(x).counts()
+    for _ in range(200):
+        router.adjust(router(x).counts())
+    after = router(x).counts()
+    assert after.max() - after.min() < (before.max() - before.min()) / 4
+
+
+def test_the_noisy_routers_load_is_its_own() -> None:
+    router = NoisyTopKRouter(6, E, balance=Balance(load=1.0))
+    found = router(torch.randn(50, 6)).losses["load"].detach()
+    assert 0 <= float(found) < 1  # noise alone decides: nearly even

@@ -1,0 +1,73 @@
+"""Balanced assignment is balanced and optimal."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import linear_sum_assignment
+
+from mttl.routing.token import balanced_assignment as assignment
+from mttl.routing.token.balanced_assignment import balanced_assignment
+
+
+def total(scores: torch.Tensor, columns: torch.Tensor) -> float:
+    return float(scores.double().gather(1, columns[:, None]).sum())
+
+
+def optimum(scores: torch.Tensor) -> float:
+    """The best total, trying every choice of columns that get one row more."""
+    from itertools import combinations
+
+    n, e = scores.shape
+    best = -np.inf
+    for more in combinations(range(e), n % e):
+        places = [c for c in range(e) for _ in range(n // e + (c in more))]
+        matrix = scores.double().numpy()[:, places]
+        rows, columns = linear_sum_assignment(matrix, maximize=True)
+        best = max(best, matrix[rows, columns].sum())
+    return float(best)
+
+
+@given(st.integers(1, 25), st.integers(1, 5), st.integers(0, 1000), st.booleans())
+def test_both_solvers_are_balanced_and_optimal(n: int, e: int, seed: int, biased: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(n, e, generator=generator)
+    if biased:  # everybody likes the same columns
+        scores = scores * 0.1 + torch.arange(e) * 5.0
+    best = optimum(scores)
+    spread = float(scores.max() - scores.min())
+    for method, slack in (("scipy", 1e-9), ("auction", (n + e) * 1e-6 * spread + 1e-9)):
+        columns = balanced_assignment(scores, method=method)
+        counts = torch.bincount(columns, minlength=e)
+        assert counts.min() >= n // e
+        assert counts.max() <= -(-n // e)
+        assert total(scores, columns) >= best - slack
+
+
+def test_equal_scores_are_dealt_out_too() -> None:
+    for method in ("scipy", "auction"):
+        columns = balanced_assignment(torch.zeros(12, 4), method=method)
+        assert torch.bincount(columns, minlength=4).tolist() == [3] * 4
+
+
+def test_nothing_to_assign() -> None:
+    assert balanced_assignment(torch.zeros(0, 4)).tolist() == []
+
+
+def test_the_auction_serves_where_scipy_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = torch.randn(12, 4)
+    expected = balanced_assignment(scores)
+    called = []
+    auction = assignment.auction
+    monkeypatch.setattr(assignment, "auction", lambda *args: called.append(1) or auction(*args))
+    monkeypatch.setattr(assignment, "find_spec", lambda name: None)
+    assert torch.equal(balanced_assignment(scores), expected)
+    assert called
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"method \('best'\) must be 'auto', 'scipy' or"):
+        balanced_assignment(torch.zeros(2, 2), method="best")
+    with pytest.raises(ValueError, match="scores must be finite"):
+        balanced_assignment(torch.tensor([[0.0, -torch.inf]]))

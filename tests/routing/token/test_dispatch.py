@@ -1,0 +1,68 @@
+"""From an assignment to work."""
+
+import torch
+
+from mttl.routing.token.dispatch import (
+    capacity_of,
+    combine,
+    gate_matrix,
+    keep_pairs,
+    sort_by_expert,
+    within_capacity,
+)
+from mttl.routing.token.token_router import Assignment
+
+
+def assignment() -> Assignment:
+    return Assignment(
+        tokens=torch.tensor([0, 1, 2, 3, 0, 1]),
+        experts=torch.tensor([2, 0, 2, 2, 0, 2]),
+        weights=torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]),
+        probabilities=torch.zeros(4, 3),
+    )
+
+
+def test_pairs_are_sorted_by_expert_in_their_order() -> None:
+    work = sort_by_expert(assignment())
+    assert work.tokens.tolist() == [1, 0, 0, 2, 3, 1]
+    assert work.weights.tolist() == [2, 5, 1, 3, 4, 6]
+    assert work.counts.tolist() == [2, 0, 4]
+
+
+def test_an_expert_keeps_its_first_pairs() -> None:
+    kept = within_capacity(assignment(), 2)
+    assert kept.tolist() == [True, True, True, False, True, False]
+    left = keep_pairs(assignment(), kept)
+    assert left.tokens.tolist() == [0, 1, 2, 0]
+    assert left.counts().tolist() == [2, 0, 2]
+    assert not within_capacity(assignment(), 0).any()
+    assert within_capacity(assignment(), 4).all()
+
+
+def test_no_pairs_at_all() -> None:
+    nothing = keep_pairs(assignment(), torch.zeros(6, dtype=torch.bool))
+    assert within_capacity(nothing, 3).tolist() == []
+    work = sort_by_expert(nothing)
+    assert combine(torch.zeros(0, 5), work, 4).tolist() == [[0.0] * 5] * 4
+
+
+def test_capacity_is_a_multiple_of_an_even_share_rounded_up() -> None:
+    assert capacity_of(16, 4, 1.0) == 4
+    assert capacity_of(16, 4, 1.25) == 5
+    assert capacity_of(17, 4, 1.0) == 5
+    assert capacity_of(0, 4, 1.25) == 0
+
+
+def test_outputs_are_weighted_and_summed_by_token() -> None:
+    work = sort_by_expert(assignment())
+    y = combine(torch.ones(6, 2), work, 5)
+    assert y.tolist() == [[6.0] * 2, [8.0] * 2, [3.0] * 2, [4.0] * 2, [0.0] * 2]
+
+
+def test_gates_as_a_matrix() -> None:
+    assert gate_matrix(assignment()).tolist() == [
+        [5.0, 0.0, 1.0],
+        [2.0, 0.0, 6.0],
+        [0.0, 0.0, 3.0],
+        [0.0, 0.0, 4.0],
+    ]

@@ -1,0 +1,231 @@
+"""What each kind of token router promises."""
+
+import math
+
+import pytest
+import torch
+
+from mttl.routing import (
+    Balance,
+    BaseRouter,
+    BiasBalance,
+    ExampleRouter,
+    ExpertChoiceRouter,
+    GShardRouter,
+    HashRouter,
+    NoisyTopKRouter,
+    TopKRouter,
+)
+from mttl.routing.token.noisy_top_k import expected_load
+
+I, E, N = 6, 4, 40  # noqa: E741
+
+
+def dense(found, n: int = N) -> torch.Tensor:
+    gates = torch.zeros(n, E)
+    gates[found.tokens, found.experts] = found.weights.detach()
+    return gates
+
+
+# Top-k.
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_gates_of_the_best_k(normalise: bool) -> None:
+    router = TopKRouter(I, E, top_k=3, normalise=normalise, init_scale=5.0)
+    x = torch.randn(N, I)
+    found = router(x)
+    p = torch.softmax(x @ router.weight.t(), -1)
+    expected = p * (p >= p.topk(3).values[:, -1:])
+    if normalise:
+        expected = expected / expected.sum(1, keepdim=True)
+    torch.testing.assert_close(dense(found), expected.detach())
+    assert torch.equal(found.tokens, torch.arange(N).repeat(3))
+    assert torch.equal(found.experts[:N], p.argmax(-1))
+
+
+def test_jitter_blurs_the_routers_input_in_training() -> None:
+    router = TopKRouter(I, E, jitter=0.5, init_scale=5.0)
+    x = torch.randn(N, I)
+    one, other = router(x).probabilities, router(x).probabilities
+    assert not torch.equal(one, other)
+    router.eval()
+    assert torch.equal(router(x).probabilities, torch.softmax(x @ router.weight.t(), -1))
+    # Factors stay within the range.
+    router.train()
+    x, router.weight.data = torch.ones(N, I), torch.eye(E, I)
+    logits = router(x).probabilities.log()
+    ratios = (logits - logits.logsumexp(-1, keepdim=True)).exp()
+    assert (ratios.log().amax(1) - ratios.log().amin(1) <= 1.0 + 1e-5).all()
+
+
+def test_a_bias_chooses_and_does_not_weigh() -> None:
+    router = TopKRouter(I, E, bias=BiasBalance(E, rate=0.1))
+    assert router.adjusts
+    x = torch.randn(N, I)
+    before = router(x)
+    router.bias.value.copy_(torch.tensor([0.0, 0.0, 2.0, 0.0]))
+    after = router(x)
+    assert int(after.counts()[2]) == N
+    assert torch.equal(before.probabilities, after.probabilities)
+    p = after.probabilities
+    other = dense(after) > 0
+    expected = p * other / (p * other).sum(1, keepdim=True)
+    torch.testing.assert_close(dense(after), expected.detach())
+    # A forbidden expert stays forbidden.
+    prior = torch.zeros(N, E)
+    prior[:, 2] = -torch.inf
+    assert int(router(x, prior=prior).counts()[2]) == 0
+
+
+# Noisy top-k.
+
+
+def test_noise_explores_in_training_only() -> None:
+    router = NoisyTopKRouter(I, E)
+    x = torch.randn(N, I)
+    assert not torch.equal(router(x).experts, router(x).experts)
+    torch.nn.init.normal_(router.weight)
+    router.eval()
+    found = router(x)
+    assert torch.equal(found.experts[:N], (x @ router.weight.t()).argmax(-1))
+    torch.testing.assert_close(dense(found).sum(1), torch.ones(N))
+
+
+def test_the_expected_load_is_the_chance_to_be_chosen_under_new_noise() -> None:
+    clean, deviation = torch.randn(1, E), 0.2 + torch.rand(1, E)
+    noisy = clean + torch.randn(1, E) * deviation
+    found = expected_load(clean, noisy, deviation, top_k=2)
+    n = 20_000
+    for e in range(E):
+        drawn = noisy.repeat(n, 1)
+        drawn[:, e] = clean[0, e] + torch.randn(n) * deviation[0, e]
+        chosen = (drawn.topk(2, -1).indices == e).any(-1).float().mean()
+        # Four standard errors of 20,000 draws.
+        assert abs(float(chosen - found[0, e])) < 4 * 0.5 / math.sqrt(n)
+
+
+def test_the_load_loss_has_a_gradient() -> None:
+    router = NoisyTopKRouter(I, E, balance=Balance(load=1.0))
+    torch.nn.init.normal_(router.weight)
+    router(torch.randn(N, I)).losses["load"].backward()
+    assert router.weight.grad.any()
+    assert router.noise_weight.grad.any()
+
+
+# GShard.
+
+
+def test_the_second_expert_comes_by_chance() -> None:
+    router = GShardRouter(I, E, threshold=0.4, init_scale=5.0)
+    x = torch.randn(N, I)
+    full = TopKRouter(I, E, top_k=2)
+    full.weight = router.weight
+    gates = full(x).weights[N:].detach()
+    kept = torch.zeros(N)
+    draws = 400
+    for _ in range(draws):
+        found = router(x)
+        assert torch.equal(found.tokens[:N], torch.arange(N))
+        kept[found.tokens[N:]] += 1
+    expected = (gates / 0.4).clamp(max=1.0)
+    assert (kept[expected == 1] == draws).all()
+    # Five standard errors.
+    assert ((kept / draws - expected).abs() < 5 * 0.5 / math.sqrt(draws)).all()
+    router.eval()
+    assert set(router(x).tokens[N:].tolist()) == set((gates > 0.4).nonzero().flatten().tolist())
+
+
+def test_without_a_threshold_both_experts_are_certain() -> None:
+    router = GShardRouter(I, E, threshold=0.0)
+    assert router(torch.randn(N, I)).counts().sum() == 2 * N
+
+
+# Expert choice.
+
+
+@pytest.mark.parametrize(("capacity", "n_taken"), [(1.0, 10), (2.0, 20), (4.0, 40), (0.51, 6)])
+def test_experts_fill_themselves_exactly(capacity: float, n_taken: int) -> None:
+    router = ExpertChoiceRouter(I, E, capacity=capacity)
+    x = torch.randn(N, I)
+    found = router(x)
+    assert found.counts().tolist() == [n_taken] * E
+    for e in range(E):
+        mine = found.tokens[found.experts == e]
+        p = found.probabilities[:, e]
+        assert set(mine.tolist()) == set(p.topk(n_taken).indices.tolist())
+    torch.testing.assert_close(found.weights, found.probabilities[found.tokens, found.experts])
+
+
+# BASE.
+
+
+@pytest.mark.parametrize("method", ["scipy", "auction"])
+def test_base_deals_tokens_out_evenly_in_training(method: str) -> None:
+    router = BaseRouter(I, E, method=method)
+    x = torch.randn(N, I) + 3  # all like the same experts
+    assert router(x).counts().tolist() == [N // E] * E
+    assert sorted(router(x[:-2]).counts().tolist()) == [9, 9, 10, 10]
+    router.eval()
+    found = router(x)
+    scores = x @ router.weight.t()
+    assert torch.equal(found.experts, scores.argmax(-1))
+    torch.testing.assert_close(found.weights, torch.sigmoid(scores.amax(-1)))
+    assert found.counts().max() > N // E
+
+
+def test_base_refuses_a_prior_that_forbids() -> None:
+    prior = torch.zeros(N, E)
+    prior[0, 0] = -torch.inf
+    router = BaseRouter(I, E)
+    with pytest.raises(ValueError, match="does not go with BASE routing"):
+        router(torch.randn(N, I), prior=prior)
+    router(torch.randn(N, I), prior=torch.randn(N, E))
+    assert 0 not in router.eval()(torch.randn(N, I), prior=prior).experts[:1].tolist()
+
+
+# Hash.
+
+
+def test_hashing_is_fixed_and_even() -> None:
+    router = HashRouter(I, E, vocabulary_size=10, seed=1)
+    ids = torch.arange(10)
+    found = router(torch.randn(10, I), token_ids=ids)
+    assert sorted(found.counts().tolist()) == [2, 2, 3, 3]
+    assert torch.equal(found.experts, router(torch.randn(10, I), token_ids=ids).experts)
+    assert torch.equal(found.experts, HashRouter(I, E, vocabulary_size=10, seed=1).table)
+    assert not torch.equal(found.experts, HashRouter(I, E, vocabulary_size=10, seed=2).table)
+    assert (found.weights == 1).all()
+
+
+def test_hashing_needs_ids_and_takes_no_prior() -> None:
+    router, x, ids = HashRouter(I, E, vocabulary_size=10), torch.randn(3, I), torch.arange(3)
+    with pytest.raises(ValueError, match="pass token_ids"):
+        router(x)
+    with pytest.raises(ValueError, match="no logits that a prior could be added to"):
+        router(x, token_ids=ids, prior=torch.zeros(3, E))
+
+
+# Examples.
+
+
+def test_an_example_is_routed_by_its_mean() -> None:
+    router = ExampleRouter(I, E, init_scale=5.0)
+    x, examples = torch.randn(12, I), torch.tensor([3, 3, 3, 0, 0, 7, 7, 7, 7, 7, 0, 0])
+    found = router(x, examples=examples)
+    means = torch.stack([x[examples == e].mean(0) for e in examples.tolist()])
+    simple = TopKRouter(I, E)
+    simple.weight = router.weight
+    torch.testing.assert_close(dense(found, 12), dense(simple(means), 12))
+    torch.testing.assert_close(found.probabilities, simple(means).probabilities)
+    # All first choices before all second ones.
+    first = (
+        found.probabilities[found.tokens, found.experts]
+        == found.probabilities.amax(1)[found.tokens]
+    )
+    assert first.tolist() == [True] * 12 + [False] * 12
+
+
+def test_examples_are_needed() -> None:
+    with pytest.raises(ValueError, match="pass the example of each token"):
+        ExampleRouter(I, E)(torch.randn(3, I))

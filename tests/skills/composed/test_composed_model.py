@@ -1,0 +1,337 @@
+"""Composed models, against plain modules one after another."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from helpers.backbones import fill
+from helpers.compare import relative_error
+from helpers.skills import gradients, spread
+from mttl.babyai.policy import Policy
+from mttl.routing import (
+    HyperFormerRouter,
+    PolytroponRouter,
+    RoutingPrior,
+    TaskMoERouter,
+    average_router,
+    expert_router,
+    private_router,
+    shared_router,
+)
+from mttl.skills.composed.composed_model import ComposedModel
+from mttl.skills.composed.module_inventory import ModuleInventory
+from mttl.training.optim import parameter_roles
+
+T, S, N, E, M = 3, 2, 2, 2, 3
+KINDS = ["dense", "sparse", "lora"]
+# The number of skills, and how to make the router for n_groups.
+ROUTERS = {
+    "shared": (1, lambda g: shared_router(g, T)),
+    "private": (T, lambda g: private_router(g, T)),
+    "polytropon": (4, lambda g: PolytroponRouter(g, T, 1, 4)),
+    "ibp": (4, lambda g: PolytroponRouter(g, T, 1, 4, prior=RoutingPrior(ibp_weight=1.0))),
+    "expert": (4, lambda g: expert_router(torch.ones(T, 4).tril(), g)),
+    "task_moe": (4, lambda g: TaskMoERouter(g, T, 1, 4)),
+    "hyperformer": (4, lambda g: HyperFormerRouter(g, T, 1, 4)),
+    "average": (4, lambda g: average_router(g, T, 4)),
+}
+IDS = torch.tensor([2, 0, 1])
+
+
+def policy():
+    base = Policy(9, n_channels=4, memory_size=3, instruction_size=3, word_size=3, hidden_size=4)
+    fill(base)
+    return base
+
+
+def composed(base=None, kind="dense", router="polytropon", granularity="layer", **settings):
+    """A model in float64 whose parts are far from their initialisation, in evaluation mode."""
+    base = policy() if base is None else base
+    n_skills, make_router = ROUTERS[router]
+    inventory = ModuleInventory(base, n_skills, kind=kind, granularity=granularity)
+    fill(inventory, seed=1)
+    task_router = spread(make_router(inventory.n_groups))
+    return ComposedModel(base, inventory, task_router, **settings).double().eval()
+
+
+def observations(n_tasks=T):
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 147, (n_tasks, S, N, 7, 7, 3), generator=draw, dtype=torch.uint8)
+    missions = torch.randint(1, 9, (n_tasks, E, M), generator=draw)
+    index = torch.randint(0, E, (n_tasks, S, N), generator=draw)
+    memory = torch.randn(n_tasks, N, 6, generator=draw, dtype=torch.float64)
+    return images, missions, index, memory, torch.rand(n_tasks, S, N, generator=draw) < 0.3
+
+
+def loss_of(outputs):
+    return sum(output.square().sum() for output in outputs)
+
+
+def by_hand(model, arguments):
+    """Outputs and gradients from one plain module per task, and the chain rule."""
+    parameters = model.task_parameters(IDS)
+    outputs, slopes = [], {name: [] for name in parameters}
+    for row, task in enumerate(IDS.tolist()):
+        module = model.task_module(task)
+        found = module(*(argument[row] for argument in arguments))
+        loss_of(found).backward()
+        outputs.append([output.detach() for output in found])
+        for name, parameter in module.named_parameters():
+            slopes[name].append(parameter.grad)
+    model.zero_grad()
+    torch.autograd.backward(
+        [parameters[name] for name in slopes], [torch.stack(slope) for slope in slopes.values()]
+    )
+    return [torch.stack(parts) for parts in zip(*outputs, strict=True)], gradients(model)
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_plain_modules_one_after_another(kind, router):
+    arguments = observations()
+    model = composed(kind=kind, router=router)
+    expected, expected_gradients = by_hand(model, arguments)
+    for model.over_tasks in ("loop", "vmap"):
+        model.zero_grad()
+        found = model(IDS, *arguments)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other)
+        loss_of(found).backward()
+        own = gradients(model)
+        assert own.keys() == expected_gradients.keys()
+        for name, expected_gradient in expected_gradients.items():
+            # Float64, sums in another order; the smallest gradients are sums that cancel.
+            torch.testing.assert_close(own[name], expected_gradient, atol=1e-10, rtol=1e-7)
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_parameter_is_trained_and_has_a_role(kind, router):
+    model = composed(kind=kind, router=router).train()
+    loss = loss_of(model(IDS, *observations())) + model.router.prior_loss()
+    loss.backward()
+    roles = parameter_roles(model)
+    assert roles.keys() == gradients(model).keys()
+    for name, role in roles.items():
+        part = name.split(".")[0]
+        assert role == {"inventory": "skills", "router": "router", "base": "backbone"}[part]
+
+
+def test_roles_hold_below_another_module_too():
+    holder = nn.ModuleDict({"model": composed()})
+    assert set(parameter_roles(holder).values()) == {"skills", "router", "backbone"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_shared_where_the_base_is_frozen(kind):
+    model = composed(kind=kind, router="private", train_base=False)
+    outputs = model(IDS, *observations())
+    loss_of([output[0] for output in outputs]).backward()  # of the task 2 alone
+    assert set(parameter_roles(model).values()) == {"skills"}
+    for parameter in model.inventory.parameters():
+        assert not parameter.grad[:2].any()
+    assert all(parameter.grad is None for parameter in model.base.parameters())
+
+
+@pytest.mark.parametrize("over_tasks", ["auto", "loop", "vmap"])
+def test_the_router_is_asked_once_and_its_noise_is_shared_by_all_of_a_task(over_tasks):
+    model = composed(over_tasks=over_tasks).train()
+    calls = []
+    model.router.register_forward_hook(lambda *_: calls.append(1))
+    images, missions, index, memory, _ = observations()
+    begins = torch.zeros(T, S, N, dtype=torch.bool)
+    alike = [value[:, :, :1].expand_as(value) for value in (images, index)]
+    memory = memory[:, :1].expand_as(memory)
+    logits, _, _ = model(IDS, alike[0], missions, alike[1], memory, begins)
+    assert len(calls) == 1
+    torch.testing.assert_close(logits[:, :, 0], logits[:, :, 1])
+    again, _, _ = model(IDS, alike[0], missions, alike[1], memory, begins)
+    assert not torch.isclose(logits, again).any()
+
+
+@given(order=st.permutations(range(4)), kind=st.sampled_from(KINDS))
+def test_permuting_skills_and_logits_together_changes_nothing(order, kind):
+    order = list(order)
+    model = composed(nn.Linear(3, 2), kind=kind)
+    x = torch.randn(T, 5, 3).double()
+    expected = model(IDS, x)
+    with torch.no_grad():
+        model.router.logits.copy_(model.router.logits[..., order])
+        for tensor in model.inventory.state_dict().values():
+            tensor.copy_(tensor[order])
+    torch.testing.assert_close(model(IDS, x), expected)
+
+
+@given(ids=st.lists(st.integers(0, T - 1), min_size=1, max_size=5))
+def test_tasks_may_come_in_any_order_and_number(ids):
+    model = composed(nn.Linear(3, 2))
+    x = torch.randn(len(ids), 5, 3).double()
+    for model.over_tasks in ("loop", "vmap"):
+        found = model(torch.tensor(ids), x)
+        assert isinstance(found, torch.Tensor)
+        for row, task in enumerate(ids):
+            torch.testing.assert_close(found[row], model.task_module(task)(x[row]))
+
+
+def test_a_small_composition_has_the_gradients_of_finite_differences():
+    model = composed(nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1)), kind="sparse")
+    names = [name for name, _ in model.named_parameters()]
+    values = [value.detach().requires_grad_() for _, value in model.named_parameters()]
+    x = torch.randn(T, 2, 2).double()
+
+    def run(*values):
+        return torch.func.functional_call(model, dict(zip(names, values, strict=True)), (IDS, x))
+
+    for model.over_tasks in ("loop", "vmap"):
+        assert torch.autograd.gradcheck(run, values)
+
+
+def test_one_hot_weights_select_a_skill():
+    model = composed(nn.Linear(3, 2), router="private", granularity="model")
+    change = model.inventory.state_dict()["skills.weight.change"]
+    for task in range(T):
+        module = model.task_module(task)
+        torch.testing.assert_close(module.weight, model.base.weight + change[task])
+
+
+def test_a_tied_parameter_is_composed_once():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3, bias=False)
+            self.second.weight = self.first.weight
+
+        def forward(self, x):
+            return self.second(self.first(x))
+
+    model = composed(Tied())
+    x = torch.randn(T, 5, 3).double()
+    assert "base.second.weight" not in dict(model.named_parameters())
+    module = model.task_module(2)
+    assert module.second.weight is module.first.weight
+    for model.over_tasks in ("loop", "vmap"):
+        torch.testing.assert_close(model(IDS, x)[0], module(x[0]))
+
+
+def test_parameters_can_be_composed_once_for_many_calls():
+    model = composed()
+    arguments = observations()
+    with torch.no_grad():
+        parameters = model.task_parameters(IDS)
+        found = model.run(parameters, *arguments)
+        expected = model(IDS, *arguments)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert not any(value.requires_grad for value in parameters.values())
+
+
+def test_a_task_module_is_plain_and_apart():
+    model = composed().train()
+    module = model.task_module(1)
+    assert type(module) is Policy
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.optim.SGD(module.parameters(), lr=1.0).step()
+    fill(module)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    # Noise of a router in training has no part in it.
+    again = model.task_module(1).state_dict()
+    assert all(torch.equal(v, again[name]) for name, v in model.task_module(1).state_dict().items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_and_saved_states_are_the_same_model(kind):
+    model, arguments = composed(kind=kind), observations()
+    other = composed(kind=kind)  # sparse skills change other entries here
+    for parameter in other.parameters():
+        nn.init.normal_(parameter)
+    other.load_state_dict(model.state_dict())
+    expected = model(IDS, *arguments)
+    for twin in (copy.deepcopy(model), other):
+        found = twin(IDS, *arguments)
+        assert all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
+    loss_of(copy.deepcopy(model)(IDS, *arguments)).backward()
+    assert gradients(model) == {}
+
+
+class Dropped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return nn.functional.dropout(self.linear(x), 0.5, training=self.training)
+
+
+@pytest.mark.parametrize("over_tasks", ["loop", "vmap"])
+def test_each_task_draws_noise_of_its_own(over_tasks):
+    model = composed(Dropped(), router="shared", over_tasks=over_tasks).train()
+    x = torch.randn(1, 20, 3).double().expand(T, -1, -1)
+    found = model(IDS, x) == 0
+    assert not torch.equal(found[0], found[1])
+
+
+def test_half_precision_does_not_reach_the_composition():
+    model = composed().float()
+    *inputs, memory, begins = observations()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        parameters = model.task_parameters(IDS)
+        half = model.run(parameters, *inputs, memory.float(), begins)[0]
+    exact = model.task_parameters(IDS)
+    assert all(torch.equal(value, exact[name]) for name, value in parameters.items())
+    full = model.run(exact, *inputs, memory.float(), begins)[0]
+    # bfloat16 keeps 8 bits: 0.4 % in each of some twenty layers.
+    assert relative_error(half.float(), full) < 0.1
+
+
+def test_the_default_is_a_loop_only_where_it_learns_on_a_cpu(monkeypatch):
+    model, x = composed(nn.Linear(3, 2)), torch.randn(T, 5, 3).double()
+    loops = []
+    own = ComposedModel._loop
+    monkeypatch.setattr(ComposedModel, "_loop", lambda *args: loops.append(1) or own(*args))
+    model(IDS, x)
+    assert len(loops) == 1
+    with torch.no_grad():
+        model(IDS, x)
+        assert len(loops) == 1
+        model(IDS[:1], x[:1])  # a single task needs no batching
+    assert len(loops) == 2
+
+
+def test_it_knows_its_groups_and_its_device():
+    model = composed(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)))
+    assert model.groups == ("0", "1")
+    assert model.device == torch.device("cpu")
+
+
+def test_parts_that_do_not_fit_are_errors():
+    base = nn.Linear(3, 2)
+    inventory = ModuleInventory(base, 4, kind="dense")
+    other = ModuleInventory(nn.Linear(3, 3), 4, kind="dense")
+    router = PolytroponRouter(1, T, 1, 4)
+    with pytest.raises(ValueError, match="inventory was made for another module: this Linear"):
+        ComposedModel(base, other, router)
+    with pytest.raises(ValueError, match=r"n_heads \(2\) must be 1: whole modules"):
+        ComposedModel(base, inventory, PolytroponRouter(1, T, 2, 4))
+    expected = "the router has 2 groups and 5 skills, the inventory 1 and 4; they must be equal"
+    with pytest.raises(ValueError, match=expected):
+        ComposedModel(base, inventory, PolytroponRouter(2, T, 1, 5))
+    with pytest.raises(ValueError, match=r"over_tasks \('map'\) must be one of auto, loop, vmap"):
+        ComposedModel(base, inventory, router, over_tasks="map")
+    network = nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2))
+    with pytest.raises(ValueError, match="'1' keeps running statistics, which all tasks"):
+        ComposedModel(network, ModuleInventory(network, 4, kind="dense"), router)
+
+
+@pytest.mark.parametrize("over_tasks", ["loop", "vmap"])
+def test_arguments_and_ids_are_checked(over_tasks):
+    model = composed(nn.Linear(3, 2), over_tasks=over_tasks)
+    for shape in ((T + 1, 5, 3), ()):
+        with pytest.raises(ValueError, match=r"argument 0 has the shape .*must hold the 3 tasks"):
+            model(IDS, torch.zeros(shape).double())
+    with pytest.raises(ValueError, match="task id 3 is out of range"):
+        model(torch.tensor([3]), torch.zeros(1, 5, 3).double())
+    with pytest.raises(ValueError, match="task id -1 is out of range"):
+        model.task_module(-1)

@@ -1,0 +1,123 @@
+"""Inventories over all parameters of a module."""
+
+import pytest
+import torch
+from torch import nn
+
+from helpers.backbones import fill
+from mttl.skills.composed.module_inventory import ModuleInventory
+
+K, T = 3, 2
+KINDS = ["dense", "sparse", "lora"]
+
+
+class Tower(nn.Module):
+    """Layers at two depths, one that holds parameters beside its children, and a tied weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1, 4))
+        self.first = nn.Linear(4, 4)
+        self.block = nn.Sequential(nn.Conv1d(2, 3, 2), nn.LayerNorm(3))
+        self.tied = nn.Linear(4, 4, bias=False)
+        self.tied.weight = self.first.weight
+
+
+def merged(inventory, base, weights):
+    return inventory.merge(dict(base.named_parameters()), weights)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_group_for_the_model_or_one_per_layer_with_skills(kind):
+    base = Tower()
+    whole = ModuleInventory(base, K, kind=kind)
+    assert (whole.groups, whole.n_groups) == (("model",), 1)
+    layers = ModuleInventory(base, K, kind=kind, granularity="layer")
+    norm = [] if kind == "lora" else ["block.1"]  # it has vectors only
+    assert list(layers.groups) == ["", "first", "block.0", *norm]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_parameter_reads_the_row_of_its_layer(kind):
+    base = Tower()
+    inventory = ModuleInventory(base, K, kind=kind, granularity="layer")
+    fill(inventory)
+    weights = torch.rand(inventory.n_groups, T, 1, K)
+    before = merged(inventory, base, weights)
+    weights[1] += 1.0
+    after = merged(inventory, base, weights)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {"first.weight"} | ({"first.bias"} if kind != "lora" else set())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_parameter_gets_an_axis_of_tasks(kind):
+    base = Tower()
+    inventory = ModuleInventory(base, K, kind=kind)
+    found = merged(inventory, base, torch.rand(1, T, 1, K))
+    assert list(found) == [name for name, _ in base.named_parameters()]
+    for name, parameter in base.named_parameters():
+        assert found[name].shape == (T, *parameter.shape)
+        torch.testing.assert_close(found[name][1], parameter)  # no skill has an effect yet
+
+
+def test_low_rank_skills_leave_vectors_alone():
+    base = Tower()
+    inventory = ModuleInventory(base, K, kind="lora", rank=2, init="kaiming")
+    found = merged(inventory, base, torch.rand(1, T, 1, K))
+    for name, parameter in base.named_parameters():
+        unchanged = torch.equal(found[name][0], parameter)
+        assert unchanged == (parameter.ndim < 2)
+
+
+def test_tensors_are_saved_under_the_paths_of_the_parameters():
+    inventory = ModuleInventory(Tower(), K, kind="sparse", sparsity=0.5)
+    assert {name.rpartition(".")[0] for name in inventory.state_dict()} == {
+        f"skills.{name}" for name, _ in Tower().named_parameters()
+    }
+    assert inventory.state_dict()["skills.first.weight.values"].shape == (K, 8)
+    assert inventory.state_dict()["skills.first.weight.indices"].shape == (K, 8)
+
+
+def test_the_base_is_only_looked_at():
+    base = Tower()
+    before = {name: value.clone() for name, value in base.state_dict().items()}
+    ModuleInventory(base, K, kind="dense", init="kaiming")
+    assert all(torch.equal(value, before[name]) for name, value in base.state_dict().items())
+    assert list(dict(base.named_modules())) == list(dict(Tower().named_modules()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_skills_have_the_dtype_of_their_parameters(dtype):
+    base = Tower().to(dtype)
+    inventory = ModuleInventory(base, K, kind="sparse")
+    for name, tensor in inventory.state_dict().items():
+        assert tensor.dtype == (torch.int64 if name.endswith("indices") else dtype)
+
+
+def test_all_skills_can_be_drawn_anew():
+    base = Tower()
+    inventory = ModuleInventory(base, K, kind="dense")
+    fill(inventory)
+    inventory.reset_parameters()
+    assert not any(parameter.any() for parameter in inventory.parameters())
+
+
+def test_the_printed_form_names_the_sizes():
+    assert "n_skills=3, n_groups=1" in repr(ModuleInventory(Tower(), K, kind="dense"))
+
+
+def test_mistakes_are_named():
+    with pytest.raises(ValueError, match=r"kind \('ia3'\) must be 'dense', 'sparse' or 'lora'"):
+        ModuleInventory(Tower(), K, kind="ia3")
+    with pytest.raises(ValueError, match=r"granularity \('block'\) must be 'model' or 'layer'"):
+        ModuleInventory(Tower(), K, kind="dense", granularity="block")
+    with pytest.raises(ValueError, match=r"n_skills \(0\) must be at least 1"):
+        ModuleInventory(Tower(), 0, kind="dense")
+    expected = "the LayerNorm has no parameter that can have skills of kind 'lora'"
+    with pytest.raises(ValueError, match=expected):
+        ModuleInventory(nn.LayerNorm(3), K, kind="lora")
+    with pytest.raises(ValueError, match="the ReLU has no parameter that can have skills"):
+        ModuleInventory(nn.ReLU(), K, kind="dense")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'rank'"):
+        ModuleInventory(Tower(), K, kind="dense", rank=2)

@@ -1,0 +1,192 @@
+"""Frozen skills under attention: the plain equation, its gradients, and what is trained."""
+
+import pytest
+import torch
+
+from helpers.backbones import BACKBONES, batch, fill, tiny_t5
+from helpers.compare import relative_error
+from mttl.adaptation.modes import adapt, adapted
+from mttl.merging.fold import average_mixing, merge
+from mttl.routing import RoutingSlot, average_router
+from mttl.skills import LoRAInventory, SkilledModel, attach_skills
+from mttl.skills.attention import FusedInventory
+from mttl.training.optim import Optimization, parameter_roles
+
+WEIGHTS = torch.full((2, 1, 3), 1 / 3)
+IDS = torch.tensor([0, 1, 1])
+
+
+def fused(**settings):
+    inventory = FusedInventory(LoRAInventory(4, 6, 3, rank=2, scale=0.7), **settings)
+    fill(inventory)
+    return inventory.double()
+
+
+def reference(inventory, x, y):
+    """Every skill's output apart, in the words of the paper."""
+    skills, attention = inventory.skills, inventory.attention
+    outputs = torch.stack(
+        [0.7 * x @ skills.down[k] @ skills.up[k].t() for k in range(3)], dim=2
+    )  # (B, L, K, O)
+    query = (x if inventory.query == "input" else y) @ attention.query.t() + attention.query_bias
+    scores = torch.einsum("bld,blkd->blk", query, outputs @ attention.key.t())
+    mixture = (scores.softmax(-1).unsqueeze(-1) * outputs).sum(2)
+    if attention.value_change is not None:
+        mixture = mixture @ (torch.eye(6).double() + attention.value_change).t()
+    return y + mixture
+
+
+@pytest.mark.parametrize("value", [True, False])
+@pytest.mark.parametrize("query", ["output", "input"])
+def test_equals_the_plain_computation_with_its_gradients(query, value):
+    inventory = fused(query=query, value=value, key_size=5)
+    x = torch.randn(2, 3, 4, dtype=torch.double, requires_grad=True)
+    y = torch.randn(2, 3, 6, dtype=torch.double, requires_grad=True)
+    trained = [x, y, *inventory.attention.parameters()]
+    found, expected = inventory(x, y, WEIGHTS.double()), reference(inventory, x, y)
+    torch.testing.assert_close(found, expected)
+    towards = torch.randn_like(found)
+    for one, other in zip(
+        torch.autograd.grad((found * towards).sum(), trained),
+        torch.autograd.grad((expected * towards).sum(), trained),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_it_starts_near_the_average_of_the_outputs():
+    skills = LoRAInventory(4, 6, 3, rank=2, mix="outputs")
+    fill(skills)
+    inventory = FusedInventory(skills)
+    torch.nn.init.zeros_(inventory.attention.query)
+    x, y = torch.randn(2, 3, 4), torch.randn(2, 3, 6)
+    torch.testing.assert_close(inventory(x, y, WEIGHTS), skills(x, y, WEIGHTS))
+
+
+def model_of(family="t5", **settings):
+    backbone, slot = BACKBONES[family]().requires_grad_(False), RoutingSlot()
+    attachment = attach_skills(
+        backbone,
+        lambda i, o: FusedInventory(LoRAInventory(i, o, 3, rank=2), **settings),
+        targets=["attention"],
+        slot=slot,
+    )
+    model = SkilledModel(backbone, average_router(len(attachment.groups), 2, 3), slot).eval()
+    for seed, layer in enumerate(model.skilled_layers().values()):
+        fill(layer.inventory, seed)
+    return model
+
+
+def test_only_the_attention_is_trained_at_the_rate_of_the_skills():
+    model = model_of()
+    roles = parameter_roles(model)
+    assert set(roles.values()) == {"token_router"}
+    assert all(".inventory.attention." in name for name in roles)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer = Optimization(lr=1e-2, router_lr=1.0).optimizer(model)
+    assert {group["lr"] for group in optimizer.param_groups} == {1e-2}
+    model.train()
+    routing = model.route(IDS)
+    with model.slot.use(routing):
+        loss = model.backbone(**batch(3)).loss
+    # The distance of every value matrix is owed.
+    owed = routing.losses["fusion"]
+    distances = [
+        layer.inventory.attention.value_distance() for layer in model.skilled_layers().values()
+    ]
+    torch.testing.assert_close(owed, 0.01 * sum(distances))
+    (loss + owed).backward()
+    optimizer.step()
+    changed = {n for n, value in model.state_dict().items() if not torch.equal(value, before[n])}
+    assert changed == set(roles)
+
+
+@pytest.mark.parametrize("settings", [{"value": False}, {"value_penalty": 0.0}])
+def test_nothing_is_owed_without_penalty_or_outside_training(settings):
+    model = model_of(**settings).train()
+    routing = model.route(IDS)
+    with model.slot.use(routing):
+        model.backbone(**batch(3))
+    assert routing.losses == {}
+    model = model_of()
+    routing = model.route(IDS)
+    with model.slot.use(routing):
+        model.backbone(**batch(3))
+    assert routing.losses == {}
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_generation_with_beams_equals_one_example_at_a_time(family):
+    model = model_of(family)
+    inputs = {"input_ids": batch(3)["input_ids"]}
+    settings = {"max_new_tokens": 4, "num_beams": 2, "do_sample": False, "min_new_tokens": 4}
+    together = model.generate(IDS, **inputs, **settings)
+    for row in range(3):
+        alone = model.generate(
+            IDS[row : row + 1], input_ids=inputs["input_ids"][row : row + 1], **settings
+        )
+        assert torch.equal(together[row], alone[0])
+
+
+def test_checkpointing_gives_the_same_gradients():
+    plain, saving = model_of().train(), model_of().train()
+    saving.enable_gradient_checkpointing()
+    for model in (plain, saving):
+        routing = model.route(IDS)
+        with model.slot.use(routing):
+            loss = model.backbone(**batch(3)).loss
+        (loss + sum(routing.losses.values())).backward()
+    for one, other in zip(plain.parameters(), saving.parameters(), strict=True):
+        if one.grad is not None:
+            # The same sums in another order; a bias' gradient is a small rest of large terms.
+            assert relative_error(one.grad, other.grad) < 1e-4
+
+
+def test_adaptation_takes_the_attention_for_the_router():
+    model = model_of()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for mode, parts in (
+        ("router_only", {"attention"}),
+        ("skills_only", {"skills"}),
+        ("all", {"attention", "skills"}),
+        ("zero_shot", set()),
+    ):
+        with adapted(model, mode, 1):
+            trained = [n for n, value in model.named_parameters() if value.requires_grad]
+            assert {name.split(".inventory.")[1].split(".")[0] for name in trained} == parts
+            with torch.no_grad():
+                for value in model.parameters():
+                    if value.requires_grad:
+                        value.add_(1)
+        after = model.state_dict()
+        assert all(torch.equal(after[name], value) for name, value in before.items())
+        assert set(parameter_roles(model).values()) == {"token_router"}
+    with pytest.raises(ValueError, match="mode 'average' has no meaning for a fusion"):
+        adapt(model, "average")
+    adapt(model, "from_scratch")
+    attention = next(iter(model.skilled_layers().values())).inventory.attention
+    assert not attention.value_change.any()
+
+
+def test_attention_has_no_plain_weights():
+    model = model_of()
+    with pytest.raises(ValueError, match="attention chooses skills by token, so that no weight"):
+        merge(model, average_mixing(model.router))
+
+
+def test_mistakes_are_named():
+    with pytest.raises(ValueError, match=r"n_heads \(2\) must be 1: attention weighs whole"):
+        FusedInventory(LoRAInventory(4, 6, 3, n_heads=2))
+    with pytest.raises(ValueError, match=r"query \('key'\) must be 'output' or 'input'"):
+        FusedInventory(LoRAInventory(4, 6, 3), query="key")
+    with pytest.raises(ValueError, match=r"value_penalty \(-1\.0\) must not be negative"):
+        FusedInventory(LoRAInventory(4, 6, 3), value_penalty=-1.0)
+    assert "query=input" in repr(FusedInventory(LoRAInventory(4, 6, 3), query="input"))
+
+
+def test_a_deep_model_keeps_its_output_without_skills():
+    model = model_of()
+    for layer in model.skilled_layers().values():
+        torch.nn.init.zeros_(layer.inventory.skills.up)
+    bare = tiny_t5()(**batch(3)).logits
+    assert relative_error(model(IDS, **batch(3)).logits, bare) < 1e-6  # nothing but zeros added

@@ -1,0 +1,214 @@
+"""The two phases against a plain implementation that masks gradients of whole tensors."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from mttl.sparse.lottery_settings import LotterySettings
+from mttl.sparse.lottery_ticket import LotteryTicket
+
+
+class Regression:
+    """Rows of a linear problem; noise drawn by the seed."""
+
+    n_rows = 11
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(5)
+        self.x = torch.randn(self.n_rows, 6, generator=generator)
+        self.y = torch.randn(self.n_rows, 4, generator=generator)
+
+    def loss(self, model, rows, seed):
+        noise = torch.randn(len(rows), 6, generator=torch.Generator().manual_seed(seed))
+        return (model(self.x[rows] + 0.1 * noise) - self.y[rows]).square().mean()
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(6, 9), nn.Dropout(0.1), nn.LayerNorm(9), nn.Linear(9, 4))
+
+
+MASKABLE = ["0.weight", "0.bias", "3.weight"]
+SMALL = {"density": 0.2, "full_steps": 7, "sparse_steps": 5, "batch_size": 4, "lr": 1e-2}
+
+
+def run(ticket: LotteryTicket, n_steps: int | None = None) -> None:
+    while ticket.phase != "done" and n_steps != 0:
+        ticket.advance()
+        n_steps = None if n_steps is None else n_steps - 1
+
+
+def parameters(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def by_hand(settings: LotterySettings, ours: list[dict[str, torch.Tensor]]):
+    """Compare every step of the two phases, and return the mask and θ2."""
+    model, problem, step = network(), Regression(), 0
+    start = parameters(model)
+    named = dict(model.named_parameters())
+    n = sum(named[name].numel() for name in MASKABLE)
+    torch.manual_seed(0)
+    orders = [
+        torch.randperm(11, generator=torch.Generator().manual_seed(13_000 + epoch))
+        for epoch in range(20)
+    ]
+    masks: dict[str, torch.Tensor] = {}
+    for n_steps in (settings.full_steps, settings.sparse_steps):
+        optimizer = torch.optim.AdamW([named[x] for x in MASKABLE], lr=1e-2, weight_decay=0.0)
+        stream = torch.cat(orders)
+        for place in range(n_steps):
+            model.train()
+            rows = stream[4 * place : 4 * place + 4].tolist()
+            seed = 13 * 1_000_003 + step
+            loss = problem.loss(model, rows, seed)
+            pull = sum((named[x] - start[x]).abs().sum() for x in MASKABLE)
+            model.zero_grad()
+            (loss + settings.l1 * pull / n).backward()
+            for name, mask in masks.items():
+                named[name].grad *= mask
+            for group in optimizer.param_groups:
+                group["lr"] = 1e-2 * (1 - place / n_steps)
+            optimizer.step()
+            step += 1
+            if place < n_steps - 1 or masks:
+                for name in start:
+                    # The pull's gradient is added to, rather than summed into, the loss's: their
+                    # sums differ by a rounding, which Adam's division may enlarge.
+                    torch.testing.assert_close(
+                        ours[step][name], named[name].detach(), atol=2e-6, rtol=1e-5
+                    )
+        if masks:
+            break
+        change = {x: (named[x].detach() - start[x]).abs() for x in MASKABLE}
+        ranked = torch.cat([value.flatten() for value in change.values()]).sort(descending=True)
+        least = ranked.values[round(settings.density * n) - 1]
+        masks = {name: (value >= least).float() for name, value in change.items()}
+        with torch.no_grad():
+            for name in MASKABLE:
+                named[name].copy_(start[name])
+    return masks, parameters(model), start
+
+
+@pytest.mark.parametrize("l1", [0.0, 0.5])
+def test_every_step_is_that_of_masked_gradients(l1):
+    settings = LotterySettings(**SMALL, l1=l1)
+    model = network()
+    ticket = LotteryTicket(model, MASKABLE, Regression(), settings)
+    torch.manual_seed(0)
+    history = [parameters(model)]
+    while ticket.phase != "done":
+        ticket.advance()
+        history.append(parameters(model))
+    masks, end, start = by_hand(settings, history)
+    # After the last full step the weights are at the start again.
+    assert all(torch.equal(history[7][name], start[name]) for name in start)
+    skill = ticket.skill({"a": 1})
+    for name, mask in masks.items():
+        places = skill.changes[name].indices if name in skill.changes else torch.tensor([])
+        assert places.tolist() == mask.flatten().nonzero().flatten().tolist()
+    n_maskable = 6 * 9 + 9 + 9 * 4
+    assert skill.n_entries == round(0.2 * n_maskable)
+    for name, change in skill.changes.items():
+        moved = (end[name] - start[name]).flatten()[change.indices]
+        torch.testing.assert_close(change.values, moved, atol=2e-6, rtol=1e-5)
+    frozen = set(start) - set(MASKABLE)
+    assert all(torch.equal(history[-1][name], start[name]) for name in frozen)
+
+
+@pytest.mark.parametrize("criterion", ["change", "movement", "fisher", "random"])
+@pytest.mark.parametrize("stop", [3, 7, 9, 12])
+def test_a_run_that_was_stopped_ends_bit_for_bit_as_one_that_was_not(criterion, stop):
+    settings = LotterySettings(**SMALL, criterion=criterion, gradient_clip_val=0.5)
+    whole = LotteryTicket(network(), MASKABLE, Regression(), settings)
+    torch.manual_seed(0)
+    run(whole)
+    first = LotteryTicket(network(), MASKABLE, Regression(), settings)
+    torch.manual_seed(0)
+    run(first, min(stop, first.n_steps - 1))
+    state = copy.deepcopy(first.state_dict())
+    done = first.n_done
+    torch.manual_seed(99)
+    second = LotteryTicket(network(), MASKABLE, Regression(), settings)
+    second.load_state_dict(state)
+    assert (second.phase, second.n_done, second.doing) == (first.phase, done, first.doing)
+    run(second)
+    for name, value in parameters(whole.model).items():
+        assert torch.equal(value, parameters(second.model)[name])
+    ours, theirs = whole.skill(), second.skill()
+    assert ours.n_entries == theirs.n_entries == round(0.2 * 99)
+    for name, change in ours.changes.items():
+        assert torch.equal(change.indices, theirs.changes[name].indices)
+        assert torch.equal(change.values, theirs.changes[name].values)
+        assert change.base == theirs.changes[name].base
+
+
+def test_fisher_information_is_read_by_example_and_trains_nothing():
+    model = network()
+    ticket = LotteryTicket(
+        model, MASKABLE, Regression(), LotterySettings(**SMALL, criterion="fisher")
+    )
+    start = parameters(model)
+    sums = {name: torch.zeros_like(start[name]) for name in MASKABLE}
+    twin, problem = network().eval(), Regression()
+    for step in range(3):
+        rows, seed = ticket._rows(), ticket._seed()
+        ticket.advance()
+        for row in rows:
+            twin.zero_grad()
+            problem.loss(twin, [row], seed).backward()
+            for name, value in twin.named_parameters():
+                if name in sums:
+                    sums[name] += value.grad.square() / 12
+        assert ticket.step == step + 1
+    assert all(torch.equal(value, start[name]) for name, value in parameters(model).items())
+    for name, total in sums.items():
+        torch.testing.assert_close(ticket._tuning.scores()[name], total)
+
+
+def test_training_learns_and_a_random_support_has_one_phase():
+    settings = LotterySettings(
+        **{**SMALL, "density": 0.5, "sparse_steps": 150}, criterion="random", sparse_lr=3e-2
+    )
+    model, problem = network(), Regression()
+    ticket = LotteryTicket(model, MASKABLE, problem, settings)
+    assert (ticket.phase, ticket.n_steps) == ("sparse", 150)
+    before = float(problem.loss(model, range(11), 0).detach())
+    run(ticket)
+    assert float(problem.loss(model.eval(), range(11), 0).detach()) < 0.7 * before
+    assert float(ticket.last_loss) < before
+
+
+def test_the_pull_keeps_weights_near_the_start():
+    moved = []
+    for l1 in (0.0, 100.0):
+        model = network()
+        start = parameters(model)
+        run(LotteryTicket(model, MASKABLE, Regression(), LotterySettings(**SMALL, l1=l1)))
+        moved.append(sum(float((parameters(model)[x] - start[x]).abs().sum()) for x in MASKABLE))
+    assert moved[1] < 0.5 * moved[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"density": 0.0}, r"density \(0.0\) must lie in \(0, 1\]"),
+        ({"criterion": "luck"}, r"criterion \('luck'\) must be one of change, movement, fisher"),
+        ({"full_steps": 0}, r"full_steps \(0\) must be at least 1"),
+        ({"batch_size": 0}, r"batch_size \(0\) must be at least 1"),
+        ({"l1": -1.0}, r"l1 \(-1.0\) must not be negative"),
+    ],
+)
+def test_settings_without_sense_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        LotterySettings(**settings)
+
+
+def test_what_cannot_be_done_is_said():
+    with pytest.raises(ValueError, match="maskable must name at least one parameter"):
+        LotteryTicket(network(), [], Regression(), LotterySettings())
+    ticket = LotteryTicket(network(), MASKABLE, Regression(), LotterySettings())
+    with pytest.raises(RuntimeError, match="there is no skill before the second phase"):
+        ticket.skill()

@@ -1,0 +1,105 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mttl.errors import CheckpointError
+from mttl.sparse.skill_file import METADATA, SparseChange, SparseSkill, digest
+
+
+def skill() -> SparseSkill:
+    start = {"a.weight": torch.randn(40, 30), "b": torch.randn(7).bfloat16()}
+    end = {name: value + torch.randn_like(value) for name, value in start.items()}
+    support = {"a.weight": torch.tensor([0, 3, 700, 1199]), "b": torch.tensor([6])}
+    return SparseSkill.between(start, end, support, {"seed": 3, "of": "é"})
+
+
+def test_a_file_holds_all_of_it(tmp_path):
+    made = skill()
+    made.save(tmp_path / "one.safetensors")
+    read = SparseSkill.load(tmp_path / "one.safetensors")
+    assert read.about == made.about
+    assert read.n_entries == made.n_entries == 5
+    assert list(read.support) == ["a.weight", "b"]
+    for name, change in made.changes.items():
+        found = read.changes[name]
+        assert (found.shape, found.base) == (change.shape, change.base)
+        assert found.indices.dtype == torch.int64
+        assert torch.equal(found.indices, change.indices)
+        assert torch.equal(found.values, change.values)
+        assert found.values.dtype == change.values.dtype
+
+
+def test_places_beyond_2_to_31_and_wide_gaps_survive(tmp_path):
+    places = torch.tensor([0, 200, 70_000, 2**31 + 5, 2**33 - 1])
+    change = SparseChange((2**11, 2**22), places, torch.ones(5), "x")
+    SparseSkill({"w": change}).save(tmp_path / "one.safetensors")
+    assert torch.equal(SparseSkill.load(tmp_path / "one.safetensors").support["w"], places)
+
+
+@pytest.mark.parametrize(
+    ("places", "dtype"),
+    [
+        ([5, 255], torch.uint8),
+        ([5, 300], torch.uint16),
+        ([5, 70_000], torch.int32),
+        ([5, 2**32], torch.int64),
+        ([], torch.uint8),
+    ],
+)
+def test_gaps_take_as_few_bytes_as_hold_them(places, dtype, tmp_path):
+    indices = torch.tensor(places, dtype=torch.int64)
+    change = SparseChange((2**40,), indices, torch.ones(len(places)), "x")
+    SparseSkill({"w": change}).save(tmp_path / "one.safetensors")
+    assert load_file(tmp_path / "one.safetensors")["gaps/w"].dtype == dtype
+    assert torch.equal(SparseSkill.load(tmp_path / "one.safetensors").support["w"], indices)
+
+
+def test_a_digest_tells_bits_and_dtypes_apart():
+    zero, negative = torch.zeros(3), -torch.zeros(3)
+    assert digest(zero) == digest(torch.zeros(3))
+    assert len({digest(zero), digest(negative), digest(zero.double()), digest(zero[:2])}) == 4
+
+
+def write(path, tensors, facts, version=1):
+    metadata = {"format_version": version, "tensors": facts, "about": {}}
+    save_file(tensors, path, {METADATA: json.dumps(metadata)})
+
+
+FACTS = {"w": {"shape": [4], "base": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("gaps", "values", "message"),
+    [
+        ([1, 2], [1.0], "it lacks entries of 'w'"),
+        ([1, 4], [1.0, 1.0], r"places of 'w' are not in ascending order within \(4,\)"),
+        ([1, 0], [1.0, 1.0], "places of 'w' are not in ascending order"),
+        ([1, 2], [1.0, float("inf")], "holds values of 'w' that are not finite"),
+    ],
+)
+def test_a_damaged_file_is_refused(gaps, values, message, tmp_path):
+    path = tmp_path / "one.safetensors"
+    gaps, values = torch.tensor(gaps, dtype=torch.uint8), torch.tensor(values)
+    write(path, {"gaps/w": gaps, "values/w": values}, FACTS)
+    with pytest.raises(CheckpointError, match=message):
+        SparseSkill.load(path)
+
+
+def test_other_files_are_refused(tmp_path):
+    path = tmp_path / "one.safetensors"
+    with pytest.raises(CheckpointError, match="there is no sparse skill"):
+        SparseSkill.load(path)
+    path.write_bytes(b"no safetensors file")
+    with pytest.raises(CheckpointError, match="is damaged or no safetensors file"):
+        SparseSkill.load(path)
+    save_file({"w": torch.ones(2)}, path)
+    with pytest.raises(CheckpointError, match="holds no sparse skill"):
+        SparseSkill.load(path)
+    write(path, {}, {}, version=2)
+    with pytest.raises(CheckpointError, match="has format version 2; this mttl reads 1"):
+        SparseSkill.load(path)
+    write(path, {}, FACTS)
+    with pytest.raises(CheckpointError, match="it lacks entries of 'w'"):
+        SparseSkill.load(path)
