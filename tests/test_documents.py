@@ -1,0 +1,77 @@
+"""What the documents name exists: paths, classes, functions and settings."""
+
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = ("docs/architecture.md", "CONTRIBUTING.md")
+ROOMS = ("mttl", "envs", "scripts", "configs", "docs", "tests", "data")
+# Words of other projects, and files that a run or a user makes.
+ELSEWHERE = set(
+    "nn.Module nn.Linear functional_call vmap minigrid gymnasium transformers safetensors fsdp "
+    "pip venv pytest pre-commit lint-imports site-packages PyTorch NumPy BabyAI CrossFit LoRA "
+    "TIES DARE CaPE PEFT GitHub AdapterFusion HyperFormer OpenMP YAML".split()
+)
+
+
+@cache
+def words() -> frozenset[str]:
+    """Return every word of the code and of the configurations."""
+    listed = subprocess.run(
+        ["git", "ls-files", "*.py", "*.yaml", "*.toml"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    texts = (
+        (ROOT / name).read_text(encoding="utf-8") for name in listed if (ROOT / name).is_file()
+    )
+    return frozenset(word for text in texts for word in re.findall(r"\w+", text))
+
+
+def named(text: str) -> set[str]:
+    """Return what a document sets in code: inline spans, and the class names in its blocks."""
+    blocks = re.findall(r"```.*?```", text, flags=re.DOTALL)
+    inline = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    classes = {word for block in blocks for word in re.findall(r"\b[A-Z][a-z]+[A-Z]\w+", block)}
+    return {span for span in inline} | classes
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_paths_in_a_document_exist(document: str) -> None:
+    spans = named((ROOT / document).read_text(encoding="utf-8"))
+    paths = {span for span in spans if re.match(rf"({'|'.join(ROOMS)})/[\w./*<>-]+$", span)}
+    missing = sorted(
+        path for path in paths if "<" not in path and not any(ROOT.glob(path.rstrip("/")))
+    )
+    assert not missing
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_names_in_a_document_exist(document: str) -> None:
+    spans = named((ROOT / document).read_text(encoding="utf-8"))
+    names = {
+        match[0]
+        for span in spans
+        if not set("/ <>-{") & set(span)
+        for match in re.finditer(r"^[A-Za-z_][\w.]*", span)
+    }
+    unknown = sorted(
+        name
+        for name in names - ELSEWHERE
+        if not (ROOT / name).exists() and not set(re.findall(r"\w+", name)) <= words()
+    )
+    assert not unknown
+
+
+@pytest.mark.parametrize("document", ["README.md", *DOCUMENTS, "docs/results.md"])
+def test_links_between_documents_lead_somewhere(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    targets = re.findall(r"\]\((?!https?:)([^)#\s]+)", text)
+    folder = (ROOT / document).parent
+    assert not sorted(target for target in targets if not (folder / target).exists())
