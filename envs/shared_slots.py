@@ -10,7 +10,7 @@ import tempfile
 
 import numpy as np
 
-from envs.vector import VIEW, Observation, Transition
+from envs.interface import VIEW, Observation, Transition
 from envs.vocabulary import MISSION_LENGTH
 
 _SEEN = [
