@@ -3,11 +3,12 @@
 import math
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import nn
 
 from mttl.routing.token.balance import Balance
-from mttl.routing.token.token_router import Choice, TokenRouter, draw_router, router_logits
+from mttl.routing.token.choice import Choice
+from mttl.routing.token.token_router import TokenRouter, draw_router
+from mttl.routing.token.tokens import Tokens
 
 
 class ExpertChoiceRouter(TokenRouter):
@@ -58,22 +59,15 @@ class ExpertChoiceRouter(TokenRouter):
         """Draw the weight anew."""
         draw_router(self.weight, self.init_scale)
 
-    def choose(
-        self,
-        x: Float[Tensor, "N I"],
-        *,
-        prior: Float[Tensor, "N E"] | None = None,
-        examples: Int[Tensor, "N"] | None = None,
-        token_ids: Int[Tensor, "N"] | None = None,
-    ) -> Choice:
+    def choose(self, tokens: Tokens) -> Choice:
         """Choose the most fitting tokens of each expert."""
-        logits = router_logits(x, self.weight, prior)
+        logits = tokens.logits(self.weight)
         probabilities = torch.softmax(logits, dim=-1)
-        n_taken = math.ceil(self.capacity * len(x) / self.n_experts)
-        weights, tokens = probabilities.t().topk(n_taken, dim=-1)  # (E, n)
-        experts = torch.arange(self.n_experts, device=x.device)[:, None].expand_as(tokens)
-        tokens, experts, weights = tokens.flatten(), experts.flatten(), weights.flatten()
-        if prior is not None:  # an expert takes no token that it is forbidden to
-            allowed = logits[tokens, experts] > -torch.inf
-            tokens, experts, weights = tokens[allowed], experts[allowed], weights[allowed]
-        return Choice(tokens, experts, weights, logits, probabilities)
+        n_taken = math.ceil(self.capacity * len(tokens) / self.n_experts)
+        weights, taken = probabilities.t().topk(n_taken, dim=-1)  # (E, n)
+        experts = torch.arange(self.n_experts, device=taken.device)[:, None].expand_as(taken)
+        taken, experts, weights = taken.flatten(), experts.flatten(), weights.flatten()
+        if tokens.prior is not None:  # an expert takes no token that it is forbidden to
+            allowed = logits[taken, experts] > -torch.inf
+            taken, experts, weights = taken[allowed], experts[allowed], weights[allowed]
+        return Choice(taken, experts, weights, logits, probabilities)

@@ -1,11 +1,15 @@
 """Top-k routing: each token goes to its k most probable experts."""
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mttl.routing.token.balance import Balance, BiasBalance
-from mttl.routing.token.token_router import Choice, TokenRouter, draw_router, router_logits
+from mttl.routing.token.choice import Choice
+from mttl.routing.token.token_router import TokenRouter, draw_router
+from mttl.routing.token.tokens import Tokens
 
 
 class TopKRouter(TokenRouter):
@@ -81,18 +85,12 @@ class TopKRouter(TokenRouter):
         if self.bias is not None:
             self.bias.adjust(load)
 
-    def choose(
-        self,
-        x: Float[Tensor, "N I"],
-        *,
-        prior: Float[Tensor, "N E"] | None = None,
-        examples: Int[Tensor, "N"] | None = None,
-        token_ids: Int[Tensor, "N"] | None = None,
-    ) -> Choice:
+    def choose(self, tokens: Tokens) -> Choice:
         """Choose the most probable experts of each token."""
         if self.training and self.jitter:
-            x = x * torch.empty_like(x).uniform_(1 - self.jitter, 1 + self.jitter)
-        logits = router_logits(x, self.weight, prior)
+            factors = torch.empty_like(tokens.states).uniform_(1 - self.jitter, 1 + self.jitter)
+            tokens = replace(tokens, states=tokens.states * factors)
+        logits = tokens.logits(self.weight)
         liked = logits
         if self.bias is not None:
             # A forbidden expert has probability 0, and no bias may bring it back.
@@ -100,7 +98,8 @@ class TopKRouter(TokenRouter):
                 logits > -torch.inf, logits
             )
         chosen = liked.topk(self.top_k, dim=-1).indices
-        return top_choice(logits, chosen, normalise=self.normalise, forbids=prior is not None)
+        forbids = tokens.prior is not None
+        return top_choice(logits, chosen, normalise=self.normalise, forbids=forbids)
 
 
 def top_choice(
