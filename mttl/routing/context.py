@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mttl.routing.token.masks import TokenMasks, TokenRecord
 
-Merged = TypeVar("Merged")
+Kept = TypeVar("Kept")
 
 
 class Routing:
@@ -57,7 +57,7 @@ class Routing:
         self.weights = mixing.unbind(0)
         self._merged: dict[int, object] | None = {} if reuse_merged else None
 
-    def merged(self, key: int, merge: Callable[[], Merged]) -> Merged:
+    def merged(self, key: int, merge: Callable[[], Kept]) -> Kept:
         """Return ``merge()``, computed once per routing where reuse was asked for.
 
         Args:

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from mttl.analysis.figures.canvas import FONT, HEADING, INK, MARGIN, ROW, new_sheet, place
 from mttl.analysis.figures.curves import statistics_by_layer, statistics_over_training
-from mttl.analysis.tokens.token_record import TokenRecord
+from mttl.analysis.tokens.token_record import TokenRoutingRecord
 from mttl.analysis.tokens.token_statistics import load_entropy
 
 PANEL = 1.6  # inches
@@ -18,7 +18,7 @@ NAMES = ("load entropy", "dropped", "task, bits", "token before, bits", "token, 
 MOST_LAYERS = 36
 
 
-def token_drawings(record: TokenRecord, name: str) -> Iterator[tuple[str, Figure]]:
+def token_drawings(record: TokenRoutingRecord, name: str) -> Iterator[tuple[str, Figure]]:
     """Draw how experts are used, one figure when the next is asked for.
 
     Args:
