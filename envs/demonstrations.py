@@ -1,4 +1,4 @@
-"""Demonstrations of a bot, to record once and learn from by imitation.
+"""Record demonstrations of a bot, for imitation learning.
 
 Attempt number k of a level has a seed of its own, the same on every machine and for any number of
 workers; attempts at which the bot fails are left out. So the episodes are those that the bot can

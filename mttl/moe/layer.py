@@ -132,7 +132,7 @@ class MoELayer(nn.Module):
             )
         if self.shared is not None:
             y = y + self.shared(x.flatten(0, -2))
-        routing.owe(assignment.losses)
+        routing.add_losses(assignment.losses)
         routing.record(
             TokenRecord(
                 self.name,

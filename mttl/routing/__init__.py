@@ -1,4 +1,4 @@
-"""ROUTING: which skills, for whom."""
+"""ROUTING: which examples use which skills, and which tokens which experts."""
 
 from mttl.routing.context import Routing, RoutingSlot, check_task_ids
 from mttl.routing.task.fixed import (

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.figure import Figure
 
-from mttl.analysis.figures.canvas import FONT, HEADING, INK, MARGIN, ROW, new_sheet, place
+from mttl.analysis.figures.canvas import FONT, HEADING, INK, MARGIN, ROW, new_canvas, place
 from mttl.analysis.figures.curves import statistics_by_layer, statistics_over_training
 from mttl.analysis.tokens.token_record import TokenRoutingRecord
 from mttl.analysis.tokens.token_statistics import load_entropy
@@ -86,7 +86,7 @@ def loads_over_training(
     height_of = max(ROW * n_experts, 0.5)
     width = 2 * MARGIN + 0.3 + columns * (PANEL + 0.3)
     height = HEADING + 2 * MARGIN + rows * (height_of + SPACE)
-    figure = new_sheet(width, height, title)
+    figure = new_canvas(width, height, title)
     for number, name in enumerate(layers):
         row, column = divmod(number, columns)
         left = MARGIN + 0.3 + column * (PANEL + 0.3)

@@ -1,4 +1,4 @@
-"""What a run wrote down about the experts that its tokens chose.
+"""The files of a run about the experts that its tokens chose.
 
 | file | content |
 |---|---|

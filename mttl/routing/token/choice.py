@@ -21,7 +21,7 @@ class Assignment:
         weights: The gate of each pair, float32, with gradient; shape (P,).
         probabilities: How likely each expert was for each token, float32; 0 for padding. Shape
             (N, E).
-        losses: What the router owes to the objective, by name, coefficients included.
+        losses: Auxiliary losses by name, coefficients included.
     """
 
     tokens: Int[Tensor, "P"]

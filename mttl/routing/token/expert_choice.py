@@ -3,15 +3,14 @@
 import math
 
 import torch
-from torch import nn
 
 from mttl.routing.token.balance import Balance
 from mttl.routing.token.choice import Choice
-from mttl.routing.token.token_router import TokenRouter, draw_router
+from mttl.routing.token.linear_router import LinearRouter
 from mttl.routing.token.tokens import Tokens
 
 
-class ExpertChoiceRouter(TokenRouter):
+class ExpertChoiceRouter(LinearRouter):
     r"""Lets each expert take the :math:`n = \lceil c N / E \rceil` tokens it is most probable for.
 
     With :math:`p = \mathrm{softmax}(W x)` over experts, expert e takes the n tokens of largest
@@ -45,19 +44,12 @@ class ExpertChoiceRouter(TokenRouter):
         init_scale: float = 0.1,
         balance: Balance | None = None,
     ) -> None:
-        super().__init__(in_features, n_experts, balance)
+        super().__init__(in_features, n_experts, init_scale, balance)
         if not 0 < capacity <= n_experts:
             raise ValueError(
                 f"capacity ({capacity}) must be above 0 and at most n_experts ({n_experts})"
             )
         self.capacity = capacity
-        self.init_scale = init_scale
-        self.weight = nn.Parameter(torch.empty(n_experts, in_features))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the weight anew."""
-        draw_router(self.weight, self.init_scale)
 
     def choose(self, tokens: Tokens) -> Choice:
         """Choose the most fitting tokens of each expert."""

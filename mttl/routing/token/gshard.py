@@ -3,16 +3,15 @@
 from dataclasses import replace
 
 import torch
-from torch import nn
 
 from mttl.routing.token.balance import Balance
 from mttl.routing.token.choice import Choice
-from mttl.routing.token.token_router import TokenRouter, draw_router
+from mttl.routing.token.linear_router import LinearRouter
 from mttl.routing.token.tokens import Tokens
 from mttl.routing.token.top_k import top_choice
 
 
-class GShardRouter(TokenRouter):
+class GShardRouter(LinearRouter):
     r"""Sends each token to its best expert, and to its second best by chance.
 
     The gates are :math:`g_1, g_2`, the two largest probabilities divided by their sum. While
@@ -43,19 +42,12 @@ class GShardRouter(TokenRouter):
         init_scale: float = 0.1,
         balance: Balance | None = None,
     ) -> None:
-        super().__init__(in_features, n_experts, balance)
+        super().__init__(in_features, n_experts, init_scale, balance)
         if n_experts < 2:
             raise ValueError(f"n_experts ({n_experts}) must be at least 2 for two experts a token")
         if threshold < 0:
             raise ValueError(f"threshold ({threshold}) must not be negative")
         self.threshold = threshold
-        self.init_scale = init_scale
-        self.weight = nn.Parameter(torch.empty(n_experts, in_features))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the weight anew."""
-        draw_router(self.weight, self.init_scale)
 
     def choose(self, tokens: Tokens) -> Choice:
         """Choose two experts of each token and drop second ones by chance."""

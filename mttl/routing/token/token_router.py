@@ -122,11 +122,3 @@ def check_prior(prior: Float[Tensor, "N E"] | None) -> None:
             f"the prior forbids all {prior.shape[1]} experts to {int(forbidden.sum())} of "
             f"{len(prior)} tokens; leave at least one of each row above minus infinity"
         )
-
-
-def draw_router(weight: Float[Tensor, "E I"], scale: float) -> None:
-    """Draw a router's weight in place from a normal distribution of variance ``scale / I``.
-
-    Small logits at first leave all experts a chance; 0.1 is the scale of the Switch Transformer.
-    """
-    nn.init.normal_(weight, std=(scale / weight.shape[1]) ** 0.5)

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from mttl.routing.token.balance import Balance, BiasBalance
 from mttl.routing.token.choice import Choice
-from mttl.routing.token.token_router import TokenRouter, draw_router
+from mttl.routing.token.linear_router import LinearRouter
 from mttl.routing.token.tokens import Tokens
 
 
-class TopKRouter(TokenRouter):
+class TopKRouter(LinearRouter):
     r"""Sends each token to its ``top_k`` most probable experts.
 
     With :math:`p = \mathrm{softmax}(W x + b)` and S the ``top_k`` largest entries of p, the gates
@@ -51,7 +51,7 @@ class TopKRouter(TokenRouter):
         bias: BiasBalance | None = None,
         balance: Balance | None = None,
     ) -> None:
-        super().__init__(in_features, n_experts, balance)
+        super().__init__(in_features, n_experts, init_scale, balance)
         if not 1 <= top_k <= n_experts:
             raise ValueError(f"top_k ({top_k}) must lie between 1 and n_experts ({n_experts})")
         if normalise and top_k == 1 and n_experts > 1:
@@ -65,13 +65,10 @@ class TopKRouter(TokenRouter):
         self.normalise = normalise
         self.jitter = jitter
         self.bias = bias
-        self.init_scale = init_scale
-        self.weight = nn.Parameter(torch.empty(n_experts, in_features))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the weight anew and forget the bias."""
-        draw_router(self.weight, self.init_scale)
+        super().reset_parameters()
         if self.bias is not None:
             self.bias.reset_parameters()
 
