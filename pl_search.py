@@ -25,7 +25,7 @@ from mttl.adaptation.search import (
     trials_table,
     write_trials,
 )
-from mttl.adaptation.search_ranges import Range, search_ranges
+from mttl.adaptation.search_ranges import Bounds, search_ranges
 from mttl.adaptation.settings import with_settings
 from mttl.command import add_overrides, exit_with, make_console
 from mttl.config.load import load_config
@@ -128,9 +128,9 @@ def check_search(config: Config) -> Search:
     return search
 
 
-def ranges_of(search: Search) -> dict[str, Range]:
+def ranges_of(search: Search) -> dict[str, Bounds]:
     """Return the bounds by setting."""
-    return {name: Range(**bounds.model_dump()) for name, bounds in search.ranges.items()}
+    return {name: Bounds(**bounds.model_dump()) for name, bounds in search.ranges.items()}
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -14,7 +14,7 @@ import numpy as np
 
 from envs.bot import Demonstration
 from envs.files import written_whole
-from envs.vector import VIEW
+from envs.interface import VIEW
 
 # What comes of reading a file that is cut off, and one that is something else.
 _DAMAGED = (OSError, EOFError, zipfile.BadZipFile, zlib.error)

@@ -1,4 +1,4 @@
-"""Demonstrations of a bot, to record once and learn from by imitation.
+"""Record demonstrations of a bot, for imitation learning.
 
 Attempt number k of a level has a seed of its own, the same on every machine and for any number of
 workers; attempts at which the bot fails are left out. So the episodes are those that the bot can
@@ -11,8 +11,8 @@ from multiprocessing.connection import Connection
 
 from envs.bot import BotFailed, Demonstration, demonstrate
 from envs.errors import LevelError, SimulationError
+from envs.interface import check_levels, slot_seed
 from envs.process import WorkerDied, WorkerProcess, close_workers
-from envs.vector import check_levels, slot_seed
 
 # No level that the bot can play has it fail so often in a row; those it cannot end soon.
 MOST_FAILURES = 20
@@ -33,7 +33,7 @@ def record_demonstrations(
     Args:
         levels: Their names, each once.
         n_episodes: Demonstrations of each level.
-        seed: Of the record; seeds of episodes are training seeds (see `envs.vector.slot_seed`).
+        seed: Of the record; seeds of episodes are training seeds (see `envs.interface.slot_seed`).
         n_workers: Processes that play; with 0 this one does.
         progress: Called with a level and the number of its demonstrations, after each of them.
 

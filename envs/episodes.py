@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float32, Int
 
-from envs.vector import N_ACTIONS, Observation, VectorEnv, slot_seed
+from envs.interface import N_ACTIONS, Observation, VectorEnv, slot_seed
 
 # Maps what is seen, which episodes begin with it (T, N), and which slots still count (T, N), to
 # the actions (T, N). Where an episode begins, a policy with memory must forget.

@@ -1,4 +1,4 @@
-"""What can go wrong: a level that does not exist, and a simulation that breaks."""
+"""Errors of the environments: an unknown level, and a simulation that fails."""
 
 
 class LevelError(ValueError):

@@ -12,8 +12,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from envs.files import written_whole
 from envs.game import make_game
+from envs.interface import N_ACTIONS
 from envs.levels import find_level
-from envs.vector import N_ACTIONS
 
 SUFFIXES = (".gif", ".mp4")
 FONT_SIZE, MARGIN = 14, 6

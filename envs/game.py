@@ -24,7 +24,7 @@ from envs.observation import EMPTY, all_reachable, observe, pack, pack_grid
 
 
 class Game(RoomGridLevel):
-    """What makes a level fast: the first base of a class whose second is a level of minigrid."""
+    """A mixin that makes a level of minigrid fast; it precedes the level among the bases."""
 
     _cells: Int32[np.ndarray, "W H"] | None = None  # the grid, packed; None: to be read again
     _moved = True  # something may have changed place since the mission's objects were looked for

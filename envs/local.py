@@ -9,9 +9,8 @@ from jaxtyping import Int
 
 from envs.errors import LevelError, SimulationError
 from envs.game import Game, make_game
+from envs.interface import VIEW, Observation, Transition, check_actions, check_levels, slot_seed
 from envs.levels import LEVELS
-from envs.observation import VIEW
-from envs.vector import Observation, Transition, check_actions, check_levels, slot_seed
 from envs.vocabulary import MISSION_LENGTH, encode
 
 # What a state holds.
@@ -25,7 +24,7 @@ class LocalVectorEnv:
     Args:
         levels: Names of T levels, each once.
         n_slots: N.
-        seed: Of the run; see `envs.vector.slot_seed`.
+        seed: Of the run; see `envs.interface.slot_seed`.
         evaluation: Play the fixed episodes of evaluation: slot n plays those numbered n, n + N, ...
         first_slot: Number of the first slot.
         stride: Distance of the numbers of a slot's episodes of evaluation: N, unless these slots

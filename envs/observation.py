@@ -10,7 +10,7 @@ from jaxtyping import Int32, UInt8
 from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX, STATE_TO_IDX
 from numba import njit
 
-from envs.vector import VIEW
+from envs.interface import VIEW
 
 EMPTY = OBJECT_TO_IDX["empty"]
 _WALL, _DOOR, _OPEN = OBJECT_TO_IDX["wall"], OBJECT_TO_IDX["door"], STATE_TO_IDX["open"]

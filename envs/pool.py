@@ -26,15 +26,8 @@ import numpy as np
 from jaxtyping import Int
 
 from envs.errors import SimulationError
+from envs.interface import VIEW, Observation, Transition, check_actions, check_levels, slot_seed
 from envs.levels import LEVELS
-from envs.vector import (
-    VIEW,
-    Observation,
-    Transition,
-    check_actions,
-    check_levels,
-    slot_seed,
-)
 from envs.vocabulary import MISSION_LENGTH, encode
 
 
@@ -44,7 +37,7 @@ class PoolVectorEnv:
     Args:
         levels: Names of T levels, each once.
         n_slots: N.
-        seed: Of the run; see `envs.vector.slot_seed`.
+        seed: Of the run; see `envs.interface.slot_seed`.
         evaluation: Must be False: envpool cannot seed single episodes.
         first_slot: Number of the first slot.
         n_threads: Of each pool; None shares the processors out among the pools.

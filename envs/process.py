@@ -1,4 +1,4 @@
-"""A Python process that works for this one: started, asked, and never left behind.
+"""A worker process: a Python interpreter that answers messages and ends with its parent.
 
 The usual ways of starting one do not fit here: forking a process in which torch has threads is
 unsafe, and spawning runs the caller's script again, with all that it imports. So the child is a

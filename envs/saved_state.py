@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.vector import Observation
+from envs.interface import Observation
 
 
 def split_state(state: bytes, levels: tuple[str, ...], widths: Sequence[int]) -> list[bytes]:

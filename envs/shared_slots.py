@@ -1,4 +1,4 @@
-"""What T × N slots show and are told, in memory that several processes see.
+"""Observations, actions and rewards of T × N slots, in memory that several processes share.
 
 The memory has no name, only descriptors: the system frees it with the last process that has it,
 whatever becomes of them, so that nothing can be left behind.
@@ -10,7 +10,7 @@ import tempfile
 
 import numpy as np
 
-from envs.vector import VIEW, Observation, Transition
+from envs.interface import VIEW, Observation, Transition
 from envs.vocabulary import MISSION_LENGTH
 
 _SEEN = [

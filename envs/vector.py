@@ -1,101 +1,12 @@
-"""Many environments of many levels that step together: what they return, and how to make them."""
+"""Make the environments of many levels that step together."""
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal
 
-import numpy as np
-from jaxtyping import Bool, Float32, Int, UInt8
-
-from envs.errors import LevelError
-from envs.levels import find_level
-
-N_ACTIONS = 7  # left, right, forward, pick up, drop, toggle, done
-VIEW = 7  # cells along each side of what an agent sees
-
-
-@dataclass(frozen=True)
-class Observation:
-    """What the agents see, for T levels with N environments (slots) each.
-
-    Attributes:
-        image: Type, colour and door state of each cell in view, columns first.
-        direction: Where the agent looks: 0 right, 1 down, 2 left, 3 up.
-        mission: Tokens, see `envs.vocabulary`.
-    """
-
-    image: UInt8[np.ndarray, "*T_N 7 7 3"]
-    direction: UInt8[np.ndarray, "*T_N"]
-    mission: UInt8[np.ndarray, "*T_N M"]
-
-
-@dataclass(frozen=True)
-class Transition:
-    """What one step of every environment brings.
-
-    Attributes:
-        observation: After the step; where an episode ended, the first one of the next.
-        reward: 1 - 0.9 n / n_max where a mission was fulfilled in n of at most n_max steps, else 0.
-        terminated: The mission was fulfilled or failed.
-        truncated: The time is up; never both.
-        final: The last observations of the truncated episodes, in the order of
-            ``np.argwhere(truncated)``; None where there is none.
-    """
-
-    observation: Observation
-    reward: Float32[np.ndarray, "T N"]
-    terminated: Bool[np.ndarray, "T N"]
-    truncated: Bool[np.ndarray, "T N"]
-    final: Observation | None
-
-
-class VectorEnv(Protocol):
-    """T levels × N slots of environments; arrays it returns belong to the caller."""
-
-    levels: tuple[str, ...]
-    n_slots: int
-
-    def reset(self) -> Observation:
-        """Begin anew, from the seeds of the slots."""
-        ...
-
-    def step(self, actions: Int[np.ndarray, "T N"]) -> Transition:
-        """Do one action in every environment; begin the next episode where one ended."""
-        ...
-
-    def state(self) -> bytes:
-        """Return all that is needed to go on exactly.
-
-        Raises:
-            NotImplementedError: If these environments cannot be saved.
-        """
-        ...
-
-    def load_state(self, state: bytes) -> Observation:
-        """Go on from a state; returns the current observations."""
-        ...
-
-    def close(self) -> None:
-        """Free what the environments hold."""
-        ...
-
-
-def slot_seed(seed: int, level: str, slot: int, evaluation: bool = False) -> int:
-    """Return the seed of one slot, the same on every machine.
-
-    Slots of one level never share a seed. Training and evaluation never do either: training seeds
-    lie below 2^30, evaluation seeds from 2^30 to 2^31 - 1.
-
-    Args:
-        seed: Of the run.
-        level: Its name.
-        slot: Number of the slot, or of the episode in evaluation.
-        evaluation: Which of the two sets.
-    """
-    digest = hashlib.sha256(f"{seed} {level} {evaluation}".encode()).digest()
-    first = int.from_bytes(digest[:8], "little")
-    return (first + slot) % 2**30 + 2**30 * evaluation
+from envs.interface import VectorEnv, check_levels
+from envs.local import LocalVectorEnv
+from envs.pool import PoolVectorEnv
+from envs.worker import WorkerVectorEnv
 
 
 def make_vector_env(
@@ -117,7 +28,7 @@ def make_vector_env(
     Args:
         levels: Names of T levels, each once.
         n_slots: N.
-        seed: Of the run; see `slot_seed`.
+        seed: Of the run; see `envs.interface.slot_seed`.
         backend: "minigrid" is exact and can be saved; "envpool" is a faster reimplementation.
         n_workers: Processes to spread the slots over; with 0 they run in this one.
         evaluation: Play the fixed episodes of evaluation instead.
@@ -135,64 +46,13 @@ def make_vector_env(
     ):
         if value < least:
             raise ValueError(f"{name} ({value}) must be at least {least}")
+    common: dict[str, Any] = {"seed": seed, "evaluation": evaluation, "first_slot": first_slot}
     if backend == "envpool":
         if n_workers:
             raise ValueError("backend 'envpool' has threads of its own: n_workers must be 0")
-        from envs.pool import PoolVectorEnv
-
-        return PoolVectorEnv(
-            levels, n_slots, seed=seed, evaluation=evaluation, first_slot=first_slot
-        )
+        return PoolVectorEnv(levels, n_slots, **common)
     if backend != "minigrid":
         raise ValueError(f"backend ('{backend}') must be 'minigrid' or 'envpool'")
     if n_workers:
-        from envs.worker import WorkerVectorEnv
-
-        return WorkerVectorEnv(
-            levels,
-            n_slots,
-            seed=seed,
-            n_workers=n_workers,
-            evaluation=evaluation,
-            first_slot=first_slot,
-        )
-    from envs.local import LocalVectorEnv
-
-    return LocalVectorEnv(levels, n_slots, seed=seed, evaluation=evaluation, first_slot=first_slot)
-
-
-def check_levels(levels: Sequence[str]) -> tuple[str, ...]:
-    """Return the names as a tuple.
-
-    Raises:
-        LevelError: If one is unknown or listed twice, or there is none.
-    """
-    names = tuple(find_level(name).name for name in levels)
-    if not names:
-        raise LevelError("no level given; name at least one of envs.levels.LEVELS.")
-    for name in names:
-        if names.count(name) > 1:
-            raise LevelError(f"level '{name}' is listed twice")
-    return names
-
-
-def check_actions(actions: np.ndarray, n_levels: int, n_slots: int) -> None:
-    """Check the actions of a step.
-
-    Raises:
-        TypeError: If they are not integers.
-        ValueError: If their shape is not (T, N) or one is not from 0 to 6.
-    """
-    if not np.issubdtype(actions.dtype, np.integer):
-        raise TypeError(f"actions must be integers, not {actions.dtype}")
-    if actions.shape != (n_levels, n_slots):
-        raise ValueError(
-            f"actions have the shape {actions.shape}; there are {n_levels} levels × {n_slots} slots"
-        )
-    wrong = np.argwhere((actions < 0) | (actions >= N_ACTIONS))
-    if len(wrong):
-        level, slot = wrong[0]
-        raise ValueError(
-            f"the action {actions[level, slot]} of slot {slot} of level {level} must be from 0 to "
-            f"{N_ACTIONS - 1}"
-        )
+        return WorkerVectorEnv(levels, n_slots, n_workers=n_workers, **common)
+    return LocalVectorEnv(levels, n_slots, **common)

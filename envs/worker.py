@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Int
 
 from envs.errors import LevelError, SimulationError
+from envs.interface import Observation, Transition, check_actions, check_levels
 from envs.local import LocalVectorEnv
 from envs.process import WorkerDied, WorkerProcess, close_workers
 from envs.saved_state import join_states, split_state
@@ -28,7 +29,6 @@ from envs.shared_slots import (
     write_observation,
     write_transition,
 )
-from envs.vector import Observation, Transition, check_actions, check_levels
 
 
 class WorkerVectorEnv:
@@ -42,7 +42,7 @@ class WorkerVectorEnv:
     Args:
         levels: Names of T levels, each once.
         n_slots: N.
-        seed: Of the run; see `envs.vector.slot_seed`.
+        seed: Of the run; see `envs.interface.slot_seed`.
         n_workers: Number of processes, at most N.
         evaluation: Play the fixed episodes of evaluation: slot n plays those numbered n, n + N, ...
         first_slot: Number of the first slot.

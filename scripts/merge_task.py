@@ -15,7 +15,7 @@ from mttl.checkpoint import read_inventory
 from mttl.command import exit_with, make_console
 from mttl.errors import CheckpointError, ConfigError
 from mttl.files import new_folder
-from mttl.merging.fold import average_mixing, merge, task_mixing
+from mttl.merging.fold import average_mixing, fold, task_mixing
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         mixing = task_mixing(router, int(built.task_ids([options.task])))
     try:
-        backbone = merge(built.model, mixing).backbone
+        backbone = fold(built.model, mixing).backbone
     except ValueError as error:
         raise CheckpointError(f"'{options.run}' cannot be merged: {error}") from error
     with new_folder(out) as temporary:

@@ -39,7 +39,11 @@ from mttl.analysis.routing_record import RoutingRecord, read_record
 from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.stability import skill_stability
 from mttl.analysis.tokens.token_page import expert_tokens
-from mttl.analysis.tokens.token_record import TokenRecord, has_token_record, read_token_record
+from mttl.analysis.tokens.token_record import (
+    TokenRoutingRecord,
+    has_token_record,
+    read_token_record,
+)
 from mttl.checkpoint import read_inventory
 from mttl.command import exit_with, make_console
 from mttl.config.babyai_schema import BabyAIConfig
@@ -94,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def token_view(folder: Path, tokens: TokenRecord) -> RoutingView:
+def token_view(folder: Path, tokens: TokenRoutingRecord) -> RoutingView:
     """Return how the tokens of each task are shared among experts, as if tasks were routed so."""
     record = tokens.as_routing()
     return RoutingView(record, record.weights, task_categories(folder, record.tasks))
@@ -195,7 +199,7 @@ def statistics_table(view: RoutingView) -> Table:
     return table
 
 
-def load_table(tokens: TokenRecord) -> Table:
+def load_table(tokens: TokenRoutingRecord) -> Table:
     """Return how evenly the experts of every layer are used, and what decides their choice."""
     table = Table(title="Experts that tokens choose", title_justify="left")
     table.add_column("layers", overflow="fold")
@@ -221,7 +225,7 @@ def load_table(tokens: TokenRecord) -> Table:
     return table
 
 
-def expert_table(tokens: TokenRecord) -> Table:
+def expert_table(tokens: TokenRoutingRecord) -> Table:
     """Return which tokens the experts of one layer are chosen for: the one that they tell most of.
 
     After the table of Lewis et al. (BASE layers, arXiv:2103.16716), which lists the tokens before.

@@ -13,8 +13,8 @@ from pathlib import Path
 from envs.demonstration_file import save_demonstrations
 from envs.demonstrations import record_demonstrations
 from envs.errors import LevelError
+from envs.interface import check_levels
 from envs.levels import PAPER_LEVELS
-from envs.vector import check_levels
 from mttl.command import exit_with, make_console, natural, positive
 from mttl.errors import MttlError
 from mttl.progress_bar import counting_bar

@@ -99,7 +99,7 @@ def task_module(
     """Return the module that trains and answers, on the model's device.
 
     Args:
-        model: A model made ready by `mttl.adaptation.modes.adapt`.
+        model: A model made ready by `mttl.adaptation.modes.apply_mode`.
         tokenizer: Of its backbone.
         metrics: The metric of the one task, by its name.
         settings: How to adapt.

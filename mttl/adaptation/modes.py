@@ -29,7 +29,7 @@ TRAINED_ROLES: dict[AdaptMode, tuple[str, ...]] = {
 }
 
 
-def adapt(
+def apply_mode(
     model: SkilledModel, mode: AdaptMode, n_tasks: int = 1, *, init: str = "mean"
 ) -> SkilledModel:
     """Give a trained model a router for new tasks, and freeze what the mode does not train.
@@ -172,7 +172,7 @@ def adapted(
     Only what the mode trains is kept aside, so a large frozen backbone is never copied.
 
     Args:
-        model: As for `adapt`, and so are the others.
+        model: As for `apply_mode`, and so are the others.
         mode: What to train.
         n_tasks: How many new tasks.
         init: How new rows start.
@@ -181,7 +181,7 @@ def adapted(
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
     before = [(value, value.detach().clone()) for value in _changing(model, mode)]
     try:
-        yield adapt(model, mode, n_tasks, init=init)
+        yield apply_mode(model, mode, n_tasks, init=init)
     finally:
         model.router = router
         with torch.no_grad():

@@ -135,7 +135,7 @@ def adapt_to(
         built = load_run(run)
         model = built.model.to(_device())
         with few_shot_run.seeded(seed, _device()):
-            modes.adapt(model, values.mode, init=values.init)
+            modes.apply_mode(model, values.mode, init=values.init)
             module = few_shot_run.task_module(model, built.tokenizer, {task: metric}, values)
             job = FewShotJob(task, 0, seed)
             result = few_shot_run.fit(module, job, gym, values, score_test=False)

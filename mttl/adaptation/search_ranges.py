@@ -18,7 +18,7 @@ from mttl.adaptation.search import Values
 from mttl.errors import ConfigError
 
 
-class Range(NamedTuple):
+class Bounds(NamedTuple):
     """Bounds of a setting, both allowed; whole numbers where both bounds are."""
 
     low: float
@@ -27,7 +27,7 @@ class Range(NamedTuple):
 
 
 def search_ranges(
-    ranges: Mapping[str, Range],
+    ranges: Mapping[str, Bounds],
     evaluate: Callable[[Values], float],
     *,
     n_trials: int,
@@ -79,13 +79,13 @@ def _seed_of(seed: int, number: int) -> int:
     return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
 
 
-def _draw(trial: Any, name: str, bounds: Range) -> float:
+def _draw(trial: Any, name: str, bounds: Bounds) -> float:
     whole = isinstance(bounds.low, int) and isinstance(bounds.high, int)
     suggest = trial.suggest_int if whole else trial.suggest_float
     return suggest(name, bounds.low, bounds.high, log=bounds.log)
 
 
-def _digest(ranges: Mapping[str, Range], seed: int, jobs: Sequence[FewShotJob]) -> str:
+def _digest(ranges: Mapping[str, Bounds], seed: int, jobs: Sequence[FewShotJob]) -> str:
     text = json.dumps([list(ranges.items()), seed, [list(vars(job).values()) for job in jobs]])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

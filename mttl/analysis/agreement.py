@@ -1,4 +1,4 @@
-"""Whether tasks that are routed alike are tasks of one category."""
+"""How well clusters of tasks that are routed alike agree with the tasks' categories."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""A value beside those that chance gives."""
+"""Permutation tests: a value compared with those of permuted data."""
 
 from dataclasses import dataclass
 

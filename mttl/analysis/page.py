@@ -2,7 +2,6 @@
 
 import base64
 import html
-import json
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -10,13 +9,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from mttl.analysis.html_files import html_text, inside_script
 from mttl.analysis.layers import stacks_of
-from mttl.analysis.page_template import TEMPLATE
 from mttl.analysis.palette import category_looks
 from mttl.analysis.routing_record import RoutingRecord
 from mttl.analysis.similarity import nearest_tasks
 from mttl.analysis.tokens.token_page import token_section
-from mttl.analysis.tokens.token_record import TokenRecord
+from mttl.analysis.tokens.token_record import TokenRoutingRecord
 
 N_NEAREST = 5
 # More steps than this would make the page large; they are thinned out evenly.
@@ -29,7 +28,7 @@ def routing_page(
     categories: Sequence[str],
     similarity: Float[np.ndarray, "T T"],
     order: Int[np.ndarray, "T"],
-    tokens: TokenRecord | None = None,
+    tokens: TokenRoutingRecord | None = None,
 ) -> str:
     """Return a page with a heat map of tasks by skills to look around in.
 
@@ -51,11 +50,12 @@ def routing_page(
     parts = {
         "TITLE": html.escape(f"Routing of {record.folder.resolve().name}"),
         "PLOTLY": get_plotlyjs(),
-        "DATA": _inside_script(_data(record, categories, similarity, order)),
+        "DATA": inside_script(_data(record, categories, similarity, order)),
         "TOKENS": "" if tokens is None else token_section(tokens),
     }
+    template = html_text("page.html")
     # One pass: what is put in is not searched for further names.
-    return re.sub(r"\{\{(TITLE|PLOTLY|DATA|TOKENS)\}\}", lambda match: parts[match[1]], TEMPLATE)
+    return re.sub(r"\{\{(TITLE|PLOTLY|DATA|TOKENS)\}\}", lambda match: parts[match[1]], template)
 
 
 def _data(
@@ -98,9 +98,3 @@ def _data(
         # (S, G, T, K), little-endian: a sixth of the size of the numbers as text.
         "weights": base64.b64encode(weights.astype("<f4").tobytes()).decode("ascii"),
     }
-
-
-def _inside_script(data: Any) -> str:
-    """JSON that can neither end the element it stands in nor open a comment."""
-    text = json.dumps(data, ensure_ascii=True, allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,4 +1,4 @@
-"""How a category of tasks looks: a colour and a marker, so that neither has to do alone.
+"""The colour and the marker of each category of tasks.
 
 References:
     Okabe and Ito, *Color Universal Design*, 2008: colours that colour-blind readers can tell apart.

@@ -1,4 +1,4 @@
-"""What a run wrote down about its routing.
+"""The files of a run about its routing.
 
 | file | content |
 |---|---|

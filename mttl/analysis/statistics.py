@@ -1,4 +1,4 @@
-"""What a routing matrix looks like in four numbers.
+"""Four statistics of a routing matrix: discreteness, sparsity, usage and effective skills.
 
 References:
     Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, equations 8 to 10; the direction of

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from envs.vector import Observation
+from envs.interface import Observation
 from mttl.babyai.rl.missions import without_padding
 from mttl.skills.composed.composed_model import ComposedModel
 

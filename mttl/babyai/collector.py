@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from envs.vector import Observation, Transition, VectorEnv
+from envs.interface import Observation, Transition, VectorEnv
 from mttl.babyai.agent import Acting, sample_actions
 from mttl.babyai.rl.episode_log import EpisodeLog
 from mttl.babyai.rl.gae import generalised_advantages, normalise_advantages

@@ -8,7 +8,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from envs.episodes import Episodes, episode_seed, run_episodes
-from envs.vector import Observation, make_vector_env
+from envs.interface import Observation
+from envs.vector import make_vector_env
 from mttl.babyai.agent import Acting, sample_actions
 from mttl.babyai.rl.missions import without_padding
 from mttl.skills.composed.composed_model import ComposedModel

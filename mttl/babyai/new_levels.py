@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 from rich.console import Console
 
 from envs.errors import LevelError
-from envs.vector import check_levels
+from envs.interface import check_levels
 from mttl.adaptation.results import check_folder, inventory_digest
 from mttl.babyai.build_policy import fresh_policies, load_policies
 from mttl.babyai.evaluate import play_levels

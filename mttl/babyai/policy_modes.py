@@ -9,10 +9,10 @@ def adapt_policies(
 ) -> ComposedModel:
     """Give trained policies a router for new levels, and freeze what the mode does not train.
 
-    The modes are those of `mttl.adaptation.modes.adapt`, with the common parameters in the place of
-    the backbone, except for ``from_scratch``: a policy has no pretrained backbone that could stay,
-    so it needs a new model (see `mttl.babyai.build_policy.fresh_policies`), of which everything is
-    trained.
+    The modes are those of `mttl.adaptation.modes.apply_mode`, with the common parameters in the
+    place of the backbone, except for ``from_scratch``: a policy has no pretrained backbone that
+    could stay, so it needs a new model (see `mttl.babyai.build_policy.fresh_policies`), of which
+    everything is trained.
 
     Args:
         model: Trained; changed in place, before the optimizer is made.

@@ -10,7 +10,8 @@ from pytorch_lightning.callbacks import Callback
 from rich.console import Console
 
 from envs.errors import LevelError, SimulationError
-from envs.vector import check_levels, make_vector_env
+from envs.interface import check_levels
+from envs.vector import make_vector_env
 from mttl.babyai.build_policy import (
     build_policies,
     loss_weights,

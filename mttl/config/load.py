@@ -7,7 +7,6 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-import mttl
 from mttl import yaml12
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.explain import explain
@@ -20,7 +19,7 @@ COMMAND_LINE = "-k"
 
 def configs_dir() -> Path:
     """Return the folder of the shipped configurations."""
-    return Path(mttl.__file__).parent.parent / "configs"
+    return Path(__file__).parents[2] / "configs"
 
 
 def load_config(names: str | Sequence[str], overrides: Sequence[str] = ()) -> Config:

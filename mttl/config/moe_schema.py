@@ -118,7 +118,7 @@ TokenExperts = Annotated[
 BLOCK_EXPERTS = ("feed_forward", "adapter")
 
 
-class Balance(Section):
+class Balancing(Section):
     """What keeps experts in use: coefficients of losses per layer, all off by default."""
 
     switch: NonNegative = 0.0
@@ -160,7 +160,7 @@ class MoE(Section):
     """Room of an expert while training, in even shares of the load; by default there is enough."""
     eval_capacity_factor: PositiveFloat | None = None
     """The same in evaluation."""
-    balance: Balance = Balance()
+    balance: Balancing = Balancing()
     """What keeps experts in use."""
     shared_expert: bool = False
     """Add an expert that is always on."""

@@ -1,4 +1,4 @@
-"""Data sets kept on disk under a key, whole or not at all.
+"""A cache of data sets on disk; an entry is written whole or not at all.
 
 A data set is built in a folder of its own and moved into place by one rename, so that processes
 that build at once do not meet: the first one there wins and the others use its work. A file of

@@ -60,22 +60,13 @@ class TrainCollator:
 
 
 @dataclass(frozen=True)
-class EvalCollator:
+class EvalCollator(TrainCollator):
     """Adds to a training batch what generation and scoring need.
 
     `generation_inputs` ({input_ids, attention_mask}: the prompts alone), `references`
     (list[list[str]]), `inputs` (list[str]), `samples` (list[int]) and `rows` (list[int], each
     row's place in the prepared data, to put predictions back into the order of the files).
-
-    Args:
-        pad_id: Fills up `input_ids`; see `pad_id_of`.
-        n_tasks: Task ids lie in [0, n_tasks).
-        decoder_only: The kind of model.
     """
-
-    pad_id: int
-    n_tasks: int
-    decoder_only: bool
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return a training batch and the fields above.
@@ -83,7 +74,7 @@ class EvalCollator:
         Raises:
             ValueError: If a task id is out of range.
         """
-        batch = TrainCollator(self.pad_id, self.n_tasks, self.decoder_only)(rows)
+        batch = super().__call__(rows)
         prompts = [row["input_ids"] for row in rows]
         batch["generation_inputs"] = (
             padded_inputs(prompts, self.pad_id, left=True)

@@ -1,4 +1,4 @@
-r"""Text to ids, with room kept for the tokens that must not be cut off.
+r"""Encode text as ids, and truncate it without losing the special tokens.
 
 An input reads ``[task] input`` (with the prefix on) and an answer is the first accepted output.
 CrossFit puts a blank before both. That blank is kept exactly where it does what it was meant to

@@ -1,4 +1,4 @@
-"""Gym files to one tokenised data set, kept on disk.
+"""Tokenise the files of a gym into one data set, cached on disk.
 
 The key of the cache is a hash of the bytes of every file that is read, of the tokenizer, of all
 settings and of the version of this format, so that no change of any of them can be missed.

@@ -10,12 +10,12 @@ from itertools import compress, islice
 from mttl.errors import TaskError
 from mttl.gym.filters import TEXT_FILTERS, RecordError, shown
 from mttl.gym.functions import EACH, FUNCTIONS
+from mttl.gym.sampling import Line
 from mttl.gym.task import Task
 from mttl.gym.template import compile_condition, compile_template, compile_values
 from mttl.gym.template_field import Column, Read, Record, texts
 
-Line = tuple[str, ...]
-Rows = tuple[Sequence[int], list[Record]]
+Chunk = tuple[Sequence[int], list[Record]]
 
 _CHUNK = 250  # records that are worked on together: enough to be fast, few enough for the cache
 
@@ -72,7 +72,7 @@ def survey(task: Task, split: str, records: Iterable[Record]) -> Iterator[tuple[
             yield from ((number, ()) for number in numbers)
 
 
-def _rows(task: Task, split: str, records: Iterable[Record]) -> Iterator[Rows]:
+def _rows(task: Task, split: str, records: Iterable[Record]) -> Iterator[Chunk]:
     """Give the rows that are kept and prepared, some at a time, with their numbers."""
     kept = _kept(task, split, records)
     if task.prepare is None:
@@ -107,7 +107,7 @@ def _rows(task: Task, split: str, records: Iterable[Record]) -> Iterator[Rows]:
         yield [number for number, _ in chunk], [record for _, record in chunk]
 
 
-def _kept(task: Task, split: str, records: Iterable[Record]) -> Iterator[Rows]:
+def _kept(task: Task, split: str, records: Iterable[Record]) -> Iterator[Chunk]:
     condition = None if task.rows is None else _condition(task)
     source, start = iter(records), 1
     while chunk := list(islice(source, _CHUNK)):

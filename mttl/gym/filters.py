@@ -1,4 +1,4 @@
-"""The filters of the template language: what happens to a field before it is written.
+"""The filters of the template language, which change a field before it is written.
 
 A text filter turns a text into a text, and each item of a list likewise; a list filter takes a
 whole list. `docs/tasks.md` lists them all for people who write tasks.

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from mttl.errors import TaskError, nearest
 from mttl.gym.table import metric_of
 from mttl.gym.tsv import Row, read_rows
-from mttl.metrics.crossfit import METRICS
+from mttl.metrics.metric_names import METRIC_NAMES
 
 SPLITS = ("train", "dev", "test")
 
@@ -122,10 +122,10 @@ class Gym:
             TaskError: If neither knows the task, or there is no metric of that name.
         """
         name = self._table.get(task, {}).get("metric") or metric_of(task)
-        if name not in METRICS:
+        if name not in METRIC_NAMES:
             raise TaskError(
                 f"'{self.directory / 'TASKS.csv'}' gives the task '{task}' the metric '{name}'; "
-                f"there are {', '.join(METRICS)}.{nearest(name, METRICS)}"
+                f"there are {', '.join(METRIC_NAMES)}.{nearest(name, METRIC_NAMES)}"
             )
         return name
 

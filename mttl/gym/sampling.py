@@ -34,7 +34,7 @@ Line = tuple[str, ...]
 
 
 class Labelled(Protocol):
-    """Lines whose labels can be asked for; converting them is the lines' own affair."""
+    """Lines that give the labels of some of them on request."""
 
     def labels(self, indices: Indices) -> Indices:
         """Return a number per line, equal where the outputs are equal.

@@ -11,8 +11,9 @@ from importlib.resources import files
 from types import MappingProxyType
 
 from mttl.errors import TaskError, nearest
-from mttl.gym.task import Metric, Task
+from mttl.gym.task import Task
 from mttl.gym.task_file import parse_tasks
+from mttl.metrics.metric_names import MetricName
 
 
 @cache
@@ -39,7 +40,7 @@ def find_task(name: str) -> Task:
     return crossfit()[name]
 
 
-def metric_of(name: str) -> Metric:
+def metric_of(name: str) -> MetricName:
     """Return the name of a CrossFit task's metric.
 
     Raises:

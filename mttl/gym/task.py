@@ -3,16 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from mttl.metrics.metric_names import MetricName
+
 Kind = Literal["classification", "text-to-text"]
-Metric = Literal[
-    "ACC",
-    "EM",
-    "QA-F1",
-    "Rouge-L",
-    "Classification-F1",
-    "Matthew-Correlation",
-    "Pearson-Correlation",
-]
 References = Literal["one", "all", "distinct"]
 Bound = int | float
 
@@ -99,7 +92,7 @@ class Task:
     kind: Kind
     input: str
     output: str
-    metric: Metric
+    metric: MetricName
     category: str
     description: str
     labels: tuple[str, ...] = ()

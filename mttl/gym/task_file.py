@@ -1,4 +1,4 @@
-"""Tasks from a YAML file: what they share once, then task by task.
+"""Read tasks from a YAML file: first the keys that they share, then one mapping per task.
 
     category: classification/topic
     kind: classification

@@ -6,7 +6,8 @@ from typing import Any, get_args
 from mttl.errors import TaskError, nearest
 from mttl.gym.filters import TEXT_FILTERS, shown
 from mttl.gym.functions import FUNCTIONS
-from mttl.gym.task import Kind, Metric, References
+from mttl.gym.task import Kind, References
+from mttl.metrics.metric_names import METRIC_NAMES
 
 TEXT, TEXTS, NUMBER, MAPPING = "a text", "a list of texts", "a number", "a mapping"
 
@@ -22,7 +23,7 @@ TASK_KEYS: dict[str, Any] = {
     "rows": TEXT,
     "cleaning": tuple(TEXT_FILTERS),
     "prepare": tuple(FUNCTIONS),
-    "metric": get_args(Metric),
+    "metric": METRIC_NAMES,
     "category": TEXT,
     "description": TEXT,
 }

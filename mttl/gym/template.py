@@ -1,6 +1,6 @@
 """Templates over a record: ``question: {question|lf} context: {context}``.
 
-A slot ``{field|filter|...}`` is the field after its filters, left to right; ``{a.b}`` is field b of
+``{field|filter|...}`` is the field after its filters, left to right; ``{a.b}`` is field b of
 a, for each item where a is a list; ``{[a,b]}`` is the list of those fields; all else stands as it
 is. A template is parsed once, into functions that fill it for many records at a time: a column of
 a thousand fields is read, checked and joined faster than a thousand records one by one.
@@ -12,7 +12,7 @@ from itertools import repeat
 from typing import Any
 
 from mttl.errors import TaskError
-from mttl.gym.template_field import Column, Read, Record, as_text, compile_slot, texts, written
+from mttl.gym.template_field import Column, Read, Record, as_text, compile_field, texts, written
 
 _PARTS = re.compile(r"\{([^{}]*)\}")
 
@@ -31,14 +31,14 @@ def compile_template(template: str, labels: Sequence[str] = ()) -> Read:
     literals = pieces[0::2]
     if any("{" in literal or "}" in literal for literal in literals):
         raise TaskError(f"the template '{template}' has a brace without its partner")
-    slots = [written(slot, compile_slot(slot, labels, template)) for slot in pieces[1::2]]
-    if len(slots) == 1 and literals == ["", ""]:
-        return slots[0]
+    fields = [written(field, compile_field(field, labels, template)) for field in pieces[1::2]]
+    if len(fields) == 1 and literals == ["", ""]:
+        return fields[0]
 
     def fill(records: Sequence[Record]) -> Column:
         columns: list[Any] = [repeat(literals[0], len(records))]
-        for slot, literal in zip(slots, literals[1:], strict=True):
-            columns.append(slot(records))
+        for field, literal in zip(fields, literals[1:], strict=True):
+            columns.append(field(records))
             if literal:
                 columns.append(repeat(literal))
         return list(map("".join, zip(*columns, strict=False)))
@@ -47,7 +47,7 @@ def compile_template(template: str, labels: Sequence[str] = ()) -> Read:
 
 
 def compile_values(template: str, labels: Sequence[str] = ()) -> Read:
-    """Return a function from records to what the one slot of a template holds, lists too.
+    """Return a function from records to what the one field of a template holds, lists too.
 
     Of another template the texts, as `compile_template`.
 
@@ -55,11 +55,11 @@ def compile_values(template: str, labels: Sequence[str] = ()) -> Read:
         TaskError: If the template is malformed.
     """
     lone = _PARTS.fullmatch(template)
-    return compile_slot(lone[1], labels, template) if lone else compile_template(template, labels)
+    return compile_field(lone[1], labels, template) if lone else compile_template(template, labels)
 
 
 def compile_condition(condition: str, labels: Sequence[str] = ()) -> Read:
-    """Return a function from records to truth values, of ``{slot} is [not] value or value``.
+    """Return a function from records to truth values, of ``{field} is [not] value or value``.
 
     Values are compared as text; ``empty`` is the text of no character, and a truth value reads
     ``true`` or ``false``.

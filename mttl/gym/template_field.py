@@ -1,4 +1,4 @@
-"""One slot of a template: ``{field|filter|...}``, read from many records at a time."""
+"""One field of a template: ``{name|filter|...}``, read from many records at a time."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,29 +24,29 @@ LABEL_FILTERS = ("name", "name1")
 FILTERS = (*TEXT_FILTERS, *LIST_FILTERS, *CHOICE_FILTERS, *LABEL_FILTERS, *ARGUMENT_FILTERS)
 
 
-def compile_slot(slot: str, labels: Sequence[str], template: str) -> Read:
-    """Return a function from records to the values of a slot.
+def compile_field(field: str, labels: Sequence[str], template: str) -> Read:
+    """Return a function from records to the values of a field.
 
     Args:
-        slot: What stands between the braces.
+        field: What stands between the braces.
         labels: Names that the filters `name` and `name1` look up.
-        template: Where the slot stands, for messages.
+        template: Where the field stands, for messages.
 
     Raises:
-        TaskError: If the slot is malformed.
+        TaskError: If the field is malformed.
     """
-    field, *names = slot.split("|")
-    if not field.strip(" []"):
-        raise TaskError(f"the template '{template}' has a slot without a field: '{{{slot}}}'")
-    read = _field(field)
-    for name in names:
-        read = _named(field, _filter(name, read, labels, template))
+    name, *filters = field.split("|")
+    if not name.strip(" []"):
+        raise TaskError(f"the template '{template}' has a field without a name: '{{{field}}}'")
+    read = _field(name)
+    for filter_ in filters:
+        read = _named(name, _filter(filter_, read, labels, template))
     return read
 
 
-def written(slot: str, read: Read) -> Read:
-    """Return a function from records to the values of a slot as texts."""
-    return _named(slot.partition("|")[0], lambda records: texts(read(records)))
+def written(field: str, read: Read) -> Read:
+    """Return a function from records to the values of a field as texts."""
+    return _named(field.partition("|")[0], lambda records: texts(read(records)))
 
 
 def texts(column: Column) -> list[str]:

@@ -13,12 +13,12 @@ from mttl.skills.skilled_model import SkilledModel
 
 
 @dataclass(frozen=True)
-class Merged:
+class FoldedBackbone:
     """A backbone in which plain layers stand in the place of skilled ones.
 
     Attributes:
         backbone: The network of one task: it takes no task ids, and saves as what it was.
-        replaced: The skilled layers that `unmerge` puts back, by path.
+        replaced: The skilled layers that `unfold` puts back, by path.
     """
 
     backbone: nn.Module
@@ -53,11 +53,11 @@ def average_mixing(router: TaskRouter) -> Float[Tensor, "G H K"]:
 
 
 @torch.no_grad()
-def merge(model: SkilledModel, mixing: Float[Tensor, "G H K"]) -> Merged:
+def fold(model: SkilledModel, mixing: Float[Tensor, "G H K"]) -> FoldedBackbone:
     """Replace every skilled layer by a plain one that computes the same for one mixture.
 
     The sums are made in single precision at least and rounded once to the base layer's dtype. The
-    base weights are not touched: the skilled layers are kept aside, and `unmerge` restores the
+    base weights are not touched: the skilled layers are kept aside, and `unfold` restores the
     model bit for bit. Until then ``model`` itself answers every task as this one.
 
     Args:
@@ -77,34 +77,34 @@ def merge(model: SkilledModel, mixing: Float[Tensor, "G H K"]) -> Merged:
         raise ValueError(f"mixing has shape {tuple(mixing.shape)}, the router makes it {expected}")
     skilled = model.skilled_layers()
     if not skilled:
-        raise ValueError("the model is merged already; unmerge it first")
+        raise ValueError("the model is folded already; unfold it first")
     _check_tied(model.backbone, skilled)
     plain = {layer: _plain(path, layer, mixing[layer.group]) for path, layer in skilled.items()}
     return _replace(model.backbone, plain)
 
 
-def strip(model: SkilledModel) -> Merged:
+def strip(model: SkilledModel) -> FoldedBackbone:
     """Take the skills off: put every base layer in the place of its skilled one.
 
     Args:
         model: Backbone, skills and router; its backbone is changed in place.
 
     Returns:
-        The bare backbone, and what `unmerge` needs.
+        The bare backbone, and what `unfold` needs.
     """
     return _replace(
         model.backbone, {layer: layer.base for layer in model.skilled_layers().values()}
     )
 
 
-def unmerge(merged: Merged) -> None:
-    """Put the skilled layers back; the model is then as it was before `merge`.
+def unfold(folded: FoldedBackbone) -> None:
+    """Put the skilled layers back; the model is then as it was before `fold`.
 
     Args:
-        merged: What `merge` returned.
+        folded: What `fold` returned.
     """
-    for path, layer in merged.replaced.items():
-        _put(merged.backbone, path, layer)
+    for path, layer in folded.replaced.items():
+        _put(folded.backbone, path, layer)
 
 
 def is_transposed(base: nn.Module) -> bool:
@@ -116,7 +116,7 @@ def is_transposed(base: nn.Module) -> bool:
     return type(base).__name__ == "Conv1D"
 
 
-def _replace(backbone: nn.Module, plain: dict[SkilledLinear, nn.Module]) -> Merged:
+def _replace(backbone: nn.Module, plain: dict[SkilledLinear, nn.Module]) -> FoldedBackbone:
     # A layer may stand at several paths.
     replaced = {
         path: module
@@ -125,7 +125,7 @@ def _replace(backbone: nn.Module, plain: dict[SkilledLinear, nn.Module]) -> Merg
     }
     for path, layer in replaced.items():
         _put(backbone, path, plain[layer])
-    return Merged(backbone, replaced)
+    return FoldedBackbone(backbone, replaced)
 
 
 def _put(backbone: nn.Module, path: str, module: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""What answers score that need no learning: the floor under every result."""
+"""Answers that need no learning: the input itself, and the most frequent training answer."""
 
 from collections import Counter
 from collections.abc import Sequence

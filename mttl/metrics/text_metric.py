@@ -1,4 +1,4 @@
-"""The base of the metrics: states that processes can join, also where one of them holds no row.
+"""The base of the metrics: its states can be joined across processes, even if one has no row.
 
 States are tensors, also where a metric compares strings, so that processes may hold different
 numbers of rows, or none.
@@ -13,7 +13,7 @@ from torchmetrics import Metric
 
 
 class TextMetric(Metric):
-    """Base of the metrics: checks the rows and silences nothing but the call before any row."""
+    """Base of the metrics: joins lists of rows across processes."""
 
     full_state_update = False
     higher_is_better = True

@@ -8,9 +8,11 @@ from torch import Tensor, nn
 
 from mttl.moe.experts import Experts
 from mttl.routing.context import Routing, RoutingSlot
+from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import capacity_of, keep_pairs, within_capacity
 from mttl.routing.token.masks import TokenRecord
-from mttl.routing.token.token_router import Assignment, TokenRouter
+from mttl.routing.token.token_router import TokenRouter
+from mttl.routing.token.tokens import Tokens
 
 
 class MoELayer(nn.Module):
@@ -130,7 +132,7 @@ class MoELayer(nn.Module):
             )
         if self.shared is not None:
             y = y + self.shared(x.flatten(0, -2))
-        routing.owe(assignment.losses)
+        routing.add_losses(assignment.losses)
         routing.record(
             TokenRecord(
                 self.name,
@@ -146,20 +148,21 @@ class MoELayer(nn.Module):
         return y.view(*x.shape[:-1], y.shape[-1])
 
     def _assign(
-        self, tokens: Float[Tensor, "N I"], routing: Routing, n_rows: int, n_positions: int
+        self, x: Float[Tensor, "N I"], routing: Routing, n_rows: int, n_positions: int
     ) -> Assignment:
         prior = None
         if self.group is not None:
             prior = routing.token_weights(self.group, n_rows, n_positions)
             prior = _log(prior if self.prior == "logits" else (prior > 0).to(prior))
         ids = self.router.needs_token_ids
-        return self.router(
-            tokens,
+        tokens = Tokens(
+            x,
             mask=routing.token_mask(self.stack, n_rows, n_positions),
             prior=prior,
             examples=routing.token_examples(n_rows, n_positions),
-            token_ids=routing.token_ids(self.stack, n_rows, n_positions) if ids else None,
+            ids=routing.token_ids(self.stack, n_rows, n_positions) if ids else None,
         )
+        return self.router(tokens)
 
     def _with_room(self, assignment: Assignment) -> Bool[Tensor, "P"] | None:
         factor = self.capacity_factor if self.training else self.eval_capacity_factor

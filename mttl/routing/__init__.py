@@ -1,4 +1,4 @@
-"""ROUTING: which skills, for whom."""
+"""ROUTING: which examples use which skills, and which tokens which experts."""
 
 from mttl.routing.context import Routing, RoutingSlot, check_task_ids
 from mttl.routing.task.fixed import (
@@ -15,12 +15,14 @@ from mttl.routing.task.task_moe import TaskMoERouter
 from mttl.routing.task.task_router import TaskRouter
 from mttl.routing.token.balance import Balance, BiasBalance
 from mttl.routing.token.base import BaseRouter
+from mttl.routing.token.choice import Assignment
 from mttl.routing.token.example import ExampleRouter
 from mttl.routing.token.expert_choice import ExpertChoiceRouter
 from mttl.routing.token.gshard import GShardRouter
 from mttl.routing.token.hash import HashRouter
 from mttl.routing.token.noisy_top_k import NoisyTopKRouter
-from mttl.routing.token.token_router import Assignment, TokenRouter
+from mttl.routing.token.token_router import TokenRouter
+from mttl.routing.token.tokens import Tokens
 from mttl.routing.token.top_k import TopKRouter
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "TaskMoERouter",
     "TaskRouter",
     "TokenRouter",
+    "Tokens",
     "TopKRouter",
     "average_router",
     "check_task_ids",

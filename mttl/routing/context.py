@@ -16,11 +16,11 @@ from torch import Tensor
 
 from mttl.routing.token.masks import TokenMasks, TokenRecord
 
-Merged = TypeVar("Merged")
+Kept = TypeVar("Kept")
 
 
 class Routing:
-    """Who uses which skills in one forward pass.
+    """Which examples use which skills in one forward pass.
 
     Args:
         task_ids: The task of each example, shape (B,).
@@ -32,8 +32,8 @@ class Routing:
         masks: Which positions are tokens; by default all. Layers that route tokens read it.
 
     Attributes:
-        losses: What layers owe to the objective in this pass (load balance, z-loss …), by name,
-            summed over layers.
+        losses: Auxiliary losses of this pass (load balance, z-loss …), by name, summed over
+            layers.
         records: Which experts layers chose for which tokens.
     """
 
@@ -57,7 +57,7 @@ class Routing:
         self.weights = mixing.unbind(0)
         self._merged: dict[int, object] | None = {} if reuse_merged else None
 
-    def merged(self, key: int, merge: Callable[[], Merged]) -> Merged:
+    def merged(self, key: int, merge: Callable[[], Kept]) -> Kept:
         """Return ``merge()``, computed once per routing where reuse was asked for.
 
         Args:
@@ -70,8 +70,8 @@ class Routing:
             self._merged[key] = merge()
         return self._merged[key]  # type: ignore[return-value]
 
-    def owe(self, losses: Mapping[str, Tensor]) -> None:
-        """Add what a layer owes to the objective.
+    def add_losses(self, losses: Mapping[str, Tensor]) -> None:
+        """Add the auxiliary losses of a layer.
 
         Args:
             losses: By name, multiplied by their coefficients.
@@ -80,7 +80,7 @@ class Routing:
             self.losses[name] = self.losses[name] + loss if name in self.losses else loss
 
     def record(self, record: TokenRecord) -> None:
-        """Keep what a layer chose until the end of the pass.
+        """Keep the choices of a layer until the end of the pass.
 
         Args:
             record: Its tensors must need no gradient.
@@ -90,7 +90,7 @@ class Routing:
     def replayed(self) -> "Routing":
         """Return the same routing for computing a part of the pass again.
 
-        What layers owe and write down was taken the first time; the copy's goes nowhere.
+        Losses and records were taken the first time; those of the copy are dropped.
         """
         replay = copy.copy(self)
         replay.losses, replay.records = {}, []

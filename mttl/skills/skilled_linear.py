@@ -59,7 +59,7 @@ class SkilledLinear(nn.Module):
         merged = routing.merged(id(self), lambda: self.inventory.merge(routing.weights[self.group]))
         examples = routing.examples(x)
         if self.training:
-            routing.owe(self.inventory.penalties())
+            routing.add_losses(self.inventory.penalties())
         if type(self.base) is nn.Linear:
             y = self.inventory.combine_linear(examples, self.base, merged)
         else:

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from envs.errors import LevelError
-from envs.vector import check_levels
+from envs.interface import check_levels
 from mttl.babyai.build_policy import build_policies
 from mttl.babyai.rollouts import RolloutDataModule
 from mttl.babyai.train import learning_of

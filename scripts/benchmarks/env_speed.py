@@ -26,8 +26,8 @@ VARIANTS = (FLOOR, "gymnasium sync", "gymnasium async", "ours", "ours, workers",
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     from envs.errors import LevelError
+    from envs.interface import check_levels
     from envs.levels import PAPER_LEVELS
-    from envs.vector import check_levels
 
     parser = argparse.ArgumentParser(description="Environment steps per second, by kind.")
     parser.add_argument("--levels", nargs="+", default=list(PAPER_LEVELS), metavar="LEVEL")

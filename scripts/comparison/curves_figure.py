@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from comparison.learning import Curve
-from mttl.analysis.figures.canvas import FAINT, FONT, INK, new_sheet, place, strip_frame
+from mttl.analysis.figures.canvas import FAINT, FONT, INK, new_canvas, place, strip_frame
 
 COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#E69F00")
 WIDTH, HEIGHT = 2.3, 1.5  # of one panel, in inches
@@ -27,7 +27,7 @@ def curves_figure(curves: Mapping[str, Sequence[Curve]], reference: str) -> Figu
     n_rows = -(-len(panels) // n_columns)
     width = 0.6 + n_columns * (WIDTH + 0.35)
     height = 0.9 + n_rows * (HEIGHT + 0.55)
-    figure = new_sheet(width, height, "Success rate over episodes of all levels")
+    figure = new_canvas(width, height, "Success rate over episodes of all levels")
     for number, panel in enumerate(panels):
         row, column = divmod(number, n_columns)
         left = 0.5 + column * (WIDTH + 0.35)

@@ -13,7 +13,7 @@ from mttl.analysis.figures.canvas import (
     HEADING,
     INK,
     MARGIN,
-    new_sheet,
+    new_canvas,
     place,
     strip_frame,
     text_width,
@@ -49,7 +49,7 @@ def comparison_figure(methods: Sequence[Dots], reference: str) -> Figure:
     names = [method.name for method in methods]
     label = text_width(names) + GAP
     height = ROW * len(methods)
-    figure = new_sheet(
+    figure = new_canvas(
         MARGIN + label + 2 * (PANEL + MARGIN),
         2 * MARGIN + 2 * HEADING + height,
         "Mean test score over tasks, per cent",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from mttl.analysis.figures.canvas import FONT, HEADING, INK, MARGIN, new_sheet, place, strip_frame
+from mttl.analysis.figures.canvas import FONT, HEADING, INK, MARGIN, new_canvas, place, strip_frame
 from removal.planted import Score
 
 WIDTH, HEIGHT = 4.6, 3.4  # inches
@@ -68,7 +68,7 @@ def figure(points: Sequence[Point]) -> Figure:
         points: Of all seeds.
     """
     swept = [point for point in points if point.split == "dev"]
-    sheet = new_sheet(
+    sheet = new_canvas(
         WIDTH + 4 * MARGIN + 2.4,
         HEIGHT + 3 * MARGIN + HEADING,
         "Removing a planted behaviour: each curve begins at the base (square) and follows λ",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from helpers.backbones import tiny_t5
 from helpers.skills import INVENTORIES, LEARNED, skilled
-from mttl.adaptation.modes import TRAINED_ROLES, AdaptMode, adapt
+from mttl.adaptation.modes import TRAINED_ROLES, AdaptMode, apply_mode
 from mttl.skills import SkilledModel
 from mttl.training.optim import Optimization
 
@@ -48,7 +48,7 @@ def test_every_mode_has_roles() -> None:
 @pytest.mark.parametrize("router", LEARNED)
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "zero_shot"])
 def test_exactly_the_named_tensors_change(mode: AdaptMode, router: str) -> None:
-    model = adapt(skilled(tiny_t5(), router=router), mode, 2)
+    model = apply_mode(skilled(tiny_t5(), router=router), mode, 2)
     before = snapshot(model)
     train(model)
     after = model.state_dict()
@@ -61,7 +61,7 @@ def test_exactly_the_named_tensors_change(mode: AdaptMode, router: str) -> None:
 def test_adapting_alone_changes_no_skill_but_those_from_scratch(mode: AdaptMode) -> None:
     model = skilled(tiny_t5())
     before = snapshot(model)
-    after = adapt(model, mode, 2).state_dict()
+    after = apply_mode(model, mode, 2).state_dict()
     for name, value in before.items():
         if role_of(name) == "backbone" or (role_of(name) == "skills" and mode != "from_scratch"):
             assert torch.equal(after[name], value), name
@@ -75,14 +75,14 @@ def test_from_scratch_is_the_bare_backbone_at_first(inventory: str) -> None:
     for layer in bare.skilled_layers().values():
         for parameter in layer.inventory.parameters():
             torch.nn.init.zeros_(parameter)
-    adapt(model, "from_scratch", 2).eval()
+    apply_mode(model, "from_scratch", 2).eval()
     expected = bare.eval()(TASK_IDS, **INPUTS).logits
     assert torch.equal(model(TASK_IDS, **INPUTS).logits, expected)
 
 
 def test_router_only_equals_a_loop_over_the_same_logits() -> None:
     """By hand: one tensor of logits, plain gradient descent, sigmoid and row sums."""
-    model = adapt(skilled(tiny_t5(), router="polytropon-plain"), "router_only", 2)
+    model = apply_mode(skilled(tiny_t5(), router="polytropon-plain"), "router_only", 2)
     model.train()
     logits = model.router.logits.detach().clone().requires_grad_()
     reference = copy.deepcopy(model)
@@ -107,9 +107,9 @@ def test_router_only_equals_a_loop_over_the_same_logits() -> None:
 @pytest.mark.parametrize("router", ["average", "expert"])
 def test_a_router_without_parameters_cannot_be_trained_alone(router: str) -> None:
     with pytest.raises(ValueError, match="has no parameters"):
-        adapt(skilled(tiny_t5(), router=router), "router_only", 2)
+        apply_mode(skilled(tiny_t5(), router=router), "router_only", 2)
 
 
 def test_an_unknown_mode_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"mode \('frozen'\) must be one of zero_shot"):
-        adapt(skilled(tiny_t5()), "frozen")  # type: ignore[arg-type]
+        apply_mode(skilled(tiny_t5()), "frozen")  # type: ignore[arg-type]

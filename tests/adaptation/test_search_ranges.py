@@ -8,11 +8,11 @@ import pytest
 
 from mttl.adaptation.fine_tune import FewShotJob
 from mttl.adaptation.search import Values
-from mttl.adaptation.search_ranges import Range, search_ranges
+from mttl.adaptation.search_ranges import Bounds, search_ranges
 from mttl.errors import ConfigError
 
 JOBS = [FewShotJob("a", 13, 1)]
-RANGES = {"lr": Range(1e-4, 1e-1, log=True), "steps": Range(10, 20)}
+RANGES = {"lr": Bounds(1e-4, 1e-1, log=True), "steps": Bounds(10, 20)}
 
 
 class Evaluator:

@@ -9,7 +9,8 @@ import torch
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
-from envs.vector import Observation, Transition, make_vector_env
+from envs.interface import Observation, Transition
+from envs.vector import make_vector_env
 from envs.vocabulary import MISSION_LENGTH, N_TOKENS
 from mttl.babyai.agent import sample_actions
 from mttl.babyai.collector import Player, RolloutSettings

@@ -11,8 +11,8 @@ from envs import demonstrations
 from envs.bot import BotFailed, Demonstration
 from envs.demonstrations import MOST_FAILURES, record_demonstrations
 from envs.errors import LevelError, SimulationError
+from envs.interface import slot_seed
 from envs.process import WorkerProcess
-from envs.vector import slot_seed
 from helpers.processes import is_running
 
 LEVELS = ["GoToObj", "PutNextLocalS5N3"]

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from envs.episodes import Episodes, Policy, episode_seed, run_episodes
+from envs.interface import N_ACTIONS, Observation
 from envs.levels import LEVELS
-from envs.vector import N_ACTIONS, Observation, make_vector_env
+from envs.vector import make_vector_env
 
 LEVEL_NAMES = ("GoToLocalS5N2", "PickupLoc", "OpenRedDoor")
 N_EPISODES = 7

@@ -9,9 +9,9 @@ import pytest
 
 from envs.episodes import episode_seed
 from envs.errors import LevelError, SimulationError
+from envs.interface import Observation, Transition, slot_seed
 from envs.levels import LEVELS
 from envs.local import LocalVectorEnv
-from envs.vector import Observation, Transition, slot_seed
 from envs.vocabulary import encode
 
 LEVEL_NAMES = ("GoToLocalS5N2", "PutNextLocalS5N3", "OpenRedDoor")

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from envs.interface import VectorEnv
 from envs.levels import PAPER_LEVELS
 from envs.local import LocalVectorEnv
 from envs.pool import PoolVectorEnv
-from envs.vector import VectorEnv
 from helpers.layouts import envpool_beginnings, minigrid_beginnings
 from helpers.two_samples import detectable, p_value
 

@@ -7,9 +7,10 @@ import pytest
 
 from envs.episodes import episode_seed
 from envs.errors import LevelError
+from envs.interface import check_actions, check_levels, slot_seed
 from envs.levels import PAPER_LEVELS
 from envs.local import LocalVectorEnv
-from envs.vector import check_actions, check_levels, make_vector_env, slot_seed
+from envs.vector import make_vector_env
 
 
 def test_seeds_never_change() -> None:

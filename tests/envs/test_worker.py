@@ -15,9 +15,9 @@ import pytest
 
 from envs import process
 from envs.errors import LevelError, SimulationError
+from envs.interface import Observation, Transition
 from envs.local import LocalVectorEnv
 from envs.process import WorkerProcess
-from envs.vector import Observation, Transition
 from envs.worker import WorkerVectorEnv
 from helpers.processes import is_running, wait_until_gone
 

@@ -1,7 +1,6 @@
 import json
 from collections import Counter
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
@@ -9,8 +8,9 @@ from helpers.fact_templates import facts, labels_of
 from mttl.errors import TaskError
 from mttl.gym.partition import load_partition
 from mttl.gym.table import crossfit, find_task, metric_of, ontology
-from mttl.gym.task import Holdout, Metric
+from mttl.gym.task import Holdout
 from mttl.metrics.crossfit import METRICS
+from mttl.metrics.metric_names import METRIC_NAMES
 
 PARTITIONS = Path(__file__).parents[2] / "configs/partitions"
 SIZES = {
@@ -37,7 +37,7 @@ def test_counts():
         "Pearson-Correlation": 3,
         "Matthew-Correlation": 1,
     }
-    assert set(counts) == set(METRICS) == set(get_args(Metric))
+    assert set(counts) == set(METRICS) == set(METRIC_NAMES)
 
 
 def test_names_are_sorted_and_descriptions_are_sentences():

@@ -76,7 +76,7 @@ def test_names_of_labels(filter_, value, expected):
     assert fill(f"{{x|{filter_}}}", ("no", "yes"), x=value) == expected
 
 
-def test_a_slot_alone_keeps_its_value_where_it_is_asked_for():
+def test_a_field_alone_keeps_its_value_where_it_is_asked_for():
     assert fill("{x}", x=["a"]) == ["a"]
     assert fill("{x}", x=3) == 3
     assert compile_template("{x}")([{"x": 3}]) == ["3"]
@@ -94,8 +94,8 @@ def test_many_records_are_filled_at_once():
     [
         ("{x", "the template '{x' has a brace without its partner"),
         ("x} {y}", "has a brace without its partner"),
-        ("{|lf}", "has a slot without a field: '{|lf}'"),
-        ("{[]}", "has a slot without a field"),
+        ("{|lf}", "has a field without a name: '{|lf}'"),
+        ("{[]}", "has a field without a name"),
         ("{x|striip}", "the filter 'striip', which does not exist. Did you mean 'strip'"),
         ("{x|at}", "write the filter 'at' as 'at:FIELD'"),
         ("{x|pick:}", "write the filter 'pick:' as 'pick:FIELD'"),

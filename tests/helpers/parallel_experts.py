@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mttl.moe import Experts, FeedForwardExperts, LoRAExperts, ParallelExperts
-from mttl.routing import Balance, TopKRouter
+from mttl.routing import Balance, Tokens, TopKRouter
 
 I, E, WORLD = 6, 4, 2  # noqa: E741
 # Tokens of each process; in the second case one has none.
@@ -39,7 +39,7 @@ def tokens(case: str, rank: int) -> tuple[Tensor, Tensor]:
 def step(experts: Experts, router: TopKRouter, x: Tensor, target: Tensor) -> dict[str, Tensor]:
     """Return the output of a forward pass, what it owes, and the gradient of the input."""
     x = x.requires_grad_()
-    assignment = router(x)
+    assignment = router(Tokens(x))
     y = experts(x, assignment)
     owed = torch.stack([*assignment.losses.values()]).sum()
     ((y * target).sum() + owed).backward()

@@ -9,8 +9,8 @@ from torch import nn
 from helpers.backbones import BACKBONES, batch, fill, tiny_t5
 from helpers.compare import relative_error
 from helpers.skills import INVENTORIES, ROUTERS, filled, skilled, spread
-from mttl.adaptation.modes import adapt
-from mttl.merging.fold import average_mixing, merge, task_mixing, unmerge
+from mttl.adaptation.modes import apply_mode
+from mttl.merging.fold import average_mixing, fold, task_mixing, unfold
 from mttl.routing import RoutingSlot, average_router
 from mttl.skills import LoRAInventory, SkilledLinear, SkilledModel, attach_skills
 from mttl.skills.supermask import SupermaskInventory
@@ -27,10 +27,10 @@ def test_the_plain_backbone_answers_as_the_task(family, inventory):
     expected = [model(torch.full((4,), task), **inputs).logits for task in range(3)]
     assert relative_error(expected[0], expected[1]) > 1e-2  # the tasks differ
     for task in range(3):
-        merged = merge(model, task_mixing(model.router, task))
-        assert not any(isinstance(module, SkilledLinear) for module in merged.backbone.modules())
-        assert relative_error(merged.backbone(**inputs).logits, expected[task]) < ROUNDING
-        unmerge(merged)
+        folded = fold(model, task_mixing(model.router, task))
+        assert not any(isinstance(module, SkilledLinear) for module in folded.backbone.modules())
+        assert relative_error(folded.backbone(**inputs).logits, expected[task]) < ROUNDING
+        unfold(folded)
 
 
 @pytest.mark.parametrize("family", ["t5", "bart", "llama"])
@@ -49,16 +49,16 @@ def test_masks_are_folded(family):
     expected = model(torch.full((3,), 1), **batch(3)).logits
     bare = BACKBONES[family]()(**batch(3)).logits
     assert relative_error(bare, expected) > 1e-2
-    merged = merge(model, task_mixing(model.router, 1))
-    assert relative_error(merged.backbone(**batch(3)).logits, expected) < ROUNDING
+    folded = fold(model, task_mixing(model.router, 1))
+    assert relative_error(folded.backbone(**batch(3)).logits, expected) < ROUNDING
 
 
 def test_unmerging_restores_every_bit():
     model = skilled(tiny_t5())
     before = {name: value.clone() for name, value in model.state_dict().items()}
     expected = model(torch.tensor([1, 2, 0]), **batch(3)).logits
-    merged = merge(model, task_mixing(model.router, 1))
-    unmerge(merged)
+    folded = fold(model, task_mixing(model.router, 1))
+    unfold(folded)
     after = model.state_dict()
     assert list(after) == list(before)
     assert all(torch.equal(after[name], value) for name, value in before.items())
@@ -67,19 +67,19 @@ def test_unmerging_restores_every_bit():
 
 def test_the_average_is_that_of_adaptation():
     model = skilled(tiny_t5(), n_heads=2)
-    uniform = adapt(copy.deepcopy(model), "average", 1).eval()
+    uniform = apply_mode(copy.deepcopy(model), "average", 1).eval()
     expected = uniform(torch.zeros(3, dtype=torch.long), **batch(3)).logits
-    merged = merge(model, average_mixing(model.router))
-    assert relative_error(merged.backbone(**batch(3)).logits, expected) < ROUNDING
+    folded = fold(model, average_mixing(model.router))
+    assert relative_error(folded.backbone(**batch(3)).logits, expected) < ROUNDING
 
 
 @pytest.mark.parametrize("family", ["t5", "bart", "llama"])
 def test_it_is_saved_as_a_plain_model(family, tmp_path):
     model = skilled(BACKBONES[family]())
     expected = model(torch.full((3,), 2), **batch(3)).logits
-    merged = merge(model, task_mixing(model.router, 2))
-    merged.backbone.save_pretrained(tmp_path)
-    plain = type(merged.backbone).from_pretrained(tmp_path).eval()
+    folded = fold(model, task_mixing(model.router, 2))
+    folded.backbone.save_pretrained(tmp_path)
+    plain = type(folded.backbone).from_pretrained(tmp_path).eval()
     assert relative_error(plain(**batch(3)).logits, expected) < ROUNDING
 
 
@@ -92,8 +92,8 @@ def test_half_precision_is_rounded_once():
     mixing = task_mixing(model.router, 0)
     exact = layer.weight.float() + layer.inventory.delta(mixing[layer.group])
     path = next(iter(model.skilled_layers()))
-    merged = merge(model, mixing)
-    plain = merged.backbone.get_submodule(path)
+    folded = fold(model, mixing)
+    plain = folded.backbone.get_submodule(path)
     assert torch.equal(plain.weight, exact.bfloat16())
     assert not plain.weight.requires_grad
 
@@ -138,17 +138,17 @@ def test_a_layer_at_two_paths_is_replaced_at_both():
     model = on(Twice(), "first")
     x = torch.randn(1, 3, 4)
     expected = model(torch.tensor([0]), x=x)
-    merged = merge(model, average_mixing(model.router))
-    assert relative_error(merged.backbone(x), expected) < ROUNDING
-    unmerge(merged)
-    assert merged.backbone.first is merged.backbone.second
+    folded = fold(model, average_mixing(model.router))
+    assert relative_error(folded.backbone(x), expected) < ROUNDING
+    unfold(folded)
+    assert folded.backbone.first is folded.backbone.second
     assert torch.equal(model(torch.tensor([0]), x=x), expected)
 
 
 def test_a_tied_weight_is_refused():
     model = on(Tied(), "head")
     with pytest.raises(ValueError, match="'head' shares its weight with 'table', which has no"):
-        merge(model, average_mixing(model.router))
+        fold(model, average_mixing(model.router))
     assert isinstance(model.backbone.head, SkilledLinear)
 
 
@@ -157,10 +157,10 @@ def test_mistakes_are_named():
     with pytest.raises(ValueError, match=r"task_id \(3\) must lie in 0 … 2"):
         task_mixing(model.router, 3)
     with pytest.raises(ValueError, match=r"mixing has shape \(1, 1, 3\), the router makes it \("):
-        merge(model, torch.ones(1, 1, 3))
-    merge(model, average_mixing(model.router))
-    with pytest.raises(ValueError, match="merged already; unmerge it first"):
-        merge(model, average_mixing(model.router))
+        fold(model, torch.ones(1, 1, 3))
+    fold(model, average_mixing(model.router))
+    with pytest.raises(ValueError, match="folded already; unfold it first"):
+        fold(model, average_mixing(model.router))
 
 
 def test_whole_numbers_cannot_be_folded_into():
@@ -168,7 +168,7 @@ def test_whole_numbers_cannot_be_folded_into():
     layer = model.backbone.first
     layer.base.weight = nn.Parameter(torch.zeros(4, 4, dtype=torch.int8), requires_grad=False)
     with pytest.raises(ValueError, match=r"'first' keeps its weight as torch.int8; load the"):
-        merge(model, average_mixing(model.router))
+        fold(model, average_mixing(model.router))
 
 
 def test_skills_without_plain_weights_are_named(monkeypatch):
@@ -178,5 +178,5 @@ def test_skills_without_plain_weights_are_named(monkeypatch):
     model = skilled(tiny_t5())
     monkeypatch.setattr(LoRAInventory, "delta", refuse)
     with pytest.raises(ValueError, match="cannot be folded: they depend on the input"):
-        merge(model, average_mixing(model.router))
+        fold(model, average_mixing(model.router))
     assert model.skilled_layers()

@@ -11,7 +11,7 @@ from helpers.command import train
 from helpers.gyms import TINY_T5, write_config, write_gym
 from mttl.build.model import load_run
 from mttl.errors import CheckpointError
-from mttl.merging.fold import merge, task_mixing
+from mttl.merging.fold import fold, task_mixing
 from mttl.merging.recipe import Recipe
 from mttl.merging.run import merge_models
 from mttl.merging.weights_folder import Weights
@@ -72,7 +72,7 @@ def check(base: Path, run: Path, out: Path) -> None:
     merge_models(recipe(base, run), out)
     built = load_run(run)
     start = Weights(base)
-    folded = merge(built.model, task_mixing(built.model.router, built.tasks.index(TASK))).backbone
+    folded = fold(built.model, task_mixing(built.model.router, built.tasks.index(TASK))).backbone
     found = Weights(out)
     changed = 0
     for name, expected in folded.named_parameters():

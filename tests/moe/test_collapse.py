@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mttl.moe import FeedForwardExperts
-from mttl.routing import Balance, BiasBalance, NoisyTopKRouter, TokenRouter, TopKRouter
+from mttl.routing import Balance, BiasBalance, NoisyTopKRouter, TokenRouter, Tokens, TopKRouter
 
 E, I, STEPS = 8, 16, 100  # noqa: E741
 
@@ -29,7 +29,7 @@ def usage_entropy(router: TokenRouter) -> float:
         cluster = torch.arange(64) % E
         x = centres[cluster] + 0.3 * torch.randn(64, I)
         target = torch.einsum("nij,nj->ni", maps[cluster], x)
-        assignment = router(x)
+        assignment = router(Tokens(x))
         owed = sum(assignment.losses.values())
         loss = (experts(x, assignment) - target).square().mean() + owed
         optimizer.zero_grad()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from helpers.compare import relative_error
 from mttl.moe import AdapterExperts, Experts, FeedForwardExperts, IA3Experts, LoRAExperts
-from mttl.routing.token.token_router import Assignment
+from mttl.routing.token.choice import Assignment
 
 N, E, I, O = 12, 4, 16, 16  # noqa: E741
 # Float32 sums of a few dozen products, in another order.

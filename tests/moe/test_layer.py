@@ -19,6 +19,7 @@ from mttl.routing import (
     HashRouter,
     Routing,
     RoutingSlot,
+    Tokens,
     TopKRouter,
 )
 from mttl.routing.token.dispatch import gate_matrix
@@ -51,7 +52,7 @@ def test_experts_add_to_the_base() -> None:
     layer = make(LoRAExperts(I, O, E), base=base)
     x = torch.randn(2, 5, I)
     flat = x.flatten(0, 1)
-    expected = base(flat) + layer.experts(flat, layer.router(flat))
+    expected = base(flat) + layer.experts(flat, layer.router(Tokens(flat)))
     torch.testing.assert_close(run(layer, x)[0].flatten(0, 1), expected)
 
 
@@ -62,7 +63,7 @@ def test_experts_that_read_the_bases_output(kind: str) -> None:
     layer = make(experts, base=base)
     x = torch.randn(2, 5, I)
     y = base(x).flatten(0, 1)
-    given = layer.router(x.flatten(0, 1))
+    given = layer.router(Tokens(x.flatten(0, 1)))
     expected = y + experts(y, given)
     if kind == "ia3":
         torch.testing.assert_close(expected, y * (1 + gate_matrix(given) @ experts.difference))
@@ -182,14 +183,14 @@ def test_low_precision_is_routed_in_float32() -> None:
     layer = make()
     x = torch.randn(2, 5, I)
     with torch.autocast("cpu", torch.bfloat16):
-        assignment = layer.router(x.flatten(0, 1))
+        assignment = layer.router(Tokens(x.flatten(0, 1)))
         assert run(layer, x)[0].dtype == torch.bfloat16
     assert assignment.weights.dtype == assignment.probabilities.dtype == torch.float32
-    assert torch.equal(assignment.weights, layer.router(x.flatten(0, 1)).weights)
+    assert torch.equal(assignment.weights, layer.router(Tokens(x.flatten(0, 1))).weights)
     half = layer.to(torch.bfloat16)
     y = run(half, x.bfloat16())[0]
     assert y.dtype == torch.bfloat16
-    assert half.router(x.flatten(0, 1).bfloat16()).weights.dtype == torch.float32
+    assert half.router(Tokens(x.flatten(0, 1).bfloat16())).weights.dtype == torch.float32
 
 
 def test_every_parameter_has_a_gradient_also_of_experts_without_tokens() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from helpers import parallel_experts as shared
 from mttl.moe import AdapterExperts, LoRAExperts, ParallelExperts, expert_slice
+from mttl.routing import Tokens
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-4}
 
@@ -31,7 +32,7 @@ def expected(kind: str, case: str) -> tuple[dict[str, Tensor], dict[str, Tensor]
     x, target = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     # The mean over processes of their losses: half of the sum over tokens, and the one balance.
     x.requires_grad_()
-    assignment = router(x)
+    assignment = router(Tokens(x))
     y = experts(x, assignment)
     owed = torch.stack([*assignment.losses.values()]).sum()
     ((y * target).sum() / shared.WORLD + owed).backward()

@@ -11,7 +11,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from helpers.command import ROOT, load_recipe, train
 from helpers.compare import relative_error
 from helpers.gyms import write_config, write_gym
-from mttl.adaptation.modes import adapt
+from mttl.adaptation.modes import apply_mode
 from mttl.build.model import load_run
 from mttl.command import USER_MISTAKE, run_command
 
@@ -44,7 +44,7 @@ def test_transformers_loads_it_and_answers_alike(run: Path, tmp_path: Path, whic
     )
     if which == "average":
         ids = torch.zeros(2, dtype=torch.long)
-        skilled = adapt(built.model, "average", 1).eval()
+        skilled = apply_mode(built.model, "average", 1).eval()
     else:
         skilled, ids = built.model, built.task_ids([which, which])
     expected = skilled(ids, **inputs, labels=labels).logits

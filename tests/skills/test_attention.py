@@ -5,8 +5,8 @@ import torch
 
 from helpers.backbones import BACKBONES, batch, fill, tiny_t5
 from helpers.compare import relative_error
-from mttl.adaptation.modes import adapt, adapted
-from mttl.merging.fold import average_mixing, merge
+from mttl.adaptation.modes import adapted, apply_mode
+from mttl.merging.fold import average_mixing, fold
 from mttl.routing import RoutingSlot, average_router
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
 from mttl.skills.attention import FusedInventory
@@ -162,8 +162,8 @@ def test_adaptation_takes_the_attention_for_the_router():
         assert all(torch.equal(after[name], value) for name, value in before.items())
         assert set(parameter_roles(model).values()) == {"token_router"}
     with pytest.raises(ValueError, match="mode 'average' has no meaning for a fusion"):
-        adapt(model, "average")
-    adapt(model, "from_scratch")
+        apply_mode(model, "average")
+    apply_mode(model, "from_scratch")
     attention = next(iter(model.skilled_layers().values())).inventory.attention
     assert not attention.value_change.any()
 
@@ -171,7 +171,7 @@ def test_adaptation_takes_the_attention_for_the_router():
 def test_attention_has_no_plain_weights():
     model = model_of()
     with pytest.raises(ValueError, match="attention chooses skills by token, so that no weight"):
-        merge(model, average_mixing(model.router))
+        fold(model, average_mixing(model.router))
 
 
 def test_mistakes_are_named():

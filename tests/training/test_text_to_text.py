@@ -146,7 +146,7 @@ def test_a_step_adds_the_prior_and_what_layers_owe() -> None:
     assert isinstance(model.router, PolytroponRouter)
     model.router.prior = RoutingPrior(sparsity=0.5)  # type: ignore[assignment]
     model.backbone.register_forward_pre_hook(
-        lambda *_: model.slot.current.owe({"balance": torch.tensor(2.5)})
+        lambda *_: model.slot.current.add_losses({"balance": torch.tensor(2.5)})
     )
     prior = 0.5 * model.router.probabilities().mean()
     torch.testing.assert_close(module(model).training_step(batch, 0), plain + prior + 2.5)

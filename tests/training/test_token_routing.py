@@ -13,7 +13,7 @@ from helpers.backbones import tiny_llama, tiny_t5
 from helpers.experts import N_EXPERTS, balanced, padded_batch, token_model, top2
 from helpers.skills import ROUTERS
 from mttl.adaptation.fine_tune import fine_tune
-from mttl.adaptation.modes import adapt, adapted, parts_by_role
+from mttl.adaptation.modes import adapted, apply_mode, parts_by_role
 from mttl.errors import ConfigError
 from mttl.routing.token.balance import BiasBalance
 from mttl.skills import SkilledModel
@@ -219,9 +219,9 @@ def test_a_mode_trains_its_parts_and_leaves_the_model_as_it_was(mode: Any) -> No
 
 def test_modes_that_cannot_be() -> None:
     with pytest.raises(ConfigError, match="mode 'average' mixes alike what tasks choose"):
-        adapt(token_model(tiny_t5()), "average")
+        apply_mode(token_model(tiny_t5()), "average")
     with pytest.raises(ConfigError, match="'from_scratch' needs the backbone's feed-forward bl"):
-        adapt(token_model(tiny_t5(), experts="copies"), "from_scratch")
+        apply_mode(token_model(tiny_t5(), experts="copies"), "from_scratch")
 
 
 # The report.

@@ -1,4 +1,4 @@
-"""Figures measured in inches: what holds a list of tasks grows with it, and stays legible."""
+"""Figures measured in inches: they grow with the list of tasks, so that text stays legible."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -24,7 +24,7 @@ INK = "#222222"
 FAINT = "#bbbbbb"
 
 
-def new_sheet(width: float, height: float, title: str) -> Figure:
+def new_canvas(width: float, height: float, title: str) -> Figure:
     """Return an empty figure of a size in inches, with its title at the top left.
 
     Args:

@@ -15,7 +15,7 @@ from mttl.analysis.figures.canvas import (
     INK,
     MARGIN,
     ROW,
-    new_sheet,
+    new_canvas,
     place,
     strip_frame,
     text_width,
@@ -57,7 +57,7 @@ def statistics_by_layer(
     left = MARGIN + labels + 0.1
     width = left + len(names) * PANEL + (len(names) - 1) * GUTTER + MARGIN
     height = HEADING + 0.35 + body + 0.5 + MARGIN
-    figure = new_sheet(width, height, title)
+    figure = new_canvas(width, height, title)
     bottom = height - HEADING - 0.35 - body
     for number, name in enumerate(names):
         axes = place(figure, left + number * (PANEL + GUTTER), bottom, PANEL, body)
@@ -90,7 +90,7 @@ def statistics_over_training(curves: Curves, *, title: str) -> Figure:
     left = MARGIN + 0.45
     width = left + len(panels) * (PANEL + SPACE) - SPACE + 0.1 + MARGIN
     height = HEADING + 0.35 + PANEL + 0.65 + MARGIN
-    figure = new_sheet(width, height, title)
+    figure = new_canvas(width, height, title)
     drawn: dict[str, None] = {}
     for number, statistic in enumerate(panels):
         bottom = height - HEADING - 0.35 - PANEL

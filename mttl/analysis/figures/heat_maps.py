@@ -15,7 +15,7 @@ from mttl.analysis.figures.canvas import (
     INK,
     MARGIN,
     ROW,
-    new_sheet,
+    new_canvas,
     place,
     text_width,
 )
@@ -70,7 +70,7 @@ def heat_maps(
     headroom = HEADING + MARGIN + (n_lines + 1) * ROW
     height = headroom + body + FOOT + MARGIN
     width = right + 0.3 + max(1.0, legend_width(categories)) + MARGIN
-    figure = new_sheet(width, height, title)
+    figure = new_canvas(width, height, title)
 
     top = height - headroom
     bottom = top - map_height
@@ -134,7 +134,7 @@ def similarity_matrix(
     body = max(size, legend_height(categories) + 1.6)
     height = HEADING + MARGIN + body + labels + 0.15 + MARGIN
     width = left + size + 0.3 + max(1.0, legend_width(categories)) + MARGIN
-    figure = new_sheet(width, height, title)
+    figure = new_canvas(width, height, title)
     top = height - HEADING - MARGIN
     axes = place(figure, left, top - size, size, size)
     shown = np.ma.array(similarity[np.ix_(order, order)], mask=np.eye(len(tasks), dtype=bool))

@@ -13,7 +13,7 @@ from mttl.analysis.figures.canvas import (
     INK,
     MARGIN,
     ROW,
-    new_sheet,
+    new_canvas,
     place,
     text_width,
 )
@@ -61,7 +61,7 @@ def subset_table(
     body = ROW * (sum(n_lines) + 0.6 * len(rows))
     width = names + breadth + 0.3 + legend_width(categories) + MARGIN
     height = HEADING + 1.5 * ROW + MARGIN + max(body, legend_height(categories)) + MARGIN
-    figure = new_sheet(width, height, title)
+    figure = new_canvas(width, height, title)
     # Axes that cover the figure, in inches from its upper left corner.
     axes = place(figure, 0, 0, width, height)
     axes.set(xlim=(0, width), ylim=(height, 0))

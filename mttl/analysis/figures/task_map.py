@@ -13,7 +13,7 @@ from mttl.analysis.figures.canvas import (
     INK,
     MARGIN,
     ROW,
-    new_sheet,
+    new_canvas,
     place,
     strip_frame,
     text_width,
@@ -57,7 +57,7 @@ def task_map(
     left, bottom = MARGIN + 0.2, MARGIN + 0.2
     height = bottom + max(size, legend_height(categories)) + HEADING + MARGIN
     width = left + size + 0.3 + legend_width(categories) + MARGIN
-    figure = new_sheet(width, height, title)
+    figure = new_canvas(width, height, title)
     top = height - HEADING - MARGIN
     axes = place(figure, left, top - size, size, size)
     for side in axes.spines.values():
@@ -98,10 +98,10 @@ def place_labels(
     Args:
         points: In inches.
         widths: Of the labels, in inches.
-        size: Of the square sheet that the boxes must stay on.
+        size: Of the square that the boxes must stay on.
 
     Returns:
-        Boxes that overlap neither each other nor any point; a label for which the whole sheet has
+        Boxes that overlap neither each other nor any point; a label for which the whole square has
         no room stays beside its point.
     """
     taken = [(x - DOT / 2, y - DOT / 2, x + DOT / 2, y + DOT / 2) for x, y in points]
@@ -115,7 +115,7 @@ def place_labels(
 
 
 def _around(x: float, y: float, width: float, size: float) -> Iterator[Box]:
-    """Boxes on the sheet around a point, on wider and wider rings; the first is to its right."""
+    """Boxes around a point, on wider and wider rings; the first is to its right."""
     for distance in np.arange(0.06, size, 0.07):
         for angle in np.linspace(0, 2 * np.pi, 16, endpoint=False):
             # The side of the box that faces the point touches the ring.

@@ -6,9 +6,9 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.figure import Figure
 
-from mttl.analysis.figures.canvas import FONT, HEADING, INK, MARGIN, ROW, new_sheet, place
+from mttl.analysis.figures.canvas import FONT, HEADING, INK, MARGIN, ROW, new_canvas, place
 from mttl.analysis.figures.curves import statistics_by_layer, statistics_over_training
-from mttl.analysis.tokens.token_record import TokenRecord
+from mttl.analysis.tokens.token_record import TokenRoutingRecord
 from mttl.analysis.tokens.token_statistics import load_entropy
 
 PANEL = 1.6  # inches
@@ -18,7 +18,7 @@ NAMES = ("load entropy", "dropped", "task, bits", "token before, bits", "token, 
 MOST_LAYERS = 36
 
 
-def token_drawings(record: TokenRecord, name: str) -> Iterator[tuple[str, Figure]]:
+def token_drawings(record: TokenRoutingRecord, name: str) -> Iterator[tuple[str, Figure]]:
     """Draw how experts are used, one figure when the next is asked for.
 
     Args:
@@ -86,7 +86,7 @@ def loads_over_training(
     height_of = max(ROW * n_experts, 0.5)
     width = 2 * MARGIN + 0.3 + columns * (PANEL + 0.3)
     height = HEADING + 2 * MARGIN + rows * (height_of + SPACE)
-    figure = new_sheet(width, height, title)
+    figure = new_canvas(width, height, title)
     for number, name in enumerate(layers):
         row, column = divmod(number, columns)
         left = MARGIN + 0.3 + column * (PANEL + 0.3)

@@ -14,7 +14,7 @@ from mttl.analysis.figures.canvas import (
     INK,
     MARGIN,
     ROW,
-    new_sheet,
+    new_canvas,
     place,
     strip_frame,
     text_width,
@@ -57,7 +57,7 @@ def dendrogram(
     right = MARGIN + TREE_WIDTH
     height = HEADING + MARGIN + max(tree_height, legend_height(categories)) + 0.5 + MARGIN
     width = right + 0.25 + labels + 0.3 + legend_width(categories) + MARGIN
-    figure = new_sheet(width, height, title)
+    figure = new_canvas(width, height, title)
     top = height - HEADING - MARGIN
     axes = place(figure, MARGIN, top - tree_height, TREE_WIDTH, tree_height)
     for places, distances in joints:
@@ -101,7 +101,7 @@ def radial_dendrogram(
     reach = radius + 0.2 + text_width(tasks)
     height = HEADING + max(2 * reach, legend_height(categories)) + 2 * MARGIN
     width = 2 * reach + 2 * MARGIN + GAP + legend_width(categories)
-    figure = new_sheet(width, height, title)
+    figure = new_canvas(width, height, title)
     axes = place(figure, MARGIN, height - HEADING - MARGIN - 2 * reach, 2 * reach, 2 * reach)
     axes.set(xlim=(-reach, reach), ylim=(-reach, reach))
     axes.set_axis_off()

@@ -1,4 +1,4 @@
-"""What a run wrote down about the experts that its tokens chose.
+"""The files of a run about the experts that its tokens chose.
 
 | file | content |
 |---|---|
@@ -26,7 +26,7 @@ START = "start"  # in the place of a token before the first
 
 
 @dataclass(frozen=True)
-class TokenRecord:
+class TokenRoutingRecord:
     """Choices of the tokens of a run. A pair is a token and an expert that it chose.
 
     Attributes:
@@ -172,7 +172,7 @@ def has_token_record(folder: str | Path) -> bool:
     return (Path(folder) / "plots" / "token_routing.npz").is_file()
 
 
-def read_token_record(folder: str | Path) -> TokenRecord:
+def read_token_record(folder: str | Path) -> TokenRoutingRecord:
     """Read what a run wrote down about the experts that its tokens chose.
 
     Args:
@@ -187,7 +187,8 @@ def read_token_record(folder: str | Path) -> TokenRecord:
         raise CheckpointError(
             f"'{path}' does not exist. Give the folder of a run with a section moe that has ended"
         )
-    names = [name for name in TokenRecord.__dataclass_fields__ if name not in ("folder", "history")]
+    fields = TokenRoutingRecord.__dataclass_fields__
+    names = [name for name in fields if name not in ("folder", "history")]
     arrays = read_arrays(path, tuple(names))
     layers, tasks = (tuple(map(str, arrays.pop(name).ravel())) for name in ("layers", "tasks"))
     shape = arrays["counts"].shape
@@ -198,7 +199,7 @@ def read_token_record(folder: str | Path) -> TokenRecord:
             "from where it was written"
         )
     history = _read_history(path.with_name("token_history.npz"), len(layers), shape[2])
-    return TokenRecord(folder=folder, tasks=tasks, layers=layers, history=history, **arrays)
+    return TokenRoutingRecord(folder=folder, tasks=tasks, layers=layers, history=history, **arrays)
 
 
 def _read_history(path: Path, n_layers: int, n_experts: int) -> LoadHistory | None:

@@ -1,4 +1,4 @@
-"""Many tasks of a gym, in several processes; what one of them meets never stops the others.
+"""Build many tasks of a gym in several processes; an error in one does not stop the others.
 
 A process works on one task at a time. One that dies, for want of memory for example, costs its task
 and is replaced. A disk that is full or must not be written ends all, for every task would meet it.

@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mttl.gym.building.hub_errors import OutOfReachError, ScriptOnlyError, explained
-from mttl.gym.building.record_files import Record, Records
+from mttl.gym.building.record_files import Records
 from mttl.gym.building.unavailable import UnavailableError
 from mttl.gym.task import Source
+from mttl.gym.template_field import Record
 
 ADDRESS = "https://huggingface.co"
 PARQUET = "refs/convert/parquet"

@@ -1,4 +1,4 @@
-"""What the library `datasets` raises, as the reason why a data set is unavailable."""
+"""Errors of the library `datasets`, translated into reasons why a data set is unavailable."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,7 +4,7 @@ import gzip
 import json
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mttl.gym.building.read_records import parse_record, read_records
-
-Record = Mapping[str, Any]
+from mttl.gym.template_field import Record
 
 _BLOCK = 1 << 20
 _ROWS = 250

@@ -17,10 +17,11 @@ from typing import Protocol
 import numpy as np
 
 from mttl.errors import TaskError
-from mttl.gym.building.record_files import RandomAccess, Record, Records
+from mttl.gym.building.record_files import RandomAccess, Records
 from mttl.gym.convert import convert, each_alone, survey
 from mttl.gym.sampling import Indices, LabelNumbers, Line, labels_are_named
 from mttl.gym.task import Task
+from mttl.gym.template_field import Record
 
 # A source of fewer records is converted whole: it costs little, and every record is checked.
 CONVERT_ALL = 20_000

@@ -1,4 +1,4 @@
-"""What is raised where a source cannot be had."""
+"""The error for a source that is not available."""
 
 from mttl.errors import TaskError
 

@@ -1,1 +1,1 @@
-"""Routers that read the task."""
+"""Task routers: each reads task ids and mixes the skills of a whole model."""

@@ -1,1 +1,1 @@
-"""Routers that read hidden states: every token chooses."""
+"""Token routers: each reads the hidden states of one layer and chooses experts by token."""

@@ -4,16 +4,12 @@ Every loss here is a function of sums over tokens (`LoadSums`), so that a sum ov
 the statistics of one process into those of the whole batch.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from mttl.routing.token.choice import Choice
 from mttl.routing.token.load_sums import LoadSums, load_sums
-
-if TYPE_CHECKING:
-    from mttl.routing.token.token_router import Choice
 
 # Keeps the logarithm of an expert that nothing was sent to finite.
 SMALLEST = 1e-20
@@ -124,7 +120,7 @@ class Balance(nn.Module):
         self.load = load
         self.global_statistics = global_statistics
 
-    def forward(self, choice: "Choice") -> dict[str, Float[Tensor, ""]]:
+    def forward(self, choice: Choice) -> dict[str, Float[Tensor, ""]]:
         """Return the losses of one forward pass by name, coefficients included."""
         if not any(self.coefficients.values()):
             return {}

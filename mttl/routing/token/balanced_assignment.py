@@ -1,4 +1,4 @@
-"""Balanced linear assignment: as many rows for each column as for any other, at the best total."""
+"""Balanced linear assignment: every column gets equally many rows, at the best total score."""
 
 from importlib.util import find_spec
 

@@ -1,11 +1,12 @@
 """BASE routing: while training, tokens are dealt out to experts evenly."""
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import nn
 
 from mttl.routing.token.balanced_assignment import balanced_assignment
-from mttl.routing.token.token_router import Choice, TokenRouter
+from mttl.routing.token.choice import Choice
+from mttl.routing.token.token_router import TokenRouter
+from mttl.routing.token.tokens import Tokens
 
 
 class BaseRouter(TokenRouter):
@@ -40,24 +41,15 @@ class BaseRouter(TokenRouter):
         """Draw nearly orthogonal centroids of length 0.1."""
         nn.init.orthogonal_(self.weight, gain=0.1)
 
-    def choose(
-        self,
-        x: Float[Tensor, "N I"],
-        *,
-        prior: Float[Tensor, "N E"] | None = None,
-        examples: Int[Tensor, "N"] | None = None,
-        token_ids: Int[Tensor, "N"] | None = None,
-    ) -> Choice:
+    def choose(self, tokens: Tokens) -> Choice:
         """Choose one expert of each token.
 
         Raises:
             ValueError: If a prior forbids an expert while training: equal loads may need it.
         """
-        scores = x @ self.weight.float().t()
-        if prior is not None:
-            scores = scores + prior
+        scores = tokens.logits(self.weight)
         if self.training:
-            if prior is not None and bool((prior == -torch.inf).any()):
+            if tokens.prior is not None and bool((tokens.prior == -torch.inf).any()):
                 raise ValueError(
                     "a prior that forbids experts does not go with BASE routing, which gives every "
                     "expert the same load; use prior 'logits' with positive weights, or top-k"
@@ -66,5 +58,4 @@ class BaseRouter(TokenRouter):
         else:
             experts = scores.argmax(-1)
         gates = torch.sigmoid(scores.gather(-1, experts[:, None]).squeeze(1))
-        tokens = torch.arange(len(x), device=x.device)
-        return Choice(tokens, experts, gates, scores, torch.softmax(scores, dim=-1))
+        return Choice(tokens.numbers(), experts, gates, scores, torch.softmax(scores, dim=-1))

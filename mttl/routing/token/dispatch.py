@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mttl.routing.token.token_router import Assignment
+from mttl.routing.token.choice import Assignment
 
 
 @dataclass(frozen=True)

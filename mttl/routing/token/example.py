@@ -3,10 +3,9 @@
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
-from mttl.routing.token.token_router import Choice
+from mttl.routing.token.choice import Choice
+from mttl.routing.token.tokens import Tokens
 from mttl.routing.token.top_k import TopKRouter
 
 
@@ -23,35 +22,27 @@ class ExampleRouter(TopKRouter):
 
     causal = False
 
-    def choose(
-        self,
-        x: Float[Tensor, "N I"],
-        *,
-        prior: Float[Tensor, "N E"] | None = None,
-        examples: Int[Tensor, "N"] | None = None,
-        token_ids: Int[Tensor, "N"] | None = None,
-    ) -> Choice:
+    def choose(self, tokens: Tokens) -> Choice:
         """Choose the most probable experts of each example.
 
         Raises:
             ValueError: If there are no examples.
         """
-        if examples is None:
+        if tokens.examples is None:
             raise ValueError("ExampleRouter routes whole examples: pass the example of each token")
-        names, example_of = examples.unique(return_inverse=True)
+        x, prior = tokens.states, tokens.prior
+        names, example_of = tokens.examples.unique(return_inverse=True)
         sums = x.new_zeros(len(names), x.shape[1]).index_add(0, example_of, x)
         means = sums / torch.bincount(example_of, minlength=len(names))[:, None]
         if prior is not None:  # of the task, hence the same for all tokens of an example
-            first = torch.empty_like(names).scatter_(
-                0, example_of.flip(0), torch.arange(len(x), device=x.device).flip(0)
-            )
-            prior = prior[first]
-        choice = super().choose(means, prior=prior)
+            first = torch.empty_like(names)
+            prior = prior[first.scatter_(0, example_of.flip(0), tokens.numbers().flip(0))]
+        choice = super().choose(Tokens(means, prior=prior))
         # From pairs of examples to pairs of their tokens, in the same order of precedence.
-        pairs, tokens = (choice.tokens[:, None] == example_of[None]).nonzero(as_tuple=True)
+        pairs, numbers = (choice.tokens[:, None] == example_of[None]).nonzero(as_tuple=True)
         return replace(
             choice,
-            tokens=tokens,
+            tokens=numbers,
             experts=choice.experts[pairs],
             weights=choice.weights[pairs],
             logits=choice.logits[example_of],

@@ -3,14 +3,14 @@
 import math
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
 
 from mttl.routing.token.balance import Balance
-from mttl.routing.token.token_router import Choice, TokenRouter, draw_router, router_logits
+from mttl.routing.token.choice import Choice
+from mttl.routing.token.linear_router import LinearRouter
+from mttl.routing.token.tokens import Tokens
 
 
-class ExpertChoiceRouter(TokenRouter):
+class ExpertChoiceRouter(LinearRouter):
     r"""Lets each expert take the :math:`n = \lceil c N / E \rceil` tokens it is most probable for.
 
     With :math:`p = \mathrm{softmax}(W x)` over experts, expert e takes the n tokens of largest
@@ -44,36 +44,22 @@ class ExpertChoiceRouter(TokenRouter):
         init_scale: float = 0.1,
         balance: Balance | None = None,
     ) -> None:
-        super().__init__(in_features, n_experts, balance)
+        super().__init__(in_features, n_experts, init_scale, balance)
         if not 0 < capacity <= n_experts:
             raise ValueError(
                 f"capacity ({capacity}) must be above 0 and at most n_experts ({n_experts})"
             )
         self.capacity = capacity
-        self.init_scale = init_scale
-        self.weight = nn.Parameter(torch.empty(n_experts, in_features))
-        self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        """Draw the weight anew."""
-        draw_router(self.weight, self.init_scale)
-
-    def choose(
-        self,
-        x: Float[Tensor, "N I"],
-        *,
-        prior: Float[Tensor, "N E"] | None = None,
-        examples: Int[Tensor, "N"] | None = None,
-        token_ids: Int[Tensor, "N"] | None = None,
-    ) -> Choice:
+    def choose(self, tokens: Tokens) -> Choice:
         """Choose the most fitting tokens of each expert."""
-        logits = router_logits(x, self.weight, prior)
+        logits = tokens.logits(self.weight)
         probabilities = torch.softmax(logits, dim=-1)
-        n_taken = math.ceil(self.capacity * len(x) / self.n_experts)
-        weights, tokens = probabilities.t().topk(n_taken, dim=-1)  # (E, n)
-        experts = torch.arange(self.n_experts, device=x.device)[:, None].expand_as(tokens)
-        tokens, experts, weights = tokens.flatten(), experts.flatten(), weights.flatten()
-        if prior is not None:  # an expert takes no token that it is forbidden to
-            allowed = logits[tokens, experts] > -torch.inf
-            tokens, experts, weights = tokens[allowed], experts[allowed], weights[allowed]
-        return Choice(tokens, experts, weights, logits, probabilities)
+        n_taken = math.ceil(self.capacity * len(tokens) / self.n_experts)
+        weights, taken = probabilities.t().topk(n_taken, dim=-1)  # (E, n)
+        experts = torch.arange(self.n_experts, device=taken.device)[:, None].expand_as(taken)
+        taken, experts, weights = taken.flatten(), experts.flatten(), weights.flatten()
+        if tokens.prior is not None:  # an expert takes no token that it is forbidden to
+            allowed = logits[taken, experts] > -torch.inf
+            taken, experts, weights = taken[allowed], experts[allowed], weights[allowed]
+        return Choice(taken, experts, weights, logits, probabilities)

@@ -3,15 +3,15 @@
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
 
 from mttl.routing.token.balance import Balance
-from mttl.routing.token.token_router import Choice, TokenRouter, draw_router, router_logits
+from mttl.routing.token.choice import Choice
+from mttl.routing.token.linear_router import LinearRouter
+from mttl.routing.token.tokens import Tokens
 from mttl.routing.token.top_k import top_choice
 
 
-class GShardRouter(TokenRouter):
+class GShardRouter(LinearRouter):
     r"""Sends each token to its best expert, and to its second best by chance.
 
     The gates are :math:`g_1, g_2`, the two largest probabilities divided by their sum. While
@@ -42,38 +42,24 @@ class GShardRouter(TokenRouter):
         init_scale: float = 0.1,
         balance: Balance | None = None,
     ) -> None:
-        super().__init__(in_features, n_experts, balance)
+        super().__init__(in_features, n_experts, init_scale, balance)
         if n_experts < 2:
             raise ValueError(f"n_experts ({n_experts}) must be at least 2 for two experts a token")
         if threshold < 0:
             raise ValueError(f"threshold ({threshold}) must not be negative")
         self.threshold = threshold
-        self.init_scale = init_scale
-        self.weight = nn.Parameter(torch.empty(n_experts, in_features))
-        self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        """Draw the weight anew."""
-        draw_router(self.weight, self.init_scale)
-
-    def choose(
-        self,
-        x: Float[Tensor, "N I"],
-        *,
-        prior: Float[Tensor, "N E"] | None = None,
-        examples: Int[Tensor, "N"] | None = None,
-        token_ids: Int[Tensor, "N"] | None = None,
-    ) -> Choice:
+    def choose(self, tokens: Tokens) -> Choice:
         """Choose two experts of each token and drop second ones by chance."""
-        logits = router_logits(x, self.weight, prior)
+        logits = tokens.logits(self.weight)
         chosen = logits.topk(2, dim=-1).indices
-        choice = top_choice(logits, chosen, normalise=True, forbids=prior is not None)
+        choice = top_choice(logits, chosen, normalise=True, forbids=tokens.prior is not None)
         if self.threshold == 0:
             return choice
         weights = choice.weights.detach()
         level = torch.rand_like(weights) if self.training else torch.ones_like(weights)
-        first = torch.arange(len(weights), device=x.device) < len(x)  # first choices come first
-        kept = first | (weights > level * self.threshold)
+        kept = weights > level * self.threshold
+        kept[: len(tokens)] = True  # first choices come first
         return replace(
             choice,
             tokens=choice.tokens[kept],

@@ -1,10 +1,11 @@
 """Hash routing: the expert of a token is fixed by its vocabulary entry."""
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
-from mttl.routing.token.token_router import Choice, TokenRouter
+from mttl.routing.token.choice import Choice
+from mttl.routing.token.token_router import TokenRouter
+from mttl.routing.token.tokens import Tokens
 
 
 class HashRouter(TokenRouter):
@@ -49,25 +50,18 @@ class HashRouter(TokenRouter):
         order = torch.randperm(len(self.table), generator=generator)
         self.table.copy_(order % self.n_experts)
 
-    def choose(
-        self,
-        x: Float[Tensor, "N I"],
-        *,
-        prior: Float[Tensor, "N E"] | None = None,
-        examples: Int[Tensor, "N"] | None = None,
-        token_ids: Int[Tensor, "N"] | None = None,
-    ) -> Choice:
+    def choose(self, tokens: Tokens) -> Choice:
         """Look up the expert of each token.
 
         Raises:
             ValueError: If there are no vocabulary entries, or there is a prior.
         """
-        if token_ids is None:
-            raise ValueError("HashRouter routes by vocabulary entry: pass token_ids")
-        if prior is not None:
+        if tokens.ids is None:
+            raise ValueError("HashRouter routes by vocabulary entry: pass the ids of the tokens")
+        if tokens.prior is not None:
             raise ValueError("HashRouter has no logits that a prior could be added to; give none")
-        experts = self.table[token_ids]
+        experts = self.table[tokens.ids]
         chosen = torch.nn.functional.one_hot(experts, self.n_experts).float()
-        tokens = torch.arange(len(x), device=x.device)
         # As logits, minus infinity elsewhere: the softmax is the choice.
-        return Choice(tokens, experts, torch.ones_like(chosen[:, 0]), chosen.log(), chosen)
+        gates = torch.ones_like(chosen[:, 0])
+        return Choice(tokens.numbers(), experts, gates, chosen.log(), chosen)

@@ -1,14 +1,12 @@
 """Sums over the tokens of a layer, from which balancing losses are computed."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from mttl.routing.token.token_router import Choice
+from mttl.routing.token.choice import Choice
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class LoadSums:
         )
 
 
-def load_sums(choice: "Choice") -> LoadSums:
+def load_sums(choice: Choice) -> LoadSums:
     """Sum what the losses need over the tokens of a choice."""
     probabilities = choice.probabilities
     n_tokens, n_experts = probabilities.shape

@@ -1,4 +1,4 @@
-"""What layers that route tokens read from a forward pass, and what they write down about it."""
+"""Which positions of a forward pass are tokens, and the record of which experts they chose."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

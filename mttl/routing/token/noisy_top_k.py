@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.routing.token.balance import Balance
-from mttl.routing.token.token_router import Choice, TokenRouter, router_logits
+from mttl.routing.token.choice import Choice
+from mttl.routing.token.token_router import TokenRouter
+from mttl.routing.token.tokens import Tokens
 from mttl.routing.token.top_k import top_choice
 
 
@@ -66,24 +68,17 @@ class NoisyTopKRouter(TokenRouter):
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.noise_weight)
 
-    def choose(
-        self,
-        x: Float[Tensor, "N I"],
-        *,
-        prior: Float[Tensor, "N E"] | None = None,
-        examples: Int[Tensor, "N"] | None = None,
-        token_ids: Int[Tensor, "N"] | None = None,
-    ) -> Choice:
+    def choose(self, tokens: Tokens) -> Choice:
         """Choose the best experts of each token by noisy logits."""
-        clean = router_logits(x, self.weight, prior)
+        clean = tokens.logits(self.weight)
         noisy, load = clean, None
         if self.training:
-            spread = nn.functional.softplus(x @ self.noise_weight.float().t())
+            spread = nn.functional.softplus(tokens.states @ self.noise_weight.float().t())
             deviation = spread + self.smallest_noise
             noisy = clean + torch.randn_like(clean) * deviation
             load = expected_load(clean, noisy, deviation, self.top_k).sum(0)
         chosen = noisy.topk(self.top_k, dim=-1).indices
-        choice = top_choice(noisy, chosen, normalise=True, forbids=prior is not None)
+        choice = top_choice(noisy, chosen, normalise=True, forbids=tokens.prior is not None)
         return choice if load is None else replace(choice, load=load)
 
 

@@ -1,14 +1,18 @@
 """Top-k routing: each token goes to its k most probable experts."""
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from mttl.routing.token.balance import Balance, BiasBalance
-from mttl.routing.token.token_router import Choice, TokenRouter, draw_router, router_logits
+from mttl.routing.token.choice import Choice
+from mttl.routing.token.linear_router import LinearRouter
+from mttl.routing.token.tokens import Tokens
 
 
-class TopKRouter(TokenRouter):
+class TopKRouter(LinearRouter):
     r"""Sends each token to its ``top_k`` most probable experts.
 
     With :math:`p = \mathrm{softmax}(W x + b)` and S the ``top_k`` largest entries of p, the gates
@@ -47,7 +51,7 @@ class TopKRouter(TokenRouter):
         bias: BiasBalance | None = None,
         balance: Balance | None = None,
     ) -> None:
-        super().__init__(in_features, n_experts, balance)
+        super().__init__(in_features, n_experts, init_scale, balance)
         if not 1 <= top_k <= n_experts:
             raise ValueError(f"top_k ({top_k}) must lie between 1 and n_experts ({n_experts})")
         if normalise and top_k == 1 and n_experts > 1:
@@ -61,13 +65,10 @@ class TopKRouter(TokenRouter):
         self.normalise = normalise
         self.jitter = jitter
         self.bias = bias
-        self.init_scale = init_scale
-        self.weight = nn.Parameter(torch.empty(n_experts, in_features))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the weight anew and forget the bias."""
-        draw_router(self.weight, self.init_scale)
+        super().reset_parameters()
         if self.bias is not None:
             self.bias.reset_parameters()
 
@@ -81,18 +82,12 @@ class TopKRouter(TokenRouter):
         if self.bias is not None:
             self.bias.adjust(load)
 
-    def choose(
-        self,
-        x: Float[Tensor, "N I"],
-        *,
-        prior: Float[Tensor, "N E"] | None = None,
-        examples: Int[Tensor, "N"] | None = None,
-        token_ids: Int[Tensor, "N"] | None = None,
-    ) -> Choice:
+    def choose(self, tokens: Tokens) -> Choice:
         """Choose the most probable experts of each token."""
         if self.training and self.jitter:
-            x = x * torch.empty_like(x).uniform_(1 - self.jitter, 1 + self.jitter)
-        logits = router_logits(x, self.weight, prior)
+            factors = torch.empty_like(tokens.states).uniform_(1 - self.jitter, 1 + self.jitter)
+            tokens = replace(tokens, states=tokens.states * factors)
+        logits = tokens.logits(self.weight)
         liked = logits
         if self.bias is not None:
             # A forbidden expert has probability 0, and no bias may bring it back.
@@ -100,7 +95,8 @@ class TopKRouter(TokenRouter):
                 logits > -torch.inf, logits
             )
         chosen = liked.topk(self.top_k, dim=-1).indices
-        return top_choice(logits, chosen, normalise=self.normalise, forbids=prior is not None)
+        forbids = tokens.prior is not None
+        return top_choice(logits, chosen, normalise=self.normalise, forbids=forbids)
 
 
 def top_choice(

@@ -17,7 +17,8 @@ from mttl.routing.token.balance import (
     switch_loss,
     z_loss,
 )
-from mttl.routing.token.token_router import Choice
+from mttl.routing.token.choice import Choice
+from mttl.routing.token.tokens import Tokens
 from mttl.routing.token.top_k import top_choice
 
 E = 4
@@ -159,14 +160,14 @@ def test_the_bias_follows_the_load() -> None:
 def test_the_bias_evens_the_load_out() -> None:
     router = TopKRouter(6, E, bias=BiasBalance(E, rate=0.01), init_scale=1.0)
     x = torch.randn(256, 6) + 1
-    before = router(x).counts()
+    before = router(Tokens(x)).counts()
     for _ in range(200):
-        router.adjust(router(x).counts())
-    after = router(x).counts()
+        router.adjust(router(Tokens(x)).counts())
+    after = router(Tokens(x)).counts()
     assert after.max() - after.min() < (before.max() - before.min()) / 4
 
 
 def test_the_noisy_routers_load_is_its_own() -> None:
     router = NoisyTopKRouter(6, E, balance=Balance(load=1.0))
-    found = router(torch.randn(50, 6)).losses["load"].detach()
+    found = router(Tokens(torch.randn(50, 6))).losses["load"].detach()
     assert 0 <= float(found) < 1  # noise alone decides: nearly even

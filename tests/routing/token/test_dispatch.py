@@ -2,6 +2,7 @@
 
 import torch
 
+from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import (
     capacity_of,
     combine,
@@ -10,7 +11,6 @@ from mttl.routing.token.dispatch import (
     sort_by_expert,
     within_capacity,
 )
-from mttl.routing.token.token_router import Assignment
 
 
 def assignment() -> Assignment:

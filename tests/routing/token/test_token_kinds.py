@@ -14,6 +14,7 @@ from mttl.routing import (
     GShardRouter,
     HashRouter,
     NoisyTopKRouter,
+    Tokens,
     TopKRouter,
 )
 from mttl.routing.token.noisy_top_k import expected_load
@@ -34,7 +35,7 @@ def dense(found, n: int = N) -> torch.Tensor:
 def test_gates_of_the_best_k(normalise: bool) -> None:
     router = TopKRouter(I, E, top_k=3, normalise=normalise, init_scale=5.0)
     x = torch.randn(N, I)
-    found = router(x)
+    found = router(Tokens(x))
     p = torch.softmax(x @ router.weight.t(), -1)
     expected = p * (p >= p.topk(3).values[:, -1:])
     if normalise:
@@ -47,14 +48,14 @@ def test_gates_of_the_best_k(normalise: bool) -> None:
 def test_jitter_blurs_the_routers_input_in_training() -> None:
     router = TopKRouter(I, E, jitter=0.5, init_scale=5.0)
     x = torch.randn(N, I)
-    one, other = router(x).probabilities, router(x).probabilities
+    one, other = router(Tokens(x)).probabilities, router(Tokens(x)).probabilities
     assert not torch.equal(one, other)
     router.eval()
-    assert torch.equal(router(x).probabilities, torch.softmax(x @ router.weight.t(), -1))
+    assert torch.equal(router(Tokens(x)).probabilities, torch.softmax(x @ router.weight.t(), -1))
     # Factors stay within the range.
     router.train()
     x, router.weight.data = torch.ones(N, I), torch.eye(E, I)
-    logits = router(x).probabilities.log()
+    logits = router(Tokens(x)).probabilities.log()
     ratios = (logits - logits.logsumexp(-1, keepdim=True)).exp()
     assert (ratios.log().amax(1) - ratios.log().amin(1) <= 1.0 + 1e-5).all()
 
@@ -63,9 +64,9 @@ def test_a_bias_chooses_and_does_not_weigh() -> None:
     router = TopKRouter(I, E, bias=BiasBalance(E, rate=0.1))
     assert router.adjusts
     x = torch.randn(N, I)
-    before = router(x)
+    before = router(Tokens(x))
     router.bias.value.copy_(torch.tensor([0.0, 0.0, 2.0, 0.0]))
-    after = router(x)
+    after = router(Tokens(x))
     assert int(after.counts()[2]) == N
     assert torch.equal(before.probabilities, after.probabilities)
     p = after.probabilities
@@ -75,7 +76,7 @@ def test_a_bias_chooses_and_does_not_weigh() -> None:
     # A forbidden expert stays forbidden.
     prior = torch.zeros(N, E)
     prior[:, 2] = -torch.inf
-    assert int(router(x, prior=prior).counts()[2]) == 0
+    assert int(router(Tokens(x, prior=prior)).counts()[2]) == 0
 
 
 # Noisy top-k.
@@ -84,10 +85,10 @@ def test_a_bias_chooses_and_does_not_weigh() -> None:
 def test_noise_explores_in_training_only() -> None:
     router = NoisyTopKRouter(I, E)
     x = torch.randn(N, I)
-    assert not torch.equal(router(x).experts, router(x).experts)
+    assert not torch.equal(router(Tokens(x)).experts, router(Tokens(x)).experts)
     torch.nn.init.normal_(router.weight)
     router.eval()
-    found = router(x)
+    found = router(Tokens(x))
     assert torch.equal(found.experts[:N], (x @ router.weight.t()).argmax(-1))
     torch.testing.assert_close(dense(found).sum(1), torch.ones(N))
 
@@ -108,7 +109,7 @@ def test_the_expected_load_is_the_chance_to_be_chosen_under_new_noise() -> None:
 def test_the_load_loss_has_a_gradient() -> None:
     router = NoisyTopKRouter(I, E, balance=Balance(load=1.0))
     torch.nn.init.normal_(router.weight)
-    router(torch.randn(N, I)).losses["load"].backward()
+    router(Tokens(torch.randn(N, I))).losses["load"].backward()
     assert router.weight.grad.any()
     assert router.noise_weight.grad.any()
 
@@ -121,11 +122,11 @@ def test_the_second_expert_comes_by_chance() -> None:
     x = torch.randn(N, I)
     full = TopKRouter(I, E, top_k=2)
     full.weight = router.weight
-    gates = full(x).weights[N:].detach()
+    gates = full(Tokens(x)).weights[N:].detach()
     kept = torch.zeros(N)
     draws = 400
     for _ in range(draws):
-        found = router(x)
+        found = router(Tokens(x))
         assert torch.equal(found.tokens[:N], torch.arange(N))
         kept[found.tokens[N:]] += 1
     expected = (gates / 0.4).clamp(max=1.0)
@@ -133,12 +134,14 @@ def test_the_second_expert_comes_by_chance() -> None:
     # Five standard errors.
     assert ((kept / draws - expected).abs() < 5 * 0.5 / math.sqrt(draws)).all()
     router.eval()
-    assert set(router(x).tokens[N:].tolist()) == set((gates > 0.4).nonzero().flatten().tolist())
+    assert set(router(Tokens(x)).tokens[N:].tolist()) == set(
+        (gates > 0.4).nonzero().flatten().tolist()
+    )
 
 
 def test_without_a_threshold_both_experts_are_certain() -> None:
     router = GShardRouter(I, E, threshold=0.0)
-    assert router(torch.randn(N, I)).counts().sum() == 2 * N
+    assert router(Tokens(torch.randn(N, I))).counts().sum() == 2 * N
 
 
 # Expert choice.
@@ -148,7 +151,7 @@ def test_without_a_threshold_both_experts_are_certain() -> None:
 def test_experts_fill_themselves_exactly(capacity: float, n_taken: int) -> None:
     router = ExpertChoiceRouter(I, E, capacity=capacity)
     x = torch.randn(N, I)
-    found = router(x)
+    found = router(Tokens(x))
     assert found.counts().tolist() == [n_taken] * E
     for e in range(E):
         mine = found.tokens[found.experts == e]
@@ -164,10 +167,10 @@ def test_experts_fill_themselves_exactly(capacity: float, n_taken: int) -> None:
 def test_base_deals_tokens_out_evenly_in_training(method: str) -> None:
     router = BaseRouter(I, E, method=method)
     x = torch.randn(N, I) + 3  # all like the same experts
-    assert router(x).counts().tolist() == [N // E] * E
-    assert sorted(router(x[:-2]).counts().tolist()) == [9, 9, 10, 10]
+    assert router(Tokens(x)).counts().tolist() == [N // E] * E
+    assert sorted(router(Tokens(x[:-2])).counts().tolist()) == [9, 9, 10, 10]
     router.eval()
-    found = router(x)
+    found = router(Tokens(x))
     scores = x @ router.weight.t()
     assert torch.equal(found.experts, scores.argmax(-1))
     torch.testing.assert_close(found.weights, torch.sigmoid(scores.amax(-1)))
@@ -179,9 +182,9 @@ def test_base_refuses_a_prior_that_forbids() -> None:
     prior[0, 0] = -torch.inf
     router = BaseRouter(I, E)
     with pytest.raises(ValueError, match="does not go with BASE routing"):
-        router(torch.randn(N, I), prior=prior)
-    router(torch.randn(N, I), prior=torch.randn(N, E))
-    assert 0 not in router.eval()(torch.randn(N, I), prior=prior).experts[:1].tolist()
+        router(Tokens(torch.randn(N, I), prior=prior))
+    router(Tokens(torch.randn(N, I), prior=torch.randn(N, E)))
+    assert 0 not in router.eval()(Tokens(torch.randn(N, I), prior=prior)).experts[:1].tolist()
 
 
 # Hash.
@@ -190,9 +193,9 @@ def test_base_refuses_a_prior_that_forbids() -> None:
 def test_hashing_is_fixed_and_even() -> None:
     router = HashRouter(I, E, vocabulary_size=10, seed=1)
     ids = torch.arange(10)
-    found = router(torch.randn(10, I), token_ids=ids)
+    found = router(Tokens(torch.randn(10, I), ids=ids))
     assert sorted(found.counts().tolist()) == [2, 2, 3, 3]
-    assert torch.equal(found.experts, router(torch.randn(10, I), token_ids=ids).experts)
+    assert torch.equal(found.experts, router(Tokens(torch.randn(10, I), ids=ids)).experts)
     assert torch.equal(found.experts, HashRouter(I, E, vocabulary_size=10, seed=1).table)
     assert not torch.equal(found.experts, HashRouter(I, E, vocabulary_size=10, seed=2).table)
     assert (found.weights == 1).all()
@@ -200,10 +203,10 @@ def test_hashing_is_fixed_and_even() -> None:
 
 def test_hashing_needs_ids_and_takes_no_prior() -> None:
     router, x, ids = HashRouter(I, E, vocabulary_size=10), torch.randn(3, I), torch.arange(3)
-    with pytest.raises(ValueError, match="pass token_ids"):
-        router(x)
+    with pytest.raises(ValueError, match="pass the ids"):
+        router(Tokens(x))
     with pytest.raises(ValueError, match="no logits that a prior could be added to"):
-        router(x, token_ids=ids, prior=torch.zeros(3, E))
+        router(Tokens(x, ids=ids, prior=torch.zeros(3, E)))
 
 
 # Examples.
@@ -212,12 +215,12 @@ def test_hashing_needs_ids_and_takes_no_prior() -> None:
 def test_an_example_is_routed_by_its_mean() -> None:
     router = ExampleRouter(I, E, init_scale=5.0)
     x, examples = torch.randn(12, I), torch.tensor([3, 3, 3, 0, 0, 7, 7, 7, 7, 7, 0, 0])
-    found = router(x, examples=examples)
+    found = router(Tokens(x, examples=examples))
     means = torch.stack([x[examples == e].mean(0) for e in examples.tolist()])
     simple = TopKRouter(I, E)
     simple.weight = router.weight
-    torch.testing.assert_close(dense(found, 12), dense(simple(means), 12))
-    torch.testing.assert_close(found.probabilities, simple(means).probabilities)
+    torch.testing.assert_close(dense(found, 12), dense(simple(Tokens(means)), 12))
+    torch.testing.assert_close(found.probabilities, simple(Tokens(means)).probabilities)
     # All first choices before all second ones.
     first = (
         found.probabilities[found.tokens, found.experts]
@@ -228,4 +231,4 @@ def test_an_example_is_routed_by_its_mean() -> None:
 
 def test_examples_are_needed() -> None:
     with pytest.raises(ValueError, match="pass the example of each token"):
-        ExampleRouter(I, E)(torch.randn(3, I))
+        ExampleRouter(I, E)(Tokens(torch.randn(3, I)))

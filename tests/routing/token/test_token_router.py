@@ -14,6 +14,7 @@ from mttl.routing import (
     HashRouter,
     NoisyTopKRouter,
     TokenRouter,
+    Tokens,
     TopKRouter,
 )
 
@@ -32,14 +33,14 @@ LEARNED = [name for name in ROUTERS if name != "hash"]
 
 
 def given(n: int = N) -> dict[str, torch.Tensor]:
-    return {"examples": torch.arange(n) // 5, "token_ids": torch.arange(n) % 11}
+    return {"examples": torch.arange(n) // 5, "ids": torch.arange(n) % 11}
 
 
 @pytest.mark.parametrize("name", ROUTERS)
 @pytest.mark.parametrize("training", [True, False])
 def test_an_assignment_is_well_formed(name: str, training: bool) -> None:
     router = ROUTERS[name]().train(training)
-    found = router(torch.randn(N, I), **given())
+    found = router(Tokens(torch.randn(N, I), **given()))
     assert found.tokens.min() >= 0
     assert found.tokens.max() < N
     assert found.experts.max() < E
@@ -54,7 +55,7 @@ def test_an_assignment_is_well_formed(name: str, training: bool) -> None:
 @pytest.mark.parametrize("n", [0, 1])
 def test_few_tokens(name: str, n: int) -> None:
     router = ROUTERS[name]()
-    found = router(torch.randn(n, I), **given(n))
+    found = router(Tokens(torch.randn(n, I), **given(n)))
     assert found.probabilities.shape == (n, E)
     assert (len(found.tokens) > 0) == (n > 0)
 
@@ -63,10 +64,10 @@ def test_few_tokens(name: str, n: int) -> None:
 def test_padding_is_left_out(name: str) -> None:
     router = ROUTERS[name]().eval()
     x, mask = torch.randn(N, I), torch.arange(N) % 5 < 3
-    found = router(x, mask=mask, **given())
+    found = router(Tokens(x, mask=mask, **given()))
     assert mask[found.tokens].all()
     assert not found.probabilities[~mask].any()
-    alone = router(x[mask], **{key: value[mask] for key, value in given().items()})
+    alone = router(Tokens(x[mask], **{key: value[mask] for key, value in given().items()}))
     assert torch.equal(found.tokens, mask.nonzero().squeeze(1)[alone.tokens])
     assert torch.equal(found.experts, alone.experts)
     assert torch.equal(found.weights, alone.weights)
@@ -74,14 +75,14 @@ def test_padding_is_left_out(name: str) -> None:
 
 @pytest.mark.parametrize("name", ROUTERS)
 def test_nothing_but_padding(name: str) -> None:
-    found = ROUTERS[name]()(torch.randn(N, I), mask=torch.zeros(N).bool(), **given())
+    found = ROUTERS[name]()(Tokens(torch.randn(N, I), mask=torch.zeros(N).bool(), **given()))
     assert len(found.tokens) == 0
 
 
 @pytest.mark.parametrize("name", LEARNED)
 def test_the_gate_teaches_the_router(name: str) -> None:
     router = ROUTERS[name]()
-    found = router(torch.randn(N, I), **given())
+    found = router(Tokens(torch.randn(N, I), **given()))
     (found.weights * torch.rand(len(found.weights))).sum().backward()
     assert router.weight.grad.any()
 
@@ -90,9 +91,9 @@ def test_the_gate_teaches_the_router(name: str) -> None:
 def test_arithmetic_is_float32_whatever_comes_in(name: str) -> None:
     router = ROUTERS[name]().eval()
     x = torch.randn(N, I).bfloat16()
-    expected = router(x.float(), **given())
+    expected = router(Tokens(x.float(), **given()))
     with torch.autocast("cpu", torch.bfloat16):
-        found = router(x, **given())
+        found = router(Tokens(x, **given()))
     assert found.weights.dtype == torch.float32
     assert torch.equal(found.weights, expected.weights)
     assert torch.equal(found.experts, expected.experts)
@@ -120,7 +121,7 @@ def test_a_prior_forbids_experts(name: str) -> None:
     prior = torch.zeros(N, E)
     prior[:, 1:] = -torch.inf
     prior[10:] = torch.tensor([-torch.inf, -torch.inf, 0.0, 0.0])
-    found = router(torch.randn(N, I), prior=prior, **given())
+    found = router(Tokens(torch.randn(N, I), prior=prior, **given()))
     assert (prior[found.tokens, found.experts] == 0).all()
     found.weights.sum().backward()
     assert torch.isfinite(router.weight.grad).all()
@@ -129,7 +130,7 @@ def test_a_prior_forbids_experts(name: str) -> None:
 def test_a_prior_is_added_to_the_logits() -> None:
     router = TopKRouter(I, E, top_k=E).eval()
     x, prior = torch.randn(N, I), torch.randn(N, E)
-    found = router(x, prior=prior).probabilities
+    found = router(Tokens(x, prior=prior)).probabilities
     torch.testing.assert_close(found, torch.softmax(x @ router.weight.t() + prior, -1))
 
 
@@ -137,14 +138,14 @@ def test_a_prior_must_leave_an_expert() -> None:
     prior = torch.zeros(N, E)
     prior[3] = -torch.inf
     with pytest.raises(ValueError, match="forbids all 4 experts to 1 of 20 tokens"):
-        TopKRouter(I, E)(torch.randn(N, I), prior=prior)
+        TopKRouter(I, E)(Tokens(torch.randn(N, I), prior=prior))
 
 
 def test_a_forward_pass_changes_no_state() -> None:
     for make in ROUTERS.values():
         router = make()
         before = {name: value.clone() for name, value in router.state_dict().items()}
-        router(torch.randn(N, I), **given())
+        router(Tokens(torch.randn(N, I), **given()))
         for name, value in router.state_dict().items():
             assert torch.equal(value, before[name])
 

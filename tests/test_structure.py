@@ -1,0 +1,60 @@
+"""The structure of the packages: no circles, no name twice, no crowded room, light imports."""
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import grimp
+import pytest
+
+import mttl
+
+PACKAGE = Path(mttl.__file__).parent
+MOST_FILES = 22
+
+
+def test_no_file_imports_the_room_it_lies_in():
+    """Such a circle runs through an ``__init__``, where the contracts of imports do not look."""
+    graph = grimp.build_graph("mttl", "envs", cache_dir=None)
+    circles = [
+        (file, room)
+        for file in graph.modules
+        for room in graph.find_modules_directly_imported_by(file)
+        if file.startswith(f"{room}.")
+    ]
+    assert circles == []
+
+
+def test_no_two_files_have_one_name():
+    names = Counter(path.name for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_no_room_is_crowded():
+    rooms = Counter(
+        str(path.parent.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if path.name != "__init__.py"
+    )
+    assert {room: count for room, count in rooms.items() if count > MOST_FILES} == {}
+
+
+@pytest.mark.parametrize(
+    ("package", "absent"),
+    [
+        ("mttl.gym", {"torch", "torchmetrics", "transformers", "datasets"}),
+        ("envs", {"torch", "mttl"}),
+    ],
+)
+def test_a_room_is_imported_without(package: str, absent: set[str]):
+    """Processes that build tasks or play environments would wait for these libraries."""
+    code = f"""
+import importlib, pkgutil, sys
+package = importlib.import_module("{package}")
+for module in pkgutil.walk_packages(package.__path__, "{package}."):
+    importlib.import_module(module.name)
+print(sorted({absent!r} & set(sys.modules)))
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
