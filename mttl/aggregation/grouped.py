@@ -12,8 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mttl.aggregation.products import times_transpose, write_outer
-from mttl.skills.inventory import active_dtype
+from mttl.aggregation.products import active_dtype, times_transpose, write_outer
 
 METHODS = ("auto", "segments", "grouped_mm")
 
