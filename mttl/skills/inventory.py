@@ -202,9 +202,8 @@ class Inventory(nn.Module, ABC):
             NotImplementedError: If the kind is not a change added to a weight.
         """
         # Base and change in one operation: there is no second tensor of this size.
-        mixed = torch.addmm(
-            base.flatten(), weights[:, 0], self.changes().reshape(self.n_skills, -1)
-        )
+        changes = self.changes().reshape(self.n_skills, -1)
+        mixed = torch.addmm(base.flatten(), weights[:, 0], changes)
         return mixed.view(-1, *base.shape)
 
     def fold(
