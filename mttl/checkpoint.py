@@ -33,7 +33,7 @@ from torch import Tensor
 from mttl.errors import CheckpointError
 from mttl.files import write_atomic, write_text
 from mttl.model_tensors import Model, fingerprint, own_parameters, router_tensors, skill_tensors
-from mttl.skills.attention import FusedInventory
+from mttl.skills.attention import AttendedInventory
 from mttl.skills.skilled_model import SkilledModel
 
 FORMAT_VERSION = 1
@@ -163,7 +163,7 @@ def load_frozen_skills(model: SkilledModel, saved: SavedInventory) -> None:
     """Copy the skills of an earlier run below the attention of a model, and its backbone.
 
     Args:
-        model: A model whose inventories are `FusedInventory`.
+        model: A model whose inventories are `AttendedInventory`.
         saved: A run whose inventories are the skills in it; its router is left out.
 
     Raises:
@@ -172,7 +172,7 @@ def load_frozen_skills(model: SkilledModel, saved: SavedInventory) -> None:
     skills = {
         f"{path}.{name}": tensor.detach()
         for path, layer in model.skilled_layers().items()
-        if isinstance(layer.inventory, FusedInventory)
+        if isinstance(layer.inventory, AttendedInventory)
         for name, tensor in layer.inventory.skills.state_dict().items()
     }
     _load(model, saved, {"skills": skills})

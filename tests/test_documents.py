@@ -11,11 +11,12 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("docs/architecture.md", "CONTRIBUTING.md")
 ROOMS = ("mttl", "envs", "scripts", "configs", "docs", "tests", "data")
 # Words of other projects, and files that a run or a user makes.
-ELSEWHERE = set(
-    "nn.Module nn.Linear functional_call vmap minigrid gymnasium transformers safetensors fsdp "
-    "pip venv pytest pre-commit lint-imports site-packages PyTorch NumPy BabyAI CrossFit LoRA "
-    "TIES DARE CaPE PEFT GitHub AdapterFusion HyperFormer OpenMP YAML".split()
-)
+ELSEWHERE = {
+    *("nn.Module", "nn.Linear", "functional_call", "vmap", "minigrid", "gymnasium"),
+    *("transformers", "safetensors", "fsdp", "pip", "venv", "pytest", "PyTorch", "NumPy"),
+    *("BabyAI", "CrossFit", "LoRA", "TIES", "DARE", "CaPE", "PEFT", "AdapterFusion"),
+    *("HyperFormer", "OpenMP", "YAML"),
+}
 
 
 @cache

@@ -12,8 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mttl.aggregation.products import times_transpose, write_outer
-from mttl.skills.inventory import active_dtype
+from mttl.aggregation.products import active_dtype, times_transpose, write_outer
 
 METHODS = ("auto", "segments", "grouped_mm")
 
@@ -62,6 +61,7 @@ class _Segments(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.sizes = sizes
+        # Forward: one product per expert, over its own rows; experts without rows cost nothing.
         y = x.new_empty(len(x), weight.shape[1])
         for rows, expert, out in zip(x.split(sizes), weight, y.split(sizes), strict=True):
             if len(rows):
@@ -79,11 +79,13 @@ class _Segments(torch.autograd.Function):
         sizes = ctx.sizes
         grads = grad.split(sizes)
         grad_x = grad_weight = grad_bias = None
+        # Gradient of the rows: the forward pass with the weights transposed.
         if needs_x:
             grad_x = torch.empty_like(x)
             for out, rows, expert in zip(grad_x.split(sizes), grads, weight, strict=True):
                 if len(rows):
                     out.copy_(times_transpose(rows, expert.t()))
+        # Gradient of the weights: all experts write into one tensor, zeros where there are no rows.
         if needs_weight:
             grad_weight = torch.empty_like(weight)
             for out, rows, inputs in zip(grad_weight, grads, x.split(sizes), strict=True):

@@ -50,6 +50,14 @@ def write_outer(
         out.zero_().addmm_(left.t(), right)
 
 
+def active_dtype(tensor: Tensor) -> torch.dtype:
+    """Return the dtype a product with ``tensor`` runs in: autocast's, or the tensor's own."""
+    device = tensor.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return tensor.dtype
+
+
 def _has_onednn(x: Tensor) -> bool:
     if x.device.type != "cpu" or x.dtype != torch.float32:
         return False

@@ -1,4 +1,4 @@
-"""From the section ``moe`` to layers on a backbone. The dictionaries here are the registry."""
+"""From the section ``moe`` to layers on a backbone; the dictionary registers the routers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,11 +7,7 @@ from transformers import PreTrainedModel
 
 from mttl.config.moe_schema import BLOCK_EXPERTS, MoE
 from mttl.errors import ConfigError
-from mttl.moe.adapter import AdapterExperts
 from mttl.moe.attach_experts import Place, Selection, TokenLayers, attach_experts
-from mttl.moe.experts import Experts, FeedForwardExperts
-from mttl.moe.ia3 import IA3Experts
-from mttl.moe.lora import LoRAExperts
 from mttl.moe.upcycle import silent, upcycle
 from mttl.routing.context import RoutingSlot
 from mttl.routing.token.balance import Balance, BiasBalance
@@ -23,12 +19,10 @@ from mttl.routing.token.hash import HashRouter
 from mttl.routing.token.noisy_top_k import NoisyTopKRouter
 from mttl.routing.token.token_router import TokenRouter
 from mttl.routing.token.top_k import TopKRouter
+from mttl.skills.feed_forward_experts import FeedForwardExperts
+from mttl.skills.inventory import Inventory
+from mttl.skills.kinds import KINDS
 
-EXPERTS: dict[str, Callable[..., Experts]] = {
-    "lora": LoRAExperts,
-    "ia3": IA3Experts,
-    "adapter": AdapterExperts,
-}
 TOKEN_ROUTERS: dict[str, Callable[..., TokenRouter]] = {
     "top_k": TopKRouter,
     "switch": TopKRouter,
@@ -64,14 +58,14 @@ def build_experts(
     embeddings: Any = model.get_input_embeddings()
     vocabulary_size = int(embeddings.weight.shape[0])
 
-    def make_experts(place: Place, n_experts: int) -> Experts:
+    def make_experts(place: Place, n_experts: int) -> Inventory:
         if place.block is not None and moe.experts.kind == "feed_forward":
             return upcycle(place.block, n_experts)
         settings = moe.experts.model_dump(exclude={"kind"})
         sizes = place.in_features, place.out_features
-        return EXPERTS[moe.experts.kind](*sizes, n_experts, **settings)
+        return KINDS[moe.experts.kind](*sizes, n_experts, **settings)
 
-    def make_shared(place: Place) -> Experts:
+    def make_shared(place: Place) -> Inventory:
         experts = make_experts(place, 1)
         return silent(experts) if isinstance(experts, FeedForwardExperts) else experts
 

@@ -1,6 +1,6 @@
-"""From a validated configuration to objects. The dictionaries here are the registry."""
+"""From a validated configuration to objects."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,24 +24,14 @@ from mttl.errors import CheckpointError, ConfigError, TaskError, nearest
 from mttl.moe.attach_experts import TokenLayers
 from mttl.routing.context import RoutingSlot
 from mttl.skills.attach import Attachment, attach_skills
-from mttl.skills.attention import FusedInventory
-from mttl.skills.dense import DenseInventory
-from mttl.skills.ia3 import IA3Inventory
+from mttl.skills.attention import AttendedInventory
 from mttl.skills.inventory import Inventory
+from mttl.skills.kinds import KINDS
 from mttl.skills.lora import LoRAInventory
 from mttl.skills.skilled_model import SkilledModel
-from mttl.skills.sparse import SparseInventory, place_supports, saved_supports
-from mttl.skills.supermask import SupermaskInventory
+from mttl.skills.sparse import place_supports, saved_supports
 from mttl.sparse.skill_file import SparseSkill
 from mttl.training.optim import Optimization
-
-INVENTORIES: dict[str, Callable[..., Inventory]] = {
-    "lora": LoRAInventory,
-    "ia3": IA3Inventory,
-    "dense": DenseInventory,
-    "sparse": SparseInventory,
-    "supermask": SupermaskInventory,
-}
 
 
 @dataclass(frozen=True)
@@ -231,12 +221,12 @@ def _attach(
     settings = skills.model_dump(exclude={"kind", "targets", "n_skills", "support"})
 
     def make_inventory(in_features: int, out_features: int) -> Inventory:
-        inventory = INVENTORIES[skills.kind](in_features, out_features, n_skills, **settings)
+        inventory = KINDS[skills.kind](in_features, out_features, n_skills, **settings)
         if aggregation.kind == "mixture":
             return inventory
         assert isinstance(inventory, LoRAInventory)  # the schema allows no other
         attention = aggregation.model_dump(exclude={"kind", "source"})
-        return FusedInventory(inventory, **attention)
+        return AttendedInventory(inventory, **attention)
 
     try:
         return attach_skills(

@@ -125,7 +125,7 @@ def mixture(
         NotImplementedError: If the kind does not add to the base weight.
     """
     if not isinstance(inventory, LoRAInventory):
-        delta = inventory.delta(weights).detach()  # first: kinds without one say why
+        delta = inventory.delta(weights[None])[0].detach()  # first: kinds without one say why
         if rank is None:
             raise ValueError(
                 f"{type(inventory).__name__} holds changes that are not of low rank; give the rank "

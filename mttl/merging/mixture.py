@@ -15,7 +15,6 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from mttl.build.build_router import build_router
-from mttl.build.model import INVENTORIES
 from mttl.checkpoint import SavedInventory, read_inventory
 from mttl.config.router_schema import Router
 from mttl.config.skills_schema import Skills
@@ -27,6 +26,7 @@ from mttl.model_tensors import backbone_parameters, fingerprint
 from mttl.routing.context import RoutingSlot
 from mttl.skills.attach import attach_skills
 from mttl.skills.inventory import Inventory
+from mttl.skills.kinds import KINDS
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.sparse import place_supports, saved_supports
 
@@ -62,7 +62,7 @@ class MixtureChange:
         given = skills.model_dump(exclude={"kind", "targets", "n_skills", "support"})
 
         def make_inventory(in_features: int, out_features: int) -> Inventory:
-            return INVENTORIES[skills.kind](in_features, out_features, n_skills, **given)
+            return KINDS[skills.kind](in_features, out_features, n_skills, **given)
 
         try:
             attachment = attach_skills(
@@ -125,7 +125,7 @@ class MixtureChange:
         transposed = is_transposed(layer.base)
         try:
             if part == "weight":
-                change = layer.inventory.delta(weights)
+                change = layer.inventory.delta(weights[None])[0]
                 return change.t().contiguous() if transposed else change
         except NotImplementedError:
             pass  # a kind that multiplies: its change depends on the weight

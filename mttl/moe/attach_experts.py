@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from mttl.moe.experts import Experts
 from mttl.moe.feed_forward import FeedForwardBlock, feed_forward_blocks, separate
 from mttl.moe.layer import MoELayer
 from mttl.moe.shared import SharedExpert
 from mttl.routing.context import RoutingSlot
 from mttl.routing.token.token_router import TokenRouter
-from mttl.skills.attach import (
+from mttl.skills.inventory import Inventory
+from mttl.skills.skilled_linear import SkilledLinear
+from mttl.skills.targets import (
     block_paths,
     choose_layers,
     group_name,
@@ -21,7 +22,6 @@ from mttl.skills.attach import (
     stack_name,
     summarise,
 )
-from mttl.skills.skilled_linear import SkilledLinear
 
 # Projections of the decoder that read the encoder's output: their tokens are the encoder's.
 CROSS_ATTENTION = re.compile(r"(EncDecAttention\.[kv]|encoder_attn\.[kv]_proj)$")
@@ -129,14 +129,14 @@ class Selection:
 
 def attach_experts(
     backbone: nn.Module,
-    make_experts: Callable[[Place, int], Experts],
+    make_experts: Callable[[Place, int], Inventory],
     make_router: Callable[[Place], TokenRouter],
     *,
     selection: Selection,
     slot: RoutingSlot,
     n_experts: int,
     replace: bool = False,
-    shared: Callable[[Place], Experts] | None = None,
+    shared: Callable[[Place], Inventory] | None = None,
     capacity_factor: float | None = None,
     eval_capacity_factor: float | None = None,
     prior: str | None = None,

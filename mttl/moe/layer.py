@@ -6,20 +6,20 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from mttl.moe.experts import Experts
 from mttl.routing.context import Routing, RoutingSlot
 from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import capacity_of, keep_pairs, within_capacity
 from mttl.routing.token.masks import TokenRecord
 from mttl.routing.token.token_router import TokenRouter
 from mttl.routing.token.tokens import Tokens
+from mttl.skills.inventory import Inventory
 
 
 class MoELayer(nn.Module):
     r"""Takes the place of a module: :math:`y = f(x) + \sum_{e \in S(x)} g_e(x) E_e(x)`.
 
     Args:
-        experts: The experts.
+        experts: The experts: skills of a kind that tokens can choose.
         router: Chooses among them, token by token.
         slot: Where the routing of a forward pass is found; shared by all layers of a model.
         base: The module f that the experts augment; without it they take its place.
@@ -37,13 +37,13 @@ class MoELayer(nn.Module):
         causal: Whether a token must not depend on later ones.
 
     Raises:
-        ValueError: If sizes differ, an option is unknown, a capacity is not positive, or the
-            router cannot serve a causal decoder.
+        ValueError: If tokens cannot choose such skills, sizes differ, an option is unknown, a
+            capacity is not positive, or the router cannot serve a causal decoder.
     """
 
     def __init__(
         self,
-        experts: Experts,
+        experts: Inventory,
         router: TokenRouter,
         slot: RoutingSlot,
         *,
@@ -58,10 +58,16 @@ class MoELayer(nn.Module):
         causal: bool = False,
     ) -> None:
         super().__init__()
-        if router.n_experts != experts.n_experts:
+        experts.require_use("token")
+        if experts.n_heads != 1:
+            raise ValueError(
+                f"n_heads ({experts.n_heads}) must be 1: a token chooses whole experts, not blocks "
+                "of features"
+            )
+        if router.n_experts != experts.n_skills:
             raise ValueError(
                 f"the router chooses among {router.n_experts} experts and the layer has "
-                f"{experts.n_experts}; give both the same n_experts"
+                f"{experts.n_skills}; give both the same number"
             )
         if causal and not router.causal:
             raise ValueError(
@@ -124,12 +130,11 @@ class MoELayer(nn.Module):
         kept = self._with_room(assignment)
         processed = assignment if kept is None else keep_pairs(assignment, kept)
         if self.base is None:
-            y = self.experts(x.flatten(0, -2), processed)
+            y = self.experts.dispatch(x.flatten(0, -2), processed)
         else:
             y = self.base(x).flatten(0, -2)
-            y = y + self.experts(
-                y if self.experts.reads == "output" else x.flatten(0, -2), processed
-            )
+            read = y if self.experts.reads == "output" else x.flatten(0, -2)
+            y = y + self.experts.dispatch(read, processed)
         if self.shared is not None:
             y = y + self.shared(x.flatten(0, -2))
         routing.add_losses(assignment.losses)
@@ -168,7 +173,7 @@ class MoELayer(nn.Module):
         factor = self.capacity_factor if self.training else self.eval_capacity_factor
         if factor is None:
             return None
-        n_pairs, n_experts = len(assignment.tokens), self.experts.n_experts
+        n_pairs, n_experts = len(assignment.tokens), self.router.n_experts
         return within_capacity(assignment, capacity_of(n_pairs, n_experts, factor))
 
     def extra_repr(self) -> str:

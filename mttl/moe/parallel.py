@@ -13,12 +13,12 @@ import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.moe.experts import Experts
+from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import combine, sort_by_expert
-from mttl.routing.token.token_router import Assignment
+from mttl.skills.inventory import Inventory
 
 
-class ParallelExperts(Experts):
+class ParallelExperts(Inventory):
     """Keeps E / W of the experts in each of W processes and sends tokens to where theirs are.
 
     Every process calls it equally often, each with tokens of its own (or none), and gets what all
@@ -33,24 +33,27 @@ class ParallelExperts(Experts):
         group: The processes; all of them by default.
 
     Raises:
-        ValueError: If the processes cannot have equally many experts.
+        ValueError: If tokens cannot choose such experts, or the processes cannot have equally many.
         RuntimeError: If there is no process group.
     """
 
-    def __init__(self, experts: Experts, group: dist.ProcessGroup | None = None) -> None:
-        super().__init__(experts.in_features, experts.out_features, experts.n_experts)
+    uses = ("token",)
+
+    def __init__(self, experts: Inventory, group: dist.ProcessGroup | None = None) -> None:
+        super().__init__(experts.in_features, experts.out_features, experts.n_skills)
+        experts.require_use("token")
         if not dist.is_initialized():
             raise RuntimeError(
                 "experts can be shared out among processes once torch.distributed is initialised; "
                 "call init_process_group first"
             )
         n_processes, rank = dist.get_world_size(group), dist.get_rank(group)
-        if experts.n_experts % n_processes:
+        if experts.n_skills % n_processes:
             raise ValueError(
-                f"{experts.n_experts} experts cannot be shared out evenly among {n_processes} "
+                f"{experts.n_skills} experts cannot be shared out evenly among {n_processes} "
                 "processes; let the latter divide the former"
             )
-        n_local = experts.n_experts // n_processes
+        n_local = experts.n_skills // n_processes
         self.reads = experts.reads
         self.group = group
         self.n_processes = n_processes
@@ -60,7 +63,7 @@ class ParallelExperts(Experts):
         """Draw this process's experts anew."""
         self.local.reset_parameters()
 
-    def forward(self, x: Float[Tensor, "N I"], assignment: Assignment) -> Float[Tensor, "N O"]:
+    def dispatch(self, x: Float[Tensor, "N I"], assignment: Assignment) -> Float[Tensor, "N O"]:
         """Return, for each of this process's tokens, the sum over its pairs."""
         work = sort_by_expert(assignment)
         counts = work.counts.view(self.n_processes, -1)  # by owner, by the owner's experts
@@ -68,16 +71,16 @@ class ParallelExperts(Experts):
         dist.all_to_all_single(coming, counts.contiguous(), group=self.group)
         sent, received = counts.sum(1).tolist(), coming.sum(1).tolist()
         there = _Exchange.apply(x[work.tokens], sent, received, self.n_processes, self.group)
-        y = self.local(there, _visitors(coming, there))  # type: ignore[arg-type]
+        y = self.local.dispatch(there, _visitors(coming, there))  # type: ignore[arg-type]
         back = _Exchange.apply(y, received, sent, 1 / self.n_processes, self.group)
         return combine(back, work, len(x))  # type: ignore[arg-type]
 
 
-def expert_slice(experts: Experts, start: int, stop: int) -> Experts:
+def expert_slice(experts: Inventory, start: int, stop: int) -> Inventory:
     """Return a copy of some of the experts.
 
     Args:
-        experts: All of their parameters have one entry per expert along the first axis.
+        experts: All of their parameters and buffers have one entry per expert along the first axis.
         start: The first one.
         stop: The one after the last.
     """
@@ -86,8 +89,10 @@ def expert_slice(experts: Experts, start: int, stop: int) -> Experts:
         for name, parameter in module.named_parameters(recurse=False):
             values = parameter.detach()[start:stop].clone()
             setattr(module, name, nn.Parameter(values, requires_grad=parameter.requires_grad))
-        if isinstance(module, Experts):
-            module.n_experts = stop - start
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer[start:stop].clone())
+        if isinstance(module, Inventory):
+            module.n_skills = stop - start
     return part
 
 

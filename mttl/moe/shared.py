@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.moe.experts import Experts
-from mttl.routing.token.token_router import Assignment
+from mttl.routing.token.choice import Assignment
+from mttl.skills.inventory import Inventory
 
 
 class SharedExpert(nn.Module):
@@ -23,10 +23,10 @@ class SharedExpert(nn.Module):
         Dai et al., *DeepSeekMoE*, 2024, arXiv:2401.06066, section 3.2.
     """
 
-    def __init__(self, experts: Experts) -> None:
+    def __init__(self, experts: Inventory) -> None:
         super().__init__()
-        if experts.n_experts != 1:
-            raise ValueError(f"a shared expert is one, not {experts.n_experts}")
+        if experts.n_skills != 1:
+            raise ValueError(f"a shared expert is one, not {experts.n_skills}")
         if experts.reads == "output":
             raise ValueError(
                 f"{type(experts).__name__} rescale an output and cannot be shared beside others; "
@@ -38,4 +38,5 @@ class SharedExpert(nn.Module):
         """Return the expert's output for every token."""
         tokens = torch.arange(len(x), device=x.device)
         ones = torch.ones(len(x), device=x.device)
-        return self.experts(x, Assignment(tokens, torch.zeros_like(tokens), ones, ones[:, None]))
+        assignment = Assignment(tokens, torch.zeros_like(tokens), ones, ones[:, None])
+        return self.experts.dispatch(x, assignment)

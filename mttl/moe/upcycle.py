@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from mttl.moe.experts import FeedForwardExperts
 from mttl.moe.feed_forward import FeedForwardBlock
+from mttl.skills.feed_forward_experts import FeedForwardExperts
 
 
 def upcycle(block: FeedForwardBlock, n_experts: int) -> FeedForwardExperts:

@@ -1,5 +1,6 @@
 """COMPUTATION: what one skill does, and how skills sit on a backbone."""
 
+from mttl.skills.adapter import AdapterInventory
 from mttl.skills.attach import Attached, Attachment, attach_skills
 from mttl.skills.dense import DenseInventory
 from mttl.skills.ia3 import IA3Inventory
@@ -11,6 +12,7 @@ from mttl.skills.sparse import SparseInventory
 from mttl.skills.supermask import SupermaskInventory
 
 __all__ = [
+    "AdapterInventory",
     "Attached",
     "Attachment",
     "DenseInventory",

@@ -1,32 +1,21 @@
 """Put inventories of skills on the linear layers of a backbone."""
 
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from torch import nn
 
-from mttl.errors import nearest
 from mttl.routing.context import RoutingSlot
 from mttl.skills.inventory import Inventory
 from mttl.skills.skilled_linear import SkilledLinear
-
-GRANULARITIES = ("model", "stack", "block", "layer", "linear")
-
-# Words for the projections of common architectures (T5, BART, Llama, GPT-2, OPT, BERT …).
-TARGET_WORDS = {
-    "attention": [
-        *("SelfAttention.[qkvo]", "EncDecAttention.[qkvo]"),
-        *("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "qkv_proj"),
-        *("attn.c_attn", "attn.c_proj", "attention.*.query", "attention.*.key"),
-        *("attention.*.value", "attention.output.dense"),
-    ],
-    "mlp": [
-        *("DenseReluDense.wi", "DenseReluDense.wi_?", "DenseReluDense.wo", "fc1", "fc2"),
-        *("gate_proj", "up_proj", "down_proj", "gate_up_proj", "mlp.c_fc", "mlp.c_proj"),
-    ],
-}
+from mttl.skills.targets import (
+    GRANULARITIES,
+    block_paths,
+    choose_layers,
+    group_name,
+    linear_features,
+    summarise,
+)
 
 
 @dataclass(frozen=True)
@@ -58,19 +47,6 @@ class Attachment:
             (layer.path, layer.in_features, layer.out_features, layer.n_parameters)
             for layer in self.layers
         )
-
-
-def summarise(layers: Iterable[tuple[str, int, int, int]]) -> list[tuple[str, int, str, int]]:
-    """Return one row per kind of layer: pattern of paths, count, shape, parameters.
-
-    Args:
-        layers: Path, features in and out, and parameters of each.
-    """
-    rows: dict[tuple[str, str], list[int]] = {}
-    for path, in_features, out_features, n_parameters in layers:
-        pattern = re.sub(r"\.\d+(?=\.|$)", ".*", path)
-        rows.setdefault((pattern, f"{in_features} -> {out_features}"), []).append(n_parameters)
-    return [(pattern, len(counts), shape, sum(counts)) for (pattern, shape), counts in rows.items()]
 
 
 def attach_skills(
@@ -136,80 +112,3 @@ def attach_skills(
             if module in skilled:
                 setattr(parent, child, skilled[module])
     return Attachment(tuple(layers), tuple(groups))
-
-
-def linear_features(module: nn.Module) -> tuple[int, int] | None:
-    """Return the features in and out of a linear layer, or None for any other module.
-
-    Args:
-        module: Any module.
-    """
-    if isinstance(module, SkilledLinear):
-        module = module.base
-    if isinstance(module, nn.Linear):
-        return module.in_features, module.out_features
-    # GPT-2 keeps its linear layers transposed, in a class of transformers' own.
-    if type(module).__name__ == "Conv1D" and getattr(module, "nf", None) is not None:
-        weight: nn.Parameter = module.weight  # type: ignore[assignment]
-        return weight.shape[0], weight.shape[1]
-    return None
-
-
-def block_paths(backbone: nn.Module) -> list[str]:
-    """Return the paths of the outermost blocks: the members of module lists."""
-    found: list[str] = []
-    for path, module in backbone.named_modules():
-        if isinstance(module, nn.ModuleList) and not inside_block(path, found):
-            found.extend(f"{path}.{index}" if path else str(index) for index in range(len(module)))
-    return found
-
-
-def inside_block(path: str, blocks: list[str]) -> str | None:
-    """Return the block that a module is in, or None."""
-    return next((block for block in blocks if f"{path}.".startswith(f"{block}.")), None)
-
-
-def choose_layers(
-    linears: dict[str, tuple[int, int]], targets: Sequence[str], blocks: list[str]
-) -> list[str]:
-    """Return the paths that any target matches, in the order of the backbone."""
-    if not targets:
-        raise ValueError("targets must name at least one layer, for example ['attention', 'mlp']")
-    matched: set[str] = set()
-    for target in targets:
-        if target == "all":
-            # The output head stands outside the blocks and stays as it is.
-            found = {path for path in linears if not blocks or inside_block(path, blocks)}
-        else:
-            patterns = TARGET_WORDS.get(target, [target])
-            found = {path for path in linears if any(_matches(path, one) for one in patterns)}
-        if not found:
-            names = sorted({path.rpartition(".")[2] for path in linears})
-            known = [*names, *TARGET_WORDS, "all"]
-            raise ValueError(
-                f"the target '{target}' matches no linear layer of this backbone."
-                f"{nearest(target, known)} Its linear layers end in: {', '.join(names)}"
-            )
-        matched |= found
-    return [path for path in linears if path in matched]
-
-
-def _matches(path: str, pattern: str) -> bool:
-    return fnmatchcase(path, pattern) or fnmatchcase(path, f"*.{pattern}")
-
-
-def stack_name(path: str) -> str:
-    """Return the stack that a module is in: ``"encoder"``, ``"decoder"``, or else ``"model"``."""
-    return next((part for part in path.split(".") if part in ("encoder", "decoder")), "model")
-
-
-def group_name(path: str, granularity: str, blocks: list[str]) -> str:
-    """Return the name of the routed group that a layer belongs to."""
-    parent = path.rpartition(".")[0]
-    if granularity == "model":
-        return "model"
-    if granularity == "stack":
-        return stack_name(path)
-    if granularity == "block":
-        return inside_block(path, blocks) or parent
-    return parent if granularity == "layer" else path

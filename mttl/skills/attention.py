@@ -6,11 +6,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mttl.aggregation.fusion import FusionAttention
-from mttl.skills.inventory import Inventory, Merged, active_dtype
+from mttl.aggregation.products import active_dtype
+from mttl.skills.inventory import Inventory, Merged
 from mttl.skills.lora import LoRAInventory
 
 
-class FusedInventory(Inventory):
+class AttendedInventory(Inventory):
     """Low-rank skills whose outputs attention weighs at every token (AdapterFusion).
 
     The skills stay as they are; only the attention is trained. It takes the router's place, so the
@@ -31,6 +32,8 @@ class FusedInventory(Inventory):
     References:
         Pfeiffer, Kamath, Rücklé, Cho and Gurevych, EACL 2021, arXiv:2005.00247.
     """
+
+    uses = ("task",)
 
     def __init__(
         self,
@@ -89,7 +92,7 @@ class FusedInventory(Inventory):
             return {}
         return {"fusion": self.value_penalty * self.attention.value_distance()}
 
-    def delta(self, weights: Float[Tensor, "H K"]) -> NoReturn:
+    def changes(self) -> NoReturn:
         """Refuse: no single weight change does what attention does."""
         raise NotImplementedError(
             "attention chooses skills by token, so that no weight stands for the mixture of a task"

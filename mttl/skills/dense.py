@@ -1,11 +1,15 @@
 """Dense skills: full weight changes, for small layers and as the upper bound of the others."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
-from mttl.skills.inventory import Inventory, Merged, active_dtype, require_divisible
+from mttl.aggregation.products import active_dtype
+from mttl.skills.inventory import Inventory, Merged, draw, require_divisible
 
 
 class DenseInventory(Inventory):
@@ -19,14 +23,17 @@ class DenseInventory(Inventory):
         mix: ``"deltas"`` builds one weight change per example (less arithmetic while an example
             has more positions than there are skills), ``"outputs"`` one output per skill (less
             memory where the layer is large and the text short).
+        init: How skills begin: without effect (``"zero"``), or drawn (``"kaiming"``).
 
     Raises:
-        ValueError: If a size is not positive, H does not divide O, or ``mix`` is unknown.
+        ValueError: If a size is not positive, H does not divide O, or a word is unknown.
 
     References:
         Ponti et al., *Combining Modular Skills in Multitask Learning*, 2022, arXiv:2202.13914,
         section 3 (dense skills in the BabyAI ablation).
     """
+
+    uses = ("task", "token", "composed")
 
     def __init__(
         self,
@@ -36,17 +43,27 @@ class DenseInventory(Inventory):
         *,
         n_heads: int = 1,
         mix: str = "deltas",
+        init: str = "zero",
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
         require_divisible(n_heads, out_features=out_features)
         if mix not in ("deltas", "outputs"):
             raise ValueError(f"mix ('{mix}') must be 'deltas' or 'outputs'")
         self.mix = mix
-        self.change = nn.Parameter(torch.zeros(n_skills, out_features, in_features))
+        self.init = init
+        self.change = nn.Parameter(torch.empty(n_skills, out_features, in_features))
+        self.reset_parameters()
+
+    @classmethod
+    def of_tensor(cls, shape: Sequence[int], n_skills: int, **settings: Any) -> "DenseInventory":
+        """Return skills whose changes have the tensor's own shape."""
+        made: Any = super().of_tensor(shape, n_skills, **settings)
+        made.change = nn.Parameter(made.change.detach().view(n_skills, *shape))
+        return made
 
     def reset_parameters(self) -> None:
-        """Set all changes to 0."""
-        nn.init.zeros_(self.change)
+        """Draw the changes anew."""
+        draw(self.change, self.init, self.in_features)
 
     def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
         """Return each example's weight change, or the weights themselves."""
@@ -67,9 +84,9 @@ class DenseInventory(Inventory):
         blocks = outputs.unflatten(-1, (self.n_heads, -1))  # (B, L, K, H, O / H)
         return y + torch.einsum("blkho,bhk->blho", blocks, weights).flatten(2)
 
-    def delta(self, weights: Float[Tensor, "H K"]) -> Float[Tensor, "O I"]:
-        """Return the change of the base weight for one task's mixing weights."""
-        return mix_blocks(self.change, weights[None])[0]
+    def changes(self) -> Float[Tensor, "K *shape"]:
+        """Return what each skill alone adds to the base weight."""
+        return self.change
 
     def extra_repr(self) -> str:
         """Name the sizes in the module's printed form."""

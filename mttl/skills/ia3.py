@@ -5,7 +5,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
-from mttl.skills.inventory import Inventory, Merged, active_dtype, require_divisible
+from mttl.aggregation.products import active_dtype
+from mttl.routing.token.choice import Assignment
+from mttl.routing.token.dispatch import gate_matrix
+from mttl.skills.inventory import Inventory, Merged, require_divisible
 
 
 class IA3Inventory(Inventory):
@@ -25,8 +28,12 @@ class IA3Inventory(Inventory):
 
     References:
         Liu et al., *Few-Shot Parameter-Efficient Fine-Tuning is Better and Cheaper than In-Context
-        Learning*, NeurIPS 2022, arXiv:2205.05638.
+        Learning*, NeurIPS 2022, arXiv:2205.05638. As experts: Zadouri et al., *Pushing Mixture of
+        Experts to the Limit*, ICLR 2024, arXiv:2309.05444.
     """
+
+    uses = ("task", "token")
+    reads = "output"
 
     def __init__(
         self, in_features: int, out_features: int, n_skills: int, *, n_heads: int = 1
@@ -48,6 +55,11 @@ class IA3Inventory(Inventory):
     ) -> Float[Tensor, "B L O"]:
         """Rescale the base output."""
         return y * merged[0].to(active_dtype(y)).unsqueeze(1)
+
+    def dispatch(self, x: Float[Tensor, "N O"], assignment: Assignment) -> Float[Tensor, "N O"]:
+        """Return what is added to the base output ``x`` where tokens choose scales."""
+        dtype = active_dtype(x)
+        return x * (gate_matrix(assignment).to(dtype) @ self.difference.to(dtype))
 
     def fold(
         self,

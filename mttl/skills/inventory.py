@@ -1,57 +1,124 @@
 """The interface of all inventories: K skills of one layer, stacked."""
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mttl.aggregation.mix import mix_blocks
+from mttl.aggregation.products import active_dtype
+from mttl.routing.token.choice import Assignment
+from mttl.routing.token.dispatch import combine, sort_by_expert
+
 Merged = tuple[Tensor, ...]
+USES = {
+    "task": "mixed by task",
+    "token": "chosen by token",
+    "composed": "composed over all parameters of a module",
+}
 
 
 class Inventory(nn.Module, ABC):
-    """K skills of one linear layer, stacked in one tensor per parameter.
+    """K skills of one layer, stacked in one tensor per parameter.
 
-    Work is split in two, so that what depends on the tasks alone is done once per batch, and once
-    per generated text: `merge` turns skills and weights into what each example needs, `combine`
-    applies that to the layer's input and output.
+    A kind of skill is written once, for up to three uses:
+
+    | use | methods |
+    |---|---|
+    | ``"task"``: an example mixes skills | `merge`, once per batch or generated text; `combine` |
+    | ``"token"``: a token chooses skills, its experts | `dispatch` |
+    | ``"composed"``: a task adds skills to any parameter | `of_tensor`, `compose` |
 
     Args:
         in_features: Features I of the layer's input.
         out_features: Features O of the layer's output.
-        n_skills: Skills K.
+        n_skills: Skills K; experts E where tokens choose.
         n_heads: Heads H: blocks of features that are mixed apart.
+
+    Attributes:
+        uses: The uses that the kind has.
+        reads: What `dispatch` is given: the ``"input"`` of the layer, or its ``"output"``.
+        smallest_ndim: Parameters of fewer axes cannot have skills of this kind.
 
     Raises:
         ValueError: If a size is not positive.
     """
 
     role = "skills"
+    uses: ClassVar[tuple[str, ...]]
+    reads = "input"
+    smallest_ndim = 0
 
-    def __init__(self, in_features: int, out_features: int, n_skills: int, n_heads: int) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, n_skills: int, n_heads: int = 1
+    ) -> None:
         super().__init__()
-        if n_skills < 1:
-            raise ValueError(f"n_skills ({n_skills}) must be at least 1")
-        if n_heads < 1:
-            raise ValueError(f"n_heads ({n_heads}) must be at least 1")
         self.in_features = in_features
         self.out_features = out_features
         self.n_skills = n_skills
         self.n_heads = n_heads
+        for name in ("in_features", "out_features", "n_skills", "n_heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1")
+
+    @classmethod
+    def of_tensor(cls, shape: Sequence[int], n_skills: int, **settings: Any) -> "Inventory":
+        """Return skills of a tensor of any shape, seen as a matrix (O, I).
+
+        I collects all axes but the first: those of a convolution's filter, for example. Vectors
+        (biases, scales of normalisations) have I = 1, and their skills begin at 0.
+
+        Args:
+            shape: Shape of the tensor.
+            n_skills: Skills K.
+            **settings: What the kind takes.
+
+        Raises:
+            ValueError: If the tensor has too few axes.
+        """
+        if len(shape) < cls.smallest_ndim:
+            raise ValueError(
+                f"a tensor of shape {tuple(shape)} has too few axes: {cls.__name__} needs at least "
+                f"{cls.smallest_ndim}. Leave it without skills"
+            )
+        if len(shape) < 2:
+            settings["init"] = "zero"
+        return cls(math.prod(shape[1:]), shape[0] if shape else 1, n_skills, **settings)
 
     @abstractmethod
     def reset_parameters(self) -> None:
-        """Draw the skills anew, so that they change nothing yet."""
+        """Draw the skills anew, as they began."""
 
-    @abstractmethod
+    def require_use(self, use: str) -> None:
+        """Refuse a use that the kind does not have.
+
+        Args:
+            use: ``"task"``, ``"token"`` or ``"composed"``.
+
+        Raises:
+            ValueError: If the kind does not have it.
+        """
+        if use not in self.uses:
+            raise ValueError(
+                f"{type(self).__name__} cannot be {USES[use]}, only "
+                f"{' or '.join(USES[own] for own in self.uses)}; choose another kind of skill"
+            )
+
     def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
         """Prepare the skills of each example from its mixing weights."""
+        self.require_use("task")
+        raise NotImplementedError
 
-    @abstractmethod
     def combine(
         self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
     ) -> Float[Tensor, "B L O"]:
         """Apply merged skills to the input ``x`` and the output ``y`` of the base layer."""
+        self.require_use("task")
+        raise NotImplementedError
 
     def combine_linear(
         self, x: Float[Tensor, "B L I"], base: nn.Linear, merged: Merged
@@ -74,16 +141,70 @@ class Inventory(nn.Module, ABC):
         """
         return self.combine(x, y, self.merge(weights))
 
-    def delta(self, weights: Float[Tensor, "H K"]) -> Float[Tensor, "O I"]:
-        """Return the change of the base weight that the mixture amounts to.
+    def dispatch(
+        self, x: Float[Tensor, "N features"], assignment: Assignment
+    ) -> Float[Tensor, "N O"]:
+        """Return, for each token, the sum over its pairs of gate times the skill's change.
+
+        The default asks `merge` and `combine` for the change of each skill alone, one skill after
+        another: exact for all kinds that read the input and add, and slow.
 
         Args:
-            weights: Mixing weights of one task.
+            x: What the kind ``reads``, one row per token.
+            assignment: Which skills process which tokens; a token without any gets 0.
+
+        Returns:
+            What is added to the layer's output.
+
+        Raises:
+            ValueError: If tokens cannot choose skills of this kind.
+        """
+        self.require_use("token")
+        work = sort_by_expert(assignment)
+        alone = torch.eye(self.n_skills, dtype=next(self.parameters()).dtype, device=x.device)
+        merged = zip(*(part.split(1) for part in self.merge(alone[:, None])), strict=True)
+        rows = x[work.tokens].to(active_dtype(x)).split(work.counts.tolist())
+        changes = [
+            self.combine(own[None], own.new_zeros(1, len(own), self.out_features), skill)[0]
+            for own, skill in zip(rows, merged, strict=True)
+        ]
+        return combine(torch.cat(changes), work, len(x))
+
+    def changes(self) -> Float[Tensor, "K O *rest"]:
+        """Return what each skill alone adds to the base weight.
 
         Raises:
             NotImplementedError: If the kind is not a change added to a weight.
         """
         raise NotImplementedError(f"{type(self).__name__} does not add to the base weight")
+
+    def delta(self, weights: Float[Tensor, "T H K"]) -> Float[Tensor, "T O *rest"]:
+        """Return the change of the base weight that the mixture of each task amounts to.
+
+        Args:
+            weights: Mixing weights of T tasks.
+
+        Raises:
+            NotImplementedError: If the kind is not a change added to a weight.
+        """
+        return mix_blocks(self.changes(), weights)
+
+    def compose(
+        self, base: Float[Tensor, "*shape"], weights: Float[Tensor, "T 1 K"]
+    ) -> Float[Tensor, "T *shape"]:
+        """Return a parameter of each task: the common one and the task's change of it.
+
+        Args:
+            base: What the skills change.
+            weights: Mixing weights of T tasks.
+
+        Raises:
+            NotImplementedError: If the kind is not a change added to a weight.
+        """
+        # Base and change in one operation: there is no second tensor of this size.
+        changes = self.changes().reshape(self.n_skills, -1)
+        mixed = torch.addmm(base.flatten(), weights[:, 0], changes)
+        return mixed.view(-1, *base.shape)
 
     def fold(
         self,
@@ -101,10 +222,10 @@ class Inventory(nn.Module, ABC):
         Raises:
             NotImplementedError: If no plain layer does.
         """
-        return weight + self.delta(weights), bias
+        return weight + self.delta(weights[None])[0], bias
 
     def penalties(self) -> dict[str, Tensor]:
-        """Return what the skills owe to the objective, whatever the input; nothing by default."""
+        """Return the auxiliary losses of the skills, whatever the input; none by default."""
         return {}
 
     def extra_repr(self) -> str:
@@ -130,9 +251,23 @@ def require_divisible(n_heads: int, **features: int) -> None:
             raise ValueError(f"n_heads ({n_heads}) must divide {name} ({size})")
 
 
-def active_dtype(tensor: Tensor) -> torch.dtype:
-    """Return the dtype a product with ``tensor`` runs in: autocast's, or the tensor's own."""
-    device = tensor.device.type
-    if torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return tensor.dtype
+def draw(tensor: Tensor, init: str, fan_in: int) -> None:
+    """Draw a stack of skills in place.
+
+    Args:
+        tensor: The stack.
+        init: ``"zero"``, or ``"kaiming"``: the uniform distribution in which `nn.Linear` and
+            `nn.Conv2d` draw their weights, for networks whose base and skills are trained from
+            scratch together.
+        fan_in: How many inputs an output sums over.
+
+    Raises:
+        ValueError: If ``init`` is unknown.
+    """
+    if init not in ("zero", "kaiming"):
+        raise ValueError(f"init ('{init}') must be 'zero' or 'kaiming'")
+    bound = 1 / math.sqrt(fan_in)
+    if init == "zero":
+        nn.init.zeros_(tensor)
+    else:
+        nn.init.uniform_(tensor, -bound, bound)

@@ -1,13 +1,18 @@
 """Low-rank skills."""
 
-import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mttl.aggregation.grouped import grouped_linear
 from mttl.aggregation.mix import mix_blocks, mix_deltas, mix_factors, mix_outputs
-from mttl.skills.inventory import Inventory, Merged, active_dtype, require_divisible
+from mttl.aggregation.products import active_dtype
+from mttl.routing.token.choice import Assignment
+from mttl.routing.token.dispatch import combine, gate_matrix, sort_by_expert
+from mttl.skills.inventory import Inventory, Merged, draw, require_divisible
 from mttl.skills.low_rank import low_rank_linear
 
 
@@ -17,6 +22,7 @@ class LoRAInventory(Inventory):
     With mixing weights w, :math:`y = W_0 x + s \sum_k w_k B_k A_k^\top x` for the mixings
     ``"deltas"`` and ``"outputs"``, and, for ``"factors"``,
     :math:`y = W_0 x + s (\sum_k w_k B_k)(\sum_k w_k A_k)^\top x` (see `mttl.aggregation.mix`).
+    Where tokens choose, gates weigh outputs, whatever the mixing.
 
     Args:
         in_features: Features I of the layer's input.
@@ -25,16 +31,21 @@ class LoRAInventory(Inventory):
         rank: Rank r of each skill.
         n_heads: Heads H; for ``"factors"`` it must divide I and O, else O.
         scale: The factor s; 1 / rank by default.
-        mix: How skills combine.
+        mix: How skills combine; of tensors that are composed, ``"deltas"`` by default.
+        init: ``"zero"`` draws A and sets B to 0; ``"kaiming"`` draws both.
 
     Raises:
-        ValueError: If a size is not positive, H does not divide, or ``mix`` is unknown.
+        ValueError: If a size is not positive, H does not divide, or a word is unknown.
 
     References:
         Hu et al., *LoRA: Low-Rank Adaptation of Large Language Models*, ICLR 2022,
         arXiv:2106.09685. As skills: Ponti et al., arXiv:2202.13914; with heads: Caccia et al.,
-        arXiv:2211.03831.
+        arXiv:2211.03831. As experts: Zadouri et al., *Pushing Mixture of Experts to the Limit*,
+        ICLR 2024, arXiv:2309.05444.
     """
+
+    uses = ("task", "token", "composed")
+    smallest_ndim = 2
 
     def __init__(
         self,
@@ -46,6 +57,7 @@ class LoRAInventory(Inventory):
         n_heads: int = 1,
         scale: float | None = None,
         mix: str = "factors",
+        init: str = "zero",
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
         if rank < 1:
@@ -58,15 +70,20 @@ class LoRAInventory(Inventory):
         self.rank = rank
         self.scale = 1 / rank if scale is None else scale
         self.mix = mix
+        self.init = init
         self.down = nn.Parameter(torch.empty(n_skills, in_features, rank))
         self.up = nn.Parameter(torch.empty(n_skills, out_features, rank))
         self.reset_parameters()
 
+    @classmethod
+    def of_tensor(cls, shape: Sequence[int], n_skills: int, **settings: Any) -> Inventory:
+        """Return skills that add products of thin matrices to a tensor seen as a matrix."""
+        return super().of_tensor(shape, n_skills, **{"mix": "deltas"} | settings)
+
     def reset_parameters(self) -> None:
-        """Draw the input side as `nn.Linear` does and set the output side to 0: no change yet."""
-        bound = 1 / math.sqrt(self.in_features)
-        nn.init.uniform_(self.down, -bound, bound)
-        nn.init.zeros_(self.up)
+        """Draw the input side as `nn.Linear` does, and the output side as ``init`` says."""
+        draw(self.down, "kaiming", self.in_features)
+        draw(self.up, self.init, self.rank)
 
     def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
         """Return each example's factors, its weight change, or the weights themselves."""
@@ -107,12 +124,39 @@ class LoRAInventory(Inventory):
             x.to(dtype), base.weight.to(dtype), bias, down.to(dtype), up.to(dtype)
         )
 
-    def delta(self, weights: Float[Tensor, "H K"]) -> Float[Tensor, "O I"]:
-        """Return the change of the base weight for one task's mixing weights."""
+    def dispatch(self, x: Float[Tensor, "N I"], assignment: Assignment) -> Float[Tensor, "N O"]:
+        """Return, for each token, the sum over its pairs of gate times low-rank change."""
+        if self.n_skills * self.rank <= self.in_features:
+            return self._all_at_once(x, assignment)
+        work = sort_by_expert(assignment)
+        hidden = grouped_linear(x[work.tokens], self.down.mT, None, work.counts)
+        y = grouped_linear(self.scale * hidden, self.up, None, work.counts)
+        return combine(y, work, len(x))
+
+    def _all_at_once(self, x: Float[Tensor, "N I"], assignment: Assignment) -> Float[Tensor, "N O"]:
+        """Give all tokens to all skills and set what was not chosen to 0.
+
+        Two products of full width are the faster while they are no wider than the layer itself.
+        """
+        down = self.down.transpose(0, 1).flatten(1)  # (I, E r)
+        up = self.up.transpose(1, 2).flatten(0, 1)  # (E r, O)
+        dtype = active_dtype(x)
+        gates = self.scale * gate_matrix(assignment).to(dtype)
+        hidden = (x.to(dtype) @ down.to(dtype)).unflatten(1, (self.n_skills, self.rank))
+        return (hidden * gates[:, :, None]).flatten(1) @ up.to(dtype)
+
+    def delta(self, weights: Float[Tensor, "T H K"]) -> Float[Tensor, "T O I"]:
+        """Return the change of the base weight that the mixture of each task amounts to."""
         if self.mix == "factors":
-            down, up = mix_factors(self.down, self.up, weights[None])
-            return self.scale * up[0] @ down[0].t()
-        return self.scale * mix_deltas(self.down, self.up, weights[None])[0]
+            down, up = mix_factors(self.down, self.up, weights)
+            return torch.bmm(self.scale * up, down.mT)
+        return mix_deltas(self.down, self.up, self.scale * weights)
+
+    def compose(
+        self, base: Float[Tensor, "*shape"], weights: Float[Tensor, "T 1 K"]
+    ) -> Float[Tensor, "T *shape"]:
+        """Return a parameter of each task: the common one and the task's change of it."""
+        return base + self.delta(weights).view(-1, *base.shape)
 
     def extra_repr(self) -> str:
         """Name the sizes in the module's printed form."""

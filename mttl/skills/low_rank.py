@@ -41,6 +41,7 @@ def low_rank_linear(
 def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor
 ) -> tuple[Tensor, Tensor]:
+    # Forward: the base layer, then (x A) Bᵀ added into its output in place.
     y = torch.nn.functional.linear(x, weight, bias)
     hidden = torch.bmm(x, down)
     return y.baddbmm_(hidden, up.mT), hidden
@@ -62,11 +63,13 @@ class _LowRankLinear(torch.autograd.Function):
         x, weight, down, up, hidden = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, needs_down, needs_up = ctx.needs_input_grad
         grad_x = grad_weight = grad_bias = grad_down = grad_up = None
+        # Gradient of x A, from which those of x and A follow.
         grad_hidden = torch.bmm(grad, up)
         if needs_x:
             grad_x = torch.matmul(grad, weight)
             grad_x.baddbmm_(grad_hidden, down.mT)
-        # The thin operand first: a third faster on a CPU than its transpose, which this returns.
+        # Gradients of the factors: r × I and r × O products, returned as transposed views. The thin
+        # operand on the left is a third faster on a CPU than on the right.
         if needs_down:
             grad_down = torch.bmm(grad_hidden.mT, x).mT
         if needs_up:

@@ -24,12 +24,16 @@ class SkilledLinear(nn.Module):
         inventory: Its skills.
         slot: Where the routing of a forward pass is found; shared by all layers of a model.
         group: The routed group whose mixing weights this layer reads.
+
+    Raises:
+        ValueError: If the kind of skill cannot be mixed by task.
     """
 
     def __init__(
         self, base: nn.Module, inventory: Inventory, slot: RoutingSlot, group: int
     ) -> None:
         super().__init__()
+        inventory.require_use("task")
         self.base = base
         self.inventory = inventory
         self.slot = slot

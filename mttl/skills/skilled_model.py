@@ -4,13 +4,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from mttl.routing.context import Routing, RoutingSlot, check_task_ids
 from mttl.routing.task.task_router import TaskRouter
-from mttl.routing.token.masks import TokenMasks, token_masks
-from mttl.routing.token.token_router import TokenRouter
+from mttl.routing.token.masks import token_masks
+from mttl.routing.token.token_layers import (
+    FinishedRows,
+    NotedIds,
+    check_token_layer,
+    find_token_layers,
+)
 from mttl.skills.skilled_linear import SkilledLinear
 
 
@@ -43,7 +48,7 @@ class SkilledModel(nn.Module):
         for name, layer in layers.items():
             _check_layer(name, layer, router, slot)
         for name, layer in token_layers.items():
-            _check_token_layer(name, layer, router, slot)
+            check_token_layer(name, layer, router, slot)
         self.backbone = backbone
         self.router = router
         self.slot = slot
@@ -140,7 +145,7 @@ class SkilledModel(nn.Module):
             # An encoder-decoder's output begins with one start token; others repeat the prompt.
             encoder_decoder = _is_encoder_decoder(self.backbone)
             start = 1 if encoder_decoder else inputs["input_ids"].shape[1]
-            watch = _Finished(routing.masks, ends, start)
+            watch = FinishedRows(routing.masks, ends, start)
             inputs["stopping_criteria"] = [*inputs.get("stopping_criteria", ()), watch]
         with self.slot.use(routing):
             return self.backbone.generate(**inputs)  # type: ignore[operator]
@@ -153,7 +158,7 @@ class SkilledModel(nn.Module):
         else:
             stacks = {("encoder", "decoder", "model"): backbone}
         for names, module in stacks.items():
-            module.register_forward_pre_hook(_ReadIds(self.slot, names), with_kwargs=True)
+            module.register_forward_pre_hook(NotedIds(self.slot, names), with_kwargs=True)
 
     def enable_gradient_checkpointing(self) -> None:
         """Trade time for memory: recompute activations in the backward pass, routing included."""
@@ -164,69 +169,8 @@ class SkilledModel(nn.Module):
         enable(settings)  # type: ignore[operator]
 
 
-class _ReadIds:
-    """A hook before a stack's forward; an object, so that copies of a model keep one slot."""
-
-    def __init__(self, slot: RoutingSlot, names: tuple[str, ...]) -> None:
-        self.slot = slot
-        self.names = names
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], inputs: dict[str, Any]) -> None:
-        ids = inputs.get("input_ids", args[0] if args else None)
-        if ids is not None:
-            for name in self.names:
-                self.slot.current.read_ids(name, ids)
-
-
-class _Finished:
-    """Notes which rows have ended while text is generated; stops nothing.
-
-    A row that has ended goes on as padding until the last one has, beside the tokens of the others.
-    (Beams never do: only those that have not ended are continued.)
-    """
-
-    def __init__(self, masks: TokenMasks, ends: int | list[int] | None, start: int) -> None:
-        self.masks = masks
-        self.ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
-        self.start = start
-
-    def __call__(
-        self, input_ids: Int[Tensor, "R L"], scores: Any, **settings: Any
-    ) -> Bool[Tensor, "R"]:
-        generated = input_ids[:, self.start :]
-        ended = torch.isin(generated, generated.new_tensor(self.ends)).any(dim=1)
-        self.masks.finished = ended
-        return torch.zeros_like(ended)
-
-
-def find_token_layers(backbone: nn.Module) -> dict[str, Any]:
-    """Return the layers of a backbone that route tokens by their path in it."""
-    return {
-        name: module
-        for name, module in backbone.named_modules()
-        if isinstance(getattr(module, "router", None), TokenRouter)
-    }
-
-
 def _is_encoder_decoder(backbone: nn.Module) -> bool:
     return bool(getattr(getattr(backbone, "config", None), "is_encoder_decoder", False))
-
-
-def _check_token_layer(name: str, layer: Any, router: TaskRouter, slot: RoutingSlot) -> None:
-    if layer.slot is not slot:
-        raise ValueError(f"'{name}' reads another routing slot than the model's")
-    if layer.group is None:
-        return
-    if layer.group >= router.n_groups:
-        raise ValueError(
-            f"'{name}' reads group {layer.group}, but the router has {router.n_groups} groups"
-        )
-    n_experts = layer.router.n_experts
-    if (router.n_skills, router.n_heads) != (n_experts, 1):
-        raise ValueError(
-            f"'{name}' has {n_experts} experts; a task router that is their prior must have as "
-            f"many skills and one head, not {router.n_skills} and {router.n_heads}"
-        )
 
 
 def _check_layer(name: str, layer: SkilledLinear, router: TaskRouter, slot: RoutingSlot) -> None:

@@ -7,7 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
-from mttl.skills.inventory import Inventory, Merged, active_dtype, require_divisible
+from mttl.aggregation.products import active_dtype
+from mttl.skills.inventory import Inventory, Merged, draw, require_divisible
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.sparse_product import Pattern, make_pattern, sparse_outputs
 from mttl.skills.supports import random_support, spread
@@ -35,6 +36,7 @@ class SparseInventory(Inventory):
             computes sparse products and builds none. ``"auto"`` takes what should be faster, by a
             rule fitted to `scripts/benchmarks/sparse_mixing.py`: outputs for few entries and short
             texts. Compiled models take deltas: sparse products cannot be compiled.
+        init: How values begin: without effect (``"zero"``), or drawn (``"kaiming"``).
 
     Raises:
         ValueError: If a size is not positive, H does not divide O, ``sparsity`` lies outside
@@ -46,6 +48,7 @@ class SparseInventory(Inventory):
         arXiv:2202.13914, section 2.4.
     """
 
+    uses = ("task", "token", "composed")
     indices: Tensor
 
     def __init__(
@@ -59,6 +62,7 @@ class SparseInventory(Inventory):
         block: int = 16,
         n_heads: int = 1,
         mix: str = "auto",
+        init: str = "zero",
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
         require_divisible(n_heads, out_features=out_features)
@@ -67,6 +71,7 @@ class SparseInventory(Inventory):
         if mix not in MIXES:
             raise ValueError(f"mix ('{mix}') must be one of {', '.join(MIXES)}")
         self.mix = mix
+        self.init = init
         shapes = {"": (out_features, in_features)}
         drawn = [
             random_support(shapes, 1 - sparsity, structure=structure, block=block)[""]
@@ -75,13 +80,14 @@ class SparseInventory(Inventory):
         # Blocks that the edge of the weight cuts off are smaller: all skills keep as many entries.
         n_entries = min(len(places) for places in drawn)
         self.register_buffer("indices", torch.stack([places[:n_entries] for places in drawn]))
-        self.values = nn.Parameter(torch.zeros(n_skills, n_entries))
+        self.values = nn.Parameter(torch.empty(n_skills, n_entries))
+        self.reset_parameters()
         self._pattern: Pattern | None = None
         self._pattern_state: tuple[object, ...] = ()
 
     def reset_parameters(self) -> None:
-        """Set all changes to 0; the supports stay."""
-        nn.init.zeros_(self.values)
+        """Draw the values anew; the supports stay."""
+        draw(self.values, self.init, self.in_features)
 
     def set_support(self, indices: Int[Tensor, "n"] | Int[Tensor, "K n"]) -> None:
         """Change which entries the skills change; their values begin at 0.
@@ -140,17 +146,14 @@ class SparseInventory(Inventory):
         outputs = [part @ change.t() for part, change in zip(parts, changes, strict=True)]
         return y + torch.cat(outputs)[order.argsort()]
 
-    def delta(self, weights: Float[Tensor, "H K"]) -> Float[Tensor, "O I"]:
-        """Return the change of the base weight for one task's mixing weights."""
-        return mix_blocks(self._spread(), weights[None])[0]
+    def changes(self) -> Float[Tensor, "K O I"]:
+        """Return the changes spread out, for the length of a pass."""
+        size = self.out_features * self.in_features
+        return spread(self.values, self.indices, size).view(-1, self.out_features, self.in_features)
 
     def extra_repr(self) -> str:
         """Name the sizes in the module's printed form."""
         return f"{super().extra_repr()}, n_entries={self.values.shape[1]}, mix={self.mix}"
-
-    def _spread(self) -> Float[Tensor, "K O I"]:
-        size = self.out_features * self.in_features
-        return spread(self.values, self.indices, size).view(-1, self.out_features, self.in_features)
 
     def _dense(self, weights: Float[Tensor, "B H K"]) -> Merged:
         """Return dense changes, and the one that each example takes."""
@@ -160,10 +163,10 @@ class SparseInventory(Inventory):
             weights = rows.unflatten(1, weights.shape[1:])
             if len(weights) == len(which):  # then they keep their order
                 weights, which = weights[which], torch.arange(len(which))
-        return mix_blocks(self._spread(), weights), which
+        return mix_blocks(self.changes(), weights), which
 
     def _computes_outputs(self, x: Tensor) -> bool:
-        if torch.compiler.is_compiling() or not self.values.numel():
+        if torch.compiler.is_compiling() or not self.values.numel() or not x.numel():
             return False
         if self.mix == "outputs":
             return True

@@ -88,6 +88,7 @@ class _SparseOutputs(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, values: Tensor, weights: Tensor, pattern: Pattern) -> Tensor:
         ctx.save_for_backward(x, values, weights)
         ctx.pattern = pattern
+        # Forward: one sparse product gives the outputs of all skills; then their weighted sum.
         by_skill = _products(x, values, weights, pattern)
         mixed = (by_skill * _by_feature(weights)).sum(0)  # (H, O / H, B, L)
         return mixed.flatten(0, 1).permute(1, 2, 0).contiguous()
@@ -104,6 +105,7 @@ class _SparseOutputs(torch.autograd.Function):
         scaled = None
         if needs_x or needs_values:
             scaled = (grad * _by_feature(weights)).flatten(3).flatten(0, 2)  # (K O, B L)
+        # Gradient of x: the transposed sparse matrix times the weighted output gradients.
         if needs_x and scaled is not None:
             transpose = _csr(
                 pattern.starts_t,
@@ -112,6 +114,7 @@ class _SparseOutputs(torch.autograd.Function):
                 (pattern.shape[1], len(scaled)),
             )
             grad_x = torch.sparse.mm(transpose, scaled).t().reshape(x.shape)
+        # Gradient of the values: grad · xᵀ, computed at the entries of the support only.
         if needs_values and scaled is not None:
             places = _csr(
                 pattern.starts,
@@ -123,7 +126,7 @@ class _SparseOutputs(torch.autograd.Function):
             sampled = torch.sparse.sampled_addmm(places, scaled, inputs, beta=0.0)
             grad_values = sampled.values().view_as(values)
         if needs_weights:
-            # Computed once more rather than kept: K outputs of the layer's size are much to keep.
+            # The outputs of all skills are computed again: keeping them costs K times the output.
             by_skill = _products(x, values, weights, pattern)
             grad_weights = (by_skill * grad).sum((2, 4)).permute(2, 1, 0)
         return grad_x, grad_values, grad_weights, None

@@ -7,7 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
-from mttl.skills.inventory import Inventory, Merged, active_dtype, require_divisible
+from mttl.aggregation.products import active_dtype
+from mttl.skills.inventory import Inventory, Merged, require_divisible
 
 START = 1e-2
 
@@ -38,6 +39,8 @@ class SupermaskInventory(Inventory):
         Learning to Mask Weights*, ECCV 2018, arXiv:1801.06519. Wortsman et al., *Supermasks in
         Superposition*, NeurIPS 2020, arXiv:2006.14769.
     """
+
+    uses = ("task",)
 
     def __init__(
         self,

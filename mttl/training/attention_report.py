@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mttl.data.collate import TrainCollator, pad_id_of
 from mttl.models.backbone import is_decoder_only
-from mttl.skills.attention import FusedInventory
+from mttl.skills.attention import AttendedInventory
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.text_to_text import TextToTextModule
 
@@ -26,7 +26,7 @@ def has_attention(model: SkilledModel) -> bool:
         model: Backbone, skills and router.
     """
     layers = model.skilled_layers().values()
-    return any(isinstance(layer.inventory, FusedInventory) for layer in layers)
+    return any(isinstance(layer.inventory, AttendedInventory) for layer in layers)
 
 
 @torch.no_grad()
@@ -67,7 +67,7 @@ def _attended(model: SkilledModel) -> Iterator[dict[int, Tensor]]:
     handles = []
     for layer in model.skilled_layers().values():
         inventory, group = layer.inventory, layer.group
-        if not isinstance(inventory, FusedInventory):
+        if not isinstance(inventory, AttendedInventory):
             continue
 
         def add(module, inputs, weights: Tensor, group: int = group) -> None:

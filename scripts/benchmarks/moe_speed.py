@@ -171,7 +171,7 @@ def _one_expert(d: int, hidden: int) -> "nn.Module":
             tokens = torch.arange(x.shape[1], device=x.device)
             ones = torch.ones(len(tokens), 1, device=x.device)
             everything = Assignment(tokens, torch.zeros_like(tokens), ones[:, 0], ones)
-            return self.experts(x[0], everything)[None]
+            return self.experts.dispatch(x[0], everything)[None]
 
     return OneExpert()
 

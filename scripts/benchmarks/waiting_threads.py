@@ -1,8 +1,8 @@
-"""Time the main job while other work takes the processors: threads that spin and threads that sleep.
+"""Time the main job beside other work: threads that spin while they wait, and threads that sleep.
 
-OpenMP's threads wait for each other at the end of every parallel loop. By default GNU's library lets
-them spin, which is fastest on idle cores; beside other work they spin while a thread that they wait
-for has no processor. The commands therefore set OMP_WAIT_POLICY=passive.
+OpenMP's threads wait for each other at the end of every parallel loop. By default GNU's library
+lets them spin, which is fastest on idle cores; beside other work they spin while the thread that
+they wait for has no processor. The commands therefore set OMP_WAIT_POLICY=passive.
 
 Runs `pl_train.py -c crossfit.yaml` for some steps, start-up included, in processes of its own, with
 and without busy processes beside it. The variants take turns; times are wall time.
@@ -19,10 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from _common import parse_arguments, report, summarise
 from rich.console import Console
 from rich.progress import track
-
-from _common import parse_arguments, report, summarise
 
 ROOT = Path(__file__).parents[2]
 # GNU's library spins this often where nothing is set; giving the number overrides the policy.

@@ -8,23 +8,21 @@ from torch import nn
 
 from helpers.backbones import fill
 from mttl.moe.attach_experts import Place, Selection, attach_experts
-from mttl.moe.experts import Experts
-from mttl.moe.lora import LoRAExperts
 from mttl.moe.upcycle import upcycle
 from mttl.routing import RoutingSlot, TaskRouter, shared_router
 from mttl.routing.token.balance import Balance
 from mttl.routing.token.token_router import TokenRouter
 from mttl.routing.token.top_k import TopKRouter
-from mttl.skills import SkilledModel
+from mttl.skills import Inventory, LoRAInventory, SkilledModel
 
 N_EXPERTS = 4
 
 
-def lora(place: Place, n_experts: int) -> LoRAExperts:
-    return LoRAExperts(place.in_features, place.out_features, n_experts, rank=2)
+def lora(place: Place, n_experts: int) -> LoRAInventory:
+    return LoRAInventory(place.in_features, place.out_features, n_experts, rank=2)
 
 
-def copies(place: Place, n_experts: int) -> Experts:
+def copies(place: Place, n_experts: int) -> Inventory:
     assert place.block is not None
     return upcycle(place.block, n_experts)
 

@@ -7,8 +7,9 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mttl.moe import Experts, FeedForwardExperts, LoRAExperts, ParallelExperts
+from mttl.moe import FeedForwardExperts, ParallelExperts
 from mttl.routing import Balance, Tokens, TopKRouter
+from mttl.skills import Inventory, LoRAInventory
 
 I, E, WORLD = 6, 4, 2  # noqa: E741
 # Tokens of each process; in the second case one has none.
@@ -17,10 +18,10 @@ KINDS = ("feed_forward", "lora")
 LOSSES = {"switch": 1.0, "gshard": 1.0, "importance": 1.0, "z": 1.0, "entropy": 1.0}
 
 
-def make(kind: str) -> tuple[Experts, TopKRouter]:
+def make(kind: str) -> tuple[Inventory, TopKRouter]:
     torch.manual_seed(1)
     if kind == "lora":
-        experts: Experts = LoRAExperts(I, I, E, rank=3)
+        experts: Inventory = LoRAInventory(I, I, E, rank=3)
     else:
         experts = FeedForwardExperts(I, 5, I, E, gated=True, activation="silu", bias=True)
     for parameter in experts.parameters():
@@ -36,11 +37,11 @@ def tokens(case: str, rank: int) -> tuple[Tensor, Tensor]:
     return torch.randn(n, I, generator=generator), torch.randn(n, I, generator=generator)
 
 
-def step(experts: Experts, router: TopKRouter, x: Tensor, target: Tensor) -> dict[str, Tensor]:
+def step(experts: Inventory, router: TopKRouter, x: Tensor, target: Tensor) -> dict[str, Tensor]:
     """Return the output of a forward pass, what it owes, and the gradient of the input."""
     x = x.requires_grad_()
     assignment = router(Tokens(x))
-    y = experts(x, assignment)
+    y = experts.dispatch(x, assignment)
     owed = torch.stack([*assignment.losses.values()]).sum()
     ((y * target).sum() + owed).backward()
     return {"y": y.detach(), "owed": owed.detach(), "x": x.grad}
@@ -62,7 +63,7 @@ def work(rank: int, folder: Path) -> None:
                 found[f"experts.{name}"] = parameter.grad
             results |= {f"{kind}/{case}/{name}": value for name, value in found.items()}
     try:
-        ParallelExperts(LoRAExperts(I, I, 3))
+        ParallelExperts(LoRAInventory(I, I, 3))
     except ValueError as error:
         (folder / f"refused{rank}.txt").write_text(str(error))
     save_file(

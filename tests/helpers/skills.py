@@ -16,12 +16,14 @@ from mttl.routing import (
     expert_router,
 )
 from mttl.skills import (
+    AdapterInventory,
     DenseInventory,
     IA3Inventory,
     Inventory,
     LoRAInventory,
     SkilledModel,
     SparseInventory,
+    SupermaskInventory,
     attach_skills,
 )
 
@@ -46,6 +48,26 @@ INVENTORIES: dict[str, Callable[[int, int, int, int], Inventory]] = {
     "sparse-deltas": lambda i, o, k, h: _sparse(i, o, k, h, "deltas"),
     "sparse-outputs": lambda i, o, k, h: _sparse(i, o, k, h, "outputs"),
 }
+
+# Kinds that take no heads, or need the base layer's weight.
+OTHERS: dict[str, Callable[[int, int, int], Inventory]] = {
+    "lora, all at once": lambda i, o, k: LoRAInventory(i, o, k, rank=i // k, scale=0.3),
+    "lora, by expert": lambda i, o, k: LoRAInventory(i, o, k, rank=i, scale=0.3),
+    "adapter": lambda i, o, k: AdapterInventory(i, o, k, hidden_features=3),
+    "adapter, behind": lambda i, o, k: AdapterInventory(
+        i, o, k, hidden_features=3, parallel=False, activation="gelu"
+    ),
+    # A threshold amid the scores that tests fill in.
+    "supermask": lambda i, o, k: SupermaskInventory(i, o, k, threshold=0.0),
+}
+
+
+def make_kind(kind: str, n_in: int, n_out: int, n_skills: int) -> Inventory:
+    """Return an inventory of one head by its name in either list."""
+    if kind in OTHERS:
+        return OTHERS[kind](n_in, n_out, n_skills)
+    return INVENTORIES[kind](n_in, n_out, n_skills, 1)
+
 
 # (n_groups, n_tasks, n_heads, n_skills) -> router
 ROUTERS: dict[str, Callable[[int, int, int, int], TaskRouter]] = {

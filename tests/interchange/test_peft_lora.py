@@ -86,7 +86,7 @@ def test_truncation_reports_what_it_loses(tmp_path):
     adapter = export(model, mixing, tmp_path / "small", "t5", rank=3)
     lost = whole = 0.0
     for path, layer in model.skilled_layers().items():
-        change = layer.inventory.delta(mixing[layer.group]).detach()
+        change = layer.inventory.delta(mixing[layer.group][None])[0].detach()
         lost += float((adapter[path].up @ adapter[path].down.t() - change).square().sum())
         whole += float(change.square().sum())
     # Squared errors of float32 factors of a change of norm about 1.

@@ -90,7 +90,7 @@ def test_half_precision_is_rounded_once():
     for skilled_layer in model.skilled_layers().values():
         skilled_layer.inventory.float()
     mixing = task_mixing(model.router, 0)
-    exact = layer.weight.float() + layer.inventory.delta(mixing[layer.group])
+    exact = layer.weight.float() + layer.inventory.delta(mixing[layer.group][None])[0]
     path = next(iter(model.skilled_layers()))
     folded = fold(model, mixing)
     plain = folded.backbone.get_submodule(path)

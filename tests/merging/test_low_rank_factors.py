@@ -28,7 +28,7 @@ def test_the_factors_multiply_to_the_change(mix, n_heads):
     weights = mixing(1, n_heads, 3)[0].double()
     part = mixture_factors(inventory, weights)
     assert part.rank == (2 if mix == "factors" else 6)
-    torch.testing.assert_close(product(part), inventory.delta(weights), **EXACT)
+    torch.testing.assert_close(product(part), inventory.delta(weights[None])[0], **EXACT)
 
 
 def test_skills_without_weight_take_no_columns():
@@ -36,7 +36,7 @@ def test_skills_without_weight_take_no_columns():
     weights = torch.tensor([[0.0, 0.4, 0.0], [0.3, 0.7, 0.0]]).double()
     part = mixture_factors(inventory, weights)
     assert part.rank == 4
-    torch.testing.assert_close(product(part), inventory.delta(weights), **EXACT)
+    torch.testing.assert_close(product(part), inventory.delta(weights[None])[0], **EXACT)
 
 
 @pytest.mark.parametrize("rank", [1, 3, 4, 9])
@@ -77,7 +77,7 @@ def test_a_mixture_is_exact_where_the_rank_allows_it():
     assert mixture(inventory, weights, rank=3).dropped > 0
     dense = filled(DenseInventory(8, 6, 3))
     whole = mixture(dense, weights, rank=6)
-    torch.testing.assert_close(product(whole), dense.delta(weights).detach())
+    torch.testing.assert_close(product(whole), dense.delta(weights[None])[0].detach())
 
 
 def test_mistakes_are_named():

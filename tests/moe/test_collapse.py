@@ -31,7 +31,7 @@ def usage_entropy(router: TokenRouter) -> float:
         target = torch.einsum("nij,nj->ni", maps[cluster], x)
         assignment = router(Tokens(x))
         owed = sum(assignment.losses.values())
-        loss = (experts(x, assignment) - target).square().mean() + owed
+        loss = (experts.dispatch(x, assignment) - target).square().mean() + owed
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

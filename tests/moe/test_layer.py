@@ -4,13 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mttl.moe import (
-    AdapterExperts,
-    FeedForwardExperts,
-    IA3Experts,
-    LoRAExperts,
-    MoELayer,
-)
+from mttl.moe import FeedForwardExperts, MoELayer
 from mttl.routing import (
     Balance,
     BaseRouter,
@@ -24,6 +18,7 @@ from mttl.routing import (
 )
 from mttl.routing.token.dispatch import gate_matrix
 from mttl.routing.token.masks import TokenMasks
+from mttl.skills import AdapterInventory, IA3Inventory, LoRAInventory
 
 I, O, E = 6, 4, 4  # noqa: E741
 
@@ -49,22 +44,22 @@ def run(layer: MoELayer, x: torch.Tensor, given: Routing | None = None):
 
 def test_experts_add_to_the_base() -> None:
     base = nn.Linear(I, O)
-    layer = make(LoRAExperts(I, O, E), base=base)
+    layer = make(LoRAInventory(I, O, E), base=base)
     x = torch.randn(2, 5, I)
     flat = x.flatten(0, 1)
-    expected = base(flat) + layer.experts(flat, layer.router(Tokens(flat)))
+    expected = base(flat) + layer.experts.dispatch(flat, layer.router(Tokens(flat)))
     torch.testing.assert_close(run(layer, x)[0].flatten(0, 1), expected)
 
 
 @pytest.mark.parametrize("kind", ["ia3", "adapter"])
 def test_experts_that_read_the_bases_output(kind: str) -> None:
     base = nn.Linear(I, O)
-    experts = IA3Experts(I, O, E) if kind == "ia3" else AdapterExperts(I, O, E, parallel=False)
+    experts = IA3Inventory(I, O, E) if kind == "ia3" else AdapterInventory(I, O, E, parallel=False)
     layer = make(experts, base=base)
     x = torch.randn(2, 5, I)
     y = base(x).flatten(0, 1)
     given = layer.router(Tokens(x.flatten(0, 1)))
-    expected = y + experts(y, given)
+    expected = y + experts.dispatch(y, given)
     if kind == "ia3":
         torch.testing.assert_close(expected, y * (1 + gate_matrix(given) @ experts.difference))
     torch.testing.assert_close(run(layer, x)[0].flatten(0, 1), expected)
@@ -88,7 +83,7 @@ def test_inputs_of_any_number_of_positions() -> None:
 
 def test_tokens_without_room_pass_through() -> None:
     base = nn.Linear(I, O)
-    layer = make(LoRAExperts(I, O, E), base=base, capacity_factor=0.5)
+    layer = make(LoRAInventory(I, O, E), base=base, capacity_factor=0.5)
     x = torch.randn(2, 8, I)
     y, given = run(layer, x)
     record = given.records[0]
@@ -212,7 +207,7 @@ def test_routers_that_look_ahead_are_refused_in_causal_decoders(router) -> None:
     ("settings", "message"),
     [
         ({"router": TopKRouter(I, 5)}, "chooses among 5 experts and the layer has 4"),
-        ({"experts": IA3Experts(I, O, E)}, "IA3Experts act on the output of the module"),
+        ({"experts": IA3Inventory(I, O, E)}, "IA3Inventory act on the output of the module"),
         ({"prior": "strong", "group": 0}, r"prior \('strong'\) must be None, 'logits' or 'mask'"),
         ({"prior": "mask"}, r"prior \(mask\) and group \(None\) go together"),
         ({"group": 0}, r"prior \(None\) and group \(0\) go together"),

@@ -11,8 +11,9 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from helpers import parallel_experts as shared
-from mttl.moe import AdapterExperts, LoRAExperts, ParallelExperts, expert_slice
+from mttl.moe import ParallelExperts, expert_slice
 from mttl.routing import Tokens
+from mttl.skills import AdapterInventory, LoRAInventory
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-4}
 
@@ -33,7 +34,7 @@ def expected(kind: str, case: str) -> tuple[dict[str, Tensor], dict[str, Tensor]
     # The mean over processes of their losses: half of the sum over tokens, and the one balance.
     x.requires_grad_()
     assignment = router(Tokens(x))
-    y = experts(x, assignment)
+    y = experts.dispatch(x, assignment)
     owed = torch.stack([*assignment.losses.values()]).sum()
     ((y * target).sum() / shared.WORLD + owed).backward()
     gradients = {name: parameter.grad for name, parameter in experts.named_parameters()}
@@ -72,13 +73,13 @@ def test_experts_must_divide_evenly(folder: Path) -> None:
 
 def test_processes_are_needed() -> None:
     with pytest.raises(RuntimeError, match="call init_process_group first"):
-        ParallelExperts(LoRAExperts(6, 6, 4))
+        ParallelExperts(LoRAInventory(6, 6, 4))
 
 
 def test_a_slice_is_a_copy_of_some_experts() -> None:
-    whole = AdapterExperts(6, 6, 4, hidden_features=3)
+    whole = AdapterInventory(6, 6, 4, hidden_features=3)
     part = expert_slice(whole, 1, 3)
-    assert part.n_experts == part.blocks.n_experts == 2
+    assert part.n_skills == part.blocks.n_skills == 2
     assert torch.equal(part.blocks.up, whole.blocks.up[1:3])
     with torch.no_grad():
         part.blocks.up.zero_()

@@ -9,7 +9,7 @@ from mttl.adaptation.modes import adapted, apply_mode
 from mttl.merging.fold import average_mixing, fold
 from mttl.routing import RoutingSlot, average_router
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
-from mttl.skills.attention import FusedInventory
+from mttl.skills.attention import AttendedInventory
 from mttl.training.optim import Optimization, parameter_roles
 
 WEIGHTS = torch.full((2, 1, 3), 1 / 3)
@@ -17,7 +17,7 @@ IDS = torch.tensor([0, 1, 1])
 
 
 def fused(**settings):
-    inventory = FusedInventory(LoRAInventory(4, 6, 3, rank=2, scale=0.7), **settings)
+    inventory = AttendedInventory(LoRAInventory(4, 6, 3, rank=2, scale=0.7), **settings)
     fill(inventory)
     return inventory.double()
 
@@ -57,7 +57,7 @@ def test_equals_the_plain_computation_with_its_gradients(query, value):
 def test_it_starts_near_the_average_of_the_outputs():
     skills = LoRAInventory(4, 6, 3, rank=2, mix="outputs")
     fill(skills)
-    inventory = FusedInventory(skills)
+    inventory = AttendedInventory(skills)
     torch.nn.init.zeros_(inventory.attention.query)
     x, y = torch.randn(2, 3, 4), torch.randn(2, 3, 6)
     torch.testing.assert_close(inventory(x, y, WEIGHTS), skills(x, y, WEIGHTS))
@@ -67,7 +67,7 @@ def model_of(family="t5", **settings):
     backbone, slot = BACKBONES[family]().requires_grad_(False), RoutingSlot()
     attachment = attach_skills(
         backbone,
-        lambda i, o: FusedInventory(LoRAInventory(i, o, 3, rank=2), **settings),
+        lambda i, o: AttendedInventory(LoRAInventory(i, o, 3, rank=2), **settings),
         targets=["attention"],
         slot=slot,
     )
@@ -176,12 +176,12 @@ def test_attention_has_no_plain_weights():
 
 def test_mistakes_are_named():
     with pytest.raises(ValueError, match=r"n_heads \(2\) must be 1: attention weighs whole"):
-        FusedInventory(LoRAInventory(4, 6, 3, n_heads=2))
+        AttendedInventory(LoRAInventory(4, 6, 3, n_heads=2))
     with pytest.raises(ValueError, match=r"query \('key'\) must be 'output' or 'input'"):
-        FusedInventory(LoRAInventory(4, 6, 3), query="key")
+        AttendedInventory(LoRAInventory(4, 6, 3), query="key")
     with pytest.raises(ValueError, match=r"value_penalty \(-1\.0\) must not be negative"):
-        FusedInventory(LoRAInventory(4, 6, 3), value_penalty=-1.0)
-    assert "query=input" in repr(FusedInventory(LoRAInventory(4, 6, 3), query="input"))
+        AttendedInventory(LoRAInventory(4, 6, 3), value_penalty=-1.0)
+    assert "query=input" in repr(AttendedInventory(LoRAInventory(4, 6, 3), query="input"))
 
 
 def test_a_deep_model_keeps_its_output_without_skills():

@@ -9,7 +9,7 @@ from helpers.backbones import BACKBONES, fill
 from mttl.models.backbone import load_tokenizer
 from mttl.routing import RoutingSlot, average_router
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
-from mttl.skills.attention import FusedInventory
+from mttl.skills.attention import AttendedInventory
 from mttl.training.attention_report import attention_by_task, has_attention
 from mttl.training.text_to_text import TextToTextModule
 
@@ -25,7 +25,7 @@ def module_of(family: str, granularity: str = "linear", *, fused: bool = True) -
 
     def make(n_in: int, n_out: int):
         skills = LoRAInventory(n_in, n_out, 3, rank=2)
-        return FusedInventory(skills) if fused else skills
+        return AttendedInventory(skills) if fused else skills
 
     attachment = attach_skills(
         backbone, make, targets=["attention"], slot=slot, granularity=granularity

@@ -6,18 +6,8 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.skills.composed.tensor_skills import (
-    DenseSkills,
-    LowRankSkills,
-    SparseSkills,
-    TensorSkills,
-)
-
-KINDS: dict[str, type[TensorSkills]] = {
-    "dense": DenseSkills,
-    "sparse": SparseSkills,
-    "lora": LowRankSkills,
-}
+from mttl.skills.inventory import Inventory
+from mttl.skills.kinds import kind_for
 
 
 class ModuleInventory(nn.Module):
@@ -30,7 +20,7 @@ class ModuleInventory(nn.Module):
         n_skills: Skills K.
         kind: What a skill changes: every entry (``"dense"``), few entries, chosen at random and
             for good (``"sparse"``), or matrices by products of thin ones (``"lora"``, which leaves
-            biases and other vectors alone). See `mttl.skills.composed.tensor_skills`.
+            biases and other vectors alone).
         granularity: Which parameters share a routing row: all of the ``"model"``, or those of a
             ``"layer"``, that is of a module that holds parameters itself.
         **settings: What the kind takes: ``init``, and ``sparsity``, or ``rank`` and ``scale``.
@@ -57,18 +47,16 @@ class ModuleInventory(nn.Module):
         **settings: Any,
     ) -> None:
         super().__init__()
-        if kind not in KINDS:
-            raise ValueError(f"kind ('{kind}') must be 'dense', 'sparse' or 'lora'")
+        make = kind_for("composed", kind)
         if granularity not in ("model", "layer"):
             raise ValueError(f"granularity ('{granularity}') must be 'model' or 'layer'")
-        make = KINDS[kind]
         groups: dict[str, int] = {}
         self._group_of: dict[str, int] = {}
         self.skills = nn.Module()  # as nested as the base: parameters keep their paths
         for name, parameter in base.named_parameters():
             if parameter.ndim < make.smallest_ndim:
                 continue
-            skills = make(parameter.shape, n_skills, **settings)
+            skills = make.of_tensor(parameter.shape, n_skills, **settings)
             _put(self.skills, name, skills.to(parameter.device, parameter.dtype))
             layer = name.rpartition(".")[0] if granularity == "layer" else "model"
             self._group_of[name] = groups.setdefault(layer, len(groups))
@@ -102,10 +90,10 @@ class ModuleInventory(nn.Module):
         Returns:
             For a parameter of shape (…), a tensor of shape (T, …).
         """
-        rows = weights.squeeze(2).unbind(0)
+        rows = weights.unbind(0)
         n_tasks = weights.shape[1]
         return {
-            name: self._of(name).merge(tensor, rows[self._group_of[name]])
+            name: self._of(name).compose(tensor, rows[self._group_of[name]])
             if name in self._group_of
             else tensor.expand(n_tasks, *tensor.shape)
             for name, tensor in base.items()
@@ -115,7 +103,7 @@ class ModuleInventory(nn.Module):
         """Name the sizes in the module's printed form."""
         return f"n_skills={self.n_skills}, n_groups={self.n_groups}"
 
-    def _of(self, name: str) -> TensorSkills:
+    def _of(self, name: str) -> Inventory:
         return self.skills.get_submodule(name)  # type: ignore[return-value]
 
 

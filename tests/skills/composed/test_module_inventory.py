@@ -108,7 +108,7 @@ def test_the_printed_form_names_the_sizes():
 
 
 def test_mistakes_are_named():
-    with pytest.raises(ValueError, match=r"kind \('ia3'\) must be 'dense', 'sparse' or 'lora'"):
+    with pytest.raises(ValueError, match=r"kind \('ia3'\) cannot be composed"):
         ModuleInventory(Tower(), K, kind="ia3")
     with pytest.raises(ValueError, match=r"granularity \('block'\) must be 'model' or 'layer'"):
         ModuleInventory(Tower(), K, kind="dense", granularity="block")

@@ -1,6 +1,5 @@
-"""The interface of all experts of a layer, and feed-forward ones."""
+"""Feed-forward blocks that tokens choose: in the place of a block, or as adapters."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -8,58 +7,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.grouped import grouped_linear
+from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import combine, sort_by_expert
-from mttl.routing.token.token_router import Assignment
-
-
-class Experts(nn.Module, ABC):
-    """E experts of one layer, stacked in one tensor per parameter.
-
-    Args:
-        in_features: Features I that an expert reads.
-        out_features: Features O that it writes.
-        n_experts: Experts E.
-
-    Attributes:
-        reads: What a layer gives to its experts: its ``"input"``, or the ``"output"`` of its base.
-
-    Raises:
-        ValueError: If a size is not positive.
-    """
-
-    role = "skills"
-    reads = "input"
-
-    def __init__(self, in_features: int, out_features: int, n_experts: int) -> None:
-        super().__init__()
-        sizes = {"in_features": in_features, "out_features": out_features, "n_experts": n_experts}
-        for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"{name} ({size}) must be at least 1")
-        self.in_features = in_features
-        self.out_features = out_features
-        self.n_experts = n_experts
-
-    @abstractmethod
-    def reset_parameters(self) -> None:
-        """Draw the experts anew; those that augment a module change nothing yet."""
-
-    @abstractmethod
-    def forward(self, x: Float[Tensor, "N I"], assignment: Assignment) -> Float[Tensor, "N O"]:
-        """Return, for each token, the sum over its pairs of gate times expert output.
-
-        Args:
-            x: What the experts read, one row per token.
-            assignment: Which experts process which tokens; a token without any gets 0.
-        """
-
-    def extra_repr(self) -> str:
-        """Name the sizes in the module's printed form."""
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"n_experts={self.n_experts}"
-        )
-
+from mttl.skills.inventory import Inventory
 
 Activation = Callable[[Tensor], Tensor]
 ACTIVATIONS: dict[str, Activation] = {
@@ -70,7 +20,7 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-class FeedForwardExperts(Experts):
+class FeedForwardExperts(Inventory):
     r"""Feed-forward blocks: :math:`W_o\,a(W_i x)`, or gated :math:`W_o(a(W_g x) \odot W_i x)`.
 
     Args:
@@ -94,6 +44,8 @@ class FeedForwardExperts(Experts):
         ValueError: If a size is not positive, the activation is unknown, or the dropout is outside
             [0, 1).
     """
+
+    uses = ("token",)
 
     def __init__(
         self,
@@ -136,7 +88,7 @@ class FeedForwardExperts(Experts):
             if bias is not None:
                 nn.init.zeros_(bias)
 
-    def forward(self, x: Float[Tensor, "N I"], assignment: Assignment) -> Float[Tensor, "N O"]:
+    def dispatch(self, x: Float[Tensor, "N I"], assignment: Assignment) -> Float[Tensor, "N O"]:
         """Return, for each token, the sum over its pairs of gate times expert output."""
         work = sort_by_expert(assignment)
         hidden = grouped_linear(x[work.tokens], self.up, self.up_bias, work.counts)

@@ -1,22 +1,23 @@
-"""Bottleneck experts: small feed-forward blocks beside or behind a module."""
+"""Bottleneck adapters: small feed-forward blocks beside or behind a layer."""
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.moe.experts import Activation, Experts, FeedForwardExperts
-from mttl.routing.token.token_router import Assignment
+from mttl.routing.token.choice import Assignment
+from mttl.skills.feed_forward_experts import Activation, FeedForwardExperts
+from mttl.skills.inventory import Inventory
 
 
-class AdapterExperts(Experts):
+class AdapterInventory(Inventory):
     r"""Bottleneck adapters: what is added is :math:`\sum_e g_e (U_e\,a(D_e h + b_e) + c_e)`.
 
     Args:
-        in_features: Features I of the augmented module's input.
+        in_features: Features I of the layer's input.
         out_features: Features O of its output.
-        n_experts: Experts E.
+        n_skills: Skills K.
         hidden_features: Width of the bottleneck.
         activation: As in `FeedForwardExperts`.
-        parallel: h is the module's input; otherwise its output.
+        parallel: h is the layer's input; otherwise its output.
 
     Raises:
         ValueError: If a size is not positive.
@@ -27,23 +28,25 @@ class AdapterExperts(Experts):
         al., *AdaMix*, EMNLP 2022, arXiv:2205.12410.
     """
 
+    uses = ("token",)
+
     def __init__(
         self,
         in_features: int,
         out_features: int,
-        n_experts: int,
+        n_skills: int,
         *,
         hidden_features: int = 64,
         activation: str | Activation = "relu",
         parallel: bool = True,
     ) -> None:
-        super().__init__(in_features, out_features, n_experts)
+        super().__init__(in_features, out_features, n_skills)
         self.reads = "input" if parallel else "output"
         self.blocks = FeedForwardExperts(
             in_features if parallel else out_features,
             hidden_features,
             out_features,
-            n_experts,
+            n_skills,
             activation=activation,
             bias=True,
         )
@@ -54,6 +57,8 @@ class AdapterExperts(Experts):
         self.blocks.reset_parameters()
         nn.init.zeros_(self.blocks.down)
 
-    def forward(self, x: Float[Tensor, "N I"], assignment: Assignment) -> Float[Tensor, "N O"]:
-        """Return what is added to the module's output."""
-        return self.blocks(x, assignment)
+    def dispatch(
+        self, x: Float[Tensor, "N features"], assignment: Assignment
+    ) -> Float[Tensor, "N O"]:
+        """Return what is added to the layer's output."""
+        return self.blocks.dispatch(x, assignment)

@@ -1,0 +1,34 @@
+"""The kinds of skills by name: the registry of all uses."""
+
+from mttl.skills.adapter import AdapterInventory
+from mttl.skills.dense import DenseInventory
+from mttl.skills.ia3 import IA3Inventory
+from mttl.skills.inventory import USES, Inventory
+from mttl.skills.lora import LoRAInventory
+from mttl.skills.sparse import SparseInventory
+from mttl.skills.supermask import SupermaskInventory
+
+KINDS: dict[str, type[Inventory]] = {
+    "lora": LoRAInventory,
+    "ia3": IA3Inventory,
+    "adapter": AdapterInventory,
+    "dense": DenseInventory,
+    "sparse": SparseInventory,
+    "supermask": SupermaskInventory,
+}
+
+
+def kind_for(use: str, kind: str) -> type[Inventory]:
+    """Return the class of a kind of skill that has a use.
+
+    Args:
+        use: ``"task"``, ``"token"`` or ``"composed"``.
+        kind: Its name.
+
+    Raises:
+        ValueError: If the kind is unknown or does not have the use.
+    """
+    fit = [name for name, known in KINDS.items() if use in known.uses]
+    if kind not in fit:
+        raise ValueError(f"kind ('{kind}') cannot be {USES[use]}; choose one of {', '.join(fit)}")
+    return KINDS[kind]

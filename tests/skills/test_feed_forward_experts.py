@@ -1,0 +1,84 @@
+"""Feed-forward blocks that tokens choose, against a plain loop over pairs."""
+
+import pytest
+import torch
+
+from helpers.compare import relative_error
+from helpers.pairs import ASSIGNMENTS, E, N, feed_forward, loop_over_pairs, random_pairs
+from mttl.moe import FeedForwardExperts
+from mttl.routing.token.choice import Assignment
+
+I, O = 16, 16  # noqa: E741
+# Float32 sums of a few dozen products, in another order.
+ROUNDING = 1e-5
+KINDS = {
+    "relu": {},
+    "gelu, bias": {"activation": "gelu", "bias": True},
+    "gelu_new, gated": {"activation": "gelu_new", "gated": True},
+    "silu, gated, bias": {"activation": "silu", "gated": True, "bias": True},
+    "a function": {"activation": torch.tanh},
+}
+
+
+def make(**settings) -> FeedForwardExperts:
+    experts = FeedForwardExperts(I, 8, O, E, **settings)
+    for parameter in experts.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return experts
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ASSIGNMENTS)
+def test_equals_a_loop_over_pairs_with_gradients(kind: str, name: str) -> None:
+    experts, given = make(**KINDS[kind]).double(), ASSIGNMENTS[name]()
+    x = torch.randn(len(given.probabilities), I).double().requires_grad_()
+    given.weights.requires_grad_()
+    leaves = [x, given.weights, *experts.parameters()]
+    found = experts.dispatch(x, given)
+    expected = loop_over_pairs(lambda row, e: feed_forward(experts, row, e), x, given, O)
+    torch.testing.assert_close(found, expected)
+    if not len(x):
+        return
+    grad = torch.randn_like(found)
+    ours = torch.autograd.grad(found, leaves, grad)
+    theirs = torch.autograd.grad(expected, leaves, grad)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_dropout_of_hidden_units_in_training_only() -> None:
+    experts, given = FeedForwardExperts(I, 64, O, E, dropout=0.5), random_pairs()
+    x = torch.randn(N, I)
+    experts.eval()
+    plain = experts.dispatch(x, given)
+    assert torch.equal(plain, experts.dispatch(x, given))
+    experts.train()
+    assert not torch.equal(experts.dispatch(x, given), plain)
+    mean = torch.stack([experts.dispatch(x, given) for _ in range(200)]).mean(0)
+    assert relative_error(mean, plain) < 0.5  # 64 units, 200 draws
+
+
+def test_the_order_of_pairs_does_not_matter() -> None:
+    experts, given = make(), random_pairs()
+    order = torch.randperm(len(given.tokens))
+    shuffled = Assignment(
+        given.tokens[order], given.experts[order], given.weights[order], given.probabilities
+    )
+    x = torch.randn(N, I)
+    found, expected = experts.dispatch(x, shuffled), experts.dispatch(x, given)
+    assert relative_error(found, expected) < ROUNDING
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n_experts": 0}, r"n_skills \(0\) must be at least 1"),
+        ({"hidden_features": 0}, r"hidden_features \(0\) must be at least 1"),
+        ({"activation": "swish"}, r"activation \('swish'\) must be relu, gelu"),
+        ({"dropout": 1.0}, r"dropout \(1.0\) must lie in \[0, 1\)"),
+    ],
+)
+def test_bad_settings_are_refused(settings, message: str) -> None:
+    sizes = {"in_features": I, "hidden_features": 8, "out_features": O, "n_experts": E}
+    with pytest.raises(ValueError, match=message):
+        FeedForwardExperts(**sizes | settings)

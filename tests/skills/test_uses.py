@@ -1,0 +1,375 @@
+"""What every kind of inventory promises, in each use that it has."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load, save
+from torch import nn
+
+from helpers.backbones import fill
+from helpers.pairs import ASSIGNMENTS, N, feed_forward, loop_over_pairs, random_pairs
+from helpers.skills import INVENTORIES, OTHERS, filled, make_kind, mixing
+from mttl.moe import MoELayer
+from mttl.routing import RoutingSlot, TopKRouter
+from mttl.skills import AdapterInventory, LoRAInventory, SkilledLinear
+from mttl.skills.attention import AttendedInventory
+from mttl.skills.composed.module_inventory import ModuleInventory
+from mttl.skills.inventory import USES
+from mttl.skills.kinds import KINDS, kind_for
+
+I, O, K, H, B, L, T = 8, 12, 4, 2, 4, 5, 3  # noqa: E741
+ALL = [*INVENTORIES, *OTHERS]
+HAVING = {use: [name for name in ALL if use in make_kind(name, I, O, K).uses] for use in USES}
+TASK, TOKEN = HAVING["task"], HAVING["token"]
+COMPOSED = {"dense": {}, "sparse": {"sparsity": 0.7}, "lora": {"rank": 2, "scale": 0.3}}
+SHAPES = [(6,), (5, 4), (4, 3, 2, 2), (1,), ()]
+TENSORS = [(kind, shape) for kind in COMPOSED for shape in SHAPES if kind != "lora" or shape[1:]]
+
+
+def layer(kind, n_heads=1, dtype=torch.float64):
+    """Return a base layer and skills of it that change much."""
+    headed = kind in INVENTORIES
+    made = INVENTORIES[kind](I, O, K, n_heads) if headed else make_kind(kind, I, O, K)
+    return nn.Linear(I, O).to(dtype), filled(made).to(dtype)
+
+
+def mixed(kind, inventory, base, x, weights):
+    return inventory.combine_linear(x, base, inventory.merge(weights))
+
+
+def tensor_skills(kind, shape, **settings):
+    made = KINDS[kind].of_tensor(shape, K, **COMPOSED[kind] | settings).double()
+    fill(made)
+    return made
+
+
+def plain_changes(inventory, shape):
+    """The K changes of a tensor, entry by entry."""
+    if hasattr(inventory, "change"):
+        return list(inventory.change)
+    found = []
+    for k in range(K):
+        if hasattr(inventory, "up"):
+            flat = 0.3 * inventory.up[k] @ inventory.down[k].t()
+        else:
+            flat = torch.zeros(shape.numel(), dtype=torch.float64)
+            for value, place in zip(
+                inventory.values[k], inventory.indices[k].tolist(), strict=True
+            ):
+                flat = flat + value * (torch.arange(len(flat)) == place)
+        found.append(flat.reshape(shape))
+    return found
+
+
+def use(kind, name, inventory, dtype=torch.float64):
+    """Run an inventory in one of its uses, on inputs that are the same every time."""
+    draw = torch.Generator().manual_seed(5)
+    x = torch.randn(B, L, I, generator=draw, dtype=torch.float64).to(dtype)
+    with torch.random.fork_rng():
+        torch.manual_seed(6)
+        base, given = nn.Linear(I, O).to(dtype), ASSIGNMENTS["random"]()
+    weights = mixing(B, 1, K).to(dtype)
+    if name == "task":
+        return mixed(kind, inventory, base, x, weights)
+    if name == "token":
+        tokens = x.flatten(0, 1)[:N]
+        return inventory.dispatch(base(tokens) if inventory.reads == "output" else tokens, given)
+    return inventory.compose(base.weight, weights)
+
+
+CASES = [(kind, name) for name in USES for kind in HAVING[name]]
+
+
+# Each use against its definition.
+
+
+@pytest.mark.parametrize("n_heads", [1, H])
+@pytest.mark.parametrize("kind", TASK)
+def test_a_mixed_batch_equals_plain_layers_one_example_at_a_time(kind, n_heads):
+    if kind in OTHERS and n_heads > 1:
+        pytest.skip("a case of one head")
+    base, inventory = layer(kind, n_heads)
+    x, weights = torch.randn(B, L, I).double(), mixing(B, n_heads, K).double()
+    y = mixed(kind, inventory, base, x, weights)
+    for b in range(B):
+        weight, bias = inventory.fold(base.weight, base.bias, weights[b])
+        torch.testing.assert_close(y[b], nn.functional.linear(x[b], weight, bias))
+    if kind != "supermask":
+        torch.testing.assert_close(inventory(x, base(x), weights), y)
+
+
+def alone(kind, inventory, base):
+    """What one expert adds to the base output of one token, as a function of what it reads."""
+    if kind.startswith("adapter"):
+        return lambda row, e: feed_forward(inventory.blocks, row, e)
+    one_hot = torch.eye(K).double()[:, None]
+    if kind == "ia3":  # the base output is what it reads
+        ones = torch.ones(O, 1).double()
+        return lambda row, e: row * (inventory.fold(ones, None, one_hot[e])[0] - 1)[:, 0]
+    nothing = torch.zeros(O, I).double()
+    return lambda row, e: inventory.fold(nothing, None, one_hot[e])[0] @ row
+
+
+@pytest.mark.parametrize("name", ASSIGNMENTS)
+@pytest.mark.parametrize("kind", TOKEN)
+def test_tokens_that_choose_equal_a_loop_over_pairs_with_gradients(kind, name):
+    base, inventory = layer(kind)
+    given = ASSIGNMENTS[name]()
+    n_in = O if inventory.reads == "output" else I
+    x = torch.randn(len(given.probabilities), n_in).double().requires_grad_()
+    given.weights.requires_grad_()
+    leaves = [x, given.weights, *inventory.parameters()]
+    found = inventory.dispatch(x, given)
+    expected = loop_over_pairs(alone(kind, inventory, base), x, given, O)
+    # Gates are in single precision.
+    torch.testing.assert_close(found, expected)
+    if not len(x):
+        return
+    grad = torch.randn_like(found)
+    ours = torch.autograd.grad(found, leaves, grad)
+    theirs = torch.autograd.grad(expected, leaves, grad)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(("kind", "shape"), TENSORS)
+def test_a_composed_tensor_is_the_common_one_and_the_weighted_changes(kind, shape):
+    inventory = tensor_skills(kind, shape)
+    base, weights = torch.randn(shape).double(), mixing(T, 1, K).double()
+    leaves = [base.requires_grad_(), weights.requires_grad_(), *inventory.parameters()]
+    changes = plain_changes(inventory, base.shape)
+    expected = torch.stack(
+        [base + sum(weights[t, 0, k] * changes[k] for k in range(K)) for t in range(T)]
+    )
+    found = inventory.compose(base, weights)
+    torch.testing.assert_close(found, expected)
+    if shape:
+        torch.testing.assert_close(base + inventory.delta(weights).view(-1, *shape), expected)
+    direction = torch.randn_like(found)
+    torch.testing.assert_close(
+        torch.autograd.grad((found * direction).sum(), leaves),
+        torch.autograd.grad((expected * direction).sum(), leaves),
+    )
+
+
+# Promises of all uses.
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_fresh_skills_change_nothing(kind):
+    inventory, base, x = make_kind(kind, I, O, K), nn.Linear(I, O), torch.randn(B, L, I)
+    for again in (False, True):
+        if again:
+            fill(inventory)
+            inventory.reset_parameters()
+        if "task" in inventory.uses and kind != "supermask":
+            weights = torch.randn(B, 1, K)  # also where rows do not sum to 1
+            assert torch.equal(mixed(kind, inventory, base, x, weights), base(x))
+            assert torch.equal(inventory(x, base(x), weights), base(x))
+        if "token" in inventory.uses:
+            read = torch.randn(N, O if inventory.reads == "output" else I)
+            assert not inventory.dispatch(read, random_pairs()).any()
+        if "composed" in inventory.uses:
+            weights = torch.randn(T, 1, K)
+            found = inventory.compose(base.weight, weights)
+            assert torch.equal(found, base.weight.expand(T, O, I))
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_permuting_the_skills_together_with_what_chooses_them_changes_nothing(kind, name):
+    base, inventory = layer(kind)
+    permuted, order = copy.deepcopy(inventory), torch.randperm(K)
+    with torch.no_grad():
+        for key, own in permuted.state_dict().items():  # supports too, where there are any
+            own.copy_(inventory.state_dict()[key][order])
+    weights, x = mixing(B, 1, K).double(), torch.randn(B, L, I).double()
+    if name == "task":
+        runs = [(mixed, (kind, one, base, x)) for one in (permuted, inventory)]
+        found, expected = (
+            run(*given, rows)
+            for (run, given), rows in zip(runs, (weights[..., order], weights), strict=True)
+        )
+    elif name == "composed":
+        found = permuted.compose(base.weight, weights[..., order])
+        expected = inventory.compose(base.weight, weights)
+    else:
+        given = random_pairs()
+        read = torch.randn(N, O if inventory.reads == "output" else I).double()
+        moved = copy.copy(given)
+        object.__setattr__(moved, "experts", order.argsort()[given.experts])
+        found, expected = permuted.dispatch(read, moved), inventory.dispatch(read, given)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_a_copy_and_a_saved_state_give_the_same_bit_for_bit(kind, name):
+    _, inventory = layer(kind)
+    expected = use(kind, name, inventory)
+    twin = copy.deepcopy(inventory)
+    assert torch.equal(use(kind, name, twin), expected)
+    fill(twin, seed=9)
+    assert torch.equal(use(kind, name, inventory), expected)  # they share nothing
+    restored = make_kind(kind, I, O, K).double()
+    use(kind, name, restored)  # whatever is kept between passes is of another state
+    restored.load_state_dict(load(save(inventory.state_dict())))
+    assert torch.equal(use(kind, name, restored), expected)
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_autocast_computes_in_bfloat16_and_keeps_float32_gradients(kind, name):
+    _, inventory = layer(kind, dtype=torch.float32)
+    expected = use(kind, name, inventory, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16, enabled=name != "composed"):
+        found = use(kind, name, inventory, torch.float32)
+    if name != "composed":  # composing switches autocast off: small changes would be lost
+        assert found.dtype == torch.bfloat16
+    if kind != "supermask":
+        # bfloat16 has 8 bits of mantissa: a few roundings of 2^-9 each.
+        torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.08)
+    found.float().square().sum().backward()
+    assert all(parameter.grad.dtype == torch.float32 for parameter in inventory.parameters())
+    assert all(parameter.grad.isfinite().all() for parameter in inventory.parameters())
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_skills_in_bfloat16_run(kind, name):
+    _, inventory = layer(kind, dtype=torch.float32)
+    expected = use(kind, name, inventory, torch.float32)
+    found = use(kind, name, inventory.to(torch.bfloat16), torch.bfloat16)
+    assert found.dtype == torch.bfloat16
+    if kind != "supermask":
+        torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.1)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TASK if kind != "supermask"])
+def test_a_bfloat16_base_with_float32_skills(kind):
+    base, inventory = layer(kind, dtype=torch.float32)
+    x, weights = torch.randn(B, L, I), mixing(B, 1, K)
+    expected = inventory(x, base(x), weights)
+    base.to(torch.bfloat16)
+    y = mixed(kind, inventory, base, x.bfloat16(), weights)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.float(), expected, rtol=0.05, atol=0.05)
+    y.float().square().sum().backward()
+    assert all(parameter.grad.dtype == torch.float32 for parameter in inventory.parameters())
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_every_parameter_gets_a_gradient(kind, name):
+    _, inventory = layer(kind)
+    use(kind, name, inventory).square().sum().backward()
+    for key, parameter in inventory.named_parameters():
+        assert parameter.grad.flatten(1).any(dim=1).all(), key  # of every skill
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ALL if kind != "supermask"])
+def test_skills_that_nothing_uses_have_a_gradient_of_zero(kind):
+    # Data-parallel training waits for the gradient of every parameter on every process.
+    base, inventory = layer(kind)
+    x = torch.randn(N, L, I).double()
+    if "task" in inventory.uses:
+        weights = torch.zeros(N, 1, K).double()
+        weights[..., 2] = 1
+        mixed(kind, inventory, base, x, weights).square().sum().backward()
+        _only_the_third(inventory)
+    if "token" in inventory.uses:
+        read = torch.randn(N, O if inventory.reads == "output" else I).double()
+        inventory.dispatch(read, ASSIGNMENTS["all to one"]()).square().sum().backward()
+        _only_the_third(inventory)
+
+
+def _only_the_third(inventory):
+    for parameter in inventory.parameters():
+        used = parameter.grad.flatten(1).any(dim=1)
+        assert used.tolist() == [False, False, True, False]
+        parameter.grad = None
+
+
+# Promises of mixing by task.
+
+
+@pytest.mark.parametrize("kind", INVENTORIES)
+@given(n_examples=st.integers(1, 4), n_positions=st.integers(1, 6), n_heads=st.sampled_from([1, 4]))
+def test_an_example_does_not_depend_on_its_neighbours(kind, n_examples, n_positions, n_heads):
+    base, inventory = layer(kind, n_heads)
+    x = torch.randn(n_examples, n_positions, I).double()
+    weights = mixing(n_examples, n_heads, K).double()
+    y = inventory(x, base(x), weights)
+    order = torch.arange(n_examples).flip(0)
+    torch.testing.assert_close(inventory(x[order], base(x[order]), weights[order]), y[order])
+    for b in range(n_examples):
+        one = slice(b, b + 1)
+        torch.testing.assert_close(inventory(x[one], base(x[one]), weights[one]), y[one])
+
+
+@pytest.mark.parametrize("kind", INVENTORIES)
+def test_gradients_agree_with_finite_differences(kind):
+    base, inventory = layer(kind, H)
+    base.requires_grad_(False)
+    names = [name for name, _ in inventory.named_parameters()]
+
+    def run(x, weights, *skills):
+        state = dict(zip(names, skills, strict=True))
+        return torch.func.functional_call(inventory, state, (x, base(x), weights))
+
+    x = torch.randn(2, 2, I).double().requires_grad_()
+    weights = mixing(2, H, K).double().requires_grad_()
+    skills = [parameter.detach().clone().requires_grad_() for parameter in inventory.parameters()]
+    assert torch.autograd.gradcheck(run, (x, weights, *skills))
+
+
+# Refused uses.
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ALL if kind not in TASK])
+def test_a_kind_that_cannot_be_mixed_by_task_is_refused(kind):
+    inventory = make_kind(kind, I, O, K)
+    message = "AdapterInventory cannot be mixed by task, only chosen by token; choose another kind"
+    with pytest.raises(ValueError, match=message):
+        SkilledLinear(nn.Linear(I, O), inventory, RoutingSlot(), 0)
+    with pytest.raises(ValueError, match=message):
+        inventory.merge(mixing(B, 1, K))
+    with pytest.raises(ValueError, match=message):
+        inventory.combine(torch.randn(B, L, I), torch.randn(B, L, O), ())
+
+
+def test_a_kind_that_tokens_cannot_choose_is_refused():
+    attended = AttendedInventory(LoRAInventory(I, O, K))
+    for inventory in (make_kind("supermask", I, O, K), attended):
+        message = f"{type(inventory).__name__} cannot be chosen by token, only mixed by task; choo"
+        with pytest.raises(ValueError, match=message):
+            MoELayer(inventory, TopKRouter(I, K), RoutingSlot(), base=nn.Linear(I, O))
+        with pytest.raises(ValueError, match=message):
+            inventory.dispatch(torch.randn(N, I), random_pairs())
+
+
+def test_tokens_choose_whole_experts():
+    inventory = LoRAInventory(I, O, K, n_heads=2)
+    with pytest.raises(ValueError, match=r"n_heads \(2\) must be 1: a token chooses whole experts"):
+        MoELayer(inventory, TopKRouter(I, K), RoutingSlot(), base=nn.Linear(I, O))
+
+
+@pytest.mark.parametrize("kind", ["ia3", "adapter", "supermask", "fourier"])
+def test_a_kind_that_cannot_be_composed_is_refused(kind):
+    message = (
+        rf"kind \('{kind}'\) cannot be composed over all parameters of a module; choose one of "
+        "lora, dense, sparse"
+    )
+    with pytest.raises(ValueError, match=message):
+        ModuleInventory(nn.Linear(I, O), K, kind=kind)
+    if kind in KINDS:
+        with pytest.raises(NotImplementedError, match="does not add to the base weight"):
+            make_kind(kind, I, O, K).delta(mixing(B, 1, K))
+
+
+def test_the_registry_knows_the_kinds_of_every_use():
+    fit = {name: [kind for kind in KINDS if name in KINDS[kind].uses] for name in USES}
+    assert fit == {
+        "task": ["lora", "ia3", "dense", "sparse", "supermask"],
+        "token": ["lora", "ia3", "adapter", "dense", "sparse"],
+        "composed": ["lora", "dense", "sparse"],
+    }
+    assert kind_for("token", "adapter") is AdapterInventory
