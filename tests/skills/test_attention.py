@@ -191,5 +191,6 @@ def test_a_deep_model_keeps_its_output_without_skills():
     model = model_of()
     for layer in model.skilled_layers().values():
         torch.nn.init.zeros_(layer.inventory.skills.up)
-    bare = tiny_t5()(**batch(3)).logits
-    assert relative_error(model(IDS, **batch(3)).logits, bare) < 1e-6  # nothing but zeros added
+    # Nothing but zeros is added, but two operations may round where a fused one does not.
+    bare = tiny_t5().double()(**batch(3)).logits
+    assert relative_error(model.double()(IDS, **batch(3)).logits, bare) < 1e-12
