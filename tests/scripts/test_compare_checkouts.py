@@ -124,18 +124,6 @@ def test_a_difference_is_named(
     assert found(folders) == [(f"run/{file}", place, what)]
 
 
-def test_an_allowed_difference_is_passed_over(
-    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(DIFFERENCES, "ALLOWED", (("*.csv", "loss, *", "a measured time"),))
-    replace("metrics.csv", "0.25", "0.26")(folders[1] / "run")
-    assert found(folders) == []
-    replace("metrics.csv", "step", "steps")(folders[1] / "run")
-    assert [place for _, place, _ in found(folders)] == [
-        "step, row 1", "step, row 2", "steps, row 1", "steps, row 2"
-    ]  # fmt: skip
-
-
 def test_cases_come_after_what_they_need() -> None:
     names = [case.name for case in CASES.CASES]
     for case in CASES.CASES:
