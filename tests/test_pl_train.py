@@ -554,7 +554,7 @@ def test_a_signal_to_the_process_gives_its_exit_status(
         if "mean score" in line:
             break
     process.send_signal(number)
-    _, rest = process.communicate(timeout=60)
+    _, rest = process.communicate(timeout=250)
     assert process.returncode == status, "".join(read) + rest
     assert "stopping after this step, with a checkpoint" in rest
     assert f"stopped by {number.name}; the state was saved, continue with --resume" in rest
@@ -570,7 +570,7 @@ def test_a_signal_to_the_process_gives_its_exit_status(
 
 def test_prints_nothing_that_a_user_can_do_nothing_about(config: Path, gym: Path) -> None:
     process = start(config, "clean", "data.cache_dir=" + str(config.parent / "fresh"))
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=250)
     assert process.returncode == 0, errors
     lines = [line.strip() for line in errors.splitlines()]
     assert lines == [

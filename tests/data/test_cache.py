@@ -107,7 +107,7 @@ def test_two_processes_that_build_at_once(tmp_path):
     ]
     for process in processes:
         process.start()
-    both = [results.get(timeout=60) for _ in processes]
+    both = [results.get(timeout=250) for _ in processes]
     for process in processes:
         process.join(timeout=60)
     assert both == [build().to_dict()] * 2

@@ -41,7 +41,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_until_gone(pids: list[int], seconds: float = 30.0) -> bool:
+def wait_until_gone(pids: list[int], seconds: float = 120.0) -> bool:
     """Wait for processes to end; True if they did."""
     deadline = time.monotonic() + seconds
     while any(map(is_running, pids)) and time.monotonic() < deadline:

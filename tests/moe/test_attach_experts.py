@@ -206,7 +206,7 @@ def test_a_copy_has_a_slot_of_its_own():
 def test_checkpointing_owes_and_counts_once():
     results = []
     for checkpointing in (False, True):
-        model = token_model(tiny_t5(), router=balanced, train_backbone=True).train()
+        model = token_model(tiny_t5(), router=balanced, train_backbone=True).double().train()
         inputs = padded_batch()
         if checkpointing:
             model.enable_gradient_checkpointing()
@@ -294,8 +294,8 @@ def test_skills_of_tasks_and_experts_of_tokens_in_one_model(targets):
     assert len(layers.groups) == len(attached.groups) + 4
     model = SkilledModel(backbone, ROUTERS["polytropon"](len(layers.groups), 3, 1, 4), slot)
     assert len(model.skilled_layers()) == len(attached.layers)
-    before = tiny_t5()(**batch(3)).logits
-    torch.testing.assert_close(model.eval()(TASKS, **batch(3)).logits, before)
+    before = tiny_t5().double()(**batch(3)).logits
+    torch.testing.assert_close(model.double().eval()(TASKS, **batch(3)).logits, before)
     model.train()(TASKS, **padded_batch()).loss.backward()
     for layer in model.skilled_layers().values():
         assert layer.inventory.up.grad.abs().sum() > 0

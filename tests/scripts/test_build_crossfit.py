@@ -241,7 +241,7 @@ def test_ctrl_c(mine, n_workers):
     assert process.stderr is not None
     assert process.stderr.readline() == "colours: built\n"
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
-    out, error = process.communicate(timeout=120)
+    out, error = process.communicate(timeout=250)
     assert process.returncode == 130, error
     assert error.splitlines()[-1] == "interrupted"
     assert "1 built" in out

@@ -82,7 +82,7 @@ def test_interrupting_leaves_no_file_and_no_process(tmp_path: Path) -> None:
     while len(processes_of(process.pid)) < 3 and time.monotonic() < deadline:
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=150)
     assert process.returncode == INTERRUPTED
     assert errors == "interrupted\n"
     assert not processes_of(process.pid)

@@ -129,7 +129,11 @@ def test_generation_with_beams_equals_one_example_at_a_time(family):
 
 
 def test_checkpointing_gives_the_same_gradients():
-    plain, saving = model_of().train(), model_of().train()
+    # Backpropagation through what is recomputed sums the same terms in another order. These weights
+    # are badly conditioned for it: the gradient of a query in the first layer of the decoder is the
+    # rest of terms 1e5 times as large. In float32 (eps 1e-7) that left 2e-4 to 5e-4 of it, on any
+    # processor; in float64 (eps 2e-16) 1e5 eps is 2e-11.
+    plain, saving = model_of().double().train(), model_of().double().train()
     saving.enable_gradient_checkpointing()
     for model in (plain, saving):
         routing = model.route(IDS)
@@ -138,8 +142,7 @@ def test_checkpointing_gives_the_same_gradients():
         (loss + sum(routing.losses.values())).backward()
     for one, other in zip(plain.parameters(), saving.parameters(), strict=True):
         if one.grad is not None:
-            # The same sums in another order; a bias' gradient is a small rest of large terms.
-            assert relative_error(one.grad, other.grad) < 1e-4
+            assert relative_error(one.grad, other.grad) < 1e-9
 
 
 def test_adaptation_takes_the_attention_for_the_router():
@@ -188,5 +191,6 @@ def test_a_deep_model_keeps_its_output_without_skills():
     model = model_of()
     for layer in model.skilled_layers().values():
         torch.nn.init.zeros_(layer.inventory.skills.up)
-    bare = tiny_t5()(**batch(3)).logits
-    assert relative_error(model(IDS, **batch(3)).logits, bare) < 1e-6  # nothing but zeros added
+    # Nothing but zeros is added, but two operations may round where a fused one does not.
+    bare = tiny_t5().double()(**batch(3)).logits
+    assert relative_error(model.double()(IDS, **batch(3)).logits, bare) < 1e-12

@@ -90,9 +90,9 @@ def test_processes_that_work_are_stopped_and_clean_up(tmp_path):
     found = run(["slow", "a"], tmp_path, 2)
     assert next(found).task == "a"
     start = time.monotonic()
-    while not (tmp_path / "begun").exists() and time.monotonic() - start < 30:
+    while not (tmp_path / "begun").exists() and time.monotonic() - start < 120:
         time.sleep(0.01)
     start = time.monotonic()
     found.close()
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 120  # it would sleep for longer
     assert (tmp_path / "cleaned").exists()

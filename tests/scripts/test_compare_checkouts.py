@@ -1,0 +1,209 @@
+"""Two checkouts run alike and compared: every difference is found and named."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from helpers.command import ROOT, load_recipe
+from mttl.errors import ConfigError
+
+# As when the script is run: its folder comes first.
+sys.path.insert(0, str(ROOT / "scripts"))
+SCRIPT = load_recipe(ROOT / "scripts" / "compare_checkouts.py")
+CASES = sys.modules["checkouts.cases"]
+DIFFERENCES = sys.modules["checkouts.differences"]
+RUNNING = sys.modules["checkouts.running"]
+
+
+def write_folder(root: Path) -> Path:
+    """Write a file of each kind into ``root/run``; the text names the folder itself."""
+    run = root / "run"
+    run.mkdir(parents=True)
+    save_file({"a": torch.ones(2, 3), "b": torch.zeros(2)}, run / "skills.safetensors")
+    torch.save({"step": 3, "state": [{"mean": torch.ones(2)}]}, run / "last.ckpt")
+    np.savez(run / "routing.npz", weights=np.ones(3), tasks=np.array(["x", "y"]))
+    (run / "metrics.csv").write_text("step,loss\n0,0.5\n1,0.25\n")
+    (run / "results.jsonl").write_text('{"score": 1.0}\n{"score": 0.5}\n')
+    (run / "config.yaml").write_text(f"run: {{dir: '{root}', seed: 13}}\n")
+    (run / "merges.txt").write_text("a b\n")
+    return root
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    return write_folder(tmp_path / "one"), write_folder(tmp_path / "other")
+
+
+def found(folders: tuple[Path, Path]) -> list[tuple[str, str, str]]:
+    files = DIFFERENCES.compare_folders(*folders, ("run",))
+    return [(d.file, d.place, d.what) for places in files.values() for d in places]
+
+
+def test_equal_folders_have_no_differences(folders: tuple[Path, Path]) -> None:
+    assert found(folders) == []
+    assert len(DIFFERENCES.compare_folders(*folders, ("run",))) == 7
+
+
+def change_bit(run: Path) -> None:
+    tensors = load_file(run / "skills.safetensors")
+    tensors["a"].view(torch.int32)[1, 2] ^= 1
+    save_file(tensors, run / "skills.safetensors")
+
+
+def change_sign_of_zero(run: Path) -> None:
+    tensors = load_file(run / "skills.safetensors")
+    save_file({**tensors, "b": -tensors["b"]}, run / "skills.safetensors")
+
+
+def change_shape(run: Path) -> None:
+    save_file({"a": torch.ones(3, 2), "b": torch.zeros(2)}, run / "skills.safetensors")
+
+
+def replace(name: str, old: str, new: str) -> Callable[[Path], None]:
+    def change(run: Path) -> None:
+        text = (run / name).read_text()
+        assert old in text
+        (run / name).write_text(text.replace(old, new))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "file", "place", "what"),
+    [
+        (change_bit, "skills.safetensors", "a", "largest difference 1.19e-07"),
+        (change_sign_of_zero, "skills.safetensors", "b", "largest difference 0"),
+        (
+            *(change_shape, "skills.safetensors", "a"),
+            "torch.float32 of shape (2, 3) before, torch.float32 of shape (3, 2) after",
+        ),
+        (
+            lambda run: save_file({"a": torch.ones(2, 3)}, run / "skills.safetensors"),
+            *("skills.safetensors", "b", "missing after"),
+        ),
+        (
+            lambda run: torch.save(
+                {"step": 3, "state": [{"mean": torch.ones(2) / 2}]}, run / "last.ckpt"
+            ),
+            *("last.ckpt", "state[0].mean", "largest difference 0.5"),
+        ),
+        (
+            lambda run: np.savez(
+                run / "routing.npz", weights=np.ones(3), tasks=np.array(["x", "z"])
+            ),
+            *("routing.npz", "tasks", "['x', 'y'] before, ['x', 'z'] after"),
+        ),
+        (
+            replace("metrics.csv", "0.25", "0.26"),
+            *("metrics.csv", "loss, row 2", "'0.25' before, '0.26' after"),
+        ),
+        (
+            replace("results.jsonl", "0.5", "0.75"),
+            *("results.jsonl", "[1].score", "0.5 before, 0.75 after"),
+        ),
+        (
+            replace("results.jsonl", "1.0", "1.00"),
+            *("results.jsonl", "", "the same values, written in another form"),
+        ),
+        (replace("config.yaml", "13", "14"), "config.yaml", "run.seed", "13 before, 14 after"),
+        (replace("merges.txt", "a b", "b a"), "merges.txt", "", "'a b\\n' before, 'b a\\n' after"),
+        (lambda run: (run / "merges.txt").unlink(), "merges.txt", "", "missing after"),
+    ],
+)
+def test_a_difference_is_named(
+    folders: tuple[Path, Path], change: Callable[[Path], None], file: str, place: str, what: str
+) -> None:
+    change(folders[1] / "run")
+    assert found(folders) == [(f"run/{file}", place, what)]
+
+
+def test_cases_come_after_what_they_need() -> None:
+    names = [case.name for case in CASES.CASES]
+    for case in CASES.CASES:
+        assert all(names.index(need) < names.index(case.name) for need in case.needs)
+    assert [case.name for case in CASES.with_needs(["merged models"])] == (
+        ["text", "merged tasks", "merged models"]
+    )
+
+
+def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no checkout of this repository: name its folder"):
+        RUNNING.state_of(tmp_path)
+    subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], check=True)
+    with pytest.raises(ConfigError, match="has no package mttl that its commands would import"):
+        RUNNING.state_of(ROOT / "scripts")
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, str], Path]:
+    """Replace the cases by scripts that write one file; return how to make a checkout of them."""
+    first = CASES.Case("first", ("make.py made/a.csv",), ("made",))
+    second = CASES.Case("second", ("copy.py made again",), ("again",), needs=("first",))
+    for module in (CASES, SCRIPT):
+        monkeypatch.setattr(module, "CASES", (first, second))
+    monkeypatch.setattr(RUNNING, "BY_NAME", {"first": first, "second": second})
+
+    def checkout(path: Path, value: str) -> Path:
+        shutil.copytree(ROOT / "mttl", path / "mttl", ignore=lambda *_: ["__pycache__"])
+        (path / "make.py").write_text(
+            "import pathlib, sys\npath = pathlib.Path(sys.argv[1])\npath.parent.mkdir()\n"
+            f"path.write_text({value!r})\n"
+        )
+        (path / "copy.py").write_text("import shutil, sys\nshutil.copytree(*sys.argv[1:])\n")
+        for command in (
+            *(["init", "-q"], ["add", "*.py"]),
+            ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"],
+        ):
+            subprocess.run(["git", "-C", str(path), *command], check=True)
+        return path
+
+    return checkout
+
+
+def test_equal_checkouts_pass_and_the_first_is_run_once(
+    tmp_path: Path, toy: Callable[[Path, str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = toy(tmp_path / "before", "a\n1\n"), toy(tmp_path / "after", "a\n1\n")
+    arguments = [str(before), str(after), "--out", str(tmp_path / "out")]
+    assert SCRIPT.main(arguments) == 0
+    printed = capsys.readouterr()
+    rows = [line.strip("│").split("│") for line in printed.out.splitlines() if line[:1] == "│"]
+    assert [[cell.strip() for cell in row] for row in rows] == [
+        ["first, after", "1", "1", "0"],
+        ["second, after", "1", "1", "0"],
+        ["second, after, from the folders of before", "1", "1", "0"],
+    ]
+    assert "first, before: ended" in printed.err
+    assert SCRIPT.main(arguments) == 0
+    assert "before: ended" not in capsys.readouterr().err.replace("folders of before", "")
+
+
+def test_checkouts_that_differ_do_not_pass(
+    tmp_path: Path, toy: Callable[[Path, str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = toy(tmp_path / "before", "a\n1\n"), toy(tmp_path / "after", "a\n2\n")
+    arguments = [str(before), str(after), "--out", str(tmp_path / "out")]
+    assert SCRIPT.main(arguments) == 1
+    printed = capsys.readouterr().out.splitlines()
+    what = "a, row 1: '1' before, '2' after"
+    # Only the first script differs: the second one copies what BEFORE has left.
+    assert [line for line in printed if "row" in line] == (
+        [f"first, after: made/a.csv {what}", f"second, after: again/a.csv {what}"]
+    )
+    (after / "make.py").write_text("raise SystemExit('it is broken')")
+    assert SCRIPT.main([*arguments, "--only", "first"]) == 1
+    printed = capsys.readouterr().out
+    assert "first, after: failed: make.py made/a.csv: it is broken" in printed
+
+
+@pytest.mark.slow
+def test_this_checkout_leaves_what_it_leaves(tmp_path: Path) -> None:
+    names = ["--only", "resumed", "new level", "merged models"]
+    assert SCRIPT.main([str(ROOT), str(ROOT), "--out", str(tmp_path), *names]) == 0
