@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mttl.routing.context import Routing, RoutingSlot, check_task_ids
 from mttl.routing.task.task_router import TaskRouter
 from mttl.routing.token.masks import token_masks
-from mttl.routing.token.token_layers import (
+from mttl.routing.token_layers import (
     FinishedRows,
     NotedIds,
     check_token_layer,

@@ -40,9 +40,9 @@ class Tokens:
 
     def select(self, kept: Int[Tensor, "n"] | None) -> "Tokens":
         """Return some of the tokens, or all where None, in float32 and without a mask."""
-        states, prior, examples, ids = (
+        prior, examples, ids = (
             given if given is None or kept is None else given[kept]
-            for given in (self.states, self.prior, self.examples, self.ids)
+            for given in (self.prior, self.examples, self.ids)
         )
-        prior = None if prior is None else prior.float()
-        return Tokens(states.float(), None, prior, examples, ids)
+        states = self.states if kept is None else self.states[kept]
+        return Tokens(states.float(), None, None if prior is None else prior.float(), examples, ids)
