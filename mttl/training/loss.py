@@ -5,8 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-# Positions with this label do not count.
-IGNORED = -100
+from mttl.data.collate import IGNORED
 
 
 def token_losses(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ from torchmetrics import Metric
 from transformers import PreTrainedTokenizerBase
 
 from mttl.metrics.crossfit import build_metric
+from mttl.models.backbone import is_decoder_only
+from mttl.models.generation import generate_texts
+from mttl.models.teacher_forcing import forced_logits
 from mttl.routing.context import Routing
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.loss import example_means, global_mean, token_losses
@@ -95,18 +99,9 @@ class TextToTextModule(ResumableModule):
             The loss of every position, the labels they belong to, and the routing of the pass,
             which holds what layers owe besides.
         """
-        labels = batch["labels"]
-        inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-        backbone = self.model.backbone
-        if backbone.config.is_encoder_decoder:  # type: ignore[union-attr]
-            # The backbone would compute a loss of its own if it were given the labels.
-            prepare = backbone.prepare_decoder_input_ids_from_labels
-            inputs["decoder_input_ids"] = prepare(labels=labels)  # type: ignore[operator]
         routing = self.model.route(batch["task_ids"], inputs=batch)
         with self.model.slot.use(routing):
-            logits = backbone(**inputs, use_cache=False).logits
-        if not backbone.config.is_encoder_decoder:  # type: ignore[union-attr]
-            logits, labels = logits[:, :-1], labels[:, 1:].contiguous()
+            logits, labels = forced_logits(self.model.backbone, batch)
         return token_losses(logits, labels, label_smoothing), labels, routing
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor | dict[str, Tensor]:
@@ -178,11 +173,13 @@ class TextToTextModule(ResumableModule):
             batch: ``generation_inputs``, ``task_ids``, ``references``, ``inputs``, ``samples``,
                 ``rows``.
         """
-        inputs = batch["generation_inputs"]
-        ids = self.model.generate(batch["task_ids"], **inputs, **self.generation)
-        if not self.model.backbone.config.is_encoder_decoder:  # type: ignore[union-attr]
-            ids = ids[:, inputs["input_ids"].shape[1] :]
-        texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        texts = generate_texts(
+            partial(self.model.generate, batch["task_ids"]),
+            self.tokenizer,
+            batch["generation_inputs"],
+            decoder_only=is_decoder_only(self.model.backbone),
+            **self.generation,
+        )
         rows = zip(
             batch["task_ids"].tolist(),
             batch["samples"],
@@ -193,7 +190,7 @@ class TextToTextModule(ResumableModule):
             strict=True,
         )
         return [
-            Prediction(task_id, int(sample), int(row), text, tuple(references), answer.strip())
+            Prediction(task_id, int(sample), int(row), text, tuple(references), answer)
             for task_id, sample, row, text, references, answer in rows
         ]
 
