@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
+from filelock import FileLock, Timeout
 
 # What a disk may answer, whatever file is next.
 DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM)
+# What a file system without locks may answer.
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 @contextmanager
@@ -75,20 +74,31 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def locked(path: str | Path) -> Iterator[None]:
-    """Hold a file for this process alone while the block runs; where the system cannot, do nothing.
+def locked(path: str | Path, refusal: Exception | None = None) -> Iterator[None]:
+    """Hold a file for this process alone while the block runs.
+
+    Where the file system has no locks, nothing is held.
 
     Args:
         path: The file; it is made where it is missing, and stays. The lock ends with the process.
-
-    Raises:
-        BlockingIOError: If another process holds it.
+        refusal: Raised if another process holds it; a `BlockingIOError` by default.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with Path(path).open("a") as file:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    lock = FileLock(path)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        busy = BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path))
+        raise refusal or busy from error
+    except NotImplementedError:
+        pass
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def write_atomic(path: str | Path, write: Callable[[Path], object]) -> None:
@@ -110,12 +120,22 @@ def append_line(path: str | Path, line: str) -> None:
         line: Without its end.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with Path(path).open("ab+") as file:
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
+    drop_cut_line(path)
+    with Path(path).open("ab") as file:
         file.write(line.encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
+
+
+def drop_cut_line(path: str | Path) -> None:
+    """Drop what follows the last line end of a file, as a killed process leaves it.
+
+    Args:
+        path: The file; it need not exist.
+    """
+    if Path(path).is_file():
+        with Path(path).open("rb+") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def _umask() -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from mttl.adaptation.fine_tune import FewShotResult
+from mttl.adaptation.few_shot import FewShotResult
 from mttl.adaptation.job import FewShotSettings
 from mttl.data.collate import EvalCollator, pad_id_of
 from mttl.data.encode import TextEncoder

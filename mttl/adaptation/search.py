@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 from rich.table import Table
 
-from mttl.adaptation.fine_tune import FewShotJob, FewShotResult
+from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.results import Results
 from mttl.adaptation.score_table import by_task, silent_tasks, some
 from mttl.errors import MttlError

@@ -1,9 +1,9 @@
 """What all comparisons do: run what is missing, several at a time, in a folder of their own."""
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
@@ -51,24 +51,17 @@ def run_all(
             ended()
 
 
-@contextmanager
-def alone(out: Path) -> Iterator[None]:
+def alone(out: Path) -> AbstractContextManager[None]:
     """Keep other comparisons out of a folder: they would clear each other's runs.
 
     Args:
-        out: The folder.
-
-    Raises:
-        ConfigError: If one is at work there.
+        out: The folder; a `ConfigError` tells that one is at work there.
     """
-    try:
-        with locked(out / ".lock"):
-            yield
-    except BlockingIOError:
-        raise ConfigError(
-            f"another comparison is at work in '{out}': wait for it, or choose another folder "
-            "with --out"
-        ) from None
+    refusal = ConfigError(
+        f"another comparison is at work in '{out}': wait for it, or choose another folder "
+        "with --out"
+    )
+    return locked(out / ".lock", refusal)
 
 
 def refuse_settings(overrides: Sequence[str], own: Mapping[str, str]) -> None:
