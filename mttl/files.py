@@ -1,12 +1,14 @@
 """Files that are written whole or not at all."""
 
+import csv
 import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -110,6 +112,22 @@ def write_atomic(path: str | Path, write: Callable[[Path], object]) -> None:
 def write_text(path: str | Path, text: str) -> None:
     """Write UTF-8 text atomically."""
     write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def write_table(
+    path: str | Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]
+) -> None:
+    """Write a CSV file atomically.
+
+    Args:
+        path: The file.
+        columns: Its head.
+        rows: Values by column; where one is missing, the cell is empty.
+    """
+    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def append_line(path: str | Path, line: str) -> None:

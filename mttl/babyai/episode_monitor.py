@@ -12,8 +12,7 @@ from rich.console import Console
 
 from mttl.babyai.rl.episode_log import EpisodeLog
 from mttl.babyai.rl.learning_curve import reached
-
-SECONDS_BETWEEN_LINES = 15.0
+from mttl.progress_bar import SECONDS_BETWEEN_LINES
 
 
 class EpisodeMonitor(Callback):

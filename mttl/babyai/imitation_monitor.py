@@ -7,8 +7,7 @@ from pytorch_lightning.callbacks import Callback
 from rich.console import Console
 
 from mttl.babyai.imitation_module import ImitationModule
-
-SECONDS_BETWEEN_LINES = 15.0
+from mttl.progress_bar import SECONDS_BETWEEN_LINES
 
 
 class ImitationMonitor(Callback):

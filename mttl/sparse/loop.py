@@ -11,11 +11,8 @@ from rich.progress import TextColumn
 
 from mttl.errors import CheckpointError, ConfigError, StopRequested
 from mttl.files import write_atomic
-from mttl.progress_bar import counting_bar
+from mttl.progress_bar import SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_LOSSES, counting_bar
 from mttl.stop_signals import StopRequest, handling
-
-SECONDS_BETWEEN_LINES = 15.0
-SECONDS_BETWEEN_LOSSES = 0.2
 
 
 class Steps(Protocol):

@@ -60,14 +60,7 @@ class SaveLast(Checkpoint):
         """Begin at the step of a resumed run."""
         self._last_step = trainer.global_step
 
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
         """Save if the last time was long ago."""
         self.accumulating = trainer.global_step == self._last_step
         self._last_step = trainer.global_step

@@ -173,13 +173,7 @@ class TextToTextModule(ResumableModule):
             batch: ``generation_inputs``, ``task_ids``, ``references``, ``inputs``, ``samples``,
                 ``rows``.
         """
-        texts = generate_texts(
-            partial(self.model.generate, batch["task_ids"]),
-            self.tokenizer,
-            batch["generation_inputs"],
-            decoder_only=is_decoder_only(self.model.backbone),
-            **self.generation,
-        )
+        texts = self.answer(batch["task_ids"], batch["generation_inputs"])
         rows = zip(
             batch["task_ids"].tolist(),
             batch["samples"],
@@ -193,6 +187,21 @@ class TextToTextModule(ResumableModule):
             Prediction(task_id, int(sample), int(row), text, tuple(references), answer)
             for task_id, sample, row, text, references, answer in rows
         ]
+
+    def answer(self, task_ids: Int[Tensor, "B"], inputs: Mapping[str, Tensor]) -> list[str]:
+        """Generate an answer to every prompt.
+
+        Args:
+            task_ids: The task of each.
+            inputs: ``input_ids`` and ``attention_mask``.
+        """
+        return generate_texts(
+            partial(self.model.generate, task_ids),
+            self.tokenizer,
+            inputs,
+            decoder_only=is_decoder_only(self.model.backbone),
+            **self.generation,
+        )
 
 
 def mean_score(scores: Sequence[Tensor | float]) -> Tensor:

@@ -77,12 +77,7 @@ class BiasBalancing(Callback):
         self.step = trainer.global_step
 
     def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any
     ) -> None:
         """Add the loads of the batch; if it ended a step, move the biases."""
         # A copy: reducing is in place, and others hold the loads of the batch too.
