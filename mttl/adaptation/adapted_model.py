@@ -1,4 +1,4 @@
-"""A model adapted to one task, that answers."""
+"""A model that was adapted to one task and answers inputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

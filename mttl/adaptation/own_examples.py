@@ -1,4 +1,4 @@
-"""Examples given as pairs of texts, put down as a task of a gym."""
+"""Writes examples given as pairs of texts as a task of a gym."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Which adaptations to run, and by whom."""
+"""The few-shot jobs to run, and how several processes share them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The files of adaptations that have ended, and what they must have in common."""
+"""Results of few-shot jobs in a folder, which are all of the same settings and inventory."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Says how well a policy does while it learns, and ends the training when every level is solved."""
+"""A callback that logs success rates, and ends the training when every level is solved."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""Says how well policies act as in demonstrations while they learn from them."""
+"""A callback that prints how often policies act as demonstrated."""
 
 import time
 

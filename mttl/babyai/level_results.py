@@ -1,4 +1,4 @@
-"""How policies did on levels that they were adapted to."""
+"""Results of policies on the levels that they were adapted to, and their table."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""The log-likelihood of answers, example by example: what Fisher information is made from."""
+"""The log-likelihood of each example's answer, whose gradients give Fisher information."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The loss of a language model of transformers, of whatever kind it is."""
+"""The loss of a language model: encoder–decoder, decoder-only or masked."""
 
 from collections.abc import Sequence
 

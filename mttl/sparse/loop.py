@@ -1,4 +1,4 @@
-"""A plain loop of steps that can be stopped by Ctrl-C or SIGTERM and continued later."""
+"""A training loop that Ctrl-C or SIGTERM stops after a step, and that continues from a file."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a network can learn from rows of a task or from raw text, with any model of transformers.
+"""Training objectives for rows of a task or raw text, with any model of transformers.
 
 | objective | model | a row |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""The temperature of the relaxed choices over training."""
+"""A callback that lowers the temperature of a Polytropon router during training."""
 
 from typing import Any
 

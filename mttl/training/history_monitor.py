@@ -1,4 +1,4 @@
-"""Arrays of every so many steps, kept across resumes and written to a file."""
+"""A callback that keeps an array every few steps, also across a resume, and writes them."""
 
 from abc import abstractmethod
 from collections.abc import Mapping

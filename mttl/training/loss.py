@@ -1,4 +1,4 @@
-"""The negative log-likelihood of answers."""
+"""The training loss: cross-entropy per token, with label smoothing and global means."""
 
 import torch
 from jaxtyping import Float, Int

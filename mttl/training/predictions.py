@@ -1,4 +1,4 @@
-"""Answers, scores and tables after training."""
+"""Predictions after training, their scores, and the files that hold them."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""One progress bar for the whole of training, with an honest estimate."""
+"""A progress bar that counts all steps of a training and estimates the time left."""
 
 import math
 import time

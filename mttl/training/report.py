@@ -1,4 +1,4 @@
-"""Tables that a run prints, and the arrays behind its plots."""
+"""Tables that a run prints, its baselines, and the routing weights behind its plots."""
 
 import math
 from collections.abc import Mapping, Sequence

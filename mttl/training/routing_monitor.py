@@ -1,4 +1,4 @@
-"""Watches the router while it learns."""
+"""A callback that records the routing weights and how discrete, sparse and even they are."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Checkpoints to resume from, and leaving in good order."""
+"""Callbacks that save the checkpoint to resume from, and stop a training on a signal."""
 
 import signal
 from collections.abc import Callable

@@ -97,7 +97,7 @@ class TextToTextModule(ResumableModule):
 
         Returns:
             The loss of every position, the labels they belong to, and the routing of the pass,
-            which holds what layers owe besides.
+            which holds the auxiliary losses of layers.
         """
         routing = self.model.route(batch["task_ids"], inputs=batch)
         with self.model.slot.use(routing):
@@ -105,7 +105,7 @@ class TextToTextModule(ResumableModule):
         return token_losses(logits, labels, label_smoothing), labels, routing
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor | dict[str, Tensor]:
-        """Return the loss of a batch, with the router's prior and what layers owe.
+        """Return the loss of a batch plus the router's prior and the auxiliary losses of layers.
 
         Where tokens choose experts, the loads of experts come with it.
         """

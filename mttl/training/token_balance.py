@@ -1,4 +1,4 @@
-"""Loads of experts in training, and balancing without a loss."""
+"""Loads of experts in training, and load balancing by biases instead of an auxiliary loss."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Watches the loads of experts while their routers learn."""
+"""A callback that records the loads of experts and the share of dropped tokens."""
 
 from pathlib import Path
 from typing import Any

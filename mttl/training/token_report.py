@@ -1,4 +1,4 @@
-"""Runs a trained model over rows and writes down which experts their tokens choose."""
+"""Counts which experts the tokens of some rows choose in a trained model, and writes it."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
