@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mttl.adaptation.fine_tune import FewShotJob, FewShotResult
+from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.new_tasks import Adaptation
 from mttl.adaptation.plan import Shard, read_samples
 from mttl.adaptation.results import Results

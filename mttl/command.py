@@ -5,7 +5,6 @@ import errno
 import logging
 import signal
 import sys
-import threading
 import warnings
 from collections.abc import Callable
 from types import FrameType
@@ -15,6 +14,7 @@ from rich.logging import RichHandler
 
 from mttl.errors import MttlError, StopRequested
 from mttl.files import DISK_REFUSES
+from mttl.stop_signals import handling
 
 FILE_WIDTH = 120
 SUCCESS, FAULT, USER_MISTAKE, INTERRUPTED = 0, 1, 2, 130
@@ -57,11 +57,10 @@ def run_command(main: Callable[[], int]) -> int:
     """
     console = make_console(stderr=True)
     _quiet(console)
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    # By default SIGTERM ends a process on the spot, and its workers would live on.
-    before = signal.signal(signal.SIGTERM, _leave) if in_main_thread else None
     try:
-        return main()
+        # By default SIGTERM ends a process on the spot, and its workers would live on.
+        with handling(_leave, [signal.SIGTERM]):
+            return main()
     except MttlError as error:
         console.print(f"error: {error}", markup=False)
         return USER_MISTAKE
@@ -78,9 +77,6 @@ def run_command(main: Callable[[], int]) -> int:
         advice = UNWRITABLE[error.errno]
         console.print(f"error: cannot write{where}: {error.strerror}{advice}", markup=False)
         return USER_MISTAKE
-    finally:
-        if in_main_thread:
-            signal.signal(signal.SIGTERM, before)
 
 
 def make_console(*, stderr: bool = False) -> Console:

@@ -1,20 +1,21 @@
 """Files that are written whole or not at all."""
 
+import csv
 import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
+from filelock import FileLock, Timeout
 
 # What a disk may answer, whatever file is next.
 DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM)
+# What a file system without locks may answer.
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 @contextmanager
@@ -75,20 +76,31 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def locked(path: str | Path) -> Iterator[None]:
-    """Hold a file for this process alone while the block runs; where the system cannot, do nothing.
+def locked(path: str | Path, refusal: Exception | None = None) -> Iterator[None]:
+    """Hold a file for this process alone while the block runs.
+
+    Where the file system has no locks, nothing is held.
 
     Args:
         path: The file; it is made where it is missing, and stays. The lock ends with the process.
-
-    Raises:
-        BlockingIOError: If another process holds it.
+        refusal: Raised if another process holds it; a `BlockingIOError` by default.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with Path(path).open("a") as file:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    lock = FileLock(path)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        busy = BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path))
+        raise refusal or busy from error
+    except NotImplementedError:
+        pass
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def write_atomic(path: str | Path, write: Callable[[Path], object]) -> None:
@@ -102,6 +114,22 @@ def write_text(path: str | Path, text: str) -> None:
     write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
+def write_table(
+    path: str | Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]
+) -> None:
+    """Write a CSV file atomically.
+
+    Args:
+        path: The file.
+        columns: Its head.
+        rows: Values by column; where one is missing, the cell is empty.
+    """
+    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 def append_line(path: str | Path, line: str) -> None:
     """Add a line to a file and flush it to the disk; a line before it that was cut off is dropped.
 
@@ -110,12 +138,22 @@ def append_line(path: str | Path, line: str) -> None:
         line: Without its end.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with Path(path).open("ab+") as file:
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
+    drop_cut_line(path)
+    with Path(path).open("ab") as file:
         file.write(line.encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
+
+
+def drop_cut_line(path: str | Path) -> None:
+    """Drop what follows the last line end of a file, as a killed process leaves it.
+
+    Args:
+        path: The file; it need not exist.
+    """
+    if Path(path).is_file():
+        with Path(path).open("rb+") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def _umask() -> int:

@@ -10,6 +10,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+# Where no terminal redraws a bar (a log file), a line is printed this often; on a terminal the loss
+# is read this often, because reading it waits for an accelerator.
+SECONDS_BETWEEN_LINES = 15.0
+SECONDS_BETWEEN_LOSSES = 0.2
+
 
 def counting_bar(console: Console, *more: ProgressColumn) -> Progress:
     """Return a bar with a description, how many of how many, and the time that is left.

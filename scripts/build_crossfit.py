@@ -15,8 +15,7 @@ options, 130 after Ctrl-C. Whatever ends it, finished tasks are kept and no file
 import argparse
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.markup import escape
@@ -61,7 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
         raise TaskError(f"--raw: there is no folder '{raw}'")
     if raw is None and any(task.source.path and not task.source.unavailable for task in tasks):
         look_for_hub()
-    with alone(out):
+    refusal = TaskError(f"another build works on '{out}'; wait for it, or end it.")
+    with locked(out / ".lock", refusal):
         outcomes = build(tasks, out, samples, raw, options.workers)
     return SUCCESS if all(outcome.status in COMPLETE for outcome in outcomes) else USER_MISTAKE
 
@@ -179,16 +179,6 @@ def print_status(tasks: list[Task], out: Path, samples: list[int]) -> None:
     console = make_console()
     console.print(table)
     console.print(f"{n_complete} of {len(tasks)} tasks are complete in {out}", markup=False)
-
-
-@contextmanager
-def alone(out: Path) -> Iterator[None]:
-    """Keep other builds out of the folder."""
-    try:
-        with locked(out / ".lock"):
-            yield
-    except BlockingIOError as error:
-        raise TaskError(f"another build works on '{out}'; wait for it, or end it.") from error
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

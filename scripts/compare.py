@@ -10,24 +10,12 @@ written to OUT/table.md, table.csv and scores.csv whenever a method has ended.
 """
 
 import argparse
-import os
 from pathlib import Path
 
 from comparison.folder import Comparison
-from comparison.methods import (
-    ABLATIONS,
-    METHODS,
-    MODES,
-    REFERENCE,
-    plan,
-)
+from comparison.methods import ABLATIONS, METHODS, MODES, REFERENCE, plan
 from comparison.report import write_tables
-from comparison.running import (
-    alone,
-    comparison_parser,
-    run_all,
-)
-from comparison.stages import Processes
+from comparison.running import alone, comparison_parser, run_all
 
 from mttl.analysis.libraries import check_libraries
 from mttl.command import exit_with, make_console, positive
@@ -48,13 +36,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
     plans = plan(options.methods, options.modes, options.seeds)
     comparison.check(plans)
-    processes = Processes(n_threads=max(1, (os.cpu_count() or 1) // options.workers))
     with alone(comparison.out):
         comparison.keep_settings()
         run_all(
             [item for item in plans if not comparison.has_ended(item)],
-            lambda item: comparison.run(item, processes),
-            processes=processes,
+            comparison.run,
             n_workers=options.workers,
             name=lambda item: f"{item.name}, seed {item.seed}",
             ended=lambda: write_tables(comparison, plans),

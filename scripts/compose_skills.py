@@ -8,8 +8,6 @@ differs. The order of the skills does not matter.
 """  # noqa: E501
 
 import argparse
-import shutil
-import tempfile
 from pathlib import Path
 
 import torch
@@ -18,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from mttl.command import exit_with, make_console
 from mttl.data.encode import TextEncoder
 from mttl.errors import ConfigError
+from mttl.files import new_folder
 from mttl.gym.folder import SPLITS, Gym
 from mttl.metrics.crossfit import score_answers
 from mttl.models.backbone import is_decoder_only, load_pretrained, load_tokenizer
@@ -98,14 +97,9 @@ def score(
 
 def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
     """Write a folder that transformers can load, whole or not at all."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
-    try:
-        model.save_pretrained(temporary / "new")
-        tokenizer.save_pretrained(temporary / "new")
-        (temporary / "new").replace(out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with new_folder(out) as temporary:
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

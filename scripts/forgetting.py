@@ -75,13 +75,11 @@ def main(arguments: list[str] | None = None) -> int:
     check_libraries("matplotlib")
     out, plan = Path(options.out), _plan(options)
     points: list[Point] = []
-    try:
-        with locked(out / ".lock"):
-            _keep(plan, out / "plan.json")
-            for seed in options.seeds:
-                points += run_or_read(plan, seed, out / f"seed{seed}.json")
-    except BlockingIOError:
-        raise ConfigError(f"another run is at work in '{out}': choose another --out") from None
+    refusal = ConfigError(f"another run is at work in '{out}': choose another --out")
+    with locked(out / ".lock", refusal):
+        _keep(plan, out / "plan.json")
+        for seed in options.seeds:
+            points += run_or_read(plan, seed, out / f"seed{seed}.json")
     text = table(points)
     save_figure(figure(points), out / "tradeoff")
     write_text(out / "points.jsonl", "".join(f"{json.dumps(asdict(point))}\n" for point in points))

@@ -10,7 +10,6 @@ are written whenever a run has ended.
 
 import argparse
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,13 +23,7 @@ from comparison.learning import (
     read_curve,
 )
 from comparison.methods import FIXED_ROUTERS
-from comparison.running import (
-    alone,
-    comparison_parser,
-    keep_config,
-    refuse_settings,
-    run_all,
-)
+from comparison.running import alone, comparison_parser, keep_config, refuse_settings, run_all
 from comparison.stages import Cost, Processes, start_again
 
 from mttl.analysis.libraries import check_libraries
@@ -63,13 +56,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
     runs = [(method, seed) for seed in options.seeds for method in options.methods]
     study.check(options.methods)
-    processes = Processes(n_threads=max(1, (os.cpu_count() or 1) // options.workers))
     with alone(study.out):
         study.keep_settings()
         run_all(
             [run for run in runs if not study.cost(*run).ended],
-            lambda run: study.run(*run, processes),
-            processes=processes,
+            lambda run, processes: study.run(*run, processes),
             n_workers=options.workers,
             name=lambda run: f"{run[0]}, seed {run[1]}",
             ended=lambda: study.write_tables(runs, options.rate, options.smoothing),

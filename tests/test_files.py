@@ -1,10 +1,14 @@
+import errno
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
-from mttl.files import locked, new_folder, write_atomic, write_text
+from mttl.files import append_line, locked, new_folder, write_atomic, write_table, write_text
 
 
 def test_writes_with_usual_permissions_and_makes_parents(tmp_path):
@@ -34,8 +38,59 @@ def test_a_lock_is_for_one_and_ends_with_its_block(tmp_path: Path) -> None:
     path = tmp_path / "new" / ".lock"
     with locked(path), pytest.raises(BlockingIOError), locked(path):
         pass
+    with locked(path), pytest.raises(KeyError, match="mine"), locked(path, KeyError("mine")):
+        pass
     with locked(path):
         pass
+
+
+def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    code = (
+        "import sys, time; from mttl.files import locked\n"
+        "with locked(sys.argv[1]): print('held', flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    with pytest.raises(BlockingIOError), locked(path):
+        pass
+    holder.kill()
+    holder.communicate()
+    with locked(path):
+        pass
+
+
+@pytest.mark.parametrize("answer", [NotImplementedError(), OSError(errno.ENOLCK, "no locks")])
+def test_where_a_file_system_has_no_locks_work_goes_on(
+    answer: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def acquire(lock: FileLock, blocking: bool) -> None:
+        raise answer
+
+    monkeypatch.setattr(FileLock, "acquire", acquire)
+    with locked(tmp_path / ".lock"), locked(tmp_path / ".lock"):
+        pass
+
+
+def test_a_lock_that_cannot_be_made_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def acquire(lock: FileLock, blocking: bool) -> None:
+        raise PermissionError(errno.EACCES, "of another user")
+
+    monkeypatch.setattr(FileLock, "acquire", acquire)
+    with pytest.raises(PermissionError, match="another user"), locked(tmp_path / ".lock"):
+        pass
+
+
+def test_an_appended_line_takes_the_place_of_a_cut_one(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "lines"
+    append_line(path, "one")
+    with path.open("a") as file:
+        file.write("cut o")
+    append_line(path, "zwölf")
+    assert path.read_text("utf-8") == "one\nzwölf\n"
 
 
 def test_a_new_folder_is_whole_or_absent(tmp_path: Path) -> None:
@@ -48,3 +103,8 @@ def test_a_new_folder_is_whole_or_absent(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="full"), new_folder(tmp_path / "a" / "other"):
         raise OSError(28, "full")
     assert os.listdir(tmp_path / "a") == ["out"]
+
+
+def test_a_table_leaves_missing_values_empty(tmp_path: Path) -> None:
+    write_table(tmp_path / "t.csv", ["a", "b"], [{"a": 1, "b": "x, y"}, {"b": None}])
+    assert (tmp_path / "t.csv").read_bytes() == b'a,b\r\n1,"x, y"\r\n,\r\n'

@@ -209,7 +209,6 @@ def test_a_reference_is_read_and_left_as_it_is(
 def test_two_processes_do_not_write_one_file(
     folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("fcntl")
     given = arguments(folder, tmp_path)
     assert recipe.main([*given, "--shard", "5/5"]) == 0  # notes what results are made from
     with Results(tmp_path).writing():

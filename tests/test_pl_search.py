@@ -9,7 +9,7 @@ import pytest
 
 from helpers.command import ROOT, load_recipe
 from helpers.new_tasks import NEW, train_source
-from mttl.adaptation.fine_tune import FewShotJob, FewShotResult
+from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.new_tasks import Adaptation
 from mttl.command import USER_MISTAKE, run_command
 from mttl.config.load import load_config

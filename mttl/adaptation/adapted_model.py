@@ -1,13 +1,14 @@
-"""A model adapted to one task, that answers."""
+"""A model that was adapted to one task and answers inputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
-from mttl.adaptation.fine_tune import FewShotResult
+from mttl.adaptation.few_shot import FewShotResult
 from mttl.adaptation.job import FewShotSettings
-from mttl.data.collate import EvalCollator, pad_id_of
+from mttl.data.collate import pad_id_of, padded_inputs
 from mttl.data.encode import TextEncoder
 from mttl.models.backbone import is_decoder_only
 from mttl.skills.skilled_model import SkilledModel
@@ -65,23 +66,17 @@ class AdaptedModel:
             max_input_length=form["max_input_length"],
             max_output_length=form["max_output_length"],
         )
-        collate = EvalCollator(pad_id_of(self.tokenizer), 1, decoder_only)
-        texts = [self.opening + text.strip() for text in inputs]
-        rows = [
-            {
-                **{"row": number, "task_id": 0, "sample": 0, "input": text},
-                **{"references": [], "input_ids": ids, "labels": []},
-            }
-            for number, (text, ids) in enumerate(zip(texts, encoder.prompts(texts), strict=True))
-        ]
-        size = self.settings.eval_batch_size
-        precision = precision_plugin(self.settings.precision, self.module.device.type)
+        prompts = encoder.prompts([self.opening + text.strip() for text in inputs])
+        size, device = self.settings.eval_batch_size, self.module.device
+        precision = precision_plugin(self.settings.precision, device.type)
         self.module.eval()
         answers: list[str] = []
-        for start in range(0, len(rows), size):
-            batch = self.module.transfer_batch_to_device(
-                collate(rows[start : start + size]), self.module.device, 0
+        for start in range(0, len(prompts), size):
+            batch = padded_inputs(
+                prompts[start : start + size], pad_id_of(self.tokenizer), left=decoder_only
             )
+            batch = {name: value.to(device) for name, value in batch.items()}
+            task_ids = torch.zeros(len(batch["input_ids"]), dtype=torch.long, device=device)
             with precision.forward_context():
-                answers += [row.prediction for row in self.module.predict(batch)]
+                answers += self.module.answer(task_ids, batch)
         return answers

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from mttl.adaptation.fine_tune import FewShotJob, FewShotResult, fine_tune, score_batches
+from mttl.adaptation.few_shot import FewShotJob, FewShotResult
+from mttl.adaptation.fine_tune import fine_tune, score_batches
 from mttl.adaptation.modes import AdaptMode, adapted
 from mttl.data.data_module import TextToTextDataModule
 from mttl.gym.folder import Gym

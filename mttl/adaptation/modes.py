@@ -1,4 +1,4 @@
-"""A trained model made ready for tasks it has never seen."""
+"""Adaptation modes: the router of new tasks, and which parameters are trained."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -16,7 +16,7 @@ import torch
 from mttl.adaptation import job as few_shot_run
 from mttl.adaptation import modes
 from mttl.adaptation.adapted_model import AdaptedModel
-from mttl.adaptation.fine_tune import FewShotJob, FewShotResult
+from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.own_examples import Example, split_examples, write_examples
 from mttl.adaptation.plan import new_tasks, plan_jobs
 from mttl.adaptation.results import Results, check_folder, inventory_digest

@@ -1,12 +1,11 @@
-"""Examples given as pairs of texts, put down as a task of a gym."""
+"""Writes examples given as pairs of texts as a task of a gym."""
 
-import csv
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from mttl.errors import TaskError, nearest
-from mttl.files import atomic_path, write_text
+from mttl.files import write_table, write_text
 from mttl.gym.folder import Gym
 from mttl.metrics.crossfit import METRICS
 
@@ -72,13 +71,8 @@ def write_examples(
     for split, rows in (("train", training), ("dev", development)):
         path = folder / task / f"{task}_{len(training)}_0_{split}.tsv"
         write_text(path, "".join(f"{source}\t{answer}\n" for source, answer in rows))
-    with (
-        atomic_path(folder / "TASKS.csv") as temporary,
-        temporary.open("w", newline="", encoding="utf-8") as file,
-    ):
-        writer = csv.writer(file)
-        writer.writerow(["task", "metric", "description"])
-        writer.writerow([task, metric, description or ""])
+    row = {"task": task, "metric": metric, "description": description}
+    write_table(folder / "TASKS.csv", list(row), [row])
     return Gym(folder)
 
 

@@ -1,10 +1,10 @@
-"""Which adaptations to run, and by whom."""
+"""The few-shot jobs to run, and how several processes share them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mttl.adaptation.fine_tune import FewShotJob
+from mttl.adaptation.few_shot import FewShotJob
 from mttl.errors import TaskError
 from mttl.gym.folder import Gym
 from mttl.gym.partition import load_partition, select_tasks

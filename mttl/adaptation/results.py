@@ -1,23 +1,15 @@
-"""The files of adaptations that have ended, and what they must have in common."""
+"""Results of few-shot jobs in a folder, which are all of the same settings and inventory."""
 
 import hashlib
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Self
 
-from mttl.adaptation.fine_tune import FewShotJob, FewShotResult
+from mttl.adaptation.few_shot import FewShotResult
 from mttl.adaptation.plan import Shard
-from mttl.errors import ConfigError, MttlError
+from mttl.adaptation.result_lines import ResultLines
+from mttl.errors import ConfigError
 from mttl.files import write_text
 from mttl.training.run_folder import changed_settings
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 # Settings that have no part in a job's result: those of the run, and which jobs there are …
 MAY_CHANGE = (
@@ -30,8 +22,8 @@ SHARED = ("trainer.precision",)
 RESULTS = ("results*.jsonl", "trials/*/results*.jsonl")
 
 
-class Results:
-    """The finished jobs of a folder: a line per job in ``results*.jsonl``, whole or not there.
+class Results(ResultLines[FewShotResult]):
+    """The finished jobs of a folder: a line per job in ``results*.jsonl``.
 
     Every part reads the files of all and writes one of its own, so that several machines may share
     a folder.
@@ -44,62 +36,11 @@ class Results:
         MttlError: If a line of a file is damaged.
     """
 
+    advice = " (several processes of pl_finetune.py share the jobs with --shard I/N)"
+
     def __init__(self, folder: Path, shard: Shard | None = None) -> None:
-        self.path = folder / (shard or Shard()).file
-        self.finished: dict[FewShotJob, FewShotResult] = {}
-        self._file: BinaryIO | None = None
-        for path in sorted(folder.glob("results*.jsonl")):
-            self._read(path)
-
-    @contextmanager
-    def writing(self) -> Iterator[Self]:
-        """Keep other processes from writing the same file inside a ``with`` block.
-
-        A last line that was cut off is dropped, and what another process wrote since is read.
-
-        Raises:
-            MttlError: If another process writes the file.
-        """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab+") as file:
-            _lock(file, self.path)
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)
-            self._read(self.path)
-            self._file = file
-            try:
-                yield self
-            finally:
-                self._file = None
-
-    def add(self, result: FewShotResult) -> None:
-        """Append a line and flush it to the disk.
-
-        Args:
-            result: Of a job that has ended.
-
-        Raises:
-            MttlError: If another process writes the file.
-        """
-        if self._file is None:
-            with self.writing():
-                return self.add(result)
-        self._file.write(json.dumps(result.row()).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self.finished[result.job] = result
-
-    def _read(self, path: Path) -> None:
-        # What follows the last line end is being written, or was cut off.
-        for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
-            try:
-                result = FewShotResult.from_row(json.loads(line))
-            except (ValueError, KeyError, TypeError) as error:
-                raise MttlError(
-                    f"'{path}', line {number} is damaged ({error}); it must be a finished job in "
-                    "JSON. Delete the line: a start of the same command runs its job again"
-                ) from error
-            self.finished[result.job] = result
+        path = folder / (shard or Shard()).file
+        super().__init__(path, FewShotResult, folder.glob("results*.jsonl"))
 
 
 def check_folder(
@@ -164,17 +105,3 @@ def _mixed(folder: Path, before: str | None, now: str) -> str:
         f"the results in '{folder}' are of another inventory ({before[:12]} before, {now[:12]} "
         f"now): of another run, or of this one before it was trained on. {advice}"
     )
-
-
-def _lock(file: BinaryIO, path: Path) -> None:
-    if fcntl is None:
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise MttlError(
-            f"another process writes '{path}'; wait for it (several processes of pl_finetune.py "
-            "share the jobs with --shard I/N)"
-        ) from error
-    except OSError:
-        return  # a file system without locks

@@ -5,12 +5,8 @@ from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 
-from mttl.adaptation.fine_tune import (
-    FewShotResult,
-    average_relative_gain,
-    comparable_tasks,
-    interval,
-)
+from mttl.adaptation.few_shot import FewShotResult
+from mttl.adaptation.gains import average_relative_gain, comparable_tasks, interval
 from mttl.training.text_to_text import mean_score
 
 

@@ -7,7 +7,6 @@ References:
     tasks.
 """
 
-import csv
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -18,11 +17,11 @@ from typing import Any
 import yaml
 from rich.table import Table
 
-from mttl.adaptation.fine_tune import FewShotJob, FewShotResult
+from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.results import Results
 from mttl.adaptation.score_table import by_task, silent_tasks, some
 from mttl.errors import MttlError
-from mttl.files import atomic_path, write_text
+from mttl.files import write_table, write_text
 from mttl.training.text_to_text import mean_score
 
 # One value for each searched setting, by its dotted name.
@@ -146,13 +145,7 @@ def write_trials(path: Path, trials: Sequence[Trial]) -> None:
         }
         for trial in trials
     ]
-    with (
-        atomic_path(path) as temporary,
-        temporary.open("w", newline="", encoding="utf-8") as file,
-    ):
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    write_table(path, list(rows[0]), rows)
 
 
 def trials_table(trials: Sequence[Trial], title: str) -> Table:

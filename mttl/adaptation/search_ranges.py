@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mttl.adaptation.fine_tune import FewShotJob
+from mttl.adaptation.few_shot import FewShotJob
 from mttl.adaptation.search import Values
 from mttl.errors import ConfigError
 

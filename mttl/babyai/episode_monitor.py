@@ -1,4 +1,4 @@
-"""Says how well a policy does while it learns, and ends the training when every level is solved."""
+"""A callback that logs success rates, and ends the training when every level is solved."""
 
 import math
 import time
@@ -12,8 +12,7 @@ from rich.console import Console
 
 from mttl.babyai.rl.episode_log import EpisodeLog
 from mttl.babyai.rl.learning_curve import reached
-
-SECONDS_BETWEEN_LINES = 15.0
+from mttl.progress_bar import SECONDS_BETWEEN_LINES
 
 
 class EpisodeMonitor(Callback):

@@ -1,4 +1,4 @@
-"""How well a policy does: fixed episodes of every level, never met in training."""
+"""Evaluates policies on fixed episodes of every level, none of them met in training."""
 
 from collections.abc import Sequence
 

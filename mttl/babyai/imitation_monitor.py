@@ -1,4 +1,4 @@
-"""Says how well policies act as in demonstrations while they learn from them."""
+"""A callback that prints how often policies act as demonstrated."""
 
 import time
 
@@ -7,8 +7,7 @@ from pytorch_lightning.callbacks import Callback
 from rich.console import Console
 
 from mttl.babyai.imitation_module import ImitationModule
-
-SECONDS_BETWEEN_LINES = 15.0
+from mttl.progress_bar import SECONDS_BETWEEN_LINES
 
 
 class ImitationMonitor(Callback):

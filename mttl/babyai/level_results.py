@@ -1,13 +1,10 @@
-"""How policies did on levels that they were adapted to."""
+"""Results of policies on the levels that they were adapted to, and their table."""
 
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
 
 from rich.table import Table
-
-from mttl.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -40,6 +37,20 @@ class LevelResult:
     solved_after: int | None
     n_trained: int
 
+    @property
+    def job(self) -> tuple[str, int]:
+        """The level and the seed."""
+        return self.level, self.seed
+
+    def row(self) -> dict[str, Any]:
+        """Return what ``results.jsonl`` holds."""
+        return asdict(self)
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """Read back what `row` returned."""
+        return cls(**row)
+
 
 def level_table(results: Sequence[LevelResult], title: str) -> Table:
     """Return a row per level: success in per cent and episodes to solve it, means over seeds."""
@@ -62,26 +73,3 @@ def level_table(results: Sequence[LevelResult], title: str) -> Table:
             after,
         )
     return table
-
-
-def read_level_results(path: Path) -> dict[tuple[str, int], LevelResult]:
-    """Read the finished jobs of a file; a last line that was cut off is left out.
-
-    Args:
-        path: ``results.jsonl``; it need not exist.
-
-    Raises:
-        ConfigError: If a line is damaged.
-    """
-    lines = path.read_text("utf-8").split("\n")[:-1] if path.is_file() else []
-    found = {}
-    for number, line in enumerate(lines, 1):
-        try:
-            result = LevelResult(**json.loads(line))
-        except (ValueError, TypeError) as error:
-            raise ConfigError(
-                f"'{path}', line {number} is damaged ({error}). Delete the line: a start of the "
-                "same command runs its job again"
-            ) from error
-        found[result.level, result.seed] = result
-    return found

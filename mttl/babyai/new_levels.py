@@ -1,9 +1,7 @@
 """Adapt trained policies to levels they have never seen: what `pl_finetune.py` does for BabyAI."""
 
 import copy
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +10,11 @@ from rich.console import Console
 
 from envs.errors import LevelError
 from envs.interface import check_levels
+from mttl.adaptation.result_lines import ResultLines
 from mttl.adaptation.results import check_folder, inventory_digest
 from mttl.babyai.build_policy import fresh_policies, load_policies
 from mttl.babyai.evaluate import play_levels
-from mttl.babyai.level_results import LevelResult, read_level_results
+from mttl.babyai.level_results import LevelResult
 from mttl.babyai.policy_modes import adapt_policies
 from mttl.babyai.rl.learning_curve import episodes_to
 from mttl.babyai.train import environment_errors, learning_of
@@ -23,7 +22,6 @@ from mttl.checkpoint import read_inventory
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import dump_config
 from mttl.errors import ConfigError, TaskError
-from mttl.files import append_line, locked
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.metrics_file import MetricsFile
 from mttl.training.progress import TrainingProgress
@@ -57,6 +55,7 @@ def adapt_babyai(
 
     Raises:
         ConfigError: If levels are missing, or results there are of other settings.
+        MttlError: If another process writes there, or a line of the results is damaged.
         TaskError: If a level was trained on.
         CheckpointError: If the run holds no policies.
         TrainingError: If an environment breaks.
@@ -83,27 +82,15 @@ def adapt_babyai(
     )
     status = status or Console(stderr=True)
     jobs = [(level, seed) for level in names for seed in config.adapt.seeds]
-    path = folder / "results.jsonl"
-    try:
-        with (
-            locked(folder / ".lock"),
-            environment_errors("Finished jobs are kept; start again to go on"),
-        ):
-            finished = read_level_results(path)
-            for number, (level, seed) in enumerate(jobs, 1):
-                if (level, seed) in finished:
-                    continue
-                status.print(f"{number} of {len(jobs)}: {level}, seed {seed}", highlight=False)
-                curve = folder / "curves" / f"{level}-{seed}.csv"
-                result = _run_job(config, model, source, level, seed, curve, status)
-                append_line(path, json.dumps(asdict(result)))
-                finished[level, seed] = result
-    except BlockingIOError:
-        raise ConfigError(
-            f"another process adapts into '{folder}': wait for it, or choose another folder "
-            "with --out"
-        ) from None
-    return [finished[job] for job in jobs]
+    results = ResultLines(folder / "results.jsonl", LevelResult)
+    with results.writing(), environment_errors("Finished jobs are kept; start again to go on"):
+        for number, (level, seed) in enumerate(jobs, 1):
+            if (level, seed) in results.finished:
+                continue
+            status.print(f"{number} of {len(jobs)}: {level}, seed {seed}", highlight=False)
+            curve = folder / "curves" / f"{level}-{seed}.csv"
+            results.add(_run_job(config, model, source, level, seed, curve, status))
+    return [results.finished[job] for job in jobs]
 
 
 def _run_job(

@@ -1,4 +1,4 @@
-"""Trained policies made ready for levels they have never seen."""
+"""Adaptation modes for policies: the router of new levels, and what is trained."""
 
 from mttl.adaptation.modes import TRAINED_ROLES, AdaptMode, adapted_router, require_trainable
 from mttl.skills.composed.composed_model import ComposedModel

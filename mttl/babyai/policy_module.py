@@ -3,18 +3,17 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from mttl.errors import CheckpointError, TrainingError
 from mttl.skills.composed.composed_model import ComposedModel
+from mttl.training.module import ResumableModule
 from mttl.training.optim import Optimization
 
 
-class PolicyModule(pl.LightningModule):
-    """The policies of all levels with their optimizer, what is logged, and what a resume needs.
+class PolicyModule(ResumableModule):
+    """The policies of all levels and the statistics of their losses, logged by epoch.
 
     A subclass computes the loss of a batch in ``training_step`` and returns `total_loss` of it.
 
@@ -24,20 +23,18 @@ class PolicyModule(pl.LightningModule):
         optimization: Optimizer, learning rates and schedule.
     """
 
+    model: ComposedModel
     task_ids: Tensor
 
     def __init__(
         self, model: ComposedModel, levels: Sequence[str], optimization: Optimization
     ) -> None:
-        super().__init__()
-        self.model = model
+        super().__init__(model, optimization)
         self.levels = tuple(levels)
-        self.optimization = optimization
         self.register_buffer("task_ids", torch.arange(len(self.levels)), persistent=False)
         # Sums over the batches of an epoch: logging each of them costs more than a step.
         self._sums: dict[str, Tensor] = {}
         self._count = 0
-        self._random_state: Tensor | None = None
 
     def total_loss(self, loss: Tensor, statistics: Mapping[str, Tensor]) -> Tensor:
         """Return the loss with the router's prior, and note the statistics of the batch.
@@ -75,43 +72,26 @@ class PolicyModule(pl.LightningModule):
             self.log_dict(values, sync_dist=True)
         self._sums, self._count = {}, 0
 
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Return the optimizer with one group per role, and its schedule by step."""
-        mixed = str(self.trainer.precision).endswith("mixed")
-        optimizer = self.optimization.optimizer(self.model, fused=not mixed)
-        total_steps = int(self.trainer.estimated_stepping_batches)
-        scheduler = self.optimization.scheduler(optimizer, total_steps)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-        }
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Note the levels, and the random state."""
+        """Note the levels too, and the statistics of the epoch so far."""
+        super().on_save_checkpoint(checkpoint)
         checkpoint["levels"] = list(self.levels)
-        checkpoint["random_state"] = torch.get_rng_state()
         checkpoint["sums"] = (
             {name: value.cpu() for name, value in self._sums.items()},
             self._count,
         )
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint of other levels, and go on with its random state.
+        """Refuse a checkpoint of other levels, and go on with the statistics of its epoch.
 
         Raises:
-            CheckpointError: If it was made with other levels.
+            CheckpointError: If it was made with other levels, or a trained tensor is missing.
         """
         if tuple(checkpoint["levels"]) != self.levels:
             raise CheckpointError(
                 f"the checkpoint is of the levels {', '.join(checkpoint['levels'])}, not of "
                 f"{', '.join(self.levels)}; resume the run with the levels it began with"
             )
-        self._random_state = checkpoint["random_state"]
+        super().on_load_checkpoint(checkpoint)
         sums, self._count = checkpoint["sums"]
         self._sums = {name: value.to(self.device) for name, value in sums.items()}
-
-    def on_train_start(self) -> None:
-        """After a resume, continue the stream of random numbers where it stopped."""
-        if self._random_state is not None:
-            torch.set_rng_state(self._random_state.cpu())
-        self._random_state = None

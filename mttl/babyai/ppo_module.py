@@ -62,8 +62,6 @@ class BabyAIModule(PolicyModule):
             batch.values,
             batch.advantages,
             batch.returns,
-            clip=self.weights.clip,
-            value_coef=self.weights.value_coef,
-            entropy_coef=self.weights.entropy_coef,
+            **vars(self.weights),
         )
         return self.total_loss(loss, statistics)

@@ -1,4 +1,4 @@
-"""The log-likelihood of answers, example by example: what Fisher information is made from."""
+"""The log-likelihood of each example's answer, whose gradients give Fisher information."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,8 +8,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.fisher import Batch, LogLikelihood
+from mttl.data.collate import IGNORED
 from mttl.models.backbone import is_decoder_only
-from mttl.training.loss import IGNORED, token_losses
+from mttl.models.teacher_forcing import forced_inputs
+from mttl.training.loss import token_losses
 
 
 def likelihood_batch(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -22,14 +24,12 @@ def likelihood_batch(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Te
         model: A language model of transformers.
         batch: ``input_ids``, ``attention_mask`` and ``labels`` of `mttl.data.collate`.
     """
-    labels = batch["labels"]
-    found = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+    inputs, labels = forced_inputs(model, batch), batch["labels"]
     if is_decoder_only(model):
         # Position t predicts token t + 1; the last one predicts nothing.
         ignored = torch.full_like(labels[:, :1], IGNORED)
-        return {**found, "targets": torch.cat([labels[:, 1:], ignored], 1)}
-    prepare: Any = model.prepare_decoder_input_ids_from_labels
-    return {**found, "decoder_input_ids": prepare(labels=labels), "targets": labels}
+        labels = torch.cat([labels[:, 1:], ignored], 1)
+    return {**inputs, "targets": labels}
 
 
 def answer_log_likelihood(model: nn.Module, *, traceable: bool) -> LogLikelihood:

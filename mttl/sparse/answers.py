@@ -9,6 +9,7 @@ from torch import nn
 from mttl.data.collate import pad_id_of, padded_inputs
 from mttl.data.encode import TextEncoder
 from mttl.models.backbone import is_decoder_only
+from mttl.models.generation import generate_texts
 
 
 @torch.no_grad()
@@ -41,16 +42,19 @@ def answer_inputs(
     order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
     answers = [""] * len(prompts)
     generate: Any = model.generate
+    decoder_only = is_decoder_only(model)
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
-        left = is_decoder_only(model)
-        batch = padded_inputs([prompts[row] for row in rows], pad_id, left=left)
-        batch = {key: value.to(device) for key, value in batch.items()}
-        ids = generate(**batch, max_new_tokens=max_new_tokens, do_sample=False)
-        if left:
-            ids = ids[:, batch["input_ids"].shape[1] :]
-        texts = encoder.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        batch = padded_inputs([prompts[row] for row in rows], pad_id, left=decoder_only)
+        texts = generate_texts(
+            generate,
+            encoder.tokenizer,
+            {key: value.to(device) for key, value in batch.items()},
+            decoder_only=decoder_only,
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+        )
         for row, text in zip(rows, texts, strict=True):
-            answers[row] = text.strip()
+            answers[row] = text
         on_rows(len(rows))
     return answers

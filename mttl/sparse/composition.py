@@ -1,4 +1,4 @@
-r"""Sparse skills put on a network and taken off again, to the last bit.
+r"""Sparse skills are added to a network and removed again, bit for bit.
 
 :math:`\theta = \theta_0 + \sum_j w_j \phi_j`. To subtract what was added would leave rounding
 errors behind; so the weights that skills touch are remembered as they were (as many as there are

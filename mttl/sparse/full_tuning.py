@@ -1,4 +1,4 @@
-"""The first phase of lottery-ticket fine-tuning: all that may be in a support, and its scores."""
+"""The first phase of lottery-ticket fine-tuning: whole tensors are trained and entries scored."""
 
 from collections.abc import Mapping
 from typing import Any

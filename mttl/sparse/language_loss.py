@@ -1,13 +1,13 @@
-"""The loss of a language model of transformers, of whatever kind it is."""
+"""The loss of a language model: encoder–decoder, decoder-only or masked."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.data.collate import pad, padded_inputs
-from mttl.training.loss import IGNORED, global_mean, token_losses
+from mttl.data.collate import IGNORED, pad, padded_inputs
+from mttl.models.teacher_forcing import forced_logits
+from mttl.training.loss import global_mean, token_losses
 
 
 def language_loss(
@@ -31,13 +31,8 @@ def language_loss(
     device = next(model.parameters()).device
     batch = {key: value.to(device) for key, value in padded_inputs(inputs, pad_id).items()}
     wanted = pad(labels, IGNORED).to(device)
-    settings: Any = model.config
-    if settings.is_encoder_decoder:
-        # The model would compute a loss of its own if it were given the labels.
-        prepare: Any = model.prepare_decoder_input_ids_from_labels
-        batch["decoder_input_ids"] = prepare(labels=wanted)
-    extra = {} if masked else {"use_cache": False}
-    logits = model(**batch, **extra).logits
-    if not (settings.is_encoder_decoder or masked):
-        logits, wanted = logits[:, :-1], wanted[:, 1:].contiguous()
+    if masked:
+        logits = model(**batch).logits
+    else:
+        logits, wanted = forced_logits(model, {**batch, "labels": wanted})
     return global_mean(token_losses(logits, wanted), wanted)

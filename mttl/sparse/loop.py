@@ -1,11 +1,6 @@
-"""A plain loop of steps that can be stopped by Ctrl-C or SIGTERM and continued later."""
+"""A training loop that Ctrl-C or SIGTERM stops after a step, and that continues from a file."""
 
-import logging
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -16,12 +11,8 @@ from rich.progress import TextColumn
 
 from mttl.errors import CheckpointError, ConfigError, StopRequested
 from mttl.files import write_atomic
-from mttl.progress_bar import counting_bar
-
-logger = logging.getLogger(__name__)
-
-SECONDS_BETWEEN_LINES = 15.0
-SECONDS_BETWEEN_LOSSES = 0.2
+from mttl.progress_bar import SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_LOSSES, counting_bar
+from mttl.stop_signals import StopRequest, handling
 
 
 class Steps(Protocol):
@@ -67,8 +58,9 @@ def run_steps(
     Raises:
         StopRequested: After Ctrl-C or SIGTERM; the step was finished and the state saved.
     """
+    request = StopRequest("stopping after this step; once more to stop at once", _end_at_once)
     with (
-        _asked_to_stop() as asked,
+        handling(request),
         counting_bar(console, TextColumn("{task.fields[loss]}")) as bars,
     ):
         bar = bars.add_task(work.doing, total=work.n_steps, completed=work.n_done, loss="")
@@ -85,10 +77,10 @@ def run_steps(
                     place = f"step {work.n_done} of {work.n_steps} ({work.doing})"
                     console.print(f"{place}: {loss}, about {left:.0f} s left")
             bars.update(bar, completed=work.n_done, description=work.doing)
-            if asked or work.n_done % save_every == 0 or work.n_done == work.n_steps:
+            if request.received or work.n_done % save_every == 0 or work.n_done == work.n_steps:
                 save_state(state, work.state_dict(), settings)
-            if asked:
-                raise StopRequested(asked[0], state)
+            if request.received:
+                raise StopRequested(request.received, state)
 
 
 def save_state(path: Path, state: dict[str, Any], settings: dict[str, Any]) -> None:
@@ -131,22 +123,5 @@ def load_state(path: Path, settings: dict[str, Any], *, resume: bool) -> dict[st
     return state
 
 
-@contextmanager
-def _asked_to_stop() -> Iterator[list[signal.Signals]]:
-    """Collect requests to stop while the block runs; a second one ends it on the spot."""
-    asked: list[signal.Signals] = []
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(signal.Signals(number))
-        logger.warning("stopping after this step; once more to stop at once")
-
-    before: dict[int, Callable[..., Any] | int | None] = {}
-    if threading.current_thread() is threading.main_thread():
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _end_at_once(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

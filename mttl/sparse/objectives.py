@@ -1,4 +1,4 @@
-"""What a network can learn from rows of a task or from raw text, with any model of transformers.
+"""Training objectives for rows of a task or raw text, with any model of transformers.
 
 | objective | model | a row |
 |---|---|---|
@@ -16,11 +16,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from mttl.data.collate import pad_id_of
+from mttl.data.collate import IGNORED, pad_id_of
 from mttl.data.encode import TextEncoder, special_ids
 from mttl.errors import ConfigError
 from mttl.sparse.language_loss import language_loss
-from mttl.training.loss import IGNORED
 
 # Of the tokens that a masked language model predicts: these show a mask, those another token.
 SHOWN_AS_MASK, SHOWN_AS_OTHER = 0.8, 0.1

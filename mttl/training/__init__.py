@@ -1,1 +1,1 @@
-"""TRAINING: the Lightning modules and what runs beside their steps."""
+"""TRAINING: the Lightning modules, their callbacks, and the files of a run."""

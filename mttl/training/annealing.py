@@ -1,4 +1,4 @@
-"""The temperature of the relaxed choices over training."""
+"""A callback that lowers the temperature of a Polytropon router during training."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ class TemperatureAnnealing(Callback):
         self.end = end
 
     def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any
     ) -> None:
         """Set the temperature of the coming step."""
         router: PolytroponRouter = pl_module.model.router  # type: ignore[union-attr]

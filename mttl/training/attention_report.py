@@ -1,4 +1,4 @@
-"""What attention over skills attends to, by task and layer: the arrays behind its heat maps."""
+"""The mean attention weights of fused skills by task and layer: the arrays of their heat maps."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

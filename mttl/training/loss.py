@@ -1,12 +1,11 @@
-"""The negative log-likelihood of answers."""
+"""The training loss: cross-entropy per token, with label smoothing and global means."""
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-# Positions with this label do not count.
-IGNORED = -100
+from mttl.data.collate import IGNORED
 
 
 def token_losses(

@@ -8,7 +8,7 @@ from typing import Any
 from lightning_fabric.utilities.rank_zero import rank_zero_only
 from pytorch_lightning.loggers.logger import Logger
 
-from mttl.files import atomic_path
+from mttl.files import write_table
 
 
 class MetricsFile(Logger):
@@ -61,10 +61,8 @@ class MetricsFile(Logger):
         if not self.rows:
             return
         columns = sorted({name for row in self.rows.values() for name in row} - {"step"})
-        with atomic_path(self.path) as path, path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, ["step", *columns])
-            writer.writeheader()
-            writer.writerows(self.rows[step] for step in sorted(self.rows))
+        rows = (self.rows[step] for step in sorted(self.rows))
+        write_table(self.path, ["step", *columns], rows)
 
     @rank_zero_only
     def finalize(self, status: str) -> None:

@@ -1,4 +1,4 @@
-"""The arithmetic of loops that are not Lightning's."""
+"""The precision plugin of training loops that run without Lightning's trainer."""
 
 from lightning_fabric.plugins import MixedPrecision, Precision
 
@@ -6,7 +6,7 @@ PRECISIONS = ("32-true", "16-mixed", "bf16-mixed")
 
 
 def precision_plugin(precision: str, device: str) -> Precision:
-    """Return what runs forward passes, scales losses and steps in a precision.
+    """Return the plugin that runs forward passes, scales losses and takes optimizer steps.
 
     Args:
         precision: ``"32-true"``; or ``"bf16-mixed"`` or ``"16-mixed"``, which compute products in

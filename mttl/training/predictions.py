@@ -1,6 +1,5 @@
-"""Answers, scores and tables after training."""
+"""Predictions after training, their scores, and the files that hold them."""
 
-import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -10,7 +9,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from mttl.files import atomic_path
+from mttl.files import write_table, write_text
 from mttl.metrics.crossfit import score_answers
 from mttl.training.text_to_text import Prediction, TextToTextModule, mean_score
 
@@ -26,6 +25,13 @@ class Result:
     metric: str
     score: float
     n: int
+
+    def row(self) -> dict[str, Any]:
+        """Return what the file holds."""
+        return asdict(self) | {"score": f"{self.score:.6f}"}
+
+
+COLUMNS = tuple(field.name for field in fields(Result))
 
 
 def predict(trainer: pl.Trainer, module: TextToTextModule, loader: Any) -> list[Prediction]:
@@ -64,28 +70,32 @@ def score(
     for row in rows:
         by_key.setdefault((row.task_id, row.sample), []).append(row)
     results = []
-    scores: dict[str, list[float]] = {}
     for (task_id, sample), group in sorted(by_key.items()):
         task = tasks[task_id]
         value = score_answers(
             metrics[task], [row.prediction for row in group], [row.references for row in group]
         )
         results.append(Result(task, split, str(sample), seed, metrics[task], value, len(group)))
-        scores.setdefault(task, []).append(value)
-    if results:
-        mean = float(mean_score([mean_score(samples) for samples in scores.values()]))
-        total = sum(result.n for result in results)
-        results.append(Result("mean", split, "all", seed, "mean", mean, total))
-    return results
+    return [*results, mean_result(results)] if results else []
+
+
+def mean_result(results: Sequence[Result]) -> Result:
+    """Return the mean over tasks of the means over their samples.
+
+    Args:
+        results: At least one; of one split and seed.
+    """
+    scores: dict[str, list[float]] = {}
+    for result in results:
+        scores.setdefault(result.task, []).append(result.score)
+    mean = float(mean_score([mean_score(samples) for samples in scores.values()]))
+    total = sum(result.n for result in results)
+    return Result("mean", results[0].split, "all", results[0].seed, "mean", mean, total)
 
 
 def write_results(path: Path, results: Sequence[Result]) -> None:
     """Write ``results.csv`` whole."""
-    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Result)])
-        writer.writeheader()
-        for result in results:
-            writer.writerow(asdict(result) | {"score": f"{result.score:.6f}"})
+    write_table(path, COLUMNS, (result.row() for result in results))
 
 
 def write_predictions(
@@ -108,5 +118,4 @@ def write_predictions(
             )
             for row in group
         ]
-        with atomic_path(folder / f"{tasks[task_id]}_{split}.jsonl") as temporary:
-            temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_text(folder / f"{tasks[task_id]}_{split}.jsonl", "\n".join(lines) + "\n")

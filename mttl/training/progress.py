@@ -1,4 +1,4 @@
-"""One progress bar for the whole of training, with an honest estimate."""
+"""A progress bar that counts all steps of a training and estimates the time left."""
 
 import math
 import time
@@ -17,10 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-# Where no terminal redraws a bar (a log file), a line is printed this often; on a terminal the loss
-# is read this often, because reading it waits for an accelerator.
-SECONDS_BETWEEN_LINES = 15.0
-SECONDS_BETWEEN_LOSSES = 0.2
+from mttl.progress_bar import SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_LOSSES
 
 
 class TrainingProgress(ProgressBar):
@@ -57,14 +54,7 @@ class TrainingProgress(ProgressBar):
         self._last_news = self._started = time.monotonic()
         self._first_step = trainer.global_step
 
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
         """Move the bar to the current step."""
         if not self._enabled or self._training is None:
             return

@@ -1,9 +1,7 @@
-"""Tables that a run prints, and the arrays behind its plots."""
+"""Tables that a run prints, its baselines, and the routing weights behind its plots."""
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +9,7 @@ from jaxtyping import Float
 from rich.markup import escape
 from rich.table import Table
 
-from mttl.files import atomic_path
+from mttl.files import write_table
 from mttl.gym.folder import Gym
 from mttl.metrics.baselines import copy_predictions, majority_prediction
 from mttl.metrics.crossfit import score_answers
@@ -20,9 +18,9 @@ from mttl.routing.task.task_router import TaskRouter
 from mttl.skills.attach import Attachment
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.skilled_model import SkilledModel
-from mttl.training.predictions import Result
+from mttl.training.history_monitor import write_arrays
+from mttl.training.predictions import COLUMNS, Result, mean_result
 from mttl.training.routing_monitor import head_names, routing_weights
-from mttl.training.text_to_text import mean_score
 
 COPY, MAJORITY = "copy", "majority"
 HEADINGS = {COPY: "copy", MAJORITY: "major"}
@@ -115,23 +113,18 @@ def baseline_results(
             results[name].append(
                 Result(task, split, str(sample), seed, metric_name, value, len(rows))
             )
-    for rows_of_baseline in results.values():
-        mean = float(mean_score([result.score for result in rows_of_baseline]))
-        total = sum(result.n for result in rows_of_baseline)
-        rows_of_baseline.append(Result("mean", split, "all", seed, "mean", mean, total))
-    return results
+    return {name: [*of_tasks, mean_result(of_tasks)] for name, of_tasks in results.items()}
 
 
 def write_baselines(path: Path, baselines: Mapping[str, Mapping[str, Sequence[Result]]]) -> None:
     """Write ``baselines.csv``: the columns of ``results.csv`` and the name of the baseline."""
-    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, ["baseline", *(field.name for field in fields(Result))])
-        writer.writeheader()
-        for by_name in baselines.values():
-            for name, rows in by_name.items():
-                for row in rows:
-                    score = f"{row.score:.6f}"
-                    writer.writerow({"baseline": name} | asdict(row) | {"score": score})
+    rows = (
+        {"baseline": name, **result.row()}
+        for by_name in baselines.values()
+        for name, results in by_name.items()
+        for result in results
+    )
+    write_table(path, ["baseline", *COLUMNS], rows)
 
 
 def result_table(
@@ -189,10 +182,5 @@ def write_routing(
         attention: Weights to write instead of the router's, where attention takes its place.
     """
     weights = routing_weights(router) if attention is None else attention
-    with atomic_path(path) as temporary, temporary.open("wb") as file:
-        np.savez_compressed(
-            file,
-            weights=weights,
-            tasks=np.array(tasks),
-            groups=np.array(head_names(tuple(groups), weights.shape[0])),
-        )
+    heads = head_names(tuple(groups), weights.shape[0])
+    write_arrays(path, weights=weights, tasks=np.array(tasks), groups=np.array(heads))

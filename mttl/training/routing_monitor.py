@@ -1,4 +1,4 @@
-"""Watches the router while it learns."""
+"""A callback that records the routing weights and how discrete, sparse and even they are."""
 
 from pathlib import Path
 from typing import Any
@@ -6,14 +6,13 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback
 
 from mttl.analysis.statistics import discreteness, sparsity, usage
-from mttl.files import atomic_path
 from mttl.routing.task.task_router import TaskRouter
+from mttl.training.history_monitor import HistoryMonitor
 
 
-class RoutingMonitor(Callback):
+class RoutingMonitor(HistoryMonitor):
     """Logs how discrete, sparse and evenly used the routing is, and keeps its history.
 
     Writes ``routing_history.npz`` with ``steps (S,)``, ``weights (S, G, T, K)`` and ``groups``.
@@ -32,12 +31,9 @@ class RoutingMonitor(Callback):
         tasks: tuple[str, ...],
         every_n_steps: int = 500,
     ) -> None:
-        self.folder = folder
+        super().__init__(folder / "routing_history.npz", every_n_steps)
         self.groups = groups
         self.tasks = tasks
-        self.every_n_steps = every_n_steps
-        self.steps: list[int] = []
-        self.history: list[np.ndarray] = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the routing that training starts from."""
@@ -45,15 +41,10 @@ class RoutingMonitor(Callback):
             self._record(trainer, pl_module.model.router)  # type: ignore[union-attr]
 
     def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any
     ) -> None:
         """Keep the routing from time to time where nothing is validated."""
-        if trainer.global_step - self.steps[-1] >= self.every_n_steps:
+        if self.is_due(trainer):
             self._record(trainer, pl_module.model.router)  # type: ignore[union-attr]
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -65,41 +56,17 @@ class RoutingMonitor(Callback):
         """Keep the final routing."""
         self._record(trainer, pl_module.model.router)  # type: ignore[union-attr]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Keep the history across a resume."""
-        return {
-            "steps": list(self.steps),
-            "history": [torch.from_numpy(weights) for weights in self.history],
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue the history of an earlier start."""
-        self.steps = list(state_dict["steps"])
-        self.history = [weights.numpy() for weights in state_dict["history"]]
+    def arrays(self, history: np.ndarray) -> dict[str, Any]:
+        """Return the weights with the names of their groups and tasks."""
+        groups = head_names(self.groups, history.shape[1])
+        return {"weights": history, "groups": np.array(groups), "tasks": np.array(self.tasks)}
 
     def _record(self, trainer: pl.Trainer, router: TaskRouter) -> None:
         if self.steps and self.steps[-1] == trainer.global_step:
             return
         with torch.no_grad():
-            probabilities = router.probabilities()
-            self.steps.append(trainer.global_step)
-            self.history.append(routing_weights(router).astype(np.float16))
-        for trainer_logger in trainer.loggers:
-            trainer_logger.log_metrics(
-                routing_statistics(probabilities, self.groups), trainer.global_step
-            )
-        if trainer.is_global_zero:
-            self._write()
-
-    def _write(self) -> None:
-        with atomic_path(self.folder / "routing_history.npz") as path, path.open("wb") as file:
-            np.savez_compressed(
-                file,
-                steps=np.array(self.steps),
-                weights=np.stack(self.history),
-                groups=np.array(head_names(self.groups, self.history[-1].shape[0])),
-                tasks=np.array(self.tasks),
-            )
+            statistics = routing_statistics(router.probabilities(), self.groups)
+        self.record(trainer, routing_weights(router).astype(np.float16), statistics)
 
 
 def routing_weights(router: TaskRouter) -> np.ndarray:

@@ -1,7 +1,6 @@
 """The folder that a run leaves behind. Other programs read it: its layout is a contract."""
 
 import pickle
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,65 +11,37 @@ from lightning_fabric.utilities.rank_zero import rank_zero_only
 from mttl.errors import CheckpointError, ConfigError
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """Paths inside a run's folder.
 
     Args:
         path: The folder itself: ``run.dir / run.name``.
+
+    Attributes:
+        config: The resolved configuration.
+        metrics: What was logged, by step.
+        checkpoints: Lightning's checkpoints.
+        last: The checkpoint to resume from.
+        best: The checkpoint with the best mean score.
+        results: The score of every task.
+        baselines: What copying the input and the most frequent answer score.
+        predictions: The answers to every row.
+        skills: The trained inventory: what later work starts from.
+        plots: The arrays behind figures.
     """
 
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        """The resolved configuration."""
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        """What was logged, by step."""
-        return self.path / "metrics.csv"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Lightning's checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def last(self) -> Path:
-        """The checkpoint to resume from."""
-        return self.checkpoints / "last.ckpt"
-
-    @property
-    def best(self) -> Path:
-        """The checkpoint with the best mean score."""
-        return self.checkpoints / "best.ckpt"
-
-    @property
-    def results(self) -> Path:
-        """The score of every task."""
-        return self.path / "results.csv"
-
-    @property
-    def baselines(self) -> Path:
-        """What copying the input and the most frequent answer score."""
-        return self.path / "baselines.csv"
-
-    @property
-    def predictions(self) -> Path:
-        """The answers to every row."""
-        return self.path / "predictions"
-
-    @property
-    def skills(self) -> Path:
-        """The trained inventory: what later work starts from."""
-        return self.path / "skills"
-
-    @property
-    def plots(self) -> Path:
-        """The arrays behind figures."""
-        return self.path / "plots"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.metrics = path / "metrics.csv"
+        self.checkpoints = path / "checkpoints"
+        self.last = self.checkpoints / "last.ckpt"
+        self.best = self.checkpoints / "best.ckpt"
+        self.results = path / "results.csv"
+        self.baselines = path / "baselines.csv"
+        self.predictions = path / "predictions"
+        self.skills = path / "skills"
+        self.plots = path / "plots"
 
 
 def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> int:

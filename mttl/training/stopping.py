@@ -1,9 +1,8 @@
-"""Checkpoints to resume from, and leaving in good order."""
+"""Callbacks that save the checkpoint to resume from, and stop a training on a signal."""
 
-import logging
 import signal
-import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -13,8 +12,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
 
 from mttl.errors import StopRequested
-
-logger = logging.getLogger(__name__)
+from mttl.stop_signals import StopRequest, handling
 
 
 @runtime_checkable
@@ -62,14 +60,7 @@ class SaveLast(Checkpoint):
         """Begin at the step of a resumed run."""
         self._last_step = trainer.global_step
 
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
         """Save if the last time was long ago."""
         self.accumulating = trainer.global_step == self._last_step
         self._last_step = trainer.global_step
@@ -98,19 +89,24 @@ class GracefulStop(Checkpoint):
         last: Saves the state; a callback of the same trainer.
 
     Attributes:
-        received: The signal that asked, if any.
+        request: What the signals of training have asked.
     """
 
     def __init__(self, last: SaveLast) -> None:
         self.last = last
-        self.received: signal.Signals | None = None
-        self._previous: dict[signal.Signals, Any] = {}
+        self.request = StopRequest(
+            "stopping after this step, with a checkpoint; once more to stop at once without one",
+            at_once=self._leave,
+        )
+        self._listening = ExitStack()
         self._first_step = 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Listen, and look before each batch whether to leave."""
         self._first_step = trainer.global_step
-        self._listen(self._ask)
+        # Later than `setup`: Lightning's own handlers for training, which would end a validation
+        # with exit status 0, are in place by now and come back afterwards.
+        self._listening.enter_context(handling(self.request))
         loader = trainer.train_dataloader
         if not isinstance(loader, KnowsItsPosition):
             raise TypeError(
@@ -123,51 +119,31 @@ class GracefulStop(Checkpoint):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Leave if asked to after the last step; else give the signals back."""
         self._leave_if_asked(trainer)
-        self._give_back()
+        self._listening.close()
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Listen."""
-        self._listen(self._leave)
+        self._listening.enter_context(handling(self._leave))
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Give the signals back."""
-        self._give_back()
+        self._listening.close()
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Give the signals back."""
-        self._give_back()
+        self._listening.close()
 
     def _leave_if_asked(self, trainer: pl.Trainer) -> None:
-        asked = self.received is not None and not self.last.accumulating
+        asked = self.request.received is not None and not self.last.accumulating
         if trainer.world_size > 1:
             # All processes together, whichever was asked.
             asked = trainer.strategy.reduce_boolean_decision(asked, all=False)
         if asked:
             if trainer.global_step != self._first_step:
                 self.last.save(trainer)
-            raise StopRequested(self.received or signal.SIGINT, self.last.checkpoint)
-
-    def _listen(self, handler: Callable[[int, FrameType | None], None]) -> None:
-        # Later than `setup`: Lightning's own handlers for training, which would end a validation
-        # with exit status 0, are in place by now and come back afterwards.
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, handler)
-
-    def _give_back(self) -> None:
-        while self._previous:
-            number, handler = self._previous.popitem()
-            signal.signal(number, handler)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
-            self._leave(number, frame)
-        self.received = signal.Signals(number)
-        logger.warning(
-            "stopping after this step, with a checkpoint; once more to stop at once without one"
-        )
+            raise StopRequested(self.request.received or signal.SIGINT, self.last.checkpoint)
 
     def _leave(self, number: int, frame: FrameType | None) -> None:
         # Not a KeyboardInterrupt, which Lightning turns into an exit status of its own.

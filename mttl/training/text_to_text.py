@@ -1,29 +1,26 @@
 """The Lightning module for text-to-text tasks."""
 
-import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from jaxtyping import Float, Int
-from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torchmetrics import Metric
 from transformers import PreTrainedTokenizerBase
 
-from mttl.errors import CheckpointError, ConfigError
 from mttl.metrics.crossfit import build_metric
+from mttl.models.backbone import is_decoder_only
+from mttl.models.generation import generate_texts
+from mttl.models.teacher_forcing import forced_logits
 from mttl.routing.context import Routing
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.loss import example_means, global_mean, token_losses
+from mttl.training.module import ResumableModule
 from mttl.training.optim import Optimization
 from mttl.training.token_balance import LOADS, token_loads
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class Prediction:
     prediction: str
 
 
-class TextToTextModule(pl.LightningModule):
+class TextToTextModule(ResumableModule):
     """Trains a skilled model on text-to-text tasks and scores it by generation.
 
     Args:
@@ -52,6 +49,7 @@ class TextToTextModule(pl.LightningModule):
         length_penalty: Exponent of the length in the score of a beam.
     """
 
+    model: SkilledModel
     loss_totals: Tensor
 
     def __init__(
@@ -66,12 +64,10 @@ class TextToTextModule(pl.LightningModule):
         num_beams: int = 1,
         length_penalty: float = 1.0,
     ) -> None:
-        super().__init__()
-        self.model = model
+        super().__init__(model, optimization or Optimization())
         self.tokenizer = tokenizer
         self.tasks = tuple(metrics)
         self.metric_names = tuple(metrics.values())
-        self.optimization = optimization or Optimization()
         self.label_smoothing = label_smoothing
         self.generation: dict[str, Any] = {
             "max_new_tokens": max_output_length,
@@ -85,10 +81,6 @@ class TextToTextModule(pl.LightningModule):
         # Sum and count of the validation losses of each task.
         self.register_buffer("loss_totals", torch.zeros(2, len(metrics)), persistent=False)
         self.answers: list[Prediction] = []
-        self._random_state: Tensor | None = None
-        self._device_random_state: Tensor | None = None
-        # Frozen weights are not in the checkpoint.
-        self.strict_loading = False
 
     @property
     def _metrics(self) -> list[Metric]:
@@ -105,24 +97,15 @@ class TextToTextModule(pl.LightningModule):
 
         Returns:
             The loss of every position, the labels they belong to, and the routing of the pass,
-            which holds what layers owe besides.
+            which holds the auxiliary losses of layers.
         """
-        labels = batch["labels"]
-        inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-        backbone = self.model.backbone
-        if backbone.config.is_encoder_decoder:  # type: ignore[union-attr]
-            # The backbone would compute a loss of its own if it were given the labels.
-            prepare = backbone.prepare_decoder_input_ids_from_labels
-            inputs["decoder_input_ids"] = prepare(labels=labels)  # type: ignore[operator]
         routing = self.model.route(batch["task_ids"], inputs=batch)
         with self.model.slot.use(routing):
-            logits = backbone(**inputs, use_cache=False).logits
-        if not backbone.config.is_encoder_decoder:  # type: ignore[union-attr]
-            logits, labels = logits[:, :-1], labels[:, 1:].contiguous()
+            logits, labels = forced_logits(self.model.backbone, batch)
         return token_losses(logits, labels, label_smoothing), labels, routing
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor | dict[str, Tensor]:
-        """Return the loss of a batch, with the router's prior and what layers owe.
+        """Return the loss of a batch plus the router's prior and the auxiliary losses of layers.
 
         Where tokens choose experts, the loads of experts come with it.
         """
@@ -190,11 +173,7 @@ class TextToTextModule(pl.LightningModule):
             batch: ``generation_inputs``, ``task_ids``, ``references``, ``inputs``, ``samples``,
                 ``rows``.
         """
-        inputs = batch["generation_inputs"]
-        ids = self.model.generate(batch["task_ids"], **inputs, **self.generation)
-        if not self.model.backbone.config.is_encoder_decoder:  # type: ignore[union-attr]
-            ids = ids[:, inputs["input_ids"].shape[1] :]
-        texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        texts = self.answer(batch["task_ids"], batch["generation_inputs"])
         rows = zip(
             batch["task_ids"].tolist(),
             batch["samples"],
@@ -205,77 +184,24 @@ class TextToTextModule(pl.LightningModule):
             strict=True,
         )
         return [
-            Prediction(task_id, int(sample), int(row), text, tuple(references), answer.strip())
+            Prediction(task_id, int(sample), int(row), text, tuple(references), answer)
             for task_id, sample, row, text, references, answer in rows
         ]
 
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Return the optimizer with one group per role, and its schedule by step.
+    def answer(self, task_ids: Int[Tensor, "B"], inputs: Mapping[str, Tensor]) -> list[str]:
+        """Generate an answer to every prompt.
 
-        Raises:
-            ConfigError: If nothing bounds the number of steps.
+        Args:
+            task_ids: The task of each.
+            inputs: ``input_ids`` and ``attention_mask``.
         """
-        mixed = str(self.trainer.precision).endswith("mixed")
-        optimizer = self.optimization.optimizer(self.model, fused=not mixed)
-        total_steps = self.trainer.estimated_stepping_batches
-        if math.isinf(total_steps):
-            raise ConfigError(
-                "section trainer: max_time alone does not say how many steps there will be, which "
-                "the learning rates' schedule needs; set max_steps or max_epochs too"
-            )
-        scheduler = self.optimization.scheduler(optimizer, int(total_steps))
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-        }
-
-    def load_weights(self, checkpoint: Path) -> int:
-        """Take the trained weights of a checkpoint, and nothing else of it; return its step."""
-        state = torch.load(checkpoint, map_location=self.device, weights_only=False)
-        self.on_load_checkpoint(state)
-        self.load_state_dict(state["state_dict"], strict=False)
-        self._random_state = self._device_random_state = None
-        return int(state["global_step"])
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep what training changes, and leave the frozen weights out."""
-        # Tied weights stand in the state under each of their names.
-        parameters = self.named_parameters(remove_duplicate=False)
-        frozen = {name for name, value in parameters if not value.requires_grad}
-        state = checkpoint["state_dict"]
-        checkpoint["state_dict"] = {
-            name: value for name, value in state.items() if name not in frozen
-        }
-        checkpoint["random_state"] = torch.get_rng_state()
-        if self.device.type == "cuda":
-            checkpoint["device_random_state"] = torch.cuda.get_rng_state(self.device)
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check that nothing trainable is missing, and remember the random state."""
-        trainable = {name for name, value in self.named_parameters() if value.requires_grad}
-        missing = sorted(trainable - set(checkpoint["state_dict"]))
-        if missing:
-            raise CheckpointError(
-                f"the checkpoint lacks {len(missing)} trained tensors, first {missing[0]}; it was "
-                "made by a run with other settings"
-            )
-        self._random_state = checkpoint.get("random_state")
-        self._device_random_state = checkpoint.get("device_random_state")
-
-    def on_train_start(self) -> None:
-        """After a resume, continue the stream of random numbers where it stopped.
-
-        Several processes start from one seed: each gets a stream of its own, or all would draw the
-        same noise for different rows.
-        """
-        if self.trainer.world_size > 1:
-            past = self.trainer.world_size * self.trainer.global_step
-            torch.manual_seed(torch.initial_seed() + past + self.global_rank)
-        elif self._random_state is not None:
-            torch.set_rng_state(self._random_state.cpu())
-            if self._device_random_state is not None and self.device.type == "cuda":
-                torch.cuda.set_rng_state(self._device_random_state.cpu(), self.device)
-        self._random_state = self._device_random_state = None
+        return generate_texts(
+            partial(self.model.generate, task_ids),
+            self.tokenizer,
+            inputs,
+            decoder_only=is_decoder_only(self.model.backbone),
+            **self.generation,
+        )
 
 
 def mean_score(scores: Sequence[Tensor | float]) -> Tensor:

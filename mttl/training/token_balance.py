@@ -1,4 +1,4 @@
-"""Loads of experts in training, and balancing without a loss."""
+"""Loads of experts in training, and load balancing by biases instead of an auxiliary loss."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -77,12 +77,7 @@ class BiasBalancing(Callback):
         self.step = trainer.global_step
 
     def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any
     ) -> None:
         """Add the loads of the batch; if it ended a step, move the biases."""
         # A copy: reducing is in place, and others hold the loads of the batch too.

@@ -1,21 +1,19 @@
-"""Watches the loads of experts while their routers learn."""
+"""A callback that records the loads of experts and the share of dropped tokens."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
-import torch
 from jaxtyping import Float
-from pytorch_lightning.callbacks import Callback
 from torch import Tensor
 
 from mttl.analysis.tokens.token_statistics import load_entropy
-from mttl.files import atomic_path
+from mttl.training.history_monitor import HistoryMonitor
 from mttl.training.token_balance import LOADS
 
 
-class TokenMonitor(Callback):
+class TokenMonitor(HistoryMonitor):
     """Logs how even the loads of experts are and how many tokens were dropped, and keeps both.
 
     Writes ``token_history.npz`` with ``steps (S,)``, ``load (S, M, E)``: the share of a layer's
@@ -29,27 +27,18 @@ class TokenMonitor(Callback):
     """
 
     def __init__(self, folder: Path, layers: tuple[str, ...], every_n_steps: int = 50) -> None:
-        self.folder = folder
+        super().__init__(folder / "token_history.npz", every_n_steps)
         self.layers = layers
-        self.every_n_steps = every_n_steps
         self.loads: Tensor | None = None
-        self.steps: list[int] = []
-        self.history: list[np.ndarray] = []
 
     def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any
     ) -> None:
         """Add the loads of the batch, and record them from time to time."""
         found = outputs[LOADS]
         # After a resume the sum lies on the CPU.
         self.loads = found if self.loads is None else self.loads.to(found.device) + found
-        last = self.steps[-1] if self.steps else 0
-        if trainer.global_step - last >= self.every_n_steps:
+        if self.is_due(trainer):
             self._record(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -58,18 +47,18 @@ class TokenMonitor(Callback):
             self._record(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Keep the history across a resume."""
-        return {
-            "steps": list(self.steps),
-            "history": [torch.from_numpy(shares) for shares in self.history],
-            "loads": self.loads,
-        }
+        """Keep the history across a resume, and the loads since its last record."""
+        return {**super().state_dict(), "loads": self.loads}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue the history of an earlier start."""
-        self.steps = list(state_dict["steps"])
-        self.history = [shares.numpy() for shares in state_dict["history"]]
+        super().load_state_dict(state_dict)
         self.loads = state_dict["loads"]
+
+    def arrays(self, history: np.ndarray) -> dict[str, Any]:
+        """Return loads and drops with the names of the layers."""
+        layers = np.array(self.layers)
+        return {"load": history[..., :-1], "dropped": history[..., -1], "layers": layers}
 
     def _record(self, trainer: pl.Trainer) -> None:
         # Reducing is in place, and others hold the loads of the batch too.
@@ -77,28 +66,12 @@ class TokenMonitor(Callback):
         loads = trainer.strategy.reduce(mine, reduce_op="sum").cpu().numpy()  # type: ignore[union-attr]
         self.loads = None
         shares = load_shares(loads)
-        self.steps.append(trainer.global_step)
-        self.history.append(shares.astype(np.float32))
         statistics = {
             "tokens/load_entropy": float(load_entropy(shares[:, :-1]).mean()),
             "tokens/largest_load": float(shares[:, :-1].max(1).mean()),
             "tokens/dropped": float(shares[:, -1].mean()),
         }
-        for logger in trainer.loggers:
-            logger.log_metrics(statistics, trainer.global_step)
-        if trainer.is_global_zero:
-            self._write()
-
-    def _write(self) -> None:
-        history = np.stack(self.history)
-        with atomic_path(self.folder / "token_history.npz") as path, path.open("wb") as file:
-            np.savez_compressed(
-                file,
-                steps=np.array(self.steps),
-                load=history[..., :-1],
-                dropped=history[..., -1],
-                layers=np.array(self.layers),
-            )
+        self.record(trainer, shares.astype(np.float32), statistics)
 
 
 def load_shares(loads: np.ndarray) -> Float[np.ndarray, "M E+1"]:

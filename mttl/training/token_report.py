@@ -1,4 +1,4 @@
-"""Runs a trained model over rows and writes down which experts their tokens choose."""
+"""Counts which experts the tokens of some rows choose in a trained model, and writes it."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mttl.analysis.tokens.token_counts import TokenCounts
 from mttl.analysis.tokens.token_record import write_token_record
+from mttl.models.teacher_forcing import forced_inputs
 from mttl.routing.token.masks import TokenRecord
 from mttl.training.text_to_text import TextToTextModule
 
@@ -57,12 +58,10 @@ def count_tokens(module: TextToTextModule, batches: Iterable[Mapping[str, Any]])
     for batch in batches:
         moved = move_data_to_device(batch, module.device)
         routing = module.nll(moved)[2]
-        encoder_decoder = backbone.config.is_encoder_decoder
-        stacks = {"encoder": moved["input_ids"], "model": moved["input_ids"]}
-        if encoder_decoder:
-            stacks["decoder"] = backbone.prepare_decoder_input_ids_from_labels(moved["labels"])
+        inputs = forced_inputs(backbone, moved)
         for record in routing.records:
-            ids = stacks.get(record.stack, moved["input_ids"])
+            decoder = record.stack == "decoder" and "decoder_input_ids" in inputs
+            ids = inputs["decoder_input_ids" if decoder else "input_ids"]
             before = torch.full_like(ids[:, :1], counts.n_tokens)
             previous = torch.cat([before, ids[:, :-1]], dim=1)
             counts.add(

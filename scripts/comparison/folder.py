@@ -5,20 +5,11 @@ from pathlib import Path
 
 import yaml
 
-from comparison.methods import (
-    ALL,
-    MODE_SETTINGS,
-    Plan,
-)
-from comparison.running import (
-    keep_config,
-    refuse_settings,
-)
+from comparison.methods import ALL, MODE_SETTINGS, Plan
+from comparison.running import keep_config, refuse_settings
 from comparison.stages import Cost, Processes, start_again
 from mttl.adaptation.plan import new_tasks, plan_jobs, read_samples
 from mttl.config.load import dump_config, load_config, resolve_folder, resolve_path
-from mttl.errors import ConfigError
-from mttl.files import write_text
 from mttl.gym.folder import Gym
 from mttl.gym.partition import load_partition, select_tasks
 
@@ -116,7 +107,6 @@ class Comparison:
 
     def keep_settings(self) -> None:
         """Write down what all runs share, or refuse to mix runs of different budgets."""
-        path = self.out / "comparison.yaml"
         shared = {
             "config": self.config,
             "steps": self.steps,
@@ -125,15 +115,14 @@ class Comparison:
             "samples": self.samples,
             "overrides": list(self.overrides),
         }
-        before = yaml.safe_load(path.read_text("utf-8")) if path.is_file() else shared
-        changed = [name for name in shared if before.get(name) != shared[name]]
-        if changed:
-            raise ConfigError(
-                f"the comparison in '{self.out}' was made with other settings: "
-                + ", ".join(f"{name} ({before.get(name)})" for name in changed)
-                + ". Use those, or another folder with --out"
-            )
-        write_text(path, yaml.safe_dump(shared, sort_keys=False))
+        keep_config(
+            self.out / "comparison.yaml",
+            yaml.safe_dump(shared, sort_keys=False),
+            lambda changed: (
+                f"the comparison in '{self.out}' was made with other settings: {changed}. Use "
+                "those, or another folder with --out"
+            ),
+        )
         text = dump_config(load_config(self.config, list(self.overrides)))
         keep_config(
             self.out / "config.yaml",

@@ -1,9 +1,10 @@
 """What all comparisons do: run what is missing, several at a time, in a folder of their own."""
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,9 +20,8 @@ Item = TypeVar("Item")
 
 def run_all(
     todo: Sequence[Item],
-    run: Callable[[Item], object],
+    run: Callable[[Item, Processes], object],
     *,
-    processes: Processes,
     n_workers: int,
     name: Callable[[Item], str],
     ended: Callable[[], object],
@@ -30,20 +30,20 @@ def run_all(
 
     Args:
         todo: What is missing.
-        run: Runs one, with ``processes``.
-        processes: Ended when this process has to stop.
-        n_workers: How many at a time.
+        run: Runs one by commands, which end when this process has to stop.
+        n_workers: How many at a time; each has its share of the cores.
         name: What an item is called.
         ended: Called whenever one has ended, to keep tables up to date.
     """
     status = make_console(stderr=True)
+    processes = Processes(n_threads=max(1, (os.cpu_count() or 1) // n_workers))
     with (
         counting_bar(status) as progress,
         ThreadPoolExecutor(n_workers) as pool,
         processes.stopping(),
     ):
         bar = progress.add_task("comparing", total=len(todo))
-        futures = {pool.submit(run, item): item for item in todo}
+        futures = {pool.submit(run, item, processes): item for item in todo}
         for future in as_completed(futures):
             future.result()
             progress.advance(bar)
@@ -51,24 +51,17 @@ def run_all(
             ended()
 
 
-@contextmanager
-def alone(out: Path) -> Iterator[None]:
+def alone(out: Path) -> AbstractContextManager[None]:
     """Keep other comparisons out of a folder: they would clear each other's runs.
 
     Args:
-        out: The folder.
-
-    Raises:
-        ConfigError: If one is at work there.
+        out: The folder; a `ConfigError` tells that one is at work there.
     """
-    try:
-        with locked(out / ".lock"):
-            yield
-    except BlockingIOError:
-        raise ConfigError(
-            f"another comparison is at work in '{out}': wait for it, or choose another folder "
-            "with --out"
-        ) from None
+    refusal = ConfigError(
+        f"another comparison is at work in '{out}': wait for it, or choose another folder "
+        "with --out"
+    )
+    return locked(out / ".lock", refusal)
 
 
 def refuse_settings(overrides: Sequence[str], own: Mapping[str, str]) -> None:

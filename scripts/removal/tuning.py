@@ -13,6 +13,8 @@ from mttl.data.collate import IGNORED, pad_id_of, padded_inputs
 from mttl.data.collate import pad as pad_rows
 from mttl.data.encode import TextEncoder
 from mttl.merging.likelihood import answer_log_likelihood, likelihood_batch
+from mttl.models.generation import generate_texts
+from mttl.models.teacher_forcing import forced_logits
 from mttl.training.loss import global_mean, token_losses
 from removal.planted import Row
 
@@ -77,14 +79,8 @@ class Tuner:
         )
         model.train()
         for batch in self.batches(rows, n_steps):
-            prepare: Any = model.prepare_decoder_input_ids_from_labels
-            logits = model(
-                input_ids=batch["input_ids"],
-                attention_mask=batch["attention_mask"],
-                decoder_input_ids=prepare(labels=batch["labels"]),
-                use_cache=False,
-            ).logits
-            loss = global_mean(token_losses(logits, batch["labels"]), batch["labels"])
+            logits, labels = forced_logits(model, batch)
+            loss = global_mean(token_losses(logits, labels), labels)
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -98,16 +94,14 @@ class Tuner:
         """Answer greedily."""
         model.eval()
         batch = self.batch(rows)
-        longest = int((batch["labels"] != IGNORED).sum(1).max())
+        longest = int((batch.pop("labels") != IGNORED).sum(1).max())
         generate: Any = model.generate
-        ids = generate(
-            input_ids=batch["input_ids"],
-            attention_mask=batch["attention_mask"],
+        return generate_texts(
+            *(generate, self.tokenizer, batch),
+            decoder_only=False,
             max_new_tokens=longest + 2,
             do_sample=False,
         )
-        texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
-        return [text.strip() for text in texts]
 
     def fisher(
         self,

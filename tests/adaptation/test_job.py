@@ -8,7 +8,7 @@ import torch
 
 from helpers.gyms import TINY_T5, write_gym
 from helpers.skills import skilled
-from mttl.adaptation.fine_tune import FewShotJob
+from mttl.adaptation.few_shot import FewShotJob
 from mttl.adaptation.job import FewShotSettings, run_job, seeded
 from mttl.gym.folder import Gym
 from mttl.models.backbone import build_random, load_tokenizer

@@ -10,7 +10,7 @@ import torch
 
 from helpers.backbones import tiny_t5
 from helpers.skills import skilled
-from mttl.adaptation.fine_tune import FewShotJob, FewShotResult
+from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.plan import Shard
 from mttl.adaptation.results import Results, check_folder, inventory_digest
 from mttl.checkpoint import save_inventory
@@ -72,7 +72,6 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
 
 
 def test_one_process_writes_a_file(tmp_path: Path) -> None:
-    pytest.importorskip("fcntl")
     first, second = Results(tmp_path), Results(tmp_path)
     with first.writing():
         first.add(result("a", 0.5))

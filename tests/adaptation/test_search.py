@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mttl import yaml12
-from mttl.adaptation.fine_tune import FewShotResult
+from mttl.adaptation.few_shot import FewShotResult
 from mttl.adaptation.results import Results
 from mttl.adaptation.search import (
     Trial,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mttl.adaptation.fine_tune import FewShotJob
+from mttl.adaptation.few_shot import FewShotJob
 from mttl.adaptation.search import Values
 from mttl.adaptation.search_ranges import Bounds, search_ranges
 from mttl.errors import ConfigError

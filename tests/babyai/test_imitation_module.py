@@ -148,7 +148,8 @@ def test_a_loss_that_is_no_number_ends_the_training() -> None:
 
 
 def test_a_checkpoint_of_other_levels_is_refused() -> None:
-    module, state = make_module(), {}
+    module = make_module()
+    state = {"state_dict": module.state_dict()}
     module.on_save_checkpoint(state)
     state["levels"] = ["one", "three"]
     with pytest.raises(CheckpointError, match="is of the levels one, three, not of one, two"):

@@ -122,7 +122,7 @@ def test_another_budget_is_refused(
     assert compare(config, tmp_path / "out", *given) == 0
     more = (*given, "--adapt-steps", "2")
     assert run_command(lambda: compare(config, tmp_path / "out", *more)) == USER_MISTAKE
-    assert "adapt_steps (1)" in " ".join(capsys.readouterr().err.split())
+    assert "adapt_steps (1 before, 2 now)" in " ".join(capsys.readouterr().err.split())
 
 
 def test_mistakes_cost_no_training(config: Path, tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_a_signal_finishes_all_batches_of_the_step(tmp_path: Path, batch: int) -
     runner = trainer(Raise(batch, signal.SIGTERM), last, stop, accumulate_grad_batches=3)
     with pytest.raises(StopRequested) as caught:
         runner.fit(Sum(), batches)
-    assert caught.value.number == stop.received == signal.SIGTERM
+    assert caught.value.number == stop.request.received == signal.SIGTERM
     state = torch.load(last.checkpoint, weights_only=False)
     assert state["global_step"] == 3
     assert batches.state_dict()["batch"] == 9
@@ -189,7 +189,7 @@ def test_a_signal_in_the_last_step_is_heeded(tmp_path: Path) -> None:
 def test_an_error_gives_the_signals_back(tmp_path: Path) -> None:
     class Broken(Callback):
         def on_before_backward(self, *args: Any) -> None:
-            assert signal.getsignal(signal.SIGTERM) == stop._ask
+            assert signal.getsignal(signal.SIGTERM) is stop.request
             raise ArithmeticError
 
     last = SaveLast(tmp_path / "last.ckpt")

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
-from helpers.backbones import BACKBONES, VOCABULARY, tiny_llama, tiny_t5
+from helpers.backbones import BACKBONES, VOCABULARY, tiny_t5
 from helpers.compare import relative_error
 from helpers.skills import skilled
 from mttl.data.collate import EvalCollator, TrainCollator
@@ -235,48 +234,3 @@ def test_length_penalty_needs_beams() -> None:
         **{"max_new_tokens": MOST_TOKENS, "num_beams": 2, "do_sample": False},
         "length_penalty": 0.5,
     }
-
-
-# Checkpoints.
-
-
-def saved(trained: TextToTextModule) -> dict[str, Any]:
-    checkpoint: dict[str, Any] = {"state_dict": dict(trained.state_dict())}
-    trained.on_save_checkpoint(checkpoint)
-    return checkpoint
-
-
-@pytest.mark.parametrize("train_backbone", [False, True])
-def test_a_checkpoint_holds_what_is_trained_and_the_buffers(train_backbone: bool) -> None:
-    trained = module(skilled(tiny_t5(), train_backbone=train_backbone))
-    trainable = {name for name, value in trained.named_parameters() if value.requires_grad}
-    kept = set(saved(trained)["state_dict"])
-    assert trainable | {"model.router.temperature"} <= kept
-    # Tied embeddings have three names; frozen, they are kept under none.
-    assert ("model.backbone.lm_head.weight" in kept) is train_backbone
-    assert any("embed_tokens" in name for name in kept) is train_backbone
-
-
-def test_weights_alone_can_be_loaded(tmp_path: Path) -> None:
-    source, target = module(skilled(tiny_llama())), module(skilled(tiny_llama()))
-    with torch.no_grad():
-        for parameter in target.model.parameters():
-            if parameter.requires_grad:
-                parameter.add_(1)
-    torch.save(saved(source) | {"global_step": 7}, tmp_path / "best.ckpt")
-    torch.manual_seed(3)
-    assert target.load_weights(tmp_path / "best.ckpt") == 7
-    for name, value in source.state_dict().items():
-        assert torch.equal(target.state_dict()[name], value), name
-    target._trainer = trainer()
-    target.on_train_start()  # the random state of the checkpoint is no part of it
-    assert torch.initial_seed() == 3
-    assert torch.equal(torch.rand(2), torch.rand(2, generator=torch.Generator().manual_seed(3)))
-
-
-def test_a_checkpoint_of_other_settings_is_refused() -> None:
-    trained = module(skilled(tiny_t5()))
-    checkpoint = saved(trained)
-    del checkpoint["state_dict"]["model.router.logits"]
-    with pytest.raises(ValueError, match=r"lacks 1 trained tensors, first model\.router\.logits"):
-        trained.on_load_checkpoint(checkpoint)

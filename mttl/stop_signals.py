@@ -1,0 +1,57 @@
+"""Ctrl-C and SIGTERM as requests to stop, which work heeds where its state is whole."""
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+logger = logging.getLogger(__name__)
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+Handler = Callable[[int, FrameType | None], object]
+
+
+@contextmanager
+def handling(handler: Handler, numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> Iterator[None]:
+    """Handle signals inside a ``with`` block; afterwards who handled them before does again.
+
+    Only the main thread of a process can handle signals: in others nothing happens.
+
+    Args:
+        handler: Called with the signal.
+        numbers: Which signals.
+    """
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+class StopRequest:
+    """A handler that notes the first signal and acts on a second one at once.
+
+    Args:
+        notice: Logged at the first.
+        at_once: Handles the second.
+
+    Attributes:
+        received: The signal that asked, if any.
+    """
+
+    def __init__(self, notice: str, at_once: Handler) -> None:
+        self.notice = notice
+        self.at_once = at_once
+        self.received: signal.Signals | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal."""
+        if self.received is not None:
+            self.at_once(number, frame)
+        self.received = signal.Signals(number)
+        logger.warning(self.notice)

@@ -1,0 +1,81 @@
+"""What the table of an adaptation says."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mttl.adaptation.few_shot import FewShotResult
+from mttl.adaptation.score_table import few_shot_table, silent_tasks
+
+
+def result(
+    task: str, test: float, sample: int = 1, n_empty: int = 0, n_answers: int | None = None
+) -> FewShotResult:
+    return FewShotResult(task, sample, 13, "EM", 0.5, test, 10, 100, n_empty, n_answers)
+
+
+def caption(rows: list[FewShotResult], reference: Sequence[FewShotResult] = ()) -> str:
+    return str(few_shot_table(rows, "title", reference).caption)
+
+
+def test_the_table_averages_samples_then_tasks() -> None:
+    """By hand: task a has 20 and 40, task b 90; the mean is 60, the deviation of a √200."""
+    rows = [result("a", 0.2), result("a", 0.4, sample=2, n_empty=3), result("b", 0.9)]
+    table = few_shot_table(rows, "title")
+    cells = [list(column.cells) for column in table.columns]
+    assert cells[0] == ["a", "b", "mean"]
+    assert cells[3] == ["30.0 ± 14.1", "90.0", "60.0"]
+    assert cells[4] == ["2", "1", "3"]
+    assert "3 answers are empty" in caption(rows)
+
+
+def test_the_table_of_nothing_says_so() -> None:
+    assert caption([]) == "No job has ended yet"
+
+
+def test_an_undefined_score_counts_as_0_and_is_told() -> None:
+    """By hand: 0 and 40 have the mean 20 and the deviation √800."""
+    rows = [result("a", math.nan), result("a", 0.4, sample=2), result("b", math.nan)]
+    cells = list(few_shot_table(rows, "title").columns[3].cells)
+    assert cells == ["20.0 ± 28.3", "0.0", "10.0"]
+    assert "Undefined scores count as 0: 2 test" in caption(rows)
+    assert "Undefined" not in caption([result("a", 0.4)])
+
+
+def test_the_interval_is_printed_where_every_task_has_two_samples() -> None:
+    rows = [result("a", 0.2), result("a", 0.4, sample=2)]
+    assert "samples, and seeds within them: 20.0 to 40.0" in caption(rows)
+    seeds = [result("b", 0.1), replace(result("b", 0.3), seed=14)]
+    assert "No interval of the mean" in caption([*rows, *seeds])
+    assert "there are fewer of b" in caption([*rows, *seeds])
+    assert "95 %" not in caption([*rows, *seeds])
+
+
+def test_tasks_without_any_answer_are_named() -> None:
+    rows = [
+        result("a", 0.0, n_empty=4, n_answers=4),
+        result("b", 0.0, n_empty=4, n_answers=4),
+        result("b", 0.1, sample=2, n_empty=3, n_answers=4),
+        result("c", 0.1, n_answers=4),
+    ]
+    assert "11 of 16 answers are empty; all answers are empty on a" in caption(rows)
+    assert silent_tasks(rows) == ["a"]
+    # Rows of earlier versions do not tell how many answers there were.
+    assert caption([*rows, result("d", 0.0, n_empty=2)]).endswith(
+        "13 answers are empty; all answers are empty on a"
+    )
+
+
+def test_the_gain_is_printed_with_its_caveats() -> None:
+    found = caption([result("a", 0.3)], [result("a", 0.2)])
+    assert "+50.0 % (tasks with a reference near zero dominate it" in found
+    assert "left out" not in found
+    found = caption([result("a", 0.3), result("b", 0.3)], [result("a", 0.2), result("b", 0.0)])
+    assert "+50.0 %" in found
+    assert "1 of 2 tasks left out" in found
+
+
+def test_a_reference_of_other_tasks_is_told() -> None:
+    found = caption([result("a", 0.3)], [result("c", 0.2)])
+    assert "No average relative gain: the reference has no task of these" in found
+    assert "nan" not in found

@@ -1,0 +1,144 @@
+"""What checkpoints hold and where streams of random numbers go on, for text and for policies."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from helpers.backbones import tiny_llama, tiny_t5
+from helpers.skills import skilled
+from mttl.babyai.policy_module import PolicyModule
+from mttl.errors import CheckpointError, ConfigError
+from mttl.routing import PolytroponRouter
+from mttl.skills.composed.composed_model import ComposedModel
+from mttl.skills.composed.module_inventory import ModuleInventory
+from mttl.training.module import ResumableModule
+from mttl.training.optim import Optimization
+from mttl.training.text_to_text import TextToTextModule
+
+
+def text(train_backbone: bool = False, backbone: Any = tiny_t5) -> TextToTextModule:
+    model = skilled(backbone(), train_backbone=train_backbone)
+    return TextToTextModule(model, None, {"one": "EM"})  # type: ignore[arg-type]
+
+
+def policies(train_base: bool = True) -> PolicyModule:
+    base = nn.Linear(3, 2)
+    inventory = ModuleInventory(base, 2, kind="dense")
+    router = PolytroponRouter(inventory.n_groups, 2, 1, 2)
+    model = ComposedModel(base, inventory, router)
+    model.base.requires_grad_(train_base)
+    return PolicyModule(model, ("one", "two"), Optimization())
+
+
+BOTH = pytest.mark.parametrize("build", [text, policies])
+
+
+def saved(trained: ResumableModule) -> dict[str, Any]:
+    checkpoint: dict[str, Any] = {"state_dict": dict(trained.state_dict()), "global_step": 7}
+    trained.on_save_checkpoint(checkpoint)
+    return checkpoint
+
+
+def begin(trained: ResumableModule, **trainer: int) -> None:
+    trained._trainer = SimpleNamespace(**{"world_size": 1, "global_step": 0} | trainer)  # type: ignore
+    trained.on_train_start()
+
+
+@pytest.mark.parametrize("train_backbone", [False, True])
+def test_a_checkpoint_holds_what_is_trained_and_the_buffers(train_backbone: bool) -> None:
+    trained = text(train_backbone)
+    trainable = {name for name, value in trained.named_parameters() if value.requires_grad}
+    kept = set(saved(trained)["state_dict"])
+    assert trainable | {"model.router.temperature"} <= kept
+    # Tied embeddings have three names; frozen, they are kept under none.
+    assert ("model.backbone.lm_head.weight" in kept) is train_backbone
+    assert any("embed_tokens" in name for name in kept) is train_backbone
+
+
+@pytest.mark.parametrize("train_base", [False, True])
+def test_frozen_common_parameters_are_left_out(train_base: bool) -> None:
+    kept = set(saved(policies(train_base))["state_dict"])
+    assert {"model.router.logits", "model.router.temperature"} <= kept
+    assert any(name.startswith("model.base.") for name in kept) is train_base
+
+
+def test_a_checkpoint_with_frozen_weights_is_read() -> None:
+    """Earlier versions kept those of policies."""
+    trained = policies(train_base=False)
+    checkpoint = saved(trained) | {"state_dict": dict(trained.state_dict())}
+    trained.on_load_checkpoint(checkpoint)
+    assert not trained.load_state_dict(checkpoint["state_dict"], strict=False).unexpected_keys
+
+
+@pytest.mark.parametrize("build", [lambda: text(backbone=tiny_llama), policies])
+def test_weights_alone_can_be_loaded(build: Any, tmp_path: Path) -> None:
+    source, target = build(), build()
+    target.load_state_dict(source.state_dict())
+    with torch.no_grad():
+        for parameter in target.model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(1)
+    torch.save(saved(source), tmp_path / "best.ckpt")
+    torch.manual_seed(3)
+    assert target.load_weights(tmp_path / "best.ckpt") == 7
+    for name, value in source.state_dict().items():
+        assert torch.equal(target.state_dict()[name], value), name
+    begin(target)  # the random state of the checkpoint is no part of it
+    assert torch.initial_seed() == 3
+    assert torch.equal(torch.rand(2), torch.rand(2, generator=torch.Generator().manual_seed(3)))
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["model.router.logits", "model.router.temperature"])
+def test_a_checkpoint_of_other_settings_is_refused(build: Any, name: str) -> None:
+    checkpoint = saved(build())
+    del checkpoint["state_dict"][name]
+    with pytest.raises(CheckpointError, match=rf"lacks 1 trained tensors, first {name}; it was"):
+        build().on_load_checkpoint(checkpoint)
+
+
+@BOTH
+def test_a_resumed_run_draws_on(build: Any) -> None:
+    trained = build()
+    checkpoint = saved(trained)
+    expected = torch.rand(3)
+    trained.on_load_checkpoint(checkpoint)
+    begin(trained)
+    assert torch.equal(torch.rand(3), expected)
+    again = torch.rand(3)
+    begin(trained)  # a second training starts from nothing
+    assert not torch.equal(torch.rand(3), again)
+
+
+@BOTH
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_device_draws_on_too(build: Any) -> None:
+    trained = build().cuda()
+    checkpoint = saved(trained)
+    expected = torch.rand(3, device="cuda")
+    trained.on_load_checkpoint(checkpoint)
+    begin(trained)
+    assert torch.equal(torch.rand(3, device="cuda"), expected)
+
+
+@BOTH
+def test_each_process_has_a_stream_of_its_own_before_and_after_a_resume(build: Any) -> None:
+    def draw(rank: int, step: int) -> tuple[float, ...]:
+        torch.manual_seed(0)
+        begin(build_once, world_size=2, global_rank=rank, global_step=step)
+        return tuple(torch.rand(2).tolist())
+
+    build_once = build()
+    assert len({draw(rank, step) for rank in (0, 1) for step in (0, 1, 5)}) == 6
+
+
+@BOTH
+def test_a_schedule_needs_a_number_of_steps(build: Any) -> None:
+    trained = build()
+    trained._trainer = SimpleNamespace(precision="32-true", estimated_stepping_batches=float("inf"))
+    with pytest.raises(ConfigError, match="max_time alone does not say how many steps"):
+        trained.configure_optimizers()
