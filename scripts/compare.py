@@ -29,8 +29,8 @@ from comparison.running import (
 )
 from comparison.stages import Processes
 
-from mttl.analysis.libraries import check_libraries
 from mttl.command import exit_with, make_console, positive
+from mttl.libraries import check_libraries
 
 
 def main(arguments: list[str] | None = None) -> int:

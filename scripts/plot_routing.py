@@ -32,7 +32,6 @@ from rich.table import Table
 from mttl.analysis.agreement import category_agreement
 from mttl.analysis.chance import Comparison
 from mttl.analysis.layers import ALL, STATISTICS, stack_means
-from mttl.analysis.libraries import check_libraries
 from mttl.analysis.page import routing_page
 from mttl.analysis.palette import UNKNOWN
 from mttl.analysis.routing_record import RoutingRecord, read_record
@@ -47,6 +46,7 @@ from mttl.config.load import load_any_config, resolve_folder
 from mttl.errors import CheckpointError, TaskError
 from mttl.files import write_text
 from mttl.gym.table import crossfit
+from mttl.libraries import check_libraries
 
 LIBRARIES = ("matplotlib", "scipy", "sklearn", "plotly")
 

@@ -33,13 +33,13 @@ from comparison.running import (
 )
 from comparison.stages import Cost, Processes, start_again
 
-from mttl.analysis.libraries import check_libraries
 from mttl.checkpoint import count_saved
 from mttl.command import exit_with, make_console, positive
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import dump_config, load_any_config
 from mttl.errors import ConfigError
 from mttl.files import write_text
+from mttl.libraries import check_libraries
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN_SETTINGS = {

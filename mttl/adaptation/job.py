@@ -9,7 +9,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from mttl.adaptation.fine_tune import FewShotJob, FewShotResult, fine_tune, score_batches
-from mttl.adaptation.modes import AdaptMode, adapted
+from mttl.adaptation.modes import adapted
+from mttl.config.section import AdaptMode
 from mttl.data.data_module import TextToTextDataModule
 from mttl.gym.folder import Gym
 from mttl.models.backbone import is_decoder_only

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from mttl.adaptation.fine_tune import FewShotJob, FewShotResult
-from mttl.adaptation.plan import Shard
+from mttl.adaptation.shard import Shard
 from mttl.errors import ConfigError, MttlError
 from mttl.files import write_text
 from mttl.training.run_folder import changed_settings

@@ -9,10 +9,11 @@ from pydantic import ValidationError
 
 import mttl
 from mttl import yaml12
-from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.explain import explain
 from mttl.config.schema import Config
+from mttl.config.section import Section
 from mttl.config.tree import Sources, Tree, merge, nested
+from mttl.config.worlds import WORLDS, world_of
 from mttl.errors import ConfigError, nearest
 
 COMMAND_LINE = "-k"
@@ -39,17 +40,17 @@ def load_config(names: str | Sequence[str], overrides: Sequence[str] = ()) -> Co
             names file, key, value and what is allowed, for all mistakes at once.
     """
     config = load_any_config(names, overrides)
-    if isinstance(config, BabyAIConfig):
+    if not isinstance(config, Config):
+        world = world_of(config)
         raise ConfigError(
-            f"'{names}' has a section rl: it describes a policy for BabyAI, not text-to-text tasks"
+            f"'{names}' has a section {world.section}: it describes {world.title}, not "
+            "text-to-text tasks"
         )
     return config
 
 
-def load_any_config(
-    names: str | Sequence[str], overrides: Sequence[str] = ()
-) -> Config | BabyAIConfig:
-    """Read a configuration of either world; one with a section ``rl`` is for BabyAI.
+def load_any_config(names: str | Sequence[str], overrides: Sequence[str] = ()) -> Section:
+    """Read a configuration of any world; its sections tell which.
 
     Args:
         names: As for `load_config`.
@@ -71,7 +72,7 @@ def load_any_config(
     run = tree.get("run", {})
     if isinstance(run, dict):
         tree = {**tree, "run": {"name": "-".join(stems), **run}}
-    schema = BabyAIConfig if "rl" in tree else Config
+    schema = next((world for world in WORLDS if world.section in tree), WORLDS[-1]).schema
     try:
         return schema.model_validate(tree)
     except ValidationError as error:
@@ -112,7 +113,7 @@ def resolve_folder(name: str) -> Path:
     return shipped if not path.exists() and shipped.is_dir() else path
 
 
-def dump_config(config: Config | BabyAIConfig) -> str:
+def dump_config(config: Section) -> str:
     """Return the configuration as YAML that `load_config` reads back to an equal one."""
     sections = config.model_dump(mode="json")
     settings = {name: section for name, section in sections.items() if section is not None}

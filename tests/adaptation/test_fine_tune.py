@@ -20,9 +20,10 @@ from mttl.adaptation.fine_tune import (
     fine_tune,
     interval,
 )
-from mttl.adaptation.modes import AdaptMode, adapted
-from mttl.adaptation.plan import Shard
+from mttl.adaptation.modes import adapted
 from mttl.adaptation.score_table import few_shot_table, silent_tasks
+from mttl.adaptation.shard import Shard
+from mttl.config.section import AdaptMode
 from mttl.training.optim import Optimization
 from mttl.training.precision import precision_plugin
 from mttl.training.text_to_text import TextToTextModule

@@ -16,9 +16,10 @@ pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 import mttl.babyai.new_levels as adaptation
 from envs.demonstration_file import save_demonstrations
 from envs.demonstrations import record_demonstrations
-from mttl.adaptation.modes import TRAINED_ROLES, AdaptMode
+from mttl.adaptation.modes import TRAINED_ROLES
 from mttl.babyai.build_policy import fresh_policies, load_policies
 from mttl.babyai.policy_modes import adapt_policies
+from mttl.config.section import AdaptMode
 from mttl.errors import CheckpointError, ConfigError, TaskError
 
 ADAPTING = {
