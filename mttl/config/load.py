@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 import mttl
@@ -117,30 +116,14 @@ def dump_config(config: Section) -> str:
     """Return the configuration as YAML that `load_config` reads back to an equal one."""
     sections = config.model_dump(mode="json")
     settings = {name: section for name, section in sections.items() if section is not None}
-    return yaml.dump(settings, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes what PyYAML or our own reader would take for something else than text."""
-
-
-_Dumper.yaml_implicit_resolvers = {
-    first: [
-        *yaml.SafeDumper.yaml_implicit_resolvers.get(first, []),
-        *yaml12.Loader.yaml_implicit_resolvers.get(first, []),
-    ]
-    for first in {
-        **yaml.SafeDumper.yaml_implicit_resolvers,
-        **yaml12.Loader.yaml_implicit_resolvers,
-    }
-}
+    return yaml12.dump(settings)
 
 
 def _read(path: Path) -> Tree:
     try:
         tree = yaml12.parse(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: {' '.join(yaml12.problem(error).split())}") from error
+    except yaml12.YAMLError as error:
+        raise ConfigError(f"{path}: {yaml12.problem(error)}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: must be UTF-8 text; byte {error.start} is not") from error
     except OSError as error:
@@ -163,7 +146,7 @@ def _override(tree: Tree, text: str, sources: Sources) -> Tree:
         raise ConfigError(f"{COMMAND_LINE} {text}: must have the form section.key=value")
     try:
         parsed = yaml12.parse(value)
-    except yaml.YAMLError as error:
+    except yaml12.YAMLError as error:
         raise ConfigError(f"{COMMAND_LINE} {text}: {yaml12.problem(error)}") from error
     return merge(tree, nested(key, parsed), COMMAND_LINE, sources)
 

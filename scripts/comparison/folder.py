@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from comparison.methods import (
     ALL,
     MODE_SETTINGS,
@@ -15,6 +13,7 @@ from comparison.running import (
     refuse_settings,
 )
 from comparison.stages import Cost, Processes, start_again
+from mttl import yaml12
 from mttl.adaptation.plan import new_tasks, plan_jobs, read_samples
 from mttl.config.load import dump_config, load_config, resolve_folder, resolve_path
 from mttl.errors import ConfigError
@@ -125,7 +124,7 @@ class Comparison:
             "samples": self.samples,
             "overrides": list(self.overrides),
         }
-        before = yaml.safe_load(path.read_text("utf-8")) if path.is_file() else shared
+        before = yaml12.parse(path.read_text("utf-8")) if path.is_file() else shared
         changed = [name for name in shared if before.get(name) != shared[name]]
         if changed:
             raise ConfigError(
@@ -133,7 +132,7 @@ class Comparison:
                 + ", ".join(f"{name} ({before.get(name)})" for name in changed)
                 + ". Use those, or another folder with --out"
             )
-        write_text(path, yaml.safe_dump(shared, sort_keys=False))
+        write_text(path, yaml12.dump(shared))
         text = dump_config(load_config(self.config, list(self.overrides)))
         keep_config(
             self.out / "config.yaml",

@@ -6,10 +6,10 @@ from typing import Any, get_args
 
 import pytest
 import torch
-import yaml
 
 from helpers.babyai import TINY
 from helpers.command import ROOT, column, load_recipe
+from mttl import yaml12
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
@@ -32,7 +32,7 @@ ADAPTING = {
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("adapt")
-    (folder / "tiny.yaml").write_text(yaml.safe_dump({**ADAPTING, "run": {"dir": str(folder)}}))
+    (folder / "tiny.yaml").write_text(yaml12.dump({**ADAPTING, "run": {"dir": str(folder)}}))
     assert load_recipe().main(["-c", str(folder / "tiny.yaml"), "-k", "run.name=run"]) == 0
     return folder / "run"
 
