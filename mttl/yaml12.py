@@ -65,6 +65,6 @@ def _yaml() -> YAML:
     yaml = YAML(typ="safe", pure=True)
     yaml.Resolver, yaml.Representer = _CoreSchema, _Representer
     yaml.default_flow_style = False
-    yaml.sort_base_mapping_type_on_output = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     yaml.width = 80
     return yaml

@@ -223,7 +223,7 @@ def _finish(
         backbone_name="BabyAI policy",
         # Where it is frozen it is random, and random weights come from nowhere else.
         backbone_trained=True,
-        settings=policy_settings(config),
+        settings=policy_settings(config).model_dump(mode="json"),
     )
     write_routing(folder.plots / "routing.npz", model.router, model.inventory.groups, levels)
     console.print(episode_table(results))
