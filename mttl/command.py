@@ -14,6 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -159,6 +160,25 @@ def add_config(parser: argparse.ArgumentParser) -> None:
         help="YAML files, merged left to right; looked up here, then under configs/",
     )
     add_overrides(parser, "settings that override the files; may be repeated, the later wins")
+    parser.add_argument(
+        "--settings",
+        nargs="?",
+        action=_ShowSettings,
+        metavar="SECTION",
+        help="show what can be set, in one section or in all, and exit",
+    )
+
+
+class _ShowSettings(argparse.Action):
+    """Prints the settings of a section and leaves, as ``--help`` does."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, *_: Any
+    ) -> None:
+        from mttl.config.reference import reference
+
+        make_console().print(reference(values), markup=False)
+        parser.exit()
 
 
 def add_run(parser: argparse.ArgumentParser, *, tasks: str, out: str) -> None:
