@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 
 from mttl.analysis.figures import save_figure
 from mttl.build.build_backbone import build_backbone, build_tokenizer
-from mttl.command import exit_with, make_console
+from mttl.command import exit_with, make_console, make_parser
 from mttl.config.load import load_config, resolve_folder
 from mttl.errors import ConfigError
 from mttl.files import locked, write_text
@@ -227,9 +227,7 @@ def _plan(options: argparse.Namespace) -> Plan:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         *("-c", "--config"), default="crossfit.yaml", help="names gym and model (%(default)s)"
     )

@@ -40,7 +40,7 @@ from mttl.analysis.stability import skill_stability
 from mttl.analysis.tokens.token_page import expert_tokens
 from mttl.analysis.tokens.token_record import TokenRecord, has_token_record, read_token_record
 from mttl.checkpoint import read_inventory
-from mttl.command import exit_with, make_console
+from mttl.command import exit_with, make_console, make_parser
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import load_any_config, resolve_folder
 from mttl.errors import CheckpointError, TaskError
@@ -270,9 +270,7 @@ def comparison_table(view: RoutingView, other: RoutingView | None) -> Table:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("run", metavar="RUN", help="the folder of a run that has ended")
     parser.add_argument("--html", action="store_true", help="write the page routing.html too")
     parser.add_argument(
