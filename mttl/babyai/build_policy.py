@@ -5,13 +5,11 @@ from pathlib import Path
 from typing import Literal
 
 from envs.vocabulary import N_TOKENS
-from mttl.babyai.collector import RolloutSettings
 from mttl.babyai.policy import Policy
-from mttl.babyai.ppo_module import LossWeights
 from mttl.build.build_router import build_router
 from mttl.build.saved_settings import read_settings
 from mttl.checkpoint import SavedInventory, load_into, read_inventory
-from mttl.config.babyai_schema import BabyAIConfig, PolicyNetwork, PolicySkills, Ppo
+from mttl.config.babyai_schema import BabyAIConfig, PolicyNetwork, PolicySkills
 from mttl.config.router_schema import Router
 from mttl.config.section import Section
 from mttl.errors import CheckpointError, ConfigError
@@ -88,26 +86,6 @@ def policy_settings(config: BabyAIConfig) -> PolicySettings:
         skills=config.skills,
         router=config.router,
     )
-
-
-def rollout_settings(ppo: Ppo) -> RolloutSettings:
-    """Return how rollouts are played and cut."""
-    return RolloutSettings(
-        n_steps=ppo.n_steps,
-        recurrence=ppo.recurrence,
-        n_epochs=ppo.n_epochs,
-        n_minibatches=ppo.n_minibatches,
-        discount=ppo.discount,
-        gae_lambda=ppo.gae_lambda,
-        reward_scale=ppo.reward_scale,
-        normalise_advantages=ppo.normalise_advantages,
-        bootstrap_truncated=ppo.bootstrap_truncated,
-    )
-
-
-def loss_weights(ppo: Ppo) -> LossWeights:
-    """Return the terms of the loss."""
-    return LossWeights(ppo.clip, ppo.value_coef, ppo.entropy_coef)
 
 
 def _from_settings(

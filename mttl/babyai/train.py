@@ -13,9 +13,7 @@ from envs.errors import LevelError, SimulationError
 from envs.vector import check_levels, make_vector_env
 from mttl.babyai.build_policy import (
     build_policies,
-    loss_weights,
     policy_settings,
-    rollout_settings,
 )
 from mttl.babyai.collector import Player
 from mttl.babyai.demonstration_loader import DemonstrationDataModule
@@ -162,12 +160,12 @@ def _from_rollouts(config: BabyAIConfig, model: ComposedModel, levels: Sequence[
         seed = config.run.seed + rank
         player = Player(model, environments, log, seed=seed)
         try:
-            yield RolloutDataModule(RolloutLoader(player, rollout_settings(rl.ppo), seed=seed))
+            yield RolloutDataModule(RolloutLoader(player, rl.ppo, seed=seed))
         finally:
             environments.close()
 
     return Learning(
-        BabyAIModule(model, levels, build_optimization(config.optim), loss_weights(rl.ppo)),
+        BabyAIModule(model, levels, build_optimization(config.optim), rl.ppo),
         EpisodeMonitor(
             log,
             success_rate=rl.success_rate,
