@@ -8,151 +8,28 @@ rows. Started again, it goes on; trials.csv and best.yaml hold what is known so 
 """
 
 import argparse
-import logging
-from pathlib import Path
 
-from mttl.adaptation.new_tasks import Adaptation
-from mttl.adaptation.plan import read_samples
-from mttl.adaptation.results import Results
-from mttl.adaptation.search import (
-    Trial,
-    Values,
-    best_fragment,
-    finished_trials,
-    grid_points,
-    note_values,
-    trial_name,
-    trials_table,
-    write_trials,
-)
-from mttl.adaptation.search_ranges import Bounds, search_ranges
-from mttl.adaptation.settings import with_settings
-from mttl.command import add_overrides, exit_with, make_console
-from mttl.config.load import load_config
-from mttl.config.schema import Config, Search
-from mttl.errors import ConfigError
-from mttl.files import write_text
-from mttl.progress_bar import counting_bar
+from mttl.command import add_config, add_run, exit_with, make_parser
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Search, write what was found and print a table; return the exit status."""
-    options = parse(arguments)
-    config = load_config(options.config, options.override)
-    console, status = make_console(), make_console(stderr=True)
-    # Two small files per job: not worth a line each.
-    logging.getLogger("mttl.data").setLevel(logging.WARNING)
-    search = check_search(config)
+    options = vars(parse(arguments))
+    from mttl.config.load import load_any_config
+    from mttl.config.worlds import world_of
+    from mttl.inventory_folder import inventory_folder
 
-    # Which tasks, and where to.
-    adaptation = Adaptation.of(
-        config,
-        options.source,
-        options.tasks,
-        samples=read_samples(options.samples),
-        allow_seen=options.allow_seen,
-        splits=("dev",),
-    )
-    name = f"search-{config.adapt.mode}"
-    folder = Path(options.out) if options.out else adaptation.folder(name)
-    adaptation.check_folder(folder, config)
-    adaptation.to_device()
-    points = grid_points(search.grid) if search.grid else []
-    n_trials = len(points) or search.trials
-    # The best is sought among all trials of the folder, those of earlier grids too.
-    earlier = finished_trials(folder / "trials", adaptation.jobs)
-    trials = {trial_name(trial.values): trial for trial in earlier}
-    tried: list[str] = []
-
-    with counting_bar(status) as progress:
-        bar = progress.add_task("searching", total=n_trials * len(adaptation.jobs))
-
-        def evaluate(values: Values) -> float:
-            changed, name = with_settings(config, values), trial_name(values)
-            note_values(folder / "trials" / name, values)
-            with Results(folder / "trials" / name).writing() as results:
-                for job in adaptation.jobs:
-                    if job not in results.finished:
-                        results.add(adaptation.run_job(job, changed, score_test=False))
-                    progress.advance(bar)
-            # Those of this start stand last, in their order.
-            trials.pop(name, None)
-            trials[name] = Trial(values, tuple(results.finished[job] for job in adaptation.jobs))
-            known = list(trials.values())
-            write_trials(folder / "trials.csv", known)
-            write_text(folder / "best.yaml", best_fragment(known))
-            tried.append(name)
-            score = trials[name].score
-            status.print(f"{len(tried)} of {n_trials}: {name}: dev {100 * score:.1f}")
-            return score
-
-        for values in points:
-            evaluate(values)
-        if search.ranges:
-            search_ranges(
-                ranges_of(search),
-                evaluate,
-                n_trials=n_trials,
-                seed=search.seed,
-                jobs=adaptation.jobs,
-                journal=folder / "optuna.journal",
-            )
-
-    console.print(
-        trials_table(list(trials.values()), f"Search, mode {config.adapt.mode} (per cent)")
-    )
-    console.print(f"The best settings are in {folder / 'best.yaml'}", highlight=False)
+    config = load_any_config(options.pop("config"), options.pop("override"))
+    inventory_folder(options["source"])
+    world_of(config).run("search", config, **options)
     return 0
-
-
-def check_search(config: Config) -> Search:
-    """Return what to search, or say what is wrong with it before anything runs.
-
-    Raises:
-        ConfigError: If there is nothing to search, or a value would be refused.
-    """
-    search = config.search
-    if not (search.grid or search.ranges):
-        raise ConfigError(
-            "search.grid and search.ranges are empty: there is nothing to try. Add a file to -c, "
-            "such as crossfit.yaml+search/mhr.yaml, or -k 'search.grid={adapt.lr: [1e-3, 1e-4]}'"
-        )
-    ranges = ranges_of(search)
-    lows = {name: bounds.low for name, bounds in ranges.items()}
-    highs = {name: bounds.high for name, bounds in ranges.items()}
-    for values in grid_points(search.grid) if search.grid else (lows, highs):
-        try:
-            with_settings(config, values)
-        except ConfigError as error:
-            raise ConfigError(f"section search: the trial {trial_name(values)}: {error}") from None
-    return search
-
-
-def ranges_of(search: Search) -> dict[str, Bounds]:
-    """Return the bounds by setting."""
-    return {name: Bounds(**bounds.model_dump()) for name, bounds in search.ranges.items()}
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        *("-c", "--config"), required=True, metavar="FILE[+FILE...]", help="as for pl_train.py"
-    )
-    parser.add_argument(
-        "--from", dest="source", required=True, metavar="RUN", help="the folder of a trained run"
-    )
-    parser.add_argument(
-        "--tasks", default="dev", help="dev, test, or names joined by commas (%(default)s)"
-    )
-    parser.add_argument(
-        "--samples", metavar="N[,N...]", help="few-shot samples of every task (all)"
-    )
-    parser.add_argument("--allow-seen", action="store_true", help="take tasks of training too")
-    parser.add_argument("--out", metavar="DIR", help="trials (RUN/search-MODE)")
-    add_overrides(parser, "settings that override the files")
+    parser = make_parser(__doc__)
+    add_config(parser)
+    add_run(parser, tasks="dev", out="trials (RUN/search-MODE)")
     return parser.parse_args(arguments)
 
 

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from mttl.errors import CheckpointError
 from mttl.files import write_atomic, write_text
+from mttl.inventory_folder import inventory_folder
 from mttl.model_tensors import Model, fingerprint, own_parameters, router_tensors, skill_tensors
 from mttl.skills.attention import AttendedInventory
 from mttl.skills.skilled_model import SkilledModel
@@ -113,14 +114,7 @@ def read_inventory(folder: str | Path) -> SavedInventory:
         CheckpointError: If it is no such folder, a file is missing or damaged, or the format is
             not this version's.
     """
-    folder = Path(folder)
-    if (folder / "skills" / "meta.json").is_file():
-        folder = folder / "skills"
-    if not (folder / "meta.json").is_file():
-        raise CheckpointError(
-            f"'{folder}' holds no trained inventory: it has no meta.json, nor a folder skills/ "
-            "with one. Give the folder of a run that has ended"
-        )
+    folder = inventory_folder(folder)
     meta = _read_json(folder / "meta.json", dict)
     version = meta.get("format_version")
     if version != FORMAT_VERSION:

@@ -1,17 +1,24 @@
-"""What all commands share: exit statuses, messages without tracebacks, quiet libraries."""
+"""What all commands share: exit statuses, messages without tracebacks, quiet libraries.
+
+A command imports what does its work after it has read its command line, so that `run_command` has
+begun, and mistakes are answered, before PyTorch is loaded.
+"""
 
 import argparse
 import errno
 import logging
+import os
 import signal
 import sys
 import warnings
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 from rich.logging import RichHandler
 
+import mttl
 from mttl.errors import MttlError, StopRequested
 from mttl.files import DISK_REFUSES
 from mttl.stop_signals import handling
@@ -26,6 +33,9 @@ UNWRITABLE = {
     **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), _IN_THE_WAY),
 }
 
+# Libraries whose messages below a warning nobody asked for.
+CHATTY = ("httpx", "datasets", "fsspec", "filelock", "torch", "urllib3")
+CHATTY += ("pytorch_lightning", "lightning_fabric", "lightning")
 # Library messages that a user can do nothing about, each with the reason it is harmless.
 HARMLESS = (
     # Loaders are built with 0 workers on purpose: rows are tokenised beforehand.
@@ -55,6 +65,8 @@ def run_command(main: Callable[[], int]) -> int:
         0 on success, 2 on a mistake of the user's, 130 after Ctrl-C, 1 otherwise. Faults of the
         program are raised: their traceback is wanted.
     """
+    # Threads of OpenMP that wait for work spin by default, and take processors from one another.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     console = make_console(stderr=True)
     _quiet(console)
     try:
@@ -95,25 +107,95 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def _quiet(console: Console) -> None:
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(message)s",
-        handlers=[RichHandler(console=console, show_time=False, show_path=False, show_level=False)],
-        force=True,
-    )
-    for noisy in ("httpx", "datasets", "fsspec", "filelock", "torch", "urllib3"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-        # Libraries that print by themselves would say everything twice.
-        logging.getLogger(noisy).handlers.clear()
-    for lightning in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch"):
-        logging.getLogger(lightning).setLevel(logging.WARNING)
+    handler = RichHandler(console=console, show_time=False, show_path=False, show_level=False)
+    # A filter, for libraries that are imported later set levels and handlers of their own.
+    handler.addFilter(_is_wanted)
+    for library in CHATTY:
+        logging.getLogger(library).handlers.clear()
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler], force=True)
     for message in HARMLESS:
         warnings.filterwarnings("ignore", message)
+
+
+def _is_wanted(record: logging.LogRecord) -> bool:
+    """Tell whether to print a message: no chatter, and nothing a library prints by itself."""
+    library = record.name.partition(".")[0]
+    if library not in CHATTY:
+        return True
+    return record.levelno >= logging.WARNING and not logging.getLogger(library).handlers
 
 
 def exit_with(main: Callable[[], int]) -> None:
     """Run a command and leave the process with its status."""
     sys.exit(run_command(main))
+
+
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a command line.
+
+    Args:
+        description: What the command does; its lines are kept.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"mttl {mttl.__version__}")
+    return parser
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Let a command line name configuration files and override their settings.
+
+    Args:
+        parser: Of the command.
+    """
+    parser.add_argument(
+        *("-c", "--config"),
+        required=True,
+        metavar="FILE[+FILE...]",
+        help="YAML files, merged left to right; looked up here, then under configs/",
+    )
+    add_overrides(parser, "settings that override the files; may be repeated, the later wins")
+    parser.add_argument(
+        "--settings",
+        nargs="?",
+        action=_ShowSettings,
+        metavar="SECTION",
+        help="show what can be set, in one section or in all, and exit",
+    )
+
+
+class _ShowSettings(argparse.Action):
+    """Prints the settings of a section and leaves, as ``--help`` does."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, *_: Any
+    ) -> None:
+        from mttl.config.reference import reference
+
+        make_console().print(reference(values), markup=False)
+        parser.exit()
+
+
+def add_run(parser: argparse.ArgumentParser, *, tasks: str, out: str) -> None:
+    """Let a command line say which run is adapted to what.
+
+    Args:
+        parser: Of the command.
+        tasks: ``"test"`` or ``"dev"``: the side of the partition that is taken by default.
+        out: What goes into the folder of results, and where that is.
+    """
+    parser.add_argument(
+        "--from", dest="source", required=True, metavar="RUN", help="the folder of a trained run"
+    )
+    parser.add_argument(
+        "--tasks", default=tasks, help="test, dev, or names joined by commas (%(default)s)"
+    )
+    parser.add_argument(
+        "--samples", metavar="N[,N...]", help="few-shot samples of every task (all)"
+    )
+    parser.add_argument("--allow-seen", action="store_true", help="take tasks of training too")
+    parser.add_argument("--out", metavar="DIR", help=out)
 
 
 def add_overrides(parser: argparse.ArgumentParser, what: str) -> None:

@@ -1,55 +1,38 @@
-"""YAML without its traps: `1e-3` is a number, `no` is a word, and no key stands twice."""
+"""YAML 1.2: `1e-3` is a number, `010` is ten, `no` is a word, and no key stands twice."""
 
-import re
-from collections.abc import Hashable
+import io
 from typing import Any
 
-import yaml
+from ruamel.yaml import YAML, YAMLError
+from ruamel.yaml.nodes import ScalarNode
+from ruamel.yaml.representer import SafeRepresenter
+from ruamel.yaml.resolver import VersionedResolver
+
+__all__ = ["YAMLError", "dump", "parse", "problem"]
 
 
-class Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with the scalars of YAML 1.2's core schema."""
+class _CoreSchema(VersionedResolver):
+    """The scalars of YAML 1.2's core schema: dates, `1_000` and `=` are words."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Build a mapping and refuse a key that stands twice."""
-        seen: dict[Any, int] = {}
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                continue
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
-            line = key_node.start_mark.line + 1
-            if not isinstance(key, Hashable):
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key in line {line} must be a word", None
-                )
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key '{key}' stands in lines {seen[key]} and {line}", None
-                )
-            seen[key] = line
-        return super().construct_mapping(node, deep)
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        tag = super().resolve(kind, value, implicit)
+        name = str(tag).rpartition(":")[2]
+        if name in ("timestamp", "value") or (name in ("int", "float") and "_" in value):
+            return super().resolve(kind, "word", implicit)
+        return tag
 
 
-# YAML 1.1 reads yes, no, on and off as booleans, 1e-3 as text, and 1:30 as a number in base 60.
-Loader.yaml_implicit_resolvers = {
-    first: [
-        (tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] in ("null", "merge")
-    ]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
-)
-Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:int", re.compile(r"^[-+]?[0-9]+$"), list("-+0123456789")
-)
-Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$|^[-+]?\.(?:inf|Inf|INF)$"
-    ),
-    list("-+.0123456789"),
-)
+class _Representer(SafeRepresenter):
+    """Writes floats with a point, which readers of YAML 1.1 need."""
+
+    def represent_float(self, data: float) -> ScalarNode:
+        node = super().represent_float(data)
+        if "." not in node.value:
+            node.value = node.value.replace("e", ".0e")
+        return node
+
+
+_Representer.add_representer(float, _Representer.represent_float)
 
 
 def parse(text: str) -> Any:
@@ -59,13 +42,29 @@ def parse(text: str) -> Any:
         text: The document.
 
     Raises:
-        yaml.YAMLError: If it is malformed, or a key stands twice.
+        YAMLError: If it is malformed, or a key stands twice.
     """
-    return yaml.load(text, Loader)  # a subclass of SafeLoader
+    return _yaml().load(text)
 
 
-def problem(error: yaml.YAMLError) -> str:
+def dump(tree: Any) -> str:
+    """Return a tree of mappings, lists and scalars as YAML that `parse` reads back."""
+    text = io.StringIO()
+    _yaml().dump(tree, text)
+    return text.getvalue()
+
+
+def problem(error: YAMLError) -> str:
     """Return an error of `parse` in one line."""
     mark = getattr(error, "problem_mark", None)
     where = f"line {mark.line + 1}: " if mark is not None else ""
-    return where + (getattr(error, "problem", None) or str(error))
+    return " ".join(f"{where}{getattr(error, 'problem', None) or error}".split())
+
+
+def _yaml() -> YAML:
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Resolver, yaml.Representer = _CoreSchema, _Representer
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.width = 80
+    return yaml

@@ -25,7 +25,15 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from mttl.command import FAULT, SUCCESS, USER_MISTAKE, exit_with, make_console, positive
+from mttl.command import (
+    FAULT,
+    SUCCESS,
+    USER_MISTAKE,
+    exit_with,
+    make_console,
+    make_parser,
+    positive,
+)
 from mttl.errors import TaskError, nearest
 from mttl.files import locked
 from mttl.gym.building.build_gym import Outcome, check_task, count_files
@@ -183,9 +191,7 @@ def print_status(tasks: list[Task], out: Path, samples: list[int]) -> None:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="(all)")
     parser.add_argument("--partition", metavar="NAME", help="its tasks: a name, or a JSON file")
     parser.add_argument("--config", metavar="FILE", help="a YAML file of tasks of one's own")

@@ -17,8 +17,8 @@ from comparison.methods import ABLATIONS, METHODS, MODES, REFERENCE, plan
 from comparison.report import write_tables
 from comparison.running import alone, comparison_parser, run_all
 
-from mttl.analysis.libraries import check_libraries
 from mttl.command import exit_with, make_console, positive
+from mttl.libraries import check_libraries
 
 
 def main(arguments: list[str] | None = None) -> int:

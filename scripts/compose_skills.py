@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from mttl.command import exit_with, make_console
+from mttl.command import exit_with, make_console, make_parser
 from mttl.data.encode import TextEncoder
 from mttl.errors import ConfigError
 from mttl.files import new_folder
@@ -104,9 +104,7 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path) 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     add = parser.add_argument
     add("--model", required=True, help="name on the hub, or a folder")
     add("--tokenizer", help="another than the model's own: a name, a folder, or byte")

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from mttl.aggregation.fisher import GRADIENTS, diagonal_fisher
-from mttl.command import exit_with, make_console
+from mttl.command import exit_with, make_console, make_parser
 from mttl.config.load import resolve_folder
 from mttl.data.collate import TrainCollator, pad_id_of
 from mttl.data.prepare import prepare
@@ -109,9 +109,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     add = parser.add_argument
     add("--model", required=True, metavar="DIR", help="folder of a model")
     add("--tokenizer", metavar="NAME", help="its tokenizer, if not in the folder; or byte")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mttl.build.model import Built, load_run
 from mttl.checkpoint import read_inventory
-from mttl.command import exit_with, make_console
+from mttl.command import exit_with, make_console, make_parser
 from mttl.errors import ConfigError
 from mttl.files import new_folder
 from mttl.interchange.lora_export import lora_adapter, mixture_adapter, skill_mixing
@@ -86,9 +86,7 @@ def mixing_of(built: Built, options: argparse.Namespace):
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("run", metavar="RUN", help="the folder of a run that has ended")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--task", metavar="NAME", help="the mixture of a task of the run")

@@ -17,7 +17,7 @@ from envs.levels import find_level
 from mttl.babyai.build_policy import load_policies
 from mttl.babyai.evaluate import play_episode
 from mttl.checkpoint import read_inventory
-from mttl.command import exit_with, make_console, natural
+from mttl.command import exit_with, make_console, make_parser, natural
 from mttl.config.babyai_schema import BabyAIConfig, Evaluation
 from mttl.config.load import load_any_config
 from mttl.errors import MttlError
@@ -75,9 +75,7 @@ def evaluation_seed(run: Path) -> int:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("run", type=Path, help="folder of the run, or its skills/")
     parser.add_argument("--level", required=True, help="one that the run was trained on")
     parser.add_argument(

@@ -28,13 +28,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import PreTrainedModel
 
 from mttl.analysis.figures import save_figure
-from mttl.analysis.libraries import check_libraries
 from mttl.build.build_backbone import build_backbone, build_tokenizer
-from mttl.command import exit_with, make_console
+from mttl.command import exit_with, make_console, make_parser
 from mttl.config.load import load_config, resolve_folder
 from mttl.errors import ConfigError
 from mttl.files import locked, write_text
 from mttl.gym.folder import Gym
+from mttl.libraries import check_libraries
 
 PLANTED = ("verb_gerund", "verb_past", "verb_third")
 OTHERS = ("noun_plural", "adj_ness", "adj_adverb")
@@ -225,9 +225,7 @@ def _plan(options: argparse.Namespace) -> Plan:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         *("-c", "--config"), default="crossfit.yaml", help="names gym and model (%(default)s)"
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mttl.build.build_imported import Imported, build_imported
 from mttl.checkpoint import save_inventory
-from mttl.command import exit_with, make_console
+from mttl.command import exit_with, make_console, make_parser
 from mttl.config.backbone_schema import Pretrained
 from mttl.errors import CheckpointError, ConfigError
 from mttl.files import new_folder
@@ -163,9 +163,7 @@ def named(given: list[str] | None, own: list[str]) -> list[str]:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("adapters", nargs="+", metavar="DIR", help="folders of PEFT")
     parser.add_argument("--out", required=True, metavar="RUN", help="where to write; a new folder")
     parser.add_argument("--backbone", metavar="NAME", help="the base model (as the adapters say)")

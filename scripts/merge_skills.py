@@ -11,15 +11,16 @@ import argparse
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from mttl.command import exit_with, make_console
+from mttl.command import exit_with, make_console, make_parser
 from mttl.errors import ConfigError
-from mttl.merging.recipe import read_recipe
-from mttl.merging.run import merge_models
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Read the recipe, merge, and say where the result is."""
     options = parse(arguments)
+    from mttl.merging.recipe import read_recipe
+    from mttl.merging.run import merge_models
+
     recipe = read_recipe(options.recipe)
     out = options.out or recipe.out
     if out is None:
@@ -48,9 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("recipe", metavar="RECIPE", help="a YAML file")
     parser.add_argument("--out", metavar="DIR", help="the folder to make; else the recipe's")
     return parser.parse_args(arguments)

@@ -10,12 +10,9 @@ the run to rounding. Inputs have to look as in training, which is printed.
 import argparse
 from pathlib import Path
 
-from mttl.build.model import load_run
-from mttl.checkpoint import read_inventory
-from mttl.command import exit_with, make_console
+from mttl.command import exit_with, make_console, make_parser
 from mttl.errors import CheckpointError, ConfigError
 from mttl.files import new_folder
-from mttl.merging.fold import average_mixing, fold, task_mixing
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -24,6 +21,10 @@ def main(arguments: list[str] | None = None) -> int:
     out = Path(options.out)
     if out.exists():
         raise ConfigError(f"--out '{out}' exists already; name a new folder, or remove it")
+    from mttl.build.model import load_run
+    from mttl.checkpoint import read_inventory
+    from mttl.merging.fold import average_mixing, fold, task_mixing
+
     built = load_run(options.run, backbone=options.backbone)
     router = built.model.router
     if options.average:
@@ -48,9 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("run", metavar="RUN", help="the folder of a run that has ended")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--task", metavar="NAME", help="a task of the run")

@@ -32,7 +32,6 @@ from rich.table import Table
 from mttl.analysis.agreement import category_agreement
 from mttl.analysis.chance import Comparison
 from mttl.analysis.layers import ALL, STATISTICS, stack_means
-from mttl.analysis.libraries import check_libraries
 from mttl.analysis.page import routing_page
 from mttl.analysis.palette import UNKNOWN
 from mttl.analysis.routing_record import RoutingRecord, read_record
@@ -45,12 +44,13 @@ from mttl.analysis.tokens.token_record import (
     read_token_record,
 )
 from mttl.checkpoint import read_inventory
-from mttl.command import exit_with, make_console
+from mttl.command import exit_with, make_console, make_parser
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import load_any_config, resolve_folder
 from mttl.errors import CheckpointError, TaskError
 from mttl.files import write_text
 from mttl.gym.table import crossfit
+from mttl.libraries import check_libraries
 
 LIBRARIES = ("matplotlib", "scipy", "sklearn", "plotly")
 
@@ -274,9 +274,7 @@ def comparison_table(view: RoutingView, other: RoutingView | None) -> Table:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("run", metavar="RUN", help="the folder of a run that has ended")
     parser.add_argument("--html", action="store_true", help="write the page routing.html too")
     parser.add_argument(

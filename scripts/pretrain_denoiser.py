@@ -19,7 +19,7 @@ import torch
 import pl_train
 from mttl.build.build_backbone import build_backbone
 from mttl.checkpoint import read_inventory
-from mttl.command import exit_with, make_console
+from mttl.command import exit_with, make_console, make_parser
 from mttl.config.backbone_schema import Backbone
 from mttl.config.load import load_config, resolve_folder, resolve_path
 from mttl.errors import ConfigError
@@ -119,9 +119,7 @@ def write_rows(gym: Path, split: str, rows: list[tuple[str, str]]) -> None:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         *("-c", "--config"),
         default="crossfit.yaml",

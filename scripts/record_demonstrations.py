@@ -15,7 +15,7 @@ from envs.demonstrations import record_demonstrations
 from envs.errors import LevelError
 from envs.interface import check_levels
 from envs.levels import PAPER_LEVELS
-from mttl.command import exit_with, make_console, natural, positive
+from mttl.command import exit_with, make_console, make_parser, natural, positive
 from mttl.errors import MttlError
 from mttl.progress_bar import counting_bar
 
@@ -51,9 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--levels",
         nargs="+",

@@ -26,13 +26,13 @@ from comparison.methods import FIXED_ROUTERS
 from comparison.running import alone, comparison_parser, keep_config, refuse_settings, run_all
 from comparison.stages import Cost, Processes, start_again
 
-from mttl.analysis.libraries import check_libraries
 from mttl.checkpoint import count_saved
 from mttl.command import exit_with, make_console, positive
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import dump_config, load_any_config
 from mttl.errors import ConfigError
 from mttl.files import write_text
+from mttl.libraries import check_libraries
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN_SETTINGS = {

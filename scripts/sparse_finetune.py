@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from mttl.command import exit_with, make_console
+from mttl.command import exit_with, make_console, make_parser
 from mttl.data.encode import TextEncoder
 from mttl.errors import ConfigError, nearest
 from mttl.gym.folder import Gym
@@ -178,9 +178,7 @@ def is_norm(module: nn.Module) -> bool:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     add = parser.add_argument
     add("--model", required=True, help="name on the hub, or a folder")
     add("--tokenizer", help="another than the model's own: a name, a folder, or byte")

@@ -5,7 +5,6 @@ python scripts/summarise_runs.py runs/seed13 runs/seed14 runs/seed15
 The runs differ in their seeds; the baselines, which have none, are those of the first run.
 """
 
-import argparse
 import csv
 import statistics
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mttl.command import exit_with
+from mttl.command import exit_with, make_parser
 from mttl.errors import MttlError
 
 MEAN = "mean"
@@ -22,9 +21,7 @@ Scores = dict[tuple[str, str], list[float]]  # (task, split) -> a score per run
 
 def main(arguments: list[str] | None = None) -> int:
     """Read the runs and print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
     runs = parser.parse_args(arguments).runs
     scores: Scores = {}

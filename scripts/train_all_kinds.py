@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import track
 
 from mttl.checkpoint import count_saved
-from mttl.command import exit_with
+from mttl.command import exit_with, make_parser
 from mttl.config.load import load_config
 from mttl.errors import MttlError
 from mttl.files import write_text
@@ -118,9 +118,7 @@ def markdown(rows: list[Row], steps: int, seed: int) -> str:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--steps", type=int, default=800, help="optimizer steps of each run")
     parser.add_argument("--seed", type=int, default=13)
     parser.add_argument("--out", default="runs/all_kinds", help="folder of the runs and the table")

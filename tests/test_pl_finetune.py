@@ -14,11 +14,12 @@ from safetensors.torch import load_file, save_file
 from helpers.command import ROOT, load_recipe
 from helpers.new_tasks import NEW, train_source
 from mttl.adaptation import fine_tune as few_shot
-from mttl.adaptation.modes import AdaptMode
 from mttl.adaptation.new_tasks import Adaptation
 from mttl.adaptation.results import Results
 from mttl.build.model import load_run
 from mttl.command import USER_MISTAKE, run_command
+from mttl.config.section import AdaptMode
+from mttl.text import workers
 
 STEPS = ("adapt.max_steps=2", "adapt.eval_every=1", "adapt.batch_size=4")
 
@@ -297,7 +298,7 @@ def test_workers_share_their_part_only(
         commands.append(command)
         return SimpleNamespace(wait=lambda: 0, terminate=lambda: None)
 
-    monkeypatch.setattr(recipe, "subprocess", SimpleNamespace(Popen=start, DEVNULL=None))
+    monkeypatch.setattr(workers, "subprocess", SimpleNamespace(Popen=start, DEVNULL=None))
     given = arguments(folder, tmp_path, "adapt.mode=zero_shot")
     assert recipe.main([*given, "--shard", "2/2", "--workers", "2"]) == 0
     ends = [command[-4:] for command in commands]

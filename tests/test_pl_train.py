@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import Callback
 from safetensors.torch import load_file
 
 from helpers.command import ROOT, column, load_recipe, read_csv, start, train
 from helpers.gyms import TASKS, TINY_LLAMA, TINY_T5, write_config, write_gym
+from mttl import yaml12
 from mttl.build.model import load_run
 from mttl.config.load import dump_config, load_config
 from mttl.errors import CheckpointError, ConfigError
@@ -150,7 +150,7 @@ def test_routing_arrays_fit_the_saved_router(whole: RunFolder) -> None:
 
 
 def test_resolved_configuration_repeats_the_run(whole: RunFolder, folder: Path) -> None:
-    saved = yaml.safe_load(whole.config.read_text())
+    saved = yaml12.parse(whole.config.read_text())
     assert saved["run"] == {"name": "whole", "dir": str(folder / "runs"), "seed": 13}
     assert saved["optim"]["betas"] == [0.9, 0.999]
     assert dump_config(load_config([str(whole.config)])) == whole.config.read_text()
@@ -194,7 +194,7 @@ def test_a_loaded_run_gives_the_same_answers(
     config: Path, whole: RunFolder, name: str, overrides: list[str]
 ) -> None:
     run = whole if name == "whole" else train(config, name, *overrides)
-    generation = yaml.safe_load(run.config.read_text())["generation"]
+    generation = yaml12.parse(run.config.read_text())["generation"]
     check_answers(run, **(generation if generation["num_beams"] > 1 else {}))
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from helpers.babyai import LEVELS, TINY
 from helpers.command import ROOT, load_recipe, read_csv, start
+from mttl import yaml12
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
@@ -32,7 +32,7 @@ STEPS = 4 * 4  # rollouts × minibatches
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("babyai")
     path = folder / "tiny.yaml"
-    path.write_text(yaml.safe_dump({**TINY, "run": {"dir": str(folder / "runs")}}))
+    path.write_text(yaml12.dump({**TINY, "run": {"dir": str(folder / "runs")}}))
     return path
 
 

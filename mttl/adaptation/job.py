@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.fine_tune import fine_tune, score_batches
-from mttl.adaptation.modes import AdaptMode, adapted
+from mttl.adaptation.modes import adapted
+from mttl.config.section import AdaptMode
 from mttl.data.data_module import TextToTextDataModule
 from mttl.gym.folder import Gym
 from mttl.models.backbone import is_decoder_only

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import nn
 
+from mttl.config.section import AdaptMode
 from mttl.errors import ConfigError
 from mttl.routing.task.fixed import average_router
 from mttl.routing.task.task_router import TaskRouter
@@ -14,9 +15,6 @@ from mttl.skills.inventory import Inventory
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.optim import ROUTERS
 
-AdaptMode = Literal[
-    "zero_shot", "router_only", "skills_only", "all", "average", "from_scratch", "full"
-]
 # What each mode trains, by role.
 TRAINED_ROLES: dict[AdaptMode, tuple[str, ...]] = {
     "zero_shot": (),

@@ -1,7 +1,6 @@
 """The few-shot jobs to run, and how several processes share them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from mttl.adaptation.few_shot import FewShotJob
@@ -106,46 +105,3 @@ def plan_jobs(
                 )
             jobs += [FewShotJob(task, sample, seed) for seed in seeds]
     return jobs
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One part of several that share the jobs.
-
-    Args:
-        number: Which part, from 1.
-        n_shards: Parts in all.
-
-    Raises:
-        TaskError: If there is no such part.
-    """
-
-    number: int = 1
-    n_shards: int = 1
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.number <= self.n_shards:
-            raise TaskError(
-                f"shard {self.number}/{self.n_shards}: the first number must lie between 1 and "
-                "the second"
-            )
-
-    def share(self, jobs: Sequence[FewShotJob]) -> list[FewShotJob]:
-        """Return the jobs of this part."""
-        return list(jobs[self.number - 1 :: self.n_shards])
-
-    def part(self, number: int, n_parts: int) -> "Shard":
-        """Return a part of this part.
-
-        Args:
-            number: Which one, from 1.
-            n_parts: How many share this part.
-        """
-        return Shard(self.number + (number - 1) * self.n_shards, n_parts * self.n_shards)
-
-    @property
-    def file(self) -> str:
-        """The name of the file that this part writes."""
-        if self.n_shards == 1:
-            return "results.jsonl"
-        return f"results-{self.number}-of-{self.n_shards}.jsonl"

@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 
 from mttl.adaptation.few_shot import FewShotResult
-from mttl.adaptation.plan import Shard
 from mttl.adaptation.result_lines import ResultLines
+from mttl.adaptation.shard import Shard
 from mttl.errors import ConfigError
 from mttl.files import write_text
 from mttl.training.run_folder import changed_settings

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.table import Table
 
+from mttl import yaml12
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.results import Results
 from mttl.adaptation.score_table import by_task, silent_tasks, some
@@ -121,8 +121,7 @@ def best_fragment(trials: Sequence[Trial]) -> str:
         tree.setdefault(section, {})[key] = value
     return (
         f"# The best of {len(trials)} trials: {100 * best.score:.1f} % on the development rows of\n"
-        f"# {', '.join(best.task_scores)} (mean over tasks).\n"
-        + yaml.safe_dump(tree, sort_keys=False)
+        f"# {', '.join(best.task_scores)} (mean over tasks).\n" + yaml12.dump(tree)
     )
 
 

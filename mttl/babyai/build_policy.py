@@ -2,18 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import TypeAdapter, ValidationError
+from typing import Literal
 
 from envs.vocabulary import N_TOKENS
-from mttl.babyai.collector import RolloutSettings
 from mttl.babyai.policy import Policy
-from mttl.babyai.ppo_module import LossWeights
 from mttl.build.build_router import build_router
+from mttl.build.saved_settings import read_settings
 from mttl.checkpoint import SavedInventory, load_into, read_inventory
-from mttl.config.babyai_schema import BabyAIConfig, PolicyNetwork, PolicySkills, Ppo
+from mttl.config.babyai_schema import BabyAIConfig, PolicyNetwork, PolicySkills
 from mttl.config.router_schema import Router
+from mttl.config.section import Section
 from mttl.errors import CheckpointError, ConfigError
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.composed.module_inventory import ModuleInventory
@@ -26,6 +24,19 @@ GRANULARITIES: dict[str, Literal["model", "layer"]] = {
 }
 
 
+class PolicySettings(Section):
+    """What policies are built from."""
+
+    policy: PolicyNetwork
+    """The network of one policy."""
+    train_base: bool
+    """Whether the common part is trained."""
+    skills: PolicySkills
+    """The inventory."""
+    router: Router
+    """Which level uses which skills."""
+
+
 def build_policies(config: BabyAIConfig, levels: Sequence[str]) -> ComposedModel:
     """Build the common parameters, skills and router of some levels, in training mode.
 
@@ -36,9 +47,7 @@ def build_policies(config: BabyAIConfig, levels: Sequence[str]) -> ComposedModel
     Raises:
         ConfigError: If a part cannot be built; the message names the section.
     """
-    rl = config.rl
-    model = _assemble(rl.policy, rl.train_base, config.skills, config.router, levels)
-    return model.train()
+    return _assemble(policy_settings(config), levels).train()
 
 
 def load_policies(folder: str | Path) -> tuple[ComposedModel, tuple[str, ...]]:
@@ -69,65 +78,30 @@ def fresh_policies(folder: str | Path, levels: Sequence[str]) -> ComposedModel:
     return _from_settings(read_inventory(folder), levels).train()
 
 
-def policy_settings(config: BabyAIConfig) -> dict[str, Any]:
-    """Return what saved policies need to be built again, as JSON."""
-    return {
-        "policy": config.rl.policy.model_dump(mode="json"),
-        "train_base": config.rl.train_base,
-        "skills": config.skills.model_dump(mode="json"),
-        "router": config.router.model_dump(mode="json"),
-    }
-
-
-def rollout_settings(ppo: Ppo) -> RolloutSettings:
-    """Return how rollouts are played and cut."""
-    return RolloutSettings(
-        n_steps=ppo.n_steps,
-        recurrence=ppo.recurrence,
-        n_epochs=ppo.n_epochs,
-        n_minibatches=ppo.n_minibatches,
-        discount=ppo.discount,
-        gae_lambda=ppo.gae_lambda,
-        reward_scale=ppo.reward_scale,
-        normalise_advantages=ppo.normalise_advantages,
-        bootstrap_truncated=ppo.bootstrap_truncated,
+def policy_settings(config: BabyAIConfig) -> PolicySettings:
+    """Return what policies are built from, now and when they are loaded."""
+    return PolicySettings(
+        policy=config.rl.policy,
+        train_base=config.rl.train_base,
+        skills=config.skills,
+        router=config.router,
     )
-
-
-def loss_weights(ppo: Ppo) -> LossWeights:
-    """Return the terms of the loss."""
-    return LossWeights(ppo.clip, ppo.value_coef, ppo.entropy_coef)
 
 
 def _from_settings(
     saved: SavedInventory, levels: Sequence[str], *, trained: bool = False
 ) -> ComposedModel:
-    settings = saved.meta["settings"]
-    if "policy" not in settings:
+    if "policy" not in saved.meta["settings"]:
         raise CheckpointError(
             f"'{saved.folder}' holds an inventory for text-to-text tasks, not policies"
         )
-    try:
-        network = PolicyNetwork.model_validate(settings["policy"])
-        skills = TypeAdapter(PolicySkills).validate_python(settings["skills"])
-        router = TypeAdapter(Router).validate_python(settings["router"])
-    except ValidationError as error:
-        raise CheckpointError(
-            f"'{saved.folder / 'meta.json'}' has settings that this mttl does not know. Load it "
-            f"with the mttl that wrote it ({saved.meta['libraries']['mttl']}): {error}"
-        ) from error
-    return _assemble(network, settings["train_base"], skills, router, levels, trained=trained)
+    return _assemble(read_settings(saved, PolicySettings), levels, trained=trained)
 
 
 def _assemble(
-    network: PolicyNetwork,
-    train_base: bool,
-    skills: PolicySkills,
-    router: Router,
-    levels: Sequence[str],
-    *,
-    trained: bool = False,
+    settings: PolicySettings, levels: Sequence[str], *, trained: bool = False
 ) -> ComposedModel:
+    network, skills, router = settings.policy, settings.skills, settings.router
     policy = Policy(
         N_TOKENS,
         n_channels=network.n_channels,
@@ -150,6 +124,6 @@ def _assemble(
     try:
         n_groups = inventory.n_groups
         task_router = build_router(router, n_groups, levels, 1, n_skills, trained=trained)
-        return ComposedModel(policy, inventory, task_router, train_base=train_base)
+        return ComposedModel(policy, inventory, task_router, train_base=settings.train_base)
     except ValueError as error:
         raise ConfigError(f"section router: {error}") from error

@@ -1,6 +1,5 @@
 """A policy in its environments: what rollouts are made by."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,34 +13,8 @@ from mttl.babyai.rl.gae import generalised_advantages, normalise_advantages
 from mttl.babyai.rl.ppo import action_log_probs
 from mttl.babyai.rl.rollout import Step, stack_steps
 from mttl.babyai.rl.sequences import Sequences, cut_sequences
+from mttl.config.babyai_schema import Ppo
 from mttl.skills.composed.composed_model import ComposedModel
-
-
-@dataclass(frozen=True)
-class RolloutSettings:
-    """How rollouts are played and cut; see `mttl.babyai.rl`.
-
-    Args:
-        n_steps: Steps of every environment.
-        recurrence: Steps of a sequence.
-        n_epochs: Passes over a rollout.
-        n_minibatches: Minibatches of a pass.
-        discount: γ.
-        gae_lambda: λ.
-        reward_scale: Factor on rewards.
-        normalise_advantages: ``"none"``, ``"all"`` or ``"task"``.
-        bootstrap_truncated: Add the value of the last observation where the time was up.
-    """
-
-    n_steps: int
-    recurrence: int
-    n_epochs: int
-    n_minibatches: int
-    discount: float
-    gae_lambda: float
-    reward_scale: float
-    normalise_advantages: str
-    bootstrap_truncated: bool
 
 
 class Player:
@@ -68,7 +41,7 @@ class Player:
         self.lengths = np.zeros(shape, dtype=np.int64)
 
     @torch.no_grad()
-    def play(self, settings: RolloutSettings) -> Sequences:
+    def play(self, settings: Ppo) -> Sequences:
         """Play a rollout and judge its actions.
 
         Args:
@@ -103,7 +76,7 @@ class Player:
         self.model.train(training)
         return cut_sequences(rollout, advantages, returns)
 
-    def _step(self, acting: Acting, settings: RolloutSettings) -> tuple[Step, Tensor]:
+    def _step(self, acting: Acting, settings: Ppo) -> tuple[Step, Tensor]:
         seen, begins, memory, device = self.seen, self.begins, acting.memory, acting.device
         assert seen is not None
         logits, values = acting(seen, begins)

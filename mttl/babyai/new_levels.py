@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
@@ -12,13 +13,15 @@ from envs.errors import LevelError
 from envs.interface import check_levels
 from mttl.adaptation.result_lines import ResultLines
 from mttl.adaptation.results import check_folder, inventory_digest
+from mttl.adaptation.shard import Shard
 from mttl.babyai.build_policy import fresh_policies, load_policies
 from mttl.babyai.evaluate import play_levels
-from mttl.babyai.level_results import LevelResult
+from mttl.babyai.level_results import LevelResult, level_table
 from mttl.babyai.policy_modes import adapt_policies
 from mttl.babyai.rl.learning_curve import episodes_to
 from mttl.babyai.train import environment_errors, learning_of
 from mttl.checkpoint import read_inventory
+from mttl.command import make_console
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import dump_config
 from mttl.errors import ConfigError, TaskError
@@ -26,7 +29,39 @@ from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.metrics_file import MetricsFile
 from mttl.training.progress import TrainingProgress
 
+FOR_TEXT = {"samples": None, "reference": None, "workers": 1, "shard": Shard()}
 ROLLOUTS = 10  # over which a success rate is averaged
+
+
+def adapt_run(
+    config: BabyAIConfig,
+    *,
+    source: str,
+    tasks: str,
+    allow_seen: bool,
+    out: str | None,
+    **others: Any,
+) -> None:
+    """Adapt a run's policies to new levels and print a table.
+
+    Args:
+        config: As for `adapt_babyai`.
+        source: The run's folder.
+        tasks: The new levels, joined by commas; ``"test"`` stands for those of ``adapt.levels``.
+        allow_seen: Take levels of training too.
+        out: Folder of the results; ``adapt-<mode>`` in the run by default.
+        **others: Of the command line, for text-to-text tasks only.
+
+    Raises:
+        ConfigError: If one of the others is given.
+    """
+    for name, default in FOR_TEXT.items():
+        if others[name] != default:
+            raise ConfigError(f"--{name} is for text-to-text tasks: leave it out")
+    levels = None if tasks == "test" else tasks.split(",")
+    results = adapt_babyai(config, source, levels=levels, out=out, allow_seen=allow_seen)
+    title = f"Adaptation to new levels, mode {config.adapt.mode} (success in per cent)"
+    make_console().print(level_table(results, title))
 
 
 def adapt_babyai(

@@ -1,6 +1,7 @@
 """Adaptation modes for policies: the router of new levels, and what is trained."""
 
-from mttl.adaptation.modes import TRAINED_ROLES, AdaptMode, adapted_router, require_trainable
+from mttl.adaptation.modes import TRAINED_ROLES, adapted_router, require_trainable
+from mttl.config.section import AdaptMode
 from mttl.skills.composed.composed_model import ComposedModel
 
 

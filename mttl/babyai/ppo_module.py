@@ -1,30 +1,15 @@
 """The Lightning module for policies that learn many levels at once from rewards."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from mttl.babyai.policy_module import PolicyModule
 from mttl.babyai.rl.ppo import ppo_loss
 from mttl.babyai.rl.sequences import Sequences
+from mttl.config.babyai_schema import Ppo
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.optim import Optimization
-
-
-@dataclass(frozen=True)
-class LossWeights:
-    """The terms of the loss; see `mttl.babyai.rl.ppo.ppo_loss`.
-
-    Args:
-        clip: How far ratio and values may move.
-        value_coef: Weight of the values' loss.
-        entropy_coef: Weight of the entropy.
-    """
-
-    clip: float = 0.2
-    value_coef: float = 0.5
-    entropy_coef: float = 0.01
 
 
 class BabyAIModule(PolicyModule):
@@ -34,7 +19,7 @@ class BabyAIModule(PolicyModule):
         model: Common parameters, skills and router; task t is level t.
         levels: Names of the levels in id order.
         optimization: Optimizer, learning rates and schedule.
-        weights: The terms of the loss.
+        weights: The terms of the loss; BabyAI's by default.
     """
 
     def __init__(
@@ -42,10 +27,10 @@ class BabyAIModule(PolicyModule):
         model: ComposedModel,
         levels: Sequence[str],
         optimization: Optimization,
-        weights: LossWeights | None = None,
+        weights: Ppo | None = None,
     ) -> None:
         super().__init__(model, levels, optimization)
-        self.weights = weights or LossWeights()
+        self.weights = weights or Ppo()
 
     def training_step(self, batch: Sequences, batch_idx: int) -> Tensor:
         """Return the loss of a minibatch, with the router's prior.

@@ -11,8 +11,9 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from mttl.babyai.collector import Player, RolloutSettings
+from mttl.babyai.collector import Player
 from mttl.babyai.rl.sequences import Sequences, minibatches
+from mttl.config.babyai_schema import Ppo
 
 
 class RolloutLoader:
@@ -29,7 +30,7 @@ class RolloutLoader:
             learns would be another one than the policy that played.
     """
 
-    def __init__(self, player: Player, settings: RolloutSettings, *, seed: int) -> None:
+    def __init__(self, player: Player, settings: Ppo, *, seed: int) -> None:
         self.player = player
         self.settings = settings
         self.generator = torch.Generator().manual_seed(seed)

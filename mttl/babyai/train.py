@@ -14,9 +14,7 @@ from envs.interface import check_levels
 from envs.vector import make_vector_env
 from mttl.babyai.build_policy import (
     build_policies,
-    loss_weights,
     policy_settings,
-    rollout_settings,
 )
 from mttl.babyai.collector import Player
 from mttl.babyai.demonstration_loader import DemonstrationDataModule
@@ -163,12 +161,12 @@ def _from_rollouts(config: BabyAIConfig, model: ComposedModel, levels: Sequence[
         seed = config.run.seed + rank
         player = Player(model, environments, log, seed=seed)
         try:
-            yield RolloutDataModule(RolloutLoader(player, rollout_settings(rl.ppo), seed=seed))
+            yield RolloutDataModule(RolloutLoader(player, rl.ppo, seed=seed))
         finally:
             environments.close()
 
     return Learning(
-        BabyAIModule(model, levels, build_optimization(config.optim), loss_weights(rl.ppo)),
+        BabyAIModule(model, levels, build_optimization(config.optim), rl.ppo),
         EpisodeMonitor(
             log,
             success_rate=rl.success_rate,
@@ -224,7 +222,7 @@ def _finish(
         backbone_name="BabyAI policy",
         # Where it is frozen it is random, and random weights come from nowhere else.
         backbone_trained=True,
-        settings=policy_settings(config),
+        settings=policy_settings(config).model_dump(mode="json"),
     )
     write_routing(folder.plots / "routing.npz", model.router, model.inventory.groups, levels)
     console.print(episode_table(results))

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from mttl.build.build_backbone import build_backbone, build_tokenizer
-from mttl.build.build_router import build_router
+from mttl.build.model import assemble
+from mttl.build.saved_settings import ModelSettings
 from mttl.config.backbone_schema import Pretrained
 from mttl.config.router_schema import Polytropon, Private
 from mttl.config.skills_schema import LoRA
 from mttl.errors import CheckpointError
-from mttl.routing.context import RoutingSlot
 from mttl.routing.task.polytropon import PolytroponRouter
-from mttl.skills.attach import Attachment, attach_skills
+from mttl.skills.attach import Attachment
 from mttl.skills.lora import LoRAInventory
 from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.targets import linear_features
@@ -69,7 +69,7 @@ def build_imported(
     n_skills, _, rank = next(iter(layers.values()))[0].shape
     n_heads = 1 if logits is None else next(iter(logits.values())).shape[1]
     private = router == "private"
-    skills_section = LoRA(
+    skills = LoRA(
         kind="lora",
         n_skills="per_task" if private else n_skills,
         n_heads=n_heads,
@@ -79,22 +79,11 @@ def build_imported(
         mix=mix,  # type: ignore[arg-type]
     )
     router_section = Private(kind="private") if private else Polytropon(kind="polytropon")
+    settings = ModelSettings(backbone=backbone, skills=skills, router=router_section)
     build_tokenizer(backbone)  # a run needs one, so it is better missed now
     network = build_backbone(backbone)
     check_layers(network, layers)
-    slot = RoutingSlot()
-    attachment = attach_skills(
-        network,
-        lambda n_in, n_out: LoRAInventory(
-            n_in, n_out, n_skills, rank=rank, n_heads=n_heads, scale=scale, mix=mix
-        ),
-        targets=list(layers),
-        slot=slot,
-    )
-    task_router = build_router(
-        router_section, len(attachment.groups), tasks, n_heads, n_skills, trained=False
-    )
-    model = SkilledModel(network, task_router, slot)
+    model, attachment, _ = assemble(network, settings, tasks)
     with torch.no_grad():
         for path, layer in model.skilled_layers().items():
             down, up = layers[path]
@@ -102,13 +91,12 @@ def build_imported(
             assert isinstance(inventory, LoRAInventory)
             inventory.down.copy_(down)
             inventory.up.copy_(up)
-            if isinstance(task_router, PolytroponRouter):
+            if isinstance(model.router, PolytroponRouter):
                 own = CERTAIN * (2 * torch.eye(n_skills) - 1)[:, None]
                 rows = own if logits is None else logits[path]
-                task_router.logits[layer.group] = rows
-    sections = {"backbone": backbone, "skills": skills_section, "router": router_section}
-    settings = {name: section.model_dump(mode="json") for name, section in sections.items()}
-    return Imported(model.eval(), attachment, tuple(tasks), settings)
+                model.router.logits[layer.group] = rows
+    sections = settings.model_dump(mode="json", include={"backbone", "skills", "router"})
+    return Imported(model.eval(), attachment, tuple(tasks), sections)
 
 
 def sizes_of(down: Tensor, up: Tensor) -> tuple[int, int]:

@@ -6,18 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mttl.build.build_backbone import build_backbone, build_tokenizer, check_vocabulary
 from mttl.build.build_moe import build_experts
 from mttl.build.build_router import build_router
 from mttl.build.fusion_source import load_source
+from mttl.build.saved_settings import ModelSettings, read_settings
 from mttl.checkpoint import load_into, read_inventory
-from mttl.config.backbone_schema import Backbone
-from mttl.config.moe_schema import MoE
 from mttl.config.optim_schema import Optim
-from mttl.config.router_schema import Router
 from mttl.config.schema import Config
 from mttl.config.skills_schema import Aggregation, Skills
 from mttl.errors import CheckpointError, ConfigError, TaskError, nearest
@@ -77,10 +74,9 @@ def build_model(config: Config, tasks: Sequence[str]) -> Built:
         ConfigError: If a part cannot be built; the message names the section.
         CheckpointError: If the skills for a fusion cannot be loaded, or do not fit.
     """
-    aggregation = config.aggregation
-    built = _assemble(config.backbone, config.skills, config.router, config.moe, aggregation, tasks)
-    if aggregation.kind == "fusion":
-        load_source(built.model, config, aggregation)
+    built = _build(config, tasks)
+    if config.aggregation.kind == "fusion":
+        load_source(built.model, config, config.aggregation)
     built.model.train()
     return built
 
@@ -98,26 +94,16 @@ def load_run(folder: str | Path, *, backbone: str | Path | None = None) -> Built
         ConfigError: If the backbone cannot be loaded, or one is named though the run has its own.
     """
     saved = read_inventory(folder)
-    settings = saved.meta["settings"]
-    if "backbone" not in settings:
+    if "backbone" not in saved.meta["settings"]:
         raise CheckpointError(f"'{saved.folder}' holds policies, which have no language model")
-    if backbone is not None and settings["backbone"]["kind"] == "random":
-        raise ConfigError(f"'{saved.folder}' holds its own backbone: name no other")
-    moved = {} if backbone is None else {"name": str(backbone)}
-    try:
-        base = TypeAdapter(Backbone).validate_python(settings["backbone"] | moved)
-        skills = TypeAdapter(Skills).validate_python(settings["skills"])
-        router = TypeAdapter(Router).validate_python(settings["router"])
-        moe = TypeAdapter(MoE | None).validate_python(settings.get("moe"))
-        given = settings.get("aggregation", {"kind": "mixture"})
-        aggregation = TypeAdapter(Aggregation).validate_python(given)
-    except ValidationError as error:
-        raise CheckpointError(
-            f"'{saved.folder / 'meta.json'}' has settings that this mttl does not know. Load it "
-            f"with the mttl that wrote it ({saved.meta['libraries']['mttl']}): {error}"
-        ) from error
-    built = _assemble(base, skills, router, moe, aggregation, saved.tasks, trained=True)
-    if skills.kind == "sparse":  # supports may be larger or smaller than those drawn at random
+    settings = read_settings(saved, ModelSettings)
+    if backbone is not None:
+        if settings.backbone.kind == "random":
+            raise ConfigError(f"'{saved.folder}' holds its own backbone: name no other")
+        moved = settings.backbone.model_copy(update={"name": str(backbone)})
+        settings = settings.model_copy(update={"backbone": moved})
+    built = _build(settings, saved.tasks, trained=True)
+    if settings.skills.kind == "sparse":  # supports may differ in size from those drawn
         place_supports(built.model.skilled_layers(), saved_supports(saved.skills))
     load_into(built.model, saved)
     built.model.eval()
@@ -126,16 +112,11 @@ def load_run(folder: str | Path, *, backbone: str | Path | None = None) -> Built
 
 def inventory_settings(config: Config) -> dict[str, Any]:
     """Return what a saved inventory needs to be built again, as JSON."""
-    return {
-        "backbone": config.backbone.model_dump(mode="json"),
-        "skills": config.skills.model_dump(mode="json"),
-        "router": config.router.model_dump(mode="json"),
-        "moe": None if config.moe is None else config.moe.model_dump(mode="json"),
-        "aggregation": config.aggregation.model_dump(mode="json"),
-        "data": config.data.model_dump(
-            mode="json", include={"prefix", "descriptions", "max_input_length", "max_output_length"}
-        ),
-    }
+    form = {"prefix", "descriptions", "max_input_length", "max_output_length"}
+    names = [name for name in ModelSettings.model_fields if name != "data"]
+    sections = config.model_dump(mode="json", include=set(names))
+    own = {name: sections[name] for name in names}
+    return own | {"data": config.data.model_dump(mode="json", include=form)}
 
 
 def build_optimization(optim: Optim) -> Optimization:
@@ -162,51 +143,71 @@ def build_optimization(optim: Optim) -> Optimization:
     )
 
 
-def _assemble(
-    backbone: Backbone,
-    skills: Skills,
-    router: Router,
-    moe: MoE | None,
-    aggregation: Aggregation,
+def _build(
+    settings: Config | ModelSettings, tasks: Sequence[str], *, trained: bool = False
+) -> Built:
+    backbone = settings.backbone
+    tokenizer = build_tokenizer(backbone)
+    network = build_backbone(backbone)
+    if backbone.kind == "random":
+        check_vocabulary(backbone.tokenizer, len(tokenizer), network)
+    model, attachment, token_layers = assemble(network, settings, tasks, trained=trained)
+    if backbone.gradient_checkpointing:
+        model.enable_gradient_checkpointing()
+    if backbone.compile:
+        model.backbone.compile()
+    return Built(model, tokenizer, attachment, tuple(tasks), token_layers)
+
+
+def assemble(
+    network: PreTrainedModel,
+    settings: Config | ModelSettings,
     tasks: Sequence[str],
     *,
     trained: bool = False,
-) -> Built:
-    tokenizer = build_tokenizer(backbone)
-    model = build_backbone(backbone)
-    if backbone.kind == "random":
-        check_vocabulary(backbone.tokenizer, len(tokenizer), model)
+) -> tuple[SkilledModel, Attachment, TokenLayers | None]:
+    """Put skills, experts and their routers on a language model: the one place that does.
+
+    Args:
+        network: The language model; changed in place.
+        settings: The sections skills, router, moe and aggregation are read.
+        tasks: Names of the tasks in the order of their ids.
+        trained: The weights of skills and router are going to be loaded.
+
+    Returns:
+        The model, which layers have skills and all routed groups, and which layers route tokens.
+
+    Raises:
+        ConfigError: If a part does not fit; the message names the section.
+    """
+    skills, router, moe = settings.skills, settings.router, settings.moe
     slot = RoutingSlot()
     attachment, n_heads, n_skills = Attachment((), ()), 1, 1
     if skills.kind != "none":
         n_heads = skills.n_heads
         n_skills = len(tasks) if skills.n_skills == "per_task" else skills.n_skills
-        attachment = _attach(model, skills, aggregation, slot, n_skills, router.granularity)
+        aggregation = settings.aggregation
+        attachment = _attach(network, skills, aggregation, slot, n_skills, router.granularity)
     token_layers = None
     if moe is not None:
         if skills.kind == "none" and moe.task_prior != "none":
             n_skills = moe.n_experts
         token_layers = build_experts(
-            model, moe, slot=slot, granularity=router.granularity, groups=attachment.groups
+            network, moe, slot=slot, granularity=router.granularity, groups=attachment.groups
         )
         attachment = replace(attachment, groups=token_layers.groups)
     try:
-        task_router = build_router(
-            router, len(attachment.groups), tasks, n_heads, n_skills, trained=trained
-        )
-        skilled = SkilledModel(model, task_router, slot)
+        n_groups = len(attachment.groups)
+        task_router = build_router(router, n_groups, tasks, n_heads, n_skills, trained=trained)
+        model = SkilledModel(network, task_router, slot)
     except ValueError as error:
         raise ConfigError(f"section router: {error}") from error
     if skills.kind == "sparse" and skills.support != "random" and not trained:
         try:
-            place_supports(skilled.skilled_layers(), SparseSkill.load(skills.support).support)
+            place_supports(model.skilled_layers(), SparseSkill.load(skills.support).support)
         except ValueError as error:
             raise ConfigError(f"skills.support ('{skills.support}'): {error}") from error
-    if backbone.gradient_checkpointing:
-        skilled.enable_gradient_checkpointing()
-    if backbone.compile:
-        skilled.backbone.compile()
-    return Built(skilled, tokenizer, attachment, tuple(tasks), token_layers)
+    return model, attachment, token_layers
 
 
 def _attach(

@@ -4,11 +4,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from mttl.adaptation.modes import AdaptMode
 from mttl.config.optim_schema import Optim
 from mttl.config.router_schema import Router
 from mttl.config.schema import Run, Trainer
-from mttl.config.section import Fraction, NonNegative, Section, Seed, Seeds
+from mttl.config.section import AdaptMode, Fraction, NonNegative, Section, Seed, Seeds
 
 Unit = Annotated[float, Field(ge=0, le=1)]
 

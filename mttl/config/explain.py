@@ -75,7 +75,7 @@ def _locate(
                     inner
                     for model in models
                     if part in model.model_fields
-                    for inner in _models(model.model_fields[str(part)].annotation)
+                    for inner in models_in(model.model_fields[str(part)].annotation)
                 ]
             value = value.get(part)
             keys.append(str(part))
@@ -83,7 +83,7 @@ def _locate(
             value = value[part]
             keys.append(str(part))
         elif tag:
-            models = [model for model in models if _kind(model) == part]
+            models = [model for model in models if kind_of(model) == part]
         elif location[-1] == part and not isinstance(value, Mapping | list):
             continue
         elif location[-1] == part and isinstance(value, Mapping):
@@ -109,7 +109,7 @@ def _line(
     if kind == "missing":
         return f"{key}: is required and missing"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
-        allowed = [name for model in models if (name := _kind(model))]
+        allowed = [name for model in models if (name := kind_of(model))]
         if kind == "union_tag_not_found":
             return f"{key}.kind: is required; one of {', '.join(allowed)}"
         given = "nothing" if context.get("tag") == "None" else str(context.get("tag"))
@@ -139,7 +139,7 @@ def _other_kinds(name: str, section: str, root: type[BaseModel]) -> str:
     kinds = [
         kind
         for model in _section_models(section, root)
-        if name in model.model_fields and (kind := _kind(model))
+        if name in model.model_fields and (kind := kind_of(model))
     ]
     return f" It belongs to kind {', '.join(kinds)}." if kinds else ""
 
@@ -157,18 +157,20 @@ def _section_models(section: str, root: type[BaseModel]) -> list[type[BaseModel]
             inner
             for model in models
             if part in model.model_fields
-            for inner in _models(model.model_fields[part].annotation)
+            for inner in models_in(model.model_fields[part].annotation)
         ]
     return models
 
 
-def _models(annotation: Any) -> list[type[BaseModel]]:
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Return the sections that an annotation allows."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [model for part in get_args(annotation) for model in _models(part)]
+    return [model for part in get_args(annotation) for model in models_in(part)]
 
 
-def _kind(model: type[BaseModel]) -> str | None:
+def kind_of(model: type[BaseModel]) -> str | None:
+    """Return the kind of a section that is one of several."""
     field = model.model_fields.get("kind")
     return str(get_args(field.annotation)[0]) if field is not None else None
 

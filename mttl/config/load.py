@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from mttl import yaml12
-from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.explain import explain
 from mttl.config.schema import Config
+from mttl.config.section import Section
 from mttl.config.tree import Sources, Tree, merge, nested
+from mttl.config.worlds import WORLDS, world_of
 from mttl.errors import ConfigError, nearest
 
 COMMAND_LINE = "-k"
@@ -38,17 +38,17 @@ def load_config(names: str | Sequence[str], overrides: Sequence[str] = ()) -> Co
             names file, key, value and what is allowed, for all mistakes at once.
     """
     config = load_any_config(names, overrides)
-    if isinstance(config, BabyAIConfig):
+    if not isinstance(config, Config):
+        world = world_of(config)
         raise ConfigError(
-            f"'{names}' has a section rl: it describes a policy for BabyAI, not text-to-text tasks"
+            f"'{names}' has a section {world.section}: it describes {world.title}, not "
+            "text-to-text tasks"
         )
     return config
 
 
-def load_any_config(
-    names: str | Sequence[str], overrides: Sequence[str] = ()
-) -> Config | BabyAIConfig:
-    """Read a configuration of either world; one with a section ``rl`` is for BabyAI.
+def load_any_config(names: str | Sequence[str], overrides: Sequence[str] = ()) -> Section:
+    """Read a configuration of any world; its sections tell which.
 
     Args:
         names: As for `load_config`.
@@ -70,7 +70,7 @@ def load_any_config(
     run = tree.get("run", {})
     if isinstance(run, dict):
         tree = {**tree, "run": {"name": "-".join(stems), **run}}
-    schema = BabyAIConfig if "rl" in tree else Config
+    schema = next((world for world in WORLDS if world.section in tree), WORLDS[-1]).schema
     try:
         return schema.model_validate(tree)
     except ValidationError as error:
@@ -111,34 +111,18 @@ def resolve_folder(name: str) -> Path:
     return shipped if not path.exists() and shipped.is_dir() else path
 
 
-def dump_config(config: Config | BabyAIConfig) -> str:
+def dump_config(config: Section) -> str:
     """Return the configuration as YAML that `load_config` reads back to an equal one."""
     sections = config.model_dump(mode="json")
     settings = {name: section for name, section in sections.items() if section is not None}
-    return yaml.dump(settings, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes what PyYAML or our own reader would take for something else than text."""
-
-
-_Dumper.yaml_implicit_resolvers = {
-    first: [
-        *yaml.SafeDumper.yaml_implicit_resolvers.get(first, []),
-        *yaml12.Loader.yaml_implicit_resolvers.get(first, []),
-    ]
-    for first in {
-        **yaml.SafeDumper.yaml_implicit_resolvers,
-        **yaml12.Loader.yaml_implicit_resolvers,
-    }
-}
+    return yaml12.dump(settings)
 
 
 def _read(path: Path) -> Tree:
     try:
         tree = yaml12.parse(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: {' '.join(yaml12.problem(error).split())}") from error
+    except yaml12.YAMLError as error:
+        raise ConfigError(f"{path}: {yaml12.problem(error)}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: must be UTF-8 text; byte {error.start} is not") from error
     except OSError as error:
@@ -161,7 +145,7 @@ def _override(tree: Tree, text: str, sources: Sources) -> Tree:
         raise ConfigError(f"{COMMAND_LINE} {text}: must have the form section.key=value")
     try:
         parsed = yaml12.parse(value)
-    except yaml.YAMLError as error:
+    except yaml12.YAMLError as error:
         raise ConfigError(f"{COMMAND_LINE} {text}: {yaml12.problem(error)}") from error
     return merge(tree, nested(key, parsed), COMMAND_LINE, sources)
 

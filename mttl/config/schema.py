@@ -10,13 +10,12 @@ from pydantic import (
     model_validator,
 )
 
-from mttl.adaptation.modes import AdaptMode
 from mttl.config.backbone_schema import Backbone
 from mttl.config.data_schema import Data
 from mttl.config.moe_schema import MoE
 from mttl.config.optim_schema import Optim
 from mttl.config.router_schema import Router
-from mttl.config.section import NonNegative, Section, Seeds
+from mttl.config.section import AdaptMode, NonNegative, Section, Seeds
 from mttl.config.skills_schema import Aggregation, Mixture, Skills
 from mttl.errors import nearest
 

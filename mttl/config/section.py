@@ -1,6 +1,6 @@
 """What all sections of settings have in common."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -17,6 +17,9 @@ def once(values: list[Any]) -> list[Any]:
     return values
 
 
+AdaptMode = Literal[
+    "zero_shot", "router_only", "skills_only", "all", "average", "from_scratch", "full"
+]
 Seeds = Annotated[list[Seed], Field(min_length=1), AfterValidator(once)]
 
 

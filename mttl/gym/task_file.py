@@ -19,8 +19,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mttl import yaml12
 from mttl.errors import TaskError
 from mttl.gym.task import FILE_ENDINGS, Holdout, Source, Task
@@ -67,8 +65,8 @@ def parse_tasks(text: str, place: str, folder: Path | None = None) -> dict[str, 
     """
     try:
         tree = yaml12.parse(text)
-    except yaml.YAMLError as error:
-        raise TaskError(f"{place}: {' '.join(yaml12.problem(error).split())}") from error
+    except yaml12.YAMLError as error:
+        raise TaskError(f"{place}: {yaml12.problem(error)}") from error
     if not isinstance(tree, dict) or not isinstance(tree.get("tasks"), dict) or not tree["tasks"]:
         raise TaskError(f"{place}: there must be a key 'tasks' with the tasks by name")
     shared = {key: value for key, value in tree.items() if key != "tasks"}

@@ -10,23 +10,17 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
-from mttl.build.build_router import build_router
+from mttl.build.model import assemble
+from mttl.build.saved_settings import ModelSettings, read_settings
 from mttl.checkpoint import SavedInventory, read_inventory
-from mttl.config.router_schema import Router
-from mttl.config.skills_schema import Skills
-from mttl.errors import CheckpointError, nearest
+from mttl.errors import CheckpointError, ConfigError, nearest
 from mttl.merging.differences import grouped
 from mttl.merging.fold import is_transposed, task_mixing
 from mttl.merging.weights_folder import Weights
 from mttl.model_tensors import backbone_parameters, fingerprint
-from mttl.routing.context import RoutingSlot
-from mttl.skills.attach import attach_skills
-from mttl.skills.inventory import Inventory
-from mttl.skills.kinds import KINDS
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.sparse import place_supports, saved_supports
 
@@ -57,39 +51,20 @@ class MixtureChange:
         if task not in saved.tasks:
             raise CheckpointError(f"'{run}' knows no task '{task}'.{nearest(task, saved.tasks)}")
         backbone = _empty_backbone(folder)
-        skills, router = _settings(saved)
-        n_skills = len(saved.tasks) if skills.n_skills == "per_task" else skills.n_skills
-        given = skills.model_dump(exclude={"kind", "targets", "n_skills", "support"})
-
-        def make_inventory(in_features: int, out_features: int) -> Inventory:
-            return KINDS[skills.kind](in_features, out_features, n_skills, **given)
-
+        settings = read_settings(saved, ModelSettings)
         try:
-            attachment = attach_skills(
-                *(backbone, make_inventory),
-                targets=skills.targets,
-                slot=RoutingSlot(),
-                granularity=router.granularity,
-            )
-        except ValueError as error:
+            model, _, _ = assemble(backbone, settings, saved.tasks, trained=True)
+        except ConfigError as error:
             raise CheckpointError(f"'{run}' does not fit '{folder}': {error}") from error
-        n_groups = len(attachment.groups)
-        task_router = build_router(
-            router, n_groups, saved.tasks, skills.n_heads, n_skills, trained=True
-        )
-        self._layers = {
-            path: module
-            for path, module in backbone.named_modules()
-            if isinstance(module, SkilledLinear)
-        }
+        self._layers = model.skilled_layers()
         parameters = backbone_parameters(backbone)
         _check(saved, base, parameters)
         for layer in self._layers.values():
             layer.inventory.to_empty(device="cpu")
-        if skills.kind == "sparse":
+        if settings.skills.kind == "sparse":
             place_supports(self._layers, saved_supports(saved.skills))
-        _load(saved, self._layers, task_router)
-        self._mixing = task_mixing(task_router, saved.tasks.index(task))
+        _load(saved, self._layers, model.router)
+        self._mixing = task_mixing(model.router, saved.tasks.index(task))
         self._base = base
         self._trained = saved.folder / "backbone.safetensors" if saved.backbone else None
         self._owners = {
@@ -157,19 +132,6 @@ def _empty_backbone(folder: Path) -> PreTrainedModel:
         raise CheckpointError(
             f"'{folder}' describes no language model, which the skills of a run need to stand on: "
             f"{cause}"
-        ) from error
-
-
-def _settings(saved: SavedInventory) -> tuple[Any, Any]:
-    settings = saved.meta["settings"]
-    try:
-        return (
-            TypeAdapter(Skills).validate_python(settings["skills"]),
-            TypeAdapter(Router).validate_python(settings["router"]),
-        )
-    except ValidationError as error:
-        raise CheckpointError(
-            f"'{saved.folder / 'meta.json'}' has settings that this mttl does not know: {error}"
         ) from error
 
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
 from mttl import yaml12
@@ -201,8 +200,8 @@ def read_recipe(path: str | Path) -> Recipe:
     path = Path(path)
     try:
         tree: Any = yaml12.parse(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: {' '.join(yaml12.problem(error).split())}") from error
+    except yaml12.YAMLError as error:
+        raise ConfigError(f"{path}: {yaml12.problem(error)}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: must be UTF-8 text; byte {error.start} is not") from error
     except OSError as error:

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-import yaml
 from torch import Tensor
 
+from mttl import yaml12
 from mttl.errors import CheckpointError, ConfigError
 from mttl.files import new_folder
 from mttl.merging.changes import Change, DenseChange, Ranges, read_wide
@@ -89,7 +89,7 @@ def merge_models(
                 for path in sorted(parts.base.path.glob(pattern)):
                     shutil.copyfile(path, folder / path.name)
         settings = recipe.model_dump(mode="json", exclude_none=True, exclude={"out"})
-        (folder / "merge.yaml").write_text(yaml.safe_dump(settings, sort_keys=False), "utf-8")
+        (folder / "merge.yaml").write_text(yaml12.dump(settings), "utf-8")
 
 
 def open_parts(recipe: Recipe) -> Parts:

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from lightning_fabric.utilities.rank_zero import rank_zero_only
 
+from mttl import yaml12
 from mttl.errors import CheckpointError, ConfigError
 
 
@@ -109,7 +109,7 @@ def changed_settings(
             it is resumed.
         but: Names that may not differ all the same.
     """
-    first, second = _flat(yaml.safe_load(before)), _flat(yaml.safe_load(now))
+    first, second = _flat(yaml12.parse(before)), _flat(yaml12.parse(now))
     return [
         f"{name} ({first.get(name)} before, {second.get(name)} now)"
         for name in sorted(first.keys() | second.keys())

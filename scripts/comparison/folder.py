@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from comparison.methods import ALL, MODE_SETTINGS, Plan
 from comparison.running import keep_config, refuse_settings
 from comparison.stages import Cost, Processes, start_again
+from mttl import yaml12
 from mttl.adaptation.plan import new_tasks, plan_jobs, read_samples
 from mttl.config.load import dump_config, load_config, resolve_folder, resolve_path
 from mttl.gym.folder import Gym
@@ -117,7 +116,7 @@ class Comparison:
         }
         keep_config(
             self.out / "comparison.yaml",
-            yaml.safe_dump(shared, sort_keys=False),
+            yaml12.dump(shared),
             lambda changed: (
                 f"the comparison in '{self.out}' was made with other settings: {changed}. Use "
                 "those, or another folder with --out"

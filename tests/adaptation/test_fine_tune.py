@@ -11,7 +11,8 @@ from helpers.backbones import tiny_t5
 from helpers.skills import skilled
 from mttl.adaptation import fine_tune as few_shot
 from mttl.adaptation.fine_tune import fine_tune
-from mttl.adaptation.modes import AdaptMode, adapted
+from mttl.adaptation.modes import adapted
+from mttl.config.section import AdaptMode
 from mttl.training.optim import Optimization
 from mttl.training.precision import precision_plugin
 from mttl.training.text_to_text import TextToTextModule

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from helpers.backbones import tiny_t5
 from helpers.skills import INVENTORIES, LEARNED, skilled
-from mttl.adaptation.modes import TRAINED_ROLES, AdaptMode, apply_mode
+from mttl.adaptation.modes import TRAINED_ROLES, apply_mode
+from mttl.config.section import AdaptMode
 from mttl.skills import SkilledModel
 from mttl.training.optim import Optimization
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from PIL import Image
+
+from mttl import yaml12
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
@@ -44,7 +45,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "optim": {**TINY["optim"], "lr": 1e-2},
         "trainer": {**TINY["trainer"], "max_epochs": N_PASSES},
     }
-    path.write_text(yaml.safe_dump({**TINY, **changes}))
+    path.write_text(yaml12.dump({**TINY, **changes}))
     return path
 
 

@@ -6,19 +6,20 @@ from typing import Any, get_args
 
 import pytest
 import torch
-import yaml
 
 from helpers.babyai import TINY
 from helpers.command import ROOT, column, load_recipe
+from mttl import yaml12
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
 import mttl.babyai.new_levels as adaptation
 from envs.demonstration_file import save_demonstrations
 from envs.demonstrations import record_demonstrations
-from mttl.adaptation.modes import TRAINED_ROLES, AdaptMode
+from mttl.adaptation.modes import TRAINED_ROLES
 from mttl.babyai.build_policy import fresh_policies, load_policies
 from mttl.babyai.policy_modes import adapt_policies
+from mttl.config.section import AdaptMode
 from mttl.errors import CheckpointError, ConfigError, TaskError
 
 ADAPTING = {
@@ -31,7 +32,7 @@ ADAPTING = {
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("adapt")
-    (folder / "tiny.yaml").write_text(yaml.safe_dump({**ADAPTING, "run": {"dir": str(folder)}}))
+    (folder / "tiny.yaml").write_text(yaml12.dump({**ADAPTING, "run": {"dir": str(folder)}}))
     assert load_recipe().main(["-c", str(folder / "tiny.yaml"), "-k", "run.name=run"]) == 0
     return folder / "run"
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-import yaml
 from scipy import stats
 
 from helpers.babyai import TINY
+from mttl import yaml12
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 pytest.importorskip("envpool", reason="needs the extra `envpool`")
@@ -38,7 +38,7 @@ LEARNED = 0.1  # more than before training
 @pytest.mark.parametrize("backend", ["minigrid", "envpool"])
 def test_a_policy_does_as_well_in_the_other(backend: str, tmp_path: Path) -> None:
     path = tmp_path / "small.yaml"
-    path.write_text(yaml.safe_dump(TINY))
+    path.write_text(yaml12.dump(TINY))
     larger = ["rl.n_slots=16", "rl.ppo.n_steps=40", "rl.ppo.recurrence=20", "optim.lr=3e-3"]
     larger += ["rl.policy.n_channels=16", "rl.policy.memory_size=32", f"rl.levels={LEVELS}"]
     config = load_any_config(str(path), [*larger, f"rl.backend={backend}", "skills.n_skills=2"])

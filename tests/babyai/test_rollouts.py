@@ -13,16 +13,17 @@ from envs.interface import Observation, Transition
 from envs.vector import make_vector_env
 from envs.vocabulary import MISSION_LENGTH, N_TOKENS
 from mttl.babyai.agent import sample_actions
-from mttl.babyai.collector import Player, RolloutSettings
+from mttl.babyai.collector import Player
 from mttl.babyai.policy import Policy
 from mttl.babyai.rl.episode_log import EpisodeLog
 from mttl.babyai.rollouts import RolloutDataModule, RolloutLoader
+from mttl.config.babyai_schema import Ppo
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.composed.module_inventory import ModuleInventory
 
 LEVELS = ("GoToObjS4", "GoToRedBallNoDists")
-SETTINGS = RolloutSettings(
+SETTINGS = Ppo(
     **{"n_steps": 6, "recurrence": 3, "n_epochs": 2, "n_minibatches": 2},
     **{"discount": 0.9, "gae_lambda": 0.8, "reward_scale": 20.0},
     normalise_advantages="none",
@@ -37,7 +38,7 @@ def policies(n_tasks: int = 2) -> ComposedModel:
     return ComposedModel(base, inventory, PolytroponRouter(1, n_tasks, 1, 3, init_scale=1.0))
 
 
-def loader(model: ComposedModel, settings: RolloutSettings = SETTINGS) -> RolloutLoader:
+def loader(model: ComposedModel, settings: Ppo = SETTINGS) -> RolloutLoader:
     environments = make_vector_env(LEVELS, 4, seed=5)
     player = Player(model, environments, EpisodeLog(LEVELS, 5), seed=1)
     return RolloutLoader(player, settings, seed=2)
@@ -123,7 +124,7 @@ def test_rewards_are_scaled_and_values_of_truncated_episodes_added() -> None:
             )
 
     def advantages(bootstrap: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        settings = RolloutSettings(
+        settings = Ppo(
             **{"n_steps": 3, "recurrence": 3, "n_epochs": 1, "n_minibatches": 1},
             **{"discount": 0.5, "gae_lambda": 0.0, "reward_scale": 4.0},
             normalise_advantages="none",
@@ -155,7 +156,7 @@ def test_rollouts_are_played_in_the_precision_they_are_learned_from(
     used = []
     play = rollouts.player.play
 
-    def spy(settings: RolloutSettings) -> Any:
+    def spy(settings: Ppo) -> Any:
         on = torch.is_autocast_enabled("cpu")
         used.append(torch.get_autocast_dtype("cpu") if on else None)
         return play(settings)

@@ -126,9 +126,21 @@ def test_exponents_are_numbers(write: Writer, text: str) -> None:
     assert load_config(write(f"optim: {{lr: {text}}}")).optim.lr == 0.001
 
 
-@pytest.mark.parametrize("word", ["no", "yes", "on", "off", "No", "NO", "y", "1:30", "0x10"])
+@pytest.mark.parametrize(
+    "word", ["no", "yes", "on", "off", "No", "NO", "y", "1:30", "1_000", "2024-01-01"]
+)
 def test_words_stay_words(write: Writer, word: str) -> None:
     assert load_config(write(f"run: {{name: {word}}}"), ["data.dir=" + word]).run.name == word
+
+
+@pytest.mark.parametrize(("text", "seed"), [("010", 10), ("09", 9), ("0o17", 15), ("0x1f", 31)])
+def test_a_zero_in_front_makes_no_octal_number(text: str, seed: int) -> None:
+    assert load_config("crossfit.yaml", [f"run.seed={text}"]).run.seed == seed
+
+
+def test_small_and_large_rates_are_written_with_a_point() -> None:
+    text = dump_config(load_config("crossfit.yaml", ["optim.lr=1e-5"]))
+    assert "lr: 1.0e-05\n" in text
 
 
 def test_a_word_is_no_boolean(write: Writer) -> None:
@@ -139,7 +151,7 @@ def test_a_word_is_no_boolean(write: Writer) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("data:\n  dir: a\n  dir: b\n", r"f.yaml: the key 'dir' stands in lines 2 and 3"),
+        ("data:\n  dir: a\n  dir: b\n", r'f.yaml: line 3: found duplicate key "dir"'),
         ("data: {dir: x\n", r"f.yaml: line 2: expected ',' or '}'"),
         ("data: {dir: !foo x}", r"f.yaml: line 1: could not determine a constructor"),
         ("- 1", r"f.yaml: must hold sections with settings, not a list"),
@@ -257,7 +269,9 @@ def test_what_is_written_reads_back(write: Writer, name: str) -> None:
 
 # "1e-3", "08" and "no" are text to one version of YAML and something else to the other.
 @given(
-    st.sampled_from(["1e-3", "08", "no", "true", "~", "null", "1:30", ".5", "0x1f", "é", "=", "<<"])
+    st.sampled_from(
+        ["1e-3", "08", "no", "true", "~", "null", "1:30", ".5", "0x1f", "é", "=", "<<", "1_0"]
+    )
     | st.text(alphabet="aé01eE+-.:#'\" yn~", min_size=1, max_size=6)
 )
 def test_text_reads_back_as_text(text: str) -> None:

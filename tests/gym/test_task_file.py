@@ -134,7 +134,7 @@ def test_holdout(holdout, expected):
         ("{path: hub/mine}", "{train: a.txt}", "train is 'a.txt'; without 'path' it must be a f"),
         ("{path: hub/mine}", "{train: a.csv, test: b}", "test is 'b'; without 'path' it must be"),
         ("tasks:\n", "task:\n", "f: there must be a key 'tasks' with the tasks by name"),
-        ("    labels", "    input: x\n    labels", "the key 'input' stands in lines"),
+        ("    labels", "    input: x\n    labels", 'found duplicate key "input"'),
         ("{path", "{path: [", "f: line"),
     ],
 )  # fmt: skip

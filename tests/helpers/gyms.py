@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
+from mttl import yaml12
 
 # The task `number` is scored by a correlation: undefined for a model that writes no number.
 TASKS: dict[str, tuple[str, Callable[[str], str]]] = {
@@ -103,5 +103,5 @@ def write_config(path: Path, gym: Path, **sections: Mapping[str, Any]) -> Path:
     }
     for name, settings in sections.items():
         config[name] = {**config.get(name, {}), **settings}
-    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    path.write_text(yaml12.dump(config), encoding="utf-8")
     return path

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from helpers.command import ROOT, load_recipe
 from helpers.raw import rows, write_jsonl
+from mttl import yaml12
 from mttl.command import run_command
 from mttl.errors import TaskError
 from mttl.files import locked
@@ -45,7 +45,7 @@ def mine(tmp_path):
         "hues": {**TOPIC, "source": {"path": "hues"}},
     }
     path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump({"tasks": tasks}))
+    path.write_text(yaml12.dump({"tasks": tasks}))
     return path
 
 
@@ -253,6 +253,6 @@ def test_ctrl_c(mine, n_workers):
 
 def _with_condition(mine: Path) -> str:
     """Leave rows out, so that all have to be read."""
-    tree = yaml.safe_load(mine.read_text())
+    tree = yaml12.parse(mine.read_text())
     tree["tasks"]["hues"]["rows"] = "{label} is not 7"
-    return yaml.safe_dump(tree)
+    return yaml12.dump(tree)

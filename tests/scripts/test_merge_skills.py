@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
 from helpers.command import ROOT, load_recipe
 from helpers.gyms import TINY_T5, write_gym
+from mttl import yaml12
 from mttl.aggregation.elastic import elastic_removal
 from mttl.command import USER_MISTAKE, run_command
 from mttl.models.backbone import build_random
@@ -52,7 +52,7 @@ def recipe(folder: Path, **changes: object) -> Path:
         "method": {"kind": "elastic"},
     }
     path = folder / "recipe.yaml"
-    path.write_text(yaml.safe_dump(tree | changes))
+    path.write_text(yaml12.dump(tree | changes))
     return path
 
 

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 from helpers.command import ROOT, load_recipe
 from helpers.gyms import TINY_T5
 from helpers.raw import write_jsonl
+from mttl import yaml12
 from mttl.command import run_command
 from mttl.gym.folder import Gym
 from mttl.training.run_folder import RunFolder
@@ -75,7 +75,7 @@ def test_five_tasks_join_the_gym_and_are_trained_on(place, capsys):
     assert len(sides["train"]) == 125
 
     # As printed, but for a backbone that needs no hub, and a moment.
-    (place / "tiny.yaml").write_text(yaml.safe_dump({"backbone": {**TINY_T5, "train": True}}))
+    (place / "tiny.yaml").write_text(yaml12.dump({"backbone": {**TINY_T5, "train": True}}))
     train[train.index("crossfit_paper.yaml")] += "+tiny.yaml"
     short = ["data.skip_missing=true", "data.max_input_length=32", "data.max_eval_rows=1"]
     assert run([*train, *short, "trainer.max_epochs=null", "trainer.max_steps=1"]) == 0

@@ -10,11 +10,11 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-import yaml
 from safetensors.torch import save_file
 
 from helpers.babyai import TINY
 from helpers.command import ROOT, load_recipe
+from mttl import yaml12
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 pytest.importorskip("matplotlib", reason="needs the extra `plots`")
@@ -96,7 +96,7 @@ def test_the_command_runs_what_is_missing_and_reads_the_rest(
     command: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "tiny.yaml"
-    config.write_text(yaml.safe_dump(TINY))
+    config.write_text(yaml12.dump(TINY))
     given = ["-c", str(config), "--seeds", "1", "--rollouts", "3", "--smoothing", "1"]
     given += ["--methods", "polytropon", "shared", "--out", str(tmp_path / "out"), "--rate", "0.01"]
     assert command.main(given) == 0

@@ -1,0 +1,51 @@
+"""The settings in a saved inventory: what is needed to build its model again."""
+
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from mttl.checkpoint import SavedInventory
+from mttl.config.backbone_schema import Backbone
+from mttl.config.moe_schema import MoE
+from mttl.config.router_schema import Router
+from mttl.config.section import Section
+from mttl.config.skills_schema import Aggregation, Mixture, Skills
+from mttl.errors import CheckpointError
+
+S = TypeVar("S", bound=Section)
+
+
+class ModelSettings(Section):
+    """What a language model with skills is built from."""
+
+    backbone: Backbone
+    """The language model."""
+    skills: Skills
+    """The inventory."""
+    router: Router
+    """Who uses which skills."""
+    moe: MoE | None = None
+    """Experts that tokens choose."""
+    aggregation: Aggregation = Mixture()
+    """How the chosen skills combine."""
+    data: dict[str, Any] = {}  # noqa: RUF012 -- pydantic copies defaults
+    """How rows became text in training."""
+
+
+def read_settings(saved: SavedInventory, schema: type[S]) -> S:
+    """Return the validated settings of a saved inventory.
+
+    Args:
+        saved: What was read.
+        schema: Of its settings.
+
+    Raises:
+        CheckpointError: If they do not validate.
+    """
+    try:
+        return schema.model_validate(saved.meta["settings"])
+    except ValidationError as error:
+        raise CheckpointError(
+            f"'{saved.folder / 'meta.json'}' has settings that this mttl does not know. Load it "
+            f"with the mttl that wrote it ({saved.meta['libraries']['mttl']}): {error}"
+        ) from error

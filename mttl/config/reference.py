@@ -1,0 +1,119 @@
+"""Every setting in a line: its name, type, default and sentence, read from the schemas."""
+
+from collections.abc import Iterator
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from mttl.config.explain import kind_of, models_in
+from mttl.config.worlds import WORLDS
+from mttl.errors import ConfigError, nearest
+
+TYPES = {
+    **{int: "whole number", float: "number", bool: "true or false", str: "text"},
+    **{NoneType: "none", Any: "any value"},
+}
+BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+
+
+def reference(section: str | None = None) -> str:
+    """Return the settings of all worlds, or those of one section, as Markdown.
+
+    Args:
+        section: Its name; all by default.
+
+    Raises:
+        ConfigError: If no configuration has such a section.
+    """
+    known = {name for world in WORLDS for name in world.schema.model_fields}
+    if section is not None and section not in known:
+        raise ConfigError(
+            f"there is no section '{section}'.{nearest(section, known)} There are: "
+            f"{', '.join(sorted(known))}"
+        )
+    blocks: list[str] = []
+    shown: dict[str, Any] = {}
+    for world in reversed(WORLDS):
+        fields = world.schema.model_fields
+        chosen = {name: fields[name] for name in fields if section in (None, name)}
+        if chosen:
+            blocks.append(f"## Settings of {world.title}")
+        for name, field in chosen.items():
+            blocks.append(f"### {name}\n\n{field.description}")
+            if shown.get(name) == (field.annotation, field.metadata):
+                blocks[-1] += " The same as above."
+            else:
+                blocks.append("\n".join(_lines(name, field)))
+            shown[name] = field.annotation, field.metadata
+    return "\n\n".join(blocks)
+
+
+def _lines(path: str, section: FieldInfo) -> Iterator[str]:
+    """Return a line for every setting of a section, of all its kinds."""
+    models = models_in(section.annotation)
+    kinds = {kind: model for model in models if (kind := kind_of(model))}
+    if kinds:
+        meanings = " ".join(f"`{kind}`: {model.__doc__}" for kind, model in kinds.items())
+        yield _line(f"{path}.kind", " | ".join(kinds), _default(section), meanings)
+    lines: dict[str, list[str]] = {}
+    for model in models:
+        for name, field in model.model_fields.items():
+            if name != "kind":
+                for line in _of_field(f"{path}.{name}", field):
+                    lines.setdefault(line, []).append(kind_of(model) or "")
+    for line, having in lines.items():
+        yield line if len(having) == len(models) else f"{line} *Only {', '.join(having)}.*"
+
+
+def _of_field(path: str, field: FieldInfo) -> Iterator[str]:
+    if models_in(field.annotation) and get_origin(field.annotation) is not dict:
+        yield from _lines(path, field)
+    else:
+        kind = _words(field.annotation, field.metadata)
+        yield _line(path, kind, _default(field), field.description or "")
+
+
+def _line(path: str, kind: str, default: str, meaning: str) -> str:
+    return f"- `{path}` ({kind}; {default}): {' '.join(meaning.split())}"
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True)
+    if value is PydanticUndefined:
+        return "required"
+    if isinstance(value, BaseModel):
+        value = kind_of(type(value))
+    if value is None or isinstance(value, bool):
+        value = {None: "none", True: "true", False: "false"}[value]
+    if isinstance(value, list):
+        value = f"[{', '.join(map(str, value))}]"
+    return f"default {value}"
+
+
+def _words(annotation: Any, metadata: Any = ()) -> str:
+    """Return what a type allows."""
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _words(inside[0], inside[1:])
+    if origin is Literal:
+        return " | ".join(map(str, inside))
+    if origin is list:
+        return f"list of {_words(inside[0])}"
+    if origin is dict:
+        return f"mapping to {_words(inside[1])}"
+    if inside:
+        return " or ".join(_words(part) for part in inside)
+    if annotation not in TYPES:
+        return "mapping of " + ", ".join(annotation.model_fields)
+    # A bound stands by itself, or in the description of a field.
+    bounds = [bound for item in metadata for bound in getattr(item, "metadata", [item])]
+    limits = [
+        f" {sign} {getattr(bound, name)}"
+        for bound in bounds
+        for name, sign in BOUNDS.items()
+        if hasattr(bound, name)
+    ]
+    return TYPES[annotation] + ",".join(limits)

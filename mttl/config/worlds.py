@@ -1,0 +1,81 @@
+"""The worlds that inventories are trained in. Another world is a folder, and an entry here."""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mttl.config.babyai_schema import BabyAIConfig
+from mttl.config.schema import Config
+from mttl.config.section import Section
+from mttl.errors import ConfigError
+from mttl.libraries import check_libraries
+
+
+@dataclass(frozen=True)
+class World:
+    """What the commands need of a world.
+
+    Args:
+        title: What its configurations describe.
+        schema: Of its configurations.
+        section: The section that only they have.
+        commands: ``"module.function"`` by command; imported when the command runs.
+        libraries: That must be installed.
+        extra: Of this package, which brings them.
+    """
+
+    title: str
+    schema: type[Section]
+    section: str
+    commands: Mapping[str, str]
+    libraries: tuple[str, ...] = ()
+    extra: str = ""
+
+    def run(self, command: str, config: Section, /, **options: Any) -> None:
+        """Import a command and run it.
+
+        Args:
+            command: One of ``commands``.
+            config: A configuration of this world.
+            **options: Of the command line.
+
+        Raises:
+            ConfigError: If the world has no such command.
+            MttlError: If a library is missing.
+        """
+        if command not in self.commands:
+            raise ConfigError(f"{self.title} has no {command}, only {', '.join(self.commands)}")
+        check_libraries(*self.libraries, extra=self.extra)
+        module, _, function = self.commands[command].rpartition(".")
+        getattr(importlib.import_module(module), function)(config, **options)
+
+
+WORLDS = (
+    World(
+        "a policy for BabyAI",
+        BabyAIConfig,
+        "rl",
+        {
+            "training": "mttl.babyai.train.train_babyai",
+            "adaptation": "mttl.babyai.new_levels.adapt_run",
+        },
+        ("gymnasium", "minigrid", "numba"),
+        "babyai",
+    ),
+    World(
+        "a model for text-to-text tasks",
+        Config,
+        "data",
+        {
+            "training": "mttl.text.train_tasks.train",
+            "adaptation": "mttl.text.adapt_tasks.adapt_run",
+            "search": "mttl.text.search_settings.search_run",
+        },
+    ),
+)
+
+
+def world_of(config: Section) -> World:
+    """Return the world of a configuration."""
+    return next(world for world in WORLDS if isinstance(config, world.schema))

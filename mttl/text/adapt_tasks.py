@@ -1,0 +1,123 @@
+"""Adapt a trained inventory to new tasks, from a few examples each."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from mttl.adaptation.few_shot import FewShotJob, FewShotResult
+from mttl.adaptation.new_tasks import Adaptation
+from mttl.adaptation.plan import read_samples
+from mttl.adaptation.results import Results
+from mttl.adaptation.score_table import few_shot_table
+from mttl.adaptation.shard import Shard
+from mttl.command import make_console
+from mttl.config.schema import Config
+from mttl.errors import ConfigError
+from mttl.progress_bar import counting_bar
+from mttl.text.workers import start_workers
+
+
+def adapt_run(
+    config: Config,
+    *,
+    source: str,
+    tasks: str,
+    samples: str | None,
+    shard: Shard,
+    workers: int,
+    command: Sequence[str],
+    allow_seen: bool,
+    reference: str | None,
+    out: str | None,
+) -> None:
+    """Adapt, score and print a table.
+
+    Args:
+        config: Its sections data, generation, optim and adapt are read.
+        source: The folder of a trained run.
+        tasks: As for `mttl.adaptation.plan.new_tasks`.
+        samples: As for `mttl.adaptation.plan.read_samples`.
+        shard: The part of the jobs to run.
+        workers: Processes that share them.
+        command: Which those processes run.
+        allow_seen: Take tasks of training too.
+        reference: Folder of the results to compare with.
+        out: Folder of the results; ``adapt-<mode>`` in the run by default.
+
+    Raises:
+        MttlError: If a name is wrong, a file is damaged, or a process failed.
+    """
+    console, status = make_console(), make_console(stderr=True)
+    # Three small files per job: not worth a line each.
+    logging.getLogger("mttl.data").setLevel(logging.WARNING)
+
+    # What to adapt, and to which tasks.
+    adaptation = Adaptation.of(
+        config,
+        source,
+        tasks,
+        samples=read_samples(samples),
+        allow_seen=allow_seen,
+    )
+    jobs = adaptation.jobs
+    known = read_reference(reference) if reference else {}
+    name = f"adapt-{config.adapt.mode}"
+    folder = Path(out) if out else adaptation.folder(name)
+    adaptation.check_folder(folder, config)
+    if workers > 1:
+        start_workers(workers, shard, command)
+    results = Results(folder, shard)
+    todo = [job for job in shard.share(jobs) if job not in results.finished]
+    if todo:
+        with results.writing():
+            run_jobs(adaptation, config, todo, results, status)
+
+    ended = [results.finished[job] for job in jobs if job in results.finished]
+    title = f"Adaptation, mode {config.adapt.mode} (per cent)"
+    if len(ended) < len(jobs):
+        title += f"; {len(ended)} of {len(jobs)} jobs have ended"
+    console.print(few_shot_table(ended, title, list(known.values())))
+    console.print(f"The results are in {folder}", highlight=False)
+
+
+def run_jobs(
+    adaptation: Adaptation,
+    config: Config,
+    todo: Sequence[FewShotJob],
+    results: Results,
+    status: Console,
+) -> None:
+    """Run jobs one after another and keep their results.
+
+    Args:
+        adaptation: The model.
+        config: How to adapt.
+        todo: The jobs.
+        results: Where they go.
+        status: Where progress is shown.
+    """
+    adaptation.to_device()
+    with counting_bar(status) as progress:
+        bar = progress.add_task("adapting", total=len(todo) * config.adapt.max_steps)
+        for number, job in enumerate(todo, start=1):
+            result = adaptation.run_job(job, config, on_step=lambda: progress.advance(bar))
+            results.add(result)
+            progress.update(bar, completed=number * config.adapt.max_steps)
+            status.print(
+                f"{number} of {len(todo)}: {job.task}, sample {job.sample}, seed {job.seed}: "
+                f"dev {100 * result.dev:.1f}, test {100 * result.test:.1f} (step {result.step})"
+            )
+
+
+def read_reference(name: str) -> dict[FewShotJob, FewShotResult]:
+    """Read the results to compare with.
+
+    Raises:
+        ConfigError: If the folder holds none.
+    """
+    finished = Results(Path(name)).finished
+    if not finished:
+        raise ConfigError(f"--reference '{name}' holds no results*.jsonl of an adaptation")
+    return finished

@@ -1,0 +1,141 @@
+"""Search for settings of adaptation on development tasks."""
+
+import logging
+from pathlib import Path
+
+from mttl.adaptation.new_tasks import Adaptation
+from mttl.adaptation.plan import read_samples
+from mttl.adaptation.results import Results
+from mttl.adaptation.search import (
+    Trial,
+    Values,
+    best_fragment,
+    finished_trials,
+    grid_points,
+    note_values,
+    trial_name,
+    trials_table,
+    write_trials,
+)
+from mttl.adaptation.search_ranges import search_ranges
+from mttl.adaptation.settings import with_settings
+from mttl.command import make_console
+from mttl.config.schema import Config, Search
+from mttl.errors import ConfigError
+from mttl.files import write_text
+from mttl.progress_bar import counting_bar
+
+
+def search_run(
+    config: Config,
+    *,
+    source: str,
+    tasks: str,
+    samples: str | None,
+    allow_seen: bool,
+    out: str | None,
+) -> None:
+    """Search, write what was found and print a table.
+
+    Args:
+        config: Its sections data, generation, optim, adapt and search are read.
+        source: The folder of a trained run.
+        tasks: As for `mttl.adaptation.plan.new_tasks`.
+        samples: As for `mttl.adaptation.plan.read_samples`.
+        allow_seen: Take tasks of training too.
+        out: Folder of the trials; ``search-<mode>`` in the run by default.
+
+    Raises:
+        MttlError: If there is nothing to search, a name is wrong or a file is damaged.
+    """
+    console, status = make_console(), make_console(stderr=True)
+    # Two small files per job: not worth a line each.
+    logging.getLogger("mttl.data").setLevel(logging.WARNING)
+    search = check_search(config)
+
+    # Which tasks, and where to.
+    adaptation = Adaptation.of(
+        config,
+        source,
+        tasks,
+        samples=read_samples(samples),
+        allow_seen=allow_seen,
+        splits=("dev",),
+    )
+    name = f"search-{config.adapt.mode}"
+    folder = Path(out) if out else adaptation.folder(name)
+    adaptation.check_folder(folder, config)
+    adaptation.to_device()
+    points = grid_points(search.grid) if search.grid else []
+    n_trials = len(points) or search.trials
+    # The best is sought among all trials of the folder, those of earlier grids too.
+    earlier = finished_trials(folder / "trials", adaptation.jobs)
+    trials = {trial_name(trial.values): trial for trial in earlier}
+    tried: list[str] = []
+
+    with counting_bar(status) as progress:
+        bar = progress.add_task("searching", total=n_trials * len(adaptation.jobs))
+
+        def evaluate(values: Values) -> float:
+            changed, name = with_settings(config, values), trial_name(values)
+            note_values(folder / "trials" / name, values)
+            with Results(folder / "trials" / name).writing() as results:
+                for job in adaptation.jobs:
+                    if job not in results.finished:
+                        results.add(adaptation.run_job(job, changed, score_test=False))
+                    progress.advance(bar)
+            # Those of this start stand last, in their order.
+            trials.pop(name, None)
+            trials[name] = Trial(values, tuple(results.finished[job] for job in adaptation.jobs))
+            known = list(trials.values())
+            write_trials(folder / "trials.csv", known)
+            write_text(folder / "best.yaml", best_fragment(known))
+            tried.append(name)
+            score = trials[name].score
+            status.print(f"{len(tried)} of {n_trials}: {name}: dev {100 * score:.1f}")
+            return score
+
+        for values in points:
+            evaluate(values)
+        if search.ranges:
+            search_ranges(
+                ranges_of(search),
+                evaluate,
+                n_trials=n_trials,
+                seed=search.seed,
+                jobs=adaptation.jobs,
+                journal=folder / "optuna.journal",
+            )
+
+    console.print(
+        trials_table(list(trials.values()), f"Search, mode {config.adapt.mode} (per cent)")
+    )
+    console.print(f"The best settings are in {folder / 'best.yaml'}", highlight=False)
+
+
+def check_search(config: Config) -> Search:
+    """Return what to search, or say what is wrong with it before anything runs.
+
+    Raises:
+        ConfigError: If there is nothing to search, or a value would be refused.
+    """
+    search = config.search
+    if not (search.grid or search.ranges):
+        raise ConfigError(
+            "search.grid and search.ranges are empty: there is nothing to try. Add a file to -c, "
+            "such as crossfit.yaml+search/mhr.yaml, or -k 'search.grid={adapt.lr: [1e-3, 1e-4]}'"
+        )
+    ranges = ranges_of(search)
+    lows = {name: bounds.low for name, bounds in ranges.items()}
+    highs = {name: bounds.high for name, bounds in ranges.items()}
+    for values in grid_points(search.grid) if search.grid else (lows, highs):
+        try:
+            with_settings(config, values)
+        except ConfigError as error:
+            raise ConfigError(f"section search: the trial {trial_name(values)}: {error}") from None
+    return search
+
+
+def ranges_of(search: Search) -> dict[str, Range]:
+    """Return the bounds by setting."""
+    return {name: Range(**bounds.model_dump()) for name, bounds in search.ranges.items()}

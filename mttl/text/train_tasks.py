@@ -1,0 +1,153 @@
+"""Train an inventory of skills and a router jointly over many text-to-text tasks."""
+
+from pathlib import Path
+
+import pytorch_lightning as pl
+
+from mttl.build.build_backbone import backbone_name
+from mttl.build.model import Built, build_model, build_optimization, inventory_settings
+from mttl.build.trainer import build_trainer
+from mttl.checkpoint import save_inventory
+from mttl.command import make_console
+from mttl.config.load import dump_config, resolve_folder, resolve_path
+from mttl.config.schema import Config
+from mttl.data.data_module import TextToTextDataModule
+from mttl.files import write_text
+from mttl.gym.folder import Gym
+from mttl.gym.partition import load_partition, select_tasks
+from mttl.models.backbone import is_decoder_only
+from mttl.training.attention_report import attention_by_task, has_attention
+from mttl.training.predictions import predict, score, write_predictions, write_results
+from mttl.training.report import (
+    attachment_table,
+    baseline_results,
+    result_table,
+    write_baselines,
+    write_routing,
+)
+from mttl.training.run_folder import RunFolder, step_to_start_from
+from mttl.training.text_to_text import TextToTextModule
+from mttl.training.token_report import write_token_routing
+
+
+def train(config: Config, *, resume: bool = False) -> None:
+    """Train, score and save.
+
+    Args:
+        config: The run.
+        resume: Continue the interrupted run of the same name.
+
+    Raises:
+        MttlError: If a part cannot be built, or the run can neither begin nor continue.
+    """
+    pl.seed_everything(config.run.seed, verbose=False)
+    console = make_console()
+
+    # What to learn: tasks, their rows, and the model over them.
+    gym = Gym(resolve_folder(config.data.dir))
+    tasks = select_tasks(
+        load_partition(resolve_path(config.data.partition)).train, gym, config.data.skip_missing
+    )
+    metrics = {task: gym.metric(task) for task in tasks}
+    built = build_model(config, tasks)
+    data = build_data(config, gym, built)
+    folder = RunFolder(Path(config.run.dir) / config.run.name)
+    text = dump_config(config)
+    step = step_to_start_from(folder, text, resume=resume)
+    module = TextToTextModule(
+        built.model,
+        built.tokenizer,
+        metrics,
+        build_optimization(config.optim),
+        label_smoothing=config.optim.label_smoothing,
+        max_output_length=config.data.max_output_length,
+        num_beams=config.generation.num_beams,
+        length_penalty=config.generation.length_penalty,
+    )
+    trainer = build_trainer(config, folder, built, resumed_step=step)
+
+    # Nothing but the cache is written before all of that is known to fit.
+    data.prepare_data()
+    if trainer.is_global_zero:
+        write_text(folder.config, text)
+        console.print(attachment_table(built.attachment, built.model, built.token_layers))
+    trainer.fit(
+        module,
+        datamodule=data,
+        ckpt_path=folder.last if resume else None,
+        weights_only=False,
+    )
+
+    # What came out: scores beside the baselines, answers, and the inventory.
+    if folder.best.is_file():  # there is none where nothing was validated
+        scored = module.load_weights(folder.best)
+        if trainer.is_global_zero:
+            console.print(f"Step {scored} did best on the development rows: its weights are kept.")
+    results, baselines = [], {}
+    for split in config.data.evaluate:
+        rows = predict(trainer, module, data.evaluation_dataloader(split))
+        results += score(rows, metrics, split, config.run.seed)
+        baselines[split] = baseline_results(
+            gym,
+            metrics,
+            split,
+            config.data.samples,
+            config.run.seed,
+            config.data.max_rows,
+            config.data.max_eval_rows,
+        )
+        if trainer.is_global_zero:
+            write_predictions(folder.predictions, rows, tasks, split)
+    if trainer.is_global_zero:
+        write_results(folder.results, results)
+        write_baselines(folder.baselines, baselines)
+        save_inventory(
+            folder.skills,
+            built.model,
+            tasks,
+            backbone_name=backbone_name(config.backbone),
+            # Random weights come from nowhere else, frozen or not.
+            backbone_trained=config.backbone.train or config.backbone.kind == "random",
+            settings=inventory_settings(config),
+        )
+        if groups := built.attachment.groups:
+            attention = None
+            if has_attention(built.model):
+                module.to(trainer.strategy.root_device)  # the trainer has left it on the CPU
+                attention = attention_by_task(module, data.train_rows)
+            path = folder.plots / "routing.npz"
+            write_routing(path, built.model.router, groups, tasks, attention=attention)
+        if config.moe is not None and config.data.evaluate:
+            rows = data.evaluation_dataloader(config.data.evaluate[0])
+            write_token_routing(folder.plots / "token_routing.npz", module, rows)
+        console.print(result_table(results, baselines))
+        console.print(f"The run is in {folder.path}", highlight=False)
+
+
+def build_data(config: Config, gym: Gym, built: Built) -> TextToTextDataModule:
+    """Return the batches that the section ``data`` describes."""
+    data = config.data
+    sampler = data.sampler
+    return TextToTextDataModule(
+        gym,
+        built.tasks,
+        built.tokenizer,
+        decoder_only=is_decoder_only(built.model.backbone),
+        samples=data.samples,
+        split=data.split,
+        validation=data.validation,
+        sampler=sampler.kind,
+        temperature=sampler.temperature if sampler.kind == "temperature" else 1.0,
+        length_window=data.length_window,
+        batch_size=data.batch_size,
+        eval_batch_size=data.eval_batch_size,
+        max_input_length=data.max_input_length,
+        max_output_length=data.max_output_length,
+        prefix=data.prefix,
+        descriptions=data.descriptions,
+        max_rows=data.max_rows,
+        max_eval_rows=data.max_eval_rows,
+        n_workers=data.n_workers,
+        seed=config.run.seed,
+        cache_dir=data.cache_dir or Path(config.run.dir) / ".cache",
+    )

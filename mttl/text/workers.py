@@ -1,0 +1,41 @@
+"""Processes that share the jobs of an adaptation."""
+
+import os
+import subprocess
+from collections.abc import Sequence
+
+from mttl.adaptation.shard import Shard
+from mttl.errors import MttlError
+
+
+def start_workers(n_workers: int, shard: Shard, command: Sequence[str]) -> None:
+    """Share the jobs among processes of a command and wait for them.
+
+    Args:
+        n_workers: How many.
+        shard: The part of the jobs that they share.
+        command: That adapts, with its arguments.
+
+    Raises:
+        MttlError: If one of them failed; what the others finished is kept.
+    """
+    threads = str(max(1, (os.cpu_count() or 1) // n_workers))
+    parts = [shard.part(number, n_workers) for number in range(1, n_workers + 1)]
+    workers = [
+        subprocess.Popen(
+            [*command, "--workers", "1", "--shard", f"{part.number}/{part.n_shards}"],
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": threads},
+        )
+        for part in parts
+    ]
+    try:
+        failed = [number for number, worker in enumerate(workers, 1) if worker.wait()]
+    finally:
+        for worker in workers:
+            worker.terminate()
+    if failed:
+        raise MttlError(
+            f"worker {', '.join(map(str, failed))} of {n_workers} failed; its message is above. "
+            "Start again to run what is left"
+        )

@@ -1,0 +1,94 @@
+"""Commands answer before they import what trains, and what they import may be interrupted."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.command import ROOT
+from mttl.command import INTERRUPTED, USER_MISTAKE
+
+HEAVY = {"torch", "numpy", "transformers", "pytorch_lightning", "datasets"}
+RECIPES = ("pl_train", "pl_finetune", "pl_search")
+ALL_MODULES = """
+import importlib, pkgutil
+import mttl.config
+for module in pkgutil.iter_modules(mttl.config.__path__, "mttl.config."):
+    importlib.import_module(module.name)
+"""
+RECIPE = """
+import runpy
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+except SystemExit as end:
+    print("status", end.code)
+"""
+
+
+def python(code: str, *arguments: str) -> tuple[str, str]:
+    """Run code and return what it printed, and which heavy libraries it imported, on a line."""
+    whole = f"import sys\nsys.argv = sys.argv[1:]\n{code}\nprint(*({HEAVY} & sys.modules.keys()))"
+    ended = subprocess.run(
+        [sys.executable, "-c", whole, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+    )
+    *printed, heavy = ended.stdout.splitlines()
+    return "\n".join([*printed, ended.stderr]), heavy
+
+
+def test_the_room_of_configurations_is_light() -> None:
+    assert python(ALL_MODULES) == ("", "")
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    ("arguments", "status", "answer"),
+    [
+        (["--help"], 0, "usage:"),
+        (["--version"], 0, "mttl 0.1.0"),
+        (["-c", "crossfit.yaml", "-k", "skills.rnk=4"], USER_MISTAKE, "Did you mean 'rank'?"),
+        (["-c", "missing.yaml"], USER_MISTAKE, "there is no file 'missing.yaml'"),
+        (["-c", "crossfit.yaml"], USER_MISTAKE, "holds no trained inventory"),
+        (["--from"], USER_MISTAKE, "usage:"),
+    ],
+)
+def test_answers_need_no_library_of_training(
+    recipe: str, arguments: list[str], status: int, answer: str, tmp_path: Path
+) -> None:
+    if recipe == "pl_train" and answer == "holds no trained inventory":
+        pytest.skip("it starts from no run")
+    run = [] if recipe == "pl_train" else ["--from", str(tmp_path)]
+    printed, heavy = python(RECIPE, f"{recipe}.py", *run, *arguments)
+    assert answer in printed
+    assert f"status {status}" in printed
+    assert heavy == ""
+
+
+@pytest.mark.parametrize("policy", [None, "active"])
+def test_imports_may_be_interrupted_and_threads_wait_quietly(
+    policy: str | None, tmp_path: Path
+) -> None:
+    """A library in the place of PyTorch tells what it sees, and Ctrl-C comes during its import."""
+    (tmp_path / "torch.py").write_text(
+        "import os\nprint('policy', os.environ['OMP_WAIT_POLICY'])\nraise KeyboardInterrupt\n"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    ended = subprocess.run(
+        [sys.executable, str(ROOT / "pl_train.py"), "-c", "crossfit.yaml"],
+        capture_output=True,
+        text=True,
+        env={
+            **env,
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]),
+            **({"OMP_WAIT_POLICY": policy} if policy else {}),
+        },
+    )
+    assert ended.stdout == f"policy {policy or 'passive'}\n"
+    assert ended.stderr == "interrupted\n"
+    assert ended.returncode == INTERRUPTED
