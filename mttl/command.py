@@ -160,6 +160,7 @@ def add_config(parser: argparse.ArgumentParser) -> None:
         "--settings",
         nargs="?",
         action=_ShowSettings,
+        default=argparse.SUPPRESS,
         metavar="SECTION",
         help="show what can be set, in one section or in all, and exit",
     )
