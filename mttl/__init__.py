@@ -11,11 +11,13 @@ model for the task of a few examples.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from mttl.version import VERSION
+
 if TYPE_CHECKING:
     from mttl.adaptation.new_tasks import adapt, adapt_to
     from mttl.adaptation.score_table import few_shot_table
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = ["adapt", "adapt_to", "few_shot_table"]
 
 # Loaded when first asked for: they bring PyTorch, and the package alone must stay light.

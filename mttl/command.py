@@ -18,10 +18,10 @@ from typing import Any
 from rich.console import Console
 from rich.logging import RichHandler
 
-import mttl
 from mttl.errors import MttlError, StopRequested
 from mttl.files import DISK_REFUSES
 from mttl.stop_signals import handling
+from mttl.version import VERSION
 
 FILE_WIDTH = 120
 SUCCESS, FAULT, USER_MISTAKE, INTERRUPTED = 0, 1, 2, 130
@@ -139,7 +139,7 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--version", action="version", version=f"mttl {mttl.__version__}")
+    parser.add_argument("--version", action="version", version=f"mttl {VERSION}")
     return parser
 
 

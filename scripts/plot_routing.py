@@ -45,8 +45,8 @@ from mttl.analysis.tokens.token_record import (
 )
 from mttl.checkpoint import read_inventory
 from mttl.command import exit_with, make_console, make_parser
-from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import load_any_config, resolve_folder
+from mttl.config.schema import Config
 from mttl.errors import CheckpointError, TaskError
 from mttl.files import write_text
 from mttl.gym.table import crossfit
@@ -166,7 +166,7 @@ def task_categories(folder: Path, tasks: Sequence[str]) -> tuple[str, ...]:
     config = folder / "config.yaml"
     if config.is_file():
         settings = load_any_config([str(config)])
-        if isinstance(settings, BabyAIConfig):
+        if not isinstance(settings, Config):
             from envs.levels import find_level
 
             return tuple(" ".join(find_level(task).competencies) for task in tasks)

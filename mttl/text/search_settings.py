@@ -136,6 +136,6 @@ def check_search(config: Config) -> Search:
     return search
 
 
-def ranges_of(search: Search) -> dict[str, Range]:
+def ranges_of(search: Search) -> dict[str, Bounds]:
     """Return the bounds by setting."""
-    return {name: Range(**bounds.model_dump()) for name, bounds in search.ranges.items()}
+    return {name: Bounds(**bounds.model_dump()) for name, bounds in search.ranges.items()}

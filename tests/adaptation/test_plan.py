@@ -3,7 +3,7 @@
 import pytest
 
 from mttl.adaptation.few_shot import FewShotJob
-from mttl.adaptation.plan import Shard
+from mttl.adaptation.shard import Shard
 
 
 @pytest.mark.parametrize("n_shards", [1, 2, 3, 7])

@@ -1,5 +1,6 @@
-"""The page of settings is that of the schemas."""
+"""The generated pages are those of the code."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,27 @@ from helpers.command import ROOT, load_recipe
 SCRIPT = load_recipe(ROOT / "scripts" / "write_reference.py")
 
 
-def test_the_page_is_current() -> None:
+def test_the_pages_are_current() -> None:
     assert SCRIPT.main(["--check"]) == 0, "run python scripts/write_reference.py"
 
 
-def test_a_page_that_is_not_current(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--page", str(tmp_path / "page.md")]
+def test_pages_that_are_not_current(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for package in ("mttl", "envs"):
+        shutil.copytree(
+            ROOT / package,
+            tmp_path / package,
+            ignore=lambda folder, names: [name for name in names if "__pycache__" in name],
+        )
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs" / "architecture.md"
+    page.write_text("before\n<!-- rooms: generated -->\n<!-- end -->\nafter\n", "utf-8")
+    given = ["--root", str(tmp_path)]
     assert SCRIPT.main([*given, "--check"]) == 1
     assert "is not current; run python scripts/write_reference.py" in capsys.readouterr().err
     assert SCRIPT.main(given) == 0
     assert SCRIPT.main([*given, "--check"]) == 0
+    text = page.read_text("utf-8")
+    assert text.startswith("before\n") and text.endswith("<!-- end -->\nafter\n")
+    assert "| `mttl/skills/` | COMPUTATION" in text
+    (tmp_path / "mttl" / "skills" / "another.py").write_text('"""Another file."""\n', "utf-8")
+    assert SCRIPT.main([*given, "--check"]) == 1
