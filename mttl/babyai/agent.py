@@ -9,7 +9,7 @@ from mttl.babyai.rl.missions import without_padding
 from mttl.skills.composed.composed_model import ComposedModel
 
 
-class Acting:
+class Agent:
     """The policies of all tasks, acting side by side: their parameters are mixed once.
 
     Make it anew when weights have changed.

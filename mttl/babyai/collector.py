@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from envs.interface import Observation, Transition, VectorEnv
-from mttl.babyai.agent import Acting, sample_actions
+from mttl.babyai.agent import Agent, sample_actions
 from mttl.babyai.rl.episode_log import EpisodeLog
 from mttl.babyai.rl.gae import generalised_advantages, normalise_advantages
 from mttl.babyai.rl.ppo import action_log_probs
@@ -17,7 +17,7 @@ from mttl.config.babyai_schema import Ppo
 from mttl.skills.composed.composed_model import ComposedModel
 
 
-class Player:
+class RolloutCollector:
     """A policy in its environments: it remembers, acts and counts episodes.
 
     Args:
@@ -52,15 +52,15 @@ class Player:
         if self.seen is None:
             self.seen = self.environments.reset()
         n_tasks, n_slots = self.begins.shape
-        acting = Acting(self.model, n_tasks, n_slots, self.memory)
+        agent = Agent(self.model, n_tasks, n_slots, self.memory)
         steps, bootstraps = [], []
         for _ in range(settings.n_steps):
-            step, values_at_end = self._step(acting, settings)
+            step, values_at_end = self._step(agent, settings)
             steps.append(step)
             bootstraps.append(values_at_end)
-        self.memory = acting.memory
+        self.memory = agent.memory
         assert self.seen is not None
-        _, next_values = acting(self.seen, self.begins)
+        _, next_values = agent(self.seen, self.begins)
         rollout = stack_steps(steps, settings.recurrence)
         advantages = generalised_advantages(
             rollout.rewards,
@@ -76,10 +76,10 @@ class Player:
         self.model.train(training)
         return cut_sequences(rollout, advantages, returns)
 
-    def _step(self, acting: Acting, settings: Ppo) -> tuple[Step, Tensor]:
-        seen, begins, memory, device = self.seen, self.begins, acting.memory, acting.device
+    def _step(self, agent: Agent, settings: Ppo) -> tuple[Step, Tensor]:
+        seen, begins, memory, device = self.seen, self.begins, agent.memory, agent.device
         assert seen is not None
-        logits, values = acting(seen, begins)
+        logits, values = agent(seen, begins)
         actions = sample_actions(logits, self.generator)
         change = self.environments.step(actions.cpu().numpy())
         ends = change.terminated | change.truncated
@@ -88,7 +88,7 @@ class Player:
         self.lengths[ends] = 0
         bootstraps = torch.zeros_like(values)
         if settings.bootstrap_truncated and change.final is not None:
-            bootstraps = _values_at_end(acting, change)
+            bootstraps = _values_at_end(agent, change)
         step = Step(
             images=torch.from_numpy(seen.image).to(device),
             missions=torch.from_numpy(seen.mission).to(device),
@@ -131,13 +131,13 @@ class Player:
             self.lengths = np.array(state["lengths"], dtype=np.int64)
 
 
-def _values_at_end(acting: Acting, change: Transition) -> Tensor:
+def _values_at_end(agent: Agent, change: Transition) -> Tensor:
     """Return the value of the last observation of truncated episodes, 0 elsewhere."""
     assert change.final is not None
-    places, memory = change.truncated, acting.memory
+    places, memory = change.truncated, agent.memory
     image, mission = change.observation.image.copy(), change.observation.mission.copy()
     image[places], mission[places] = change.final.image, change.final.mission
     last = Observation(image, change.observation.direction, mission)
-    _, values = acting(last, np.zeros_like(places))
-    acting.memory = memory  # they only looked
+    _, values = agent(last, np.zeros_like(places))
+    agent.memory = memory  # they only looked
     return values * torch.from_numpy(places).to(values)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from envs.episodes import Episodes, episode_seed, run_episodes
 from envs.interface import Observation
 from envs.vector import make_vector_env
-from mttl.babyai.agent import Acting, sample_actions
+from mttl.babyai.agent import Agent, sample_actions
 from mttl.babyai.rl.missions import without_padding
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.predictions import Result
@@ -46,11 +46,11 @@ def play_levels(
     environments = make_vector_env(levels, n_slots, seed=seed, evaluation=True)
     training = model.training
     model.eval()
-    acting = Acting(model, len(levels), n_slots)
+    agent = Agent(model, len(levels), n_slots)
     generator = torch.Generator().manual_seed(seed)
 
     def act(seen: Observation, begins: np.ndarray, alive: np.ndarray) -> np.ndarray:
-        logits, _ = acting(seen, begins)
+        logits, _ = agent(seen, begins)
         return _chosen(logits, choose, generator).cpu().numpy()
 
     try:

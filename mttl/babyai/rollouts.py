@@ -11,7 +11,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from mttl.babyai.collector import Player
+from mttl.babyai.collector import RolloutCollector
 from mttl.babyai.rl.sequences import Sequences, minibatches
 from mttl.config.babyai_schema import Ppo
 
@@ -20,7 +20,7 @@ class RolloutLoader:
     """Hands out the minibatches of one rollout per epoch, and plays the rollout when it begins.
 
     Args:
-        player: Plays.
+        collector: Plays the rollouts.
         settings: How.
         seed: Of the minibatches.
 
@@ -30,8 +30,8 @@ class RolloutLoader:
             learns would be another one than the policy that played.
     """
 
-    def __init__(self, player: Player, settings: Ppo, *, seed: int) -> None:
-        self.player = player
+    def __init__(self, collector: RolloutCollector, settings: Ppo, *, seed: int) -> None:
+        self.collector = collector
         self.settings = settings
         self.generator = torch.Generator().manual_seed(seed)
         self.before_batch: Callable[[], None] | None = None
@@ -48,7 +48,7 @@ class RolloutLoader:
             self.before_batch()
         if self._sequences is None:
             with self.arithmetic():
-                self._sequences, self._next = self.player.play(self.settings), 0
+                self._sequences, self._next = self.collector.play(self.settings), 0
             self._order = self.generator.get_state()
         self.generator.set_state(self._order)
         batches = minibatches(
@@ -74,7 +74,7 @@ class RolloutLoader:
         """Return what is needed to hand out the next minibatch and all later ones."""
         # After the last minibatch the generator stands where the next rollout begins.
         order = self.generator.get_state() if self._sequences is None else self._order
-        state = {"player": self.player.state_dict(), "next": self._next, "order": order}
+        state = {"player": self.collector.state_dict(), "next": self._next, "order": order}
         if self._sequences is not None:
             state["sequences"] = {
                 name: value.cpu() for name, value in vars(self._sequences).items()
@@ -83,11 +83,11 @@ class RolloutLoader:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go to a saved position; the next `iter` begins there."""
-        self.player.load_state_dict(state["player"])
+        self.collector.load_state_dict(state["player"])
         self.generator.set_state(state["order"])
         self._order, self._next, self._sequences = state["order"], state["next"], None
         if "sequences" in state:
-            device = self.player.model.device
+            device = self.collector.model.device
             tensors = {name: value.to(device) for name, value in state["sequences"].items()}
             self._sequences = Sequences(**tensors)
 
@@ -123,7 +123,7 @@ class RolloutDataModule(pl.LightningDataModule):
         episodes, since the same ones would be played by all.
         """
         if self.trainer is not None and self.trainer.global_rank > 0:
-            self.loader.player.log.load_state_dict(state_dict["player"]["log"])
+            self.loader.collector.log.load_state_dict(state_dict["player"]["log"])
         else:
             self.loader.load_state(state_dict)
 

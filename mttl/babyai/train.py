@@ -16,7 +16,7 @@ from mttl.babyai.build_policy import (
     build_policies,
     policy_settings,
 )
-from mttl.babyai.collector import Player
+from mttl.babyai.collector import RolloutCollector
 from mttl.babyai.demonstration_loader import DemonstrationDataModule
 from mttl.babyai.episode_monitor import EpisodeMonitor
 from mttl.babyai.evaluate import episode_results, episode_table, play_levels
@@ -159,9 +159,9 @@ def _from_rollouts(config: BabyAIConfig, model: ComposedModel, levels: Sequence[
             first_slot=rank * rl.n_slots,
         )
         seed = config.run.seed + rank
-        player = Player(model, environments, log, seed=seed)
+        collector = RolloutCollector(model, environments, log, seed=seed)
         try:
-            yield RolloutDataModule(RolloutLoader(player, rl.ppo, seed=seed))
+            yield RolloutDataModule(RolloutLoader(collector, rl.ppo, seed=seed))
         finally:
             environments.close()
 

@@ -17,7 +17,7 @@ from mttl.adaptation.search import (
     trials_table,
     write_trials,
 )
-from mttl.adaptation.search_ranges import search_ranges
+from mttl.adaptation.search_ranges import Bounds, search_ranges
 from mttl.adaptation.settings import with_settings
 from mttl.command import make_console
 from mttl.config.schema import Config, Search

@@ -124,10 +124,10 @@ def measure(config: BabyAIConfig, n_rollouts: int) -> tuple[Stopwatch, int]:
     with tempfile.TemporaryDirectory() as folder, learning.open_data(0) as data:
         if not isinstance(data, RolloutDataModule):
             raise ConfigError("rl.demonstrations must not be set: there are no rollouts to measure")
-        player = data.loader.player
-        environments = player.environments
+        collector = data.loader.collector
+        environments = collector.environments
         environments.step = watch.timed("environments", environments.step)  # type: ignore
-        player.play = watch.timed("playing", player.play)  # type: ignore[method-assign]
+        collector.play = watch.timed("playing", collector.play)  # type: ignore[method-assign]
         trainer = pl.Trainer(
             max_epochs=n_rollouts + 1,
             default_root_dir=folder,

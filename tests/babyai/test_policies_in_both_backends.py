@@ -20,7 +20,7 @@ pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 pytest.importorskip("envpool", reason="needs the extra `envpool`")
 
 from envs.vector import make_vector_env
-from mttl.babyai.agent import Acting, sample_actions
+from mttl.babyai.agent import Agent, sample_actions
 from mttl.babyai.build_policy import build_policies
 from mttl.babyai.train import learning_of
 from mttl.config.babyai_schema import BabyAIConfig
@@ -80,13 +80,13 @@ def train(config: BabyAIConfig, model: ComposedModel) -> None:
 def first_episodes(model: ComposedModel, backend: str) -> tuple[np.ndarray, np.ndarray]:
     """Return success and steps (T, N) of every environment's first episode."""
     env = make_vector_env(LEVELS, N_EPISODES, seed=77, backend=backend)  # type: ignore[arg-type]
-    acting = Acting(model, len(LEVELS), N_EPISODES)
+    agent = Agent(model, len(LEVELS), N_EPISODES)
     generator = torch.Generator().manual_seed(5)
     seen, begins = env.reset(), np.ones((len(LEVELS), N_EPISODES), bool)
     success, steps = np.zeros_like(begins), np.zeros(begins.shape, int)
     running = begins.copy()
     while running.any():
-        logits, _ = acting(seen, begins)
+        logits, _ = agent(seen, begins)
         change = env.step(sample_actions(logits, generator).numpy())
         seen, begins = change.observation, change.terminated | change.truncated
         steps += running

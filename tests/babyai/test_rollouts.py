@@ -13,7 +13,7 @@ from envs.interface import Observation, Transition
 from envs.vector import make_vector_env
 from envs.vocabulary import MISSION_LENGTH, N_TOKENS
 from mttl.babyai.agent import sample_actions
-from mttl.babyai.collector import Player
+from mttl.babyai.collector import RolloutCollector
 from mttl.babyai.policy import Policy
 from mttl.babyai.rl.episode_log import EpisodeLog
 from mttl.babyai.rollouts import RolloutDataModule, RolloutLoader
@@ -40,8 +40,8 @@ def policies(n_tasks: int = 2) -> ComposedModel:
 
 def loader(model: ComposedModel, settings: Ppo = SETTINGS) -> RolloutLoader:
     environments = make_vector_env(LEVELS, 4, seed=5)
-    player = Player(model, environments, EpisodeLog(LEVELS, 5), seed=1)
-    return RolloutLoader(player, settings, seed=2)
+    collector = RolloutCollector(model, environments, EpisodeLog(LEVELS, 5), seed=1)
+    return RolloutLoader(collector, settings, seed=2)
 
 
 def test_what_is_learned_from_is_what_was_played() -> None:
@@ -131,9 +131,9 @@ def test_rewards_are_scaled_and_values_of_truncated_episodes_added() -> None:
             bootstrap_truncated=bootstrap,
         )
         room: Any = OneRoom()
-        player = Player(policies(1), room, EpisodeLog(["GoToObj"], 5), seed=1)
-        batch = player.play(settings)
-        return batch.advantages[0, :, 0], batch.values[0, :, 0], player.memory
+        collector = RolloutCollector(policies(1), room, EpisodeLog(["GoToObj"], 5), seed=1)
+        batch = collector.play(settings)
+        return batch.advantages[0, :, 0], batch.values[0, :, 0], collector.memory
 
     plain, values, memory = advantages(bootstrap=False)
     # λ = 0: reward and the critic's next value, less its value; nothing follows an end.
@@ -154,14 +154,14 @@ def test_rollouts_are_played_in_the_precision_they_are_learned_from(
     """The ratio of old to new probabilities would be off by rounding before anything is learned."""
     rollouts = loader(policies())
     used = []
-    play = rollouts.player.play
+    play = rollouts.collector.play
 
     def spy(settings: Ppo) -> Any:
         on = torch.is_autocast_enabled("cpu")
         used.append(torch.get_autocast_dtype("cpu") if on else None)
         return play(settings)
 
-    monkeypatch.setattr(rollouts.player, "play", spy)
+    monkeypatch.setattr(rollouts.collector, "play", spy)
     data = RolloutDataModule(rollouts)
     data.trainer = pl.Trainer(
         precision=precision, accelerator="cpu", logger=False, enable_checkpointing=False
@@ -182,15 +182,15 @@ def test_actions_are_drawn_with_their_probabilities() -> None:
 def test_environments_that_cannot_be_saved_begin_anew() -> None:
     first = loader(policies())
     next(iter(first))
-    player: Any = first.player
+    collector: Any = first.collector
 
     def refuse() -> bytes:
         raise NotImplementedError
 
-    player.environments.state = refuse
+    collector.environments.state = refuse
     state = first.state()
     assert "environments" not in state["player"]
     other = loader(policies())
     other.load_state(state)
-    assert other.player.seen is None
-    assert other.player.log.frames.tolist() == first.player.log.frames.tolist()
+    assert other.collector.seen is None
+    assert other.collector.log.frames.tolist() == first.collector.log.frames.tolist()

@@ -1,12 +1,14 @@
 """The generated pages are those of the code."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
 from helpers.command import ROOT, load_recipe
 
+sys.path.insert(0, str(ROOT / "scripts"))  # as Python does for a script
 SCRIPT = load_recipe(ROOT / "scripts" / "write_reference.py")
 
 
@@ -30,7 +32,8 @@ def test_pages_that_are_not_current(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert SCRIPT.main(given) == 0
     assert SCRIPT.main([*given, "--check"]) == 0
     text = page.read_text("utf-8")
-    assert text.startswith("before\n") and text.endswith("<!-- end -->\nafter\n")
+    assert text.startswith("before\n")
+    assert text.endswith("<!-- end -->\nafter\n")
     assert "| `mttl/skills/` | COMPUTATION" in text
     (tmp_path / "mttl" / "skills" / "another.py").write_text('"""Another file."""\n', "utf-8")
     assert SCRIPT.main([*given, "--check"]) == 1
