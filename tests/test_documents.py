@@ -15,7 +15,7 @@ ELSEWHERE = {
     *("nn.Module", "nn.Linear", "functional_call", "vmap", "minigrid", "gymnasium"),
     *("transformers", "safetensors", "fsdp", "pip", "venv", "pytest", "PyTorch", "NumPy"),
     *("BabyAI", "CrossFit", "LoRA", "TIES", "DARE", "CaPE", "PEFT", "AdapterFusion"),
-    *("HyperFormer", "OpenMP", "YAML"),
+    *("HyperFormer", "OpenMP", "YAML", "FSDPStrategy"),
 }
 
 
