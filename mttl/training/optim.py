@@ -10,6 +10,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from mttl.shares import share_of
+
 OptimizerKind = Literal["adamw", "adam", "adafactor"]
 ScheduleKind = Literal["constant", "linear", "cosine"]
 ROLES = ("skills", "router", "token_router", "backbone")
@@ -71,7 +73,7 @@ class Optimization:
 
     def scheduler(self, optimizer: Optimizer, total_steps: int) -> LambdaLR:
         """Return the schedule of ``optimizer`` over ``total_steps`` steps."""
-        warmup = self.warmup if self.warmup >= 1 else self.warmup * total_steps
+        warmup = self.warmup if self.warmup >= 1 else share_of(self.warmup, total_steps)
         return LambdaLR(optimizer, learning_rate_factor(self.schedule, int(warmup), total_steps))
 
 

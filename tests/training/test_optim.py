@@ -132,6 +132,12 @@ def test_constant_schedule_and_warmup_as_a_fraction():
     assert [factor(step) for step in (0, 1, 2, 7, 80)] == [0.0, 0.5, 1.0, 1.0, 1.0]
 
 
+def test_the_warmup_is_the_fraction_that_was_written():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = Optimization(schedule="constant", warmup=0.29).scheduler(optimizer, 100)
+    assert scheduler.lr_lambdas[0](28) == 28 / 29
+
+
 def test_an_unknown_schedule_is_an_error():
     with pytest.raises(ValueError, match=r"schedule \('zigzag'\) must be"):
         learning_rate_factor("zigzag", 0, 1)
