@@ -13,8 +13,17 @@ def gathered(value: Value) -> list[Value]:
     Args:
         value: Of this process; anything that can be pickled.
     """
-    if not (dist.is_available() and dist.is_initialized()):
+    if not _several():
         return [value]
     values = [value] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def rank() -> int:
+    """Return which process this is, from 0."""
+    return dist.get_rank() if _several() else 0
+
+
+def _several() -> bool:
+    return dist.is_available() and dist.is_initialized()
