@@ -6,6 +6,9 @@ from torch import nn
 from transformers import Trainer
 
 from helpers.backbones import BACKBONES
+from mttl.skills.composed.module_inventory import ModuleInventory
+from mttl.skills.feed_forward_experts import FeedForwardExperts
+from mttl.skills.kinds import KINDS
 from mttl.skills.weight_decay import decays
 
 
@@ -41,6 +44,46 @@ def test_a_table_of_biases_is_a_bias():
 def test_a_module_may_say_what_its_parameters_are():
     model = nn.Sequential(Stacks(), nn.Linear(2, 2))
     assert decayed(model) == {"0.values", "1.weight"}
+
+
+# Of every kind of skill, what is a bias or a scale; all else is a weight.
+VECTORS = {
+    "lora": set(),
+    "ia3": {"difference"},
+    "adapter": {"blocks.up_bias", "blocks.down_bias"},
+    "dense": set(),
+    "sparse": set(),
+    "supermask": set(),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_skills_decay_is_for_all_but_biases_and_scales(kind):
+    skills = KINDS[kind](4, 6, 3)
+    named = {name for name, _ in skills.named_parameters()}
+    assert named - decayed(skills) == VECTORS[kind]
+    assert VECTORS[kind] <= named
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_of_feed_forward_experts_decay_is_for_the_products(gated):
+    experts = FeedForwardExperts(4, 8, 6, 3, gated=gated, bias=True)
+    assert decayed(experts) == {"up", "down"}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "composed" in KINDS[kind].uses])
+def test_a_change_of_a_bias_is_a_bias(kind):
+    """Dense and sparse changes of biases and norms are stacked into matrices, or flattened."""
+    base = nn.Sequential(nn.Conv2d(1, 2, 3), nn.LayerNorm(4), nn.GRU(4, 3), Stacks())
+    inventory = ModuleInventory(base, 2, kind=kind)
+    changed = {
+        name: name.removeprefix("skills.").rpartition(".")[0]
+        for name, _ in inventory.named_parameters()
+    }
+    expected = decayed(base)
+    assert len(expected) == 4
+    for name, tensor in changed.items():
+        assert decays(inventory, name) == (tensor in expected), name
 
 
 @pytest.mark.parametrize(

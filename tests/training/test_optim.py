@@ -78,6 +78,12 @@ def test_two_speeds_and_weight_decay_by_role():
     }
 
 
+def test_scales_that_are_stacked_over_skills_never_decay():
+    groups = parameter_groups(skilled(kind=IA3Inventory), lr=LR, weight_decay=0.3)
+    found = {group["name"]: group["weight_decay"] for group in groups}
+    assert found == {"router": 0.0, "skills (no decay)": 0.0}
+
+
 def test_router_logits_never_decay():
     model = skilled()
     with torch.no_grad():
