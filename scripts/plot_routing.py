@@ -143,6 +143,8 @@ def use_probabilities(record: RoutingRecord) -> np.ndarray:
     if settings["kind"] != "polytropon":
         return (record.weights > 0).astype(np.float64)
     probabilities = saved.router["logits"].double().sigmoid()  # (G, T, H, K)
+    if settings["straight_through"]:  # rounded as the router does, in the precision of the logits
+        probabilities = (saved.router["logits"].sigmoid() > 0.5).double()
     if settings["shared_skill"]:  # the last skill is always on and has no logit
         always = torch.ones_like(probabilities[..., :1])
         probabilities = torch.cat([probabilities, always], dim=-1)

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mttl.adaptation import job as few_shot_run
 from mttl.adaptation import modes
 from mttl.adaptation.adapted_model import AdaptedModel
@@ -26,6 +24,7 @@ from mttl.checkpoint import read_inventory
 from mttl.config.load import dump_config, load_config, resolve_folder, resolve_path
 from mttl.config.schema import Config
 from mttl.errors import ConfigError
+from mttl.gpus import device_of
 from mttl.gym.folder import Gym
 
 
@@ -133,8 +132,8 @@ def adapt_to(
             *(Path(folder), task, training, development), metric=metric, description=description
         )
         built = load_run(run)
-        model = built.model.to(_device())
-        with few_shot_run.seeded(seed, _device()):
+        model = built.model.to(device_of())
+        with few_shot_run.seeded(seed, device_of()):
             modes.apply_mode(model, values.mode, init=values.init)
             module = few_shot_run.task_module(model, built.tokenizer, {task: metric}, values)
             job = FewShotJob(task, 0, seed)
@@ -224,9 +223,13 @@ class Adaptation:
         skills = self.skills if self.skills.name else self.skills.absolute()
         return skills.parent / name
 
-    def to_device(self) -> None:
-        """Move the model to the GPU, where there is one."""
-        self.run.model.to(_device())
+    def to_device(self, number: int = 1) -> None:
+        """Move the model to a GPU, where there is one.
+
+        Args:
+            number: Of the part of the jobs: parts take GPUs in turn.
+        """
+        self.run.model.to(device_of(number))
 
     def run_job(
         self,
@@ -272,7 +275,3 @@ def _settings_of(run: str | Path, config: str | Path | None, settings: Mapping[s
 def _form_of(run: str | Path) -> dict[str, Any]:
     """Rows look as they did in training."""
     return read_inventory(run).meta["settings"]["data"]
-
-
-def _device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

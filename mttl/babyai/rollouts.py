@@ -14,6 +14,7 @@ import torch
 from mttl.babyai.collector import RolloutCollector
 from mttl.babyai.rl.sequences import Sequences, minibatches
 from mttl.config.babyai_schema import Ppo
+from mttl.training.processes import gathered, rank
 
 
 class RolloutLoader:
@@ -113,19 +114,21 @@ class RolloutDataModule(pl.LightningDataModule):
         return self.loader
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is needed to go on exactly."""
-        return self.loader.state()
+        """Return what is needed to go on exactly: of several processes, a state of each."""
+        states = gathered(self.loader.state())
+        return {"processes": states} if len(states) > 1 else states[0]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from there.
 
-        A checkpoint holds the state of the first process; the others keep its counts and begin new
-        episodes, since the same ones would be played by all.
+        Where there were fewer processes, those that had no state take the counts of the first one
+        and begin new episodes, since the same ones would be played by both.
         """
-        if self.trainer is not None and self.trainer.global_rank > 0:
-            self.loader.collector.log.load_state_dict(state_dict["player"]["log"])
+        states = state_dict.get("processes", [state_dict])
+        if rank() < len(states):
+            self.loader.load_state(states[rank()])
         else:
-            self.loader.load_state(state_dict)
+            self.loader.collector.log.load_state_dict(states[0]["player"]["log"])
 
     def transfer_batch_to_device(
         self, batch: Sequences, device: torch.device, dataloader_idx: int

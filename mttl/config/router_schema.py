@@ -41,7 +41,7 @@ class Polytropon(_AnyRouter):
     relaxed: bool = True
     """Draw from the relaxed Bernoulli while training; else use the probabilities."""
     straight_through: bool = False
-    """Round draws to 0 or 1 while training."""
+    """Round draws and probabilities to 0 or 1, in training and in evaluation."""
     temperature: PositiveFloat = 1.0
     """Of the relaxed Bernoulli."""
     final_temperature: PositiveFloat | None = None

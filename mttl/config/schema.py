@@ -288,6 +288,13 @@ class Config(Section):
                 "moe.task_prior 'logits' takes logarithms, and rows of the hyperformer router "
                 "may be negative; use another router"
             ]
+        router = self.router
+        if router.kind == "polytropon" and router.straight_through and not router.shared_skill:
+            return [
+                f"moe.task_prior '{prior}' needs an expert for every task, and a router with "
+                "straight_through may leave a task none; set router.straight_through: false, or "
+                "router.shared_skill: true"
+            ]
         if prior == "mask" and kind not in ("expert", "private"):
             return [
                 f"moe.task_prior 'mask' needs rows with zeros that are given (router expert or "

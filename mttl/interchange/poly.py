@@ -26,8 +26,9 @@ from mttl.skills.lora import LoRAInventory
 from mttl.skills.skilled_model import SkilledModel
 
 DOWN, UP, LOGITS = "poly_lora_A", "poly_lora_B", "poly_router.module_logits"
-# A probability that is 0 or 1 to the last bit of single precision once it is normalised.
-CERTAIN = 30.0
+# A probability that is 0 or 1 to the last bit of single precision, also where a row holds no 1 and
+# is divided by the smallest sum that PEFT allows.
+CERTAIN = 80.0
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,8 @@ def poly_logits(router: TaskRouter) -> Float[Tensor, "G T H K"]:
     """
     if isinstance(router, PolytroponRouter) and router.normalisation == "sum":
         logits = router.logits.detach()
+        if router.hard:
+            logits = torch.where(logits.sigmoid() > 0.5, CERTAIN, -CERTAIN).to(logits)
         if router.shared_skill:
             logits = torch.cat([logits, torch.full_like(logits[..., :1], CERTAIN)], dim=-1)
         return logits.clone()

@@ -10,9 +10,6 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
-
-from rouge import Rouge
 
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -45,20 +42,6 @@ def word_f1(prediction: str, reference: str) -> float:
         return 0.0
     precision, recall = shared / len(predicted), shared / len(expected)
     return 2 * precision * recall / (precision + recall)
-
-
-def rouge_l(prediction: str, reference: str) -> float:
-    """Return the F-score of ROUGE-L, as the package ``rouge`` computes it.
-
-    An answer or a reference of punctuation only scores 0: the package refuses them.
-    """
-    if (
-        not prediction.translate(PUNCTUATION).strip()
-        or not reference.translate(PUNCTUATION).strip()
-    ):
-        return 0.0
-    scores: Any = Rouge(metrics=["rouge-l"]).get_scores(prediction, reference)
-    return float(scores[0]["rouge-l"]["f"])
 
 
 def best(compare: Callable[[str, str], float], prediction: str, references: Sequence[str]) -> float:

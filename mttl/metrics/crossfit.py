@@ -6,45 +6,69 @@ result is NaN.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float64, UInt8
 from torch import Tensor
 from torchmetrics import Metric
-from torchmetrics.functional import matthews_corrcoef, pearson_corrcoef
 
 from mttl.errors import nearest
-from mttl.metrics.answer_scores import best, exact_match, rouge_l, same_ignoring_case, word_f1
+from mttl.metrics.answer_scores import best, exact_match, same_ignoring_case, word_f1
+from mttl.metrics.rouge_l import rouge_l
 from mttl.metrics.text_metric import TextMetric, check_rows
 
 
-class MeanComparison(TextMetric):
+class NumberMetric(TextMetric):
+    """Base of the metrics that make a few numbers of every row, kept in double precision.
+
+    Args:
+        n_numbers: How many.
+    """
+
+    bits: list[Tensor]
+
+    def __init__(self, n_numbers: int) -> None:
+        super().__init__()
+        self.add_rows_state("bits", torch.empty(0, n_numbers, dtype=torch.int64))
+
+    def update(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+        """Add rows."""
+        check_rows(predictions, references)
+        rows = [
+            self.numbers_of(prediction, accepted)
+            for prediction, accepted in zip(predictions, references, strict=True)
+        ]
+        if rows:
+            added = torch.tensor(rows, dtype=torch.float64).view(torch.int64)
+            self.bits.append(added.to(self.device))
+
+    def numbers_of(self, prediction: str, accepted: Sequence[str]) -> tuple[float, ...]:
+        """Return the numbers of a row."""
+        raise NotImplementedError
+
+
+class MeanComparison(NumberMetric):
     """The mean over rows of the best comparison with any accepted answer.
 
     Args:
         compare: Scores one answer against one reference, from 0 to 1.
     """
 
-    total: Tensor
-    count: Tensor
-
     def __init__(self, compare: Callable[[str, str], float]) -> None:
-        super().__init__()
+        super().__init__(1)
         self.compare = compare
-        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
-        self.add_state("count", torch.zeros(()), dist_reduce_fx="sum")
 
-    def update(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
-        """Add rows."""
-        check_rows(predictions, references)
-        for prediction, accepted in zip(predictions, references, strict=True):
-            self.total += best(self.compare, prediction, accepted)
-        self.count += len(predictions)
+    def numbers_of(self, prediction: str, accepted: Sequence[str]) -> tuple[float, ...]:
+        """Return the row's score."""
+        return (best(self.compare, prediction, accepted),)
 
-    def compute(self) -> Float[Tensor, ""]:
-        """Return the mean."""
-        return self.total / self.count
+    def compute(self) -> Float64[Tensor, ""]:
+        """Return the mean, whatever the order of the rows."""
+        scores = self.numbers("bits")[:, 0]
+        return double(math.fsum(scores) / len(scores) if len(scores) else math.nan)
 
 
 class ClassificationF1(TextMetric):
@@ -67,7 +91,7 @@ class ClassificationF1(TextMetric):
         """Add rows."""
         check_rows(predictions, references)
         texts = [
-            text.encode()
+            text.encode(errors="surrogatepass")
             for prediction, accepted in zip(predictions, references, strict=True)
             for text in (accepted[0], prediction.strip())
         ]
@@ -75,7 +99,7 @@ class ClassificationF1(TextMetric):
         lengths = torch.tensor([len(text) for text in texts], dtype=torch.int64)
         self.lengths.append(lengths.to(self.device))
 
-    def compute(self) -> Float[Tensor, ""]:
+    def compute(self) -> Float64[Tensor, ""]:
         """Return the unweighted mean of the classes' F1."""
         texts, start = [], 0
         data = self.rows("characters").cpu().numpy().tobytes()
@@ -83,77 +107,53 @@ class ClassificationF1(TextMetric):
             texts.append(data[start : start + length])
             start += length
         labels, predictions = texts[0::2], texts[1::2]
-        classes = sorted(set(texts))
-        if not classes:
-            return torch.tensor(math.nan, device=self.device)
-        scores = []
-        for name in classes:
-            hits = sum(a == b == name for a, b in zip(labels, predictions, strict=True))
-            scores.append(2 * hits / (labels.count(name) + predictions.count(name)))
-        return torch.tensor(sum(scores) / len(scores), device=self.device)
-
-
-class NumberMetric(TextMetric):
-    """Base of the correlations: pairs of numbers, label first."""
-
-    pairs: list[Tensor]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_rows_state("pairs", torch.empty(0, 2))
-
-    def update(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
-        """Add rows; the first reference counts."""
-        check_rows(predictions, references)
-        pairs = [
-            (self.number(accepted[0]), self.number(prediction.strip()))
-            for prediction, accepted in zip(predictions, references, strict=True)
-        ]
-        added = torch.tensor(pairs, dtype=torch.float32).view(-1, 2)
-        self.pairs.append(added.to(self.device))
-
-    def number(self, text: str) -> float:
-        """Return the number that a text stands for."""
-        raise NotImplementedError
+        hits = Counter(a for a, b in zip(labels, predictions, strict=True) if a == b)
+        scores = [2 * hits[name] / count for name, count in Counter(texts).items()]
+        return double(math.fsum(scores) / len(scores) if scores else math.nan)
 
 
 class MatthewsCorrelation(NumberMetric):
     """Matthews correlation of two classes: ``acceptable`` against everything else."""
 
-    def number(self, text: str) -> float:
-        """Return 1 for ``acceptable``, else 0."""
-        return float(text == "acceptable")
+    def __init__(self) -> None:
+        super().__init__(2)
 
-    def compute(self) -> Float[Tensor, ""]:
+    def numbers_of(self, prediction: str, accepted: Sequence[str]) -> tuple[float, ...]:
+        """Return whether the label, and whether the answer, is ``acceptable``."""
+        return float(accepted[0] == "acceptable"), float(prediction.strip() == "acceptable")
+
+    def compute(self) -> Float64[Tensor, ""]:
         """Return the correlation; 0 where label or prediction is constant, as scikit-learn does."""
-        pairs = self.rows("pairs")
-        if not len(pairs):
-            return torch.tensor(math.nan, device=self.device)
-        labels, predictions = pairs.long().unbind(1)
-        if len(labels.unique()) < 2 or len(predictions.unique()) < 2:
-            return torch.tensor(0.0, device=self.device)
-        return matthews_corrcoef(predictions, labels, task="binary")
+        pairs = self.numbers("bits").astype(bool).tolist()
+        if not pairs:
+            return double(math.nan)
+        # Whole numbers of any size: their products are exact.
+        n, both = len(pairs), sum(label and answer for label, answer in pairs)
+        labels, answers = (sum(column) for column in zip(*pairs, strict=True))
+        spread = labels * (n - labels) * answers * (n - answers)
+        return double((n * both - labels * answers) / math.sqrt(spread) if spread else 0.0)
 
 
 class PearsonCorrelation(NumberMetric):
     """Pearson's correlation of numbers; NaN where an answer is no number or all are equal."""
 
-    def number(self, text: str) -> float:
-        """Return the number, or NaN."""
-        try:
-            return float(text)
-        except ValueError:
-            return math.nan
+    def __init__(self) -> None:
+        super().__init__(2)
 
-    def compute(self) -> Float[Tensor, ""]:
-        """Return the correlation."""
-        # In double precision, which not every device has.
-        pairs = self.rows("pairs").cpu().double()
-        undefined = len(pairs) < 2 or not bool(torch.isfinite(pairs).all())
-        labels, predictions = pairs.unbind(1)
-        if undefined or len(labels.unique()) < 2 or len(predictions.unique()) < 2:
-            return torch.tensor(math.nan, device=self.device)
-        return pearson_corrcoef(predictions, labels).to(self.device, torch.float32)
+    def numbers_of(self, prediction: str, accepted: Sequence[str]) -> tuple[float, ...]:
+        """Return label and answer as numbers, or NaN."""
+        return _number(accepted[0]), _number(prediction.strip())
+
+    def compute(self) -> Float64[Tensor, ""]:
+        """Return the correlation, by the arithmetic of ``scipy.stats.pearsonr``."""
+        columns = self.numbers("bits").T
+        constant = any((column == column[:1]).all() for column in columns)
+        if constant or not np.isfinite(columns).all():
+            return double(math.nan)
+        # Numbers near the largest double overflow on the way: then the result is NaN.
+        with np.errstate(over="ignore", invalid="ignore"):
+            labels, predictions = (_unit_vector(column) for column in columns)
+            return double(float(np.clip(labels @ predictions, -1.0, 1.0)))
 
 
 METRICS: dict[str, Callable[[], Metric]] = {
@@ -181,6 +181,24 @@ def build_metric(name: str) -> Metric:
             f"metric ('{name}') must be one of {', '.join(METRICS)}.{nearest(name, METRICS)}"
         )
     return METRICS[name]()
+
+
+def double(value: float) -> Float64[Tensor, ""]:
+    """Return a result, on the CPU: not every device has doubles."""
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _unit_vector(values: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+    centred = values - values.mean()
+    largest = np.abs(centred).max()
+    return centred / (largest * np.linalg.norm(centred / largest))
 
 
 def _bytes(text: bytes) -> UInt8[Tensor, "n"]:

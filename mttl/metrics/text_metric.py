@@ -1,13 +1,15 @@
-"""The base of the metrics: its states can be joined across processes, even if one has no row.
+"""The base of the metrics: rows that processes can join, also where one of them holds none.
 
-States are tensors, also where a metric compares strings, so that processes may hold different
-numbers of rows, or none.
+Rows are kept as whole numbers: strings as bytes, doubles as their bits. A model that is turned to
+half precision takes its metrics along, and that changes no whole number; every device has them.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from jaxtyping import Float64
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -28,6 +30,10 @@ class TextMetric(Metric):
         """Add a list of tensors to be joined along their first axis; ``empty`` has no row."""
         self.add_state(name, [], dist_reduce_fx="cat")
         self._empty[name] = empty
+
+    def numbers(self, name: str) -> Float64[np.ndarray, "rows columns"]:
+        """Return a list state that holds the bits of doubles."""
+        return self.rows(name).cpu().view(torch.float64).numpy()
 
     def rows(self, name: str) -> Tensor:
         """Return a list state as one tensor, before and after processes joined theirs."""

@@ -89,8 +89,10 @@ class MoELayer(nn.Module):
             )
         factors = {"capacity_factor": capacity_factor, "eval_capacity_factor": eval_capacity_factor}
         for name_of, factor in factors.items():
-            if factor is not None and not factor > 0:
-                raise ValueError(f"{name_of} ({factor}) must be positive, or None to drop nothing")
+            if factor is not None and not 0 < factor < math.inf:
+                raise ValueError(
+                    f"{name_of} ({factor}) must be positive and finite, or None to drop nothing"
+                )
         self.experts = experts
         self.router = router
         self.slot = slot

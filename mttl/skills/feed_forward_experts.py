@@ -46,6 +46,7 @@ class FeedForwardExperts(Inventory):
     """
 
     uses = ("token",)
+    undecayed = ("up_bias", "down_bias")
 
     def __init__(
         self,

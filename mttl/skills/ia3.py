@@ -34,6 +34,7 @@ class IA3Inventory(Inventory):
 
     uses = ("task", "token")
     reads = "output"
+    undecayed = ("difference",)
 
     def __init__(
         self, in_features: int, out_features: int, n_skills: int, *, n_heads: int = 1

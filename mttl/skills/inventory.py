@@ -43,6 +43,7 @@ class Inventory(nn.Module, ABC):
         uses: The uses that the kind has.
         reads: What `dispatch` is given: the ``"input"`` of the layer, or its ``"output"``.
         smallest_ndim: Parameters of fewer axes cannot have skills of this kind.
+        undecayed: Names of its biases and scales, which weight decay is not for.
 
     Raises:
         ValueError: If a size is not positive.
@@ -52,6 +53,7 @@ class Inventory(nn.Module, ABC):
     uses: ClassVar[tuple[str, ...]]
     reads = "input"
     smallest_ndim = 0
+    undecayed: tuple[str, ...] = ()
 
     def __init__(
         self, in_features: int, out_features: int, n_skills: int, n_heads: int = 1

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
+from mttl.shares import share_of
 from mttl.skills.supports import random_support
 from mttl.sparse.full_tuning import FullTuning
 from mttl.sparse.lottery_settings import LotterySettings
@@ -206,7 +207,9 @@ class LotteryTicket:
     def _begin_optimizer(self, lr: float) -> None:
         n_steps = self.settings.steps[self.phase]
         self._optimizer = AdamW(self._tuning.parameters(), lr=lr, weight_decay=0.0)
-        factor = learning_rate_factor("linear", int(self.settings.warmup * n_steps), n_steps)
+        factor = learning_rate_factor(
+            "linear", int(share_of(self.settings.warmup, n_steps)), n_steps
+        )
         self._schedule = LambdaLR(self._optimizer, factor)
 
     def _train(self, tuning: FullTuning | SparseTuning) -> None:

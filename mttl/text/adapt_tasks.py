@@ -71,6 +71,7 @@ def adapt_run(
     results = Results(folder, shard)
     todo = [job for job in shard.share(jobs) if job not in results.finished]
     if todo:
+        adaptation.to_device(shard.number)
         with results.writing():
             run_jobs(adaptation, config, todo, results, status)
 
@@ -98,7 +99,6 @@ def run_jobs(
         results: Where they go.
         status: Where progress is shown.
     """
-    adaptation.to_device()
     with counting_bar(status) as progress:
         bar = progress.add_task("adapting", total=len(todo) * config.adapt.max_steps)
         for number, job in enumerate(todo, start=1):

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from mttl.adaptation.shard import Shard
 from mttl.errors import MttlError
+from mttl.gpus import gpu_environment
 
 
 def start_workers(n_workers: int, shard: Shard, command: Sequence[str]) -> None:
-    """Share the jobs among processes of a command and wait for them.
+    """Share the jobs among processes of a command, one GPU each, and wait for them.
 
     Args:
         n_workers: How many.
@@ -25,9 +26,9 @@ def start_workers(n_workers: int, shard: Shard, command: Sequence[str]) -> None:
         subprocess.Popen(
             [*command, "--workers", "1", "--shard", f"{part.number}/{part.n_shards}"],
             stdout=subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": threads},
+            env={**os.environ, "OMP_NUM_THREADS": threads, **gpu_environment(number)},
         )
-        for part in parts
+        for number, part in enumerate(parts, start=1)
     ]
     try:
         failed = [number for number, worker in enumerate(workers, 1) if worker.wait()]

@@ -1,6 +1,7 @@
 """The Lightning module that text and policies share: optimizer, checkpoints and random states."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from mttl.errors import CheckpointError, ConfigError
 from mttl.training.optim import Optimization
+from mttl.training.processes import gathered
 
 
 class ResumableModule(pl.LightningModule):
@@ -28,8 +30,8 @@ class ResumableModule(pl.LightningModule):
         super().__init__()
         self.model = model
         self.optimization = optimization
-        self._random_state: Tensor | None = None
-        self._device_random_state: Tensor | None = None
+        # Of every process of the run that was saved.
+        self._random_states: list[Mapping[str, Tensor]] = []
         # Frozen weights are not in the checkpoint; `on_load_checkpoint` checks the rest.
         self.strict_loading = False
 
@@ -58,16 +60,17 @@ class ResumableModule(pl.LightningModule):
         state = torch.load(checkpoint, map_location=self.device, weights_only=False)
         self.on_load_checkpoint(state)
         self.load_state_dict(state["state_dict"], strict=False)
-        self._random_state = self._device_random_state = None
+        self._random_states = []
         return int(state["global_step"])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Leave the frozen weights out, and keep the random states."""
+        """Leave the frozen weights out, and keep the random states of all processes."""
         kept = self._kept(checkpoint["state_dict"])
         checkpoint["state_dict"] = {name: checkpoint["state_dict"][name] for name in kept}
-        checkpoint["random_state"] = torch.get_rng_state()
+        state = {"random_state": torch.get_rng_state()}
         if self.device.type == "cuda":
-            checkpoint["device_random_state"] = torch.cuda.get_rng_state(self.device)
+            state["device_random_state"] = torch.cuda.get_rng_state(self.device)
+        checkpoint["random_states"] = gathered(state)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check that nothing that training changes is missing, and remember the random states.
@@ -81,23 +84,27 @@ class ResumableModule(pl.LightningModule):
                 f"the checkpoint lacks {len(missing)} trained tensors, first {missing[0]}; it was "
                 "made by a run with other settings"
             )
-        self._random_state = checkpoint.get("random_state")
-        self._device_random_state = checkpoint.get("device_random_state")
+        # Earlier versions kept the states of the first process, beside everything else.
+        earlier = [checkpoint] if "random_state" in checkpoint else []
+        self._random_states = checkpoint.get("random_states", earlier)
 
     def on_train_start(self) -> None:
         """After a resume, continue the streams of random numbers where they stopped.
 
         Several processes start from one seed: each gets a stream of its own, or all would draw the
-        same noise for different rows.
+        same noise for different rows. A run that is resumed with another number of processes goes
+        on in new streams.
         """
-        if self.trainer.world_size > 1:
-            past = self.trainer.world_size * self.trainer.global_step
+        n_processes, states = self.trainer.world_size, self._random_states
+        if len(states) == n_processes:
+            state = states[self.global_rank]
+            torch.set_rng_state(state["random_state"].cpu())
+            if "device_random_state" in state and self.device.type == "cuda":
+                torch.cuda.set_rng_state(state["device_random_state"].cpu(), self.device)
+        elif n_processes > 1 or states:
+            past = n_processes * self.trainer.global_step
             torch.manual_seed(torch.initial_seed() + past + self.global_rank)
-        elif self._random_state is not None:
-            torch.set_rng_state(self._random_state.cpu())
-            if self._device_random_state is not None and self.device.type == "cuda":
-                torch.cuda.set_rng_state(self._device_random_state.cpu(), self.device)
-        self._random_state = self._device_random_state = None
+        self._random_states = []
 
     def _kept(self, state: dict[str, Tensor]) -> list[str]:
         """Return the names of what training may change: all but frozen parameters."""

@@ -10,6 +10,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from mttl.shares import share_of
+from mttl.skills.weight_decay import decays
+
 OptimizerKind = Literal["adamw", "adam", "adafactor"]
 ScheduleKind = Literal["constant", "linear", "cosine"]
 ROLES = ("skills", "router", "token_router", "backbone")
@@ -27,7 +30,7 @@ class Optimization:
         backbone_lr: Learning rate of a trained backbone; ``lr`` by default.
         token_router_lr: Learning rate of routers that read hidden states; ``lr`` by default: they
             are layers like others, and no table of logits.
-        weight_decay: Of matrices; never of router parameters, biases and norms.
+        weight_decay: Of weights; never of router parameters, biases, norms and scales.
         schedule: The course of all learning rates after the warm-up.
         warmup: Steps of linear warm-up; below 1, a fraction of all steps.
         settings: The optimizer's further arguments (betas, eps …).
@@ -71,7 +74,7 @@ class Optimization:
 
     def scheduler(self, optimizer: Optimizer, total_steps: int) -> LambdaLR:
         """Return the schedule of ``optimizer`` over ``total_steps`` steps."""
-        warmup = self.warmup if self.warmup >= 1 else self.warmup * total_steps
+        warmup = self.warmup if self.warmup >= 1 else share_of(self.warmup, total_steps)
         return LambdaLR(optimizer, learning_rate_factor(self.schedule, int(warmup), total_steps))
 
 
@@ -122,7 +125,7 @@ def parameter_groups(
     Args:
         model: A model whose parts carry roles.
         lr: Learning rate of each role.
-        weight_decay: For parameters of two or more axes outside the router.
+        weight_decay: Of weights outside the router; see `mttl.skills.weight_decay`.
 
     Raises:
         ValueError: If there is nothing to train, or a parameter has no (known) role.
@@ -132,18 +135,18 @@ def parameter_groups(
     for name, role in parameter_roles(model).items():
         if role not in lr:
             raise ValueError(f"'{name}' has the role '{role}'; known are {', '.join(lr)}")
-        decays = role not in ROUTERS and parameters[name].ndim > 1
-        groups.setdefault((role, decays), []).append(parameters[name])
+        decayed = role not in ROUTERS and decays(model, name)
+        groups.setdefault((role, decayed), []).append(parameters[name])
     if not groups:
         raise ValueError("the model has no trainable parameter")
     return [
         {
-            "name": role if decays or role in ROUTERS else f"{role} (no decay)",
+            "name": role if decayed or role in ROUTERS else f"{role} (no decay)",
             "params": members,
             "lr": lr[role],
-            "weight_decay": weight_decay if decays else 0.0,
+            "weight_decay": weight_decay if decayed else 0.0,
         }
-        for (role, decays), members in groups.items()
+        for (role, decayed), members in groups.items()
     ]
 
 

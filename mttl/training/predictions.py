@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 
 from mttl.files import write_table, write_text
 from mttl.metrics.crossfit import score_answers
+from mttl.training.processes import gathered
 from mttl.training.text_to_text import Prediction, TextToTextModule, mean_score
 
 
@@ -44,11 +44,7 @@ def predict(trainer: pl.Trainer, module: TextToTextModule, loader: Any) -> list[
     """
     # Lightning's own prediction loop rebuilds the loader, batches and all; its test loop does not.
     trainer.test(module, dataloaders=loader, verbose=False)
-    rows = list(module.answers)
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        gathered: list[list[Prediction]] = [[]] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(gathered, rows)
-        rows = [row for share in gathered for row in share]
+    rows = [row for share in gathered(list(module.answers)) for row in share]
     return sorted(rows, key=lambda row: (row.task_id, row.row))
 
 

@@ -50,7 +50,6 @@ class TextToTextModule(ResumableModule):
     """
 
     model: SkilledModel
-    loss_totals: Tensor
 
     def __init__(
         self,
@@ -79,7 +78,7 @@ class TextToTextModule(ResumableModule):
         # Lists by task id: names of tasks may hold characters that module names may not.
         self.scores = nn.ModuleList(build_metric(metric) for metric in metrics.values())
         # Sum and count of the validation losses of each task.
-        self.register_buffer("loss_totals", torch.zeros(2, len(metrics)), persistent=False)
+        self.loss_totals = torch.zeros(2, len(metrics))
         self.answers: list[Prediction] = []
 
     @property
@@ -123,11 +122,19 @@ class TextToTextModule(ResumableModule):
             return total
         return {"loss": total, LOADS: token_loads(self.model, routing.records)}
 
+    def on_validation_epoch_start(self) -> None:
+        """Forget earlier losses.
+
+        Half precision, which the weights may have, could not count beyond 256 rows.
+        """
+        dtype = torch.promote_types(self.dtype, torch.float32)  # type: ignore[arg-type]
+        self.loss_totals = torch.zeros(2, len(self.tasks), dtype=dtype, device=self.device)
+
     def validation_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
         """Add a batch to the losses and scores of its tasks."""
         losses, labels, _ = self.nll(batch)
         means = example_means(losses, labels)
-        entries = torch.stack([means, torch.ones_like(means)])
+        entries = torch.stack([means, torch.ones_like(means)]).to(self.loss_totals.dtype)
         self.loss_totals.index_add_(1, batch["task_ids"], entries)
         by_task: dict[int, tuple[list[str], list[Sequence[str]]]] = {}
         for row in self.predict(batch):
@@ -140,11 +147,10 @@ class TextToTextModule(ResumableModule):
     def on_validation_epoch_end(self) -> None:
         """Log the loss and score of every task, and their means over tasks."""
         # Every process computes every metric, also of tasks it saw no row of: they synchronise.
-        scores = [metric.compute().to(self.device) for metric in self._metrics]
+        scores = [float(metric.compute()) for metric in self._metrics]
         for metric in self._metrics:
             metric.reset()
-        totals = self.trainer.strategy.reduce(self.loss_totals.clone(), reduce_op="sum")
-        self.loss_totals.zero_()
+        totals = self.trainer.strategy.reduce(self.loss_totals, reduce_op="sum")
         seen = totals[1].nonzero().flatten().tolist()
         if not seen:
             return
@@ -155,7 +161,7 @@ class TextToTextModule(ResumableModule):
             values[f"val/{self.tasks[task_id]}/loss"] = losses[task_id]
         values["val/loss"] = losses[seen].mean()
         self.log_dict(values, sync_dist=True)
-        mean = mean_score([scores[task_id] for task_id in seen]).to(self.device)
+        mean = float(mean_score([scores[task_id] for task_id in seen]))
         self.log("val/score", mean, prog_bar=True, sync_dist=True)
 
     def on_test_epoch_start(self) -> None:
@@ -210,4 +216,5 @@ def mean_score(scores: Sequence[Tensor | float]) -> Tensor:
     Correlations are undefined where the model answered with something that is no number, or with
     one answer only: no credit is the honest reading.
     """
-    return torch.tensor([float(score) for score in scores]).nan_to_num(0.0).mean()
+    values = torch.tensor([float(score) for score in scores], dtype=torch.float64)
+    return values.nan_to_num(0.0).mean()

@@ -5,11 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from mttl.analysis.tokens.token_statistics import load_entropy
 from mttl.training.history_monitor import HistoryMonitor
+from mttl.training.processes import gathered, rank
 from mttl.training.token_balance import LOADS
 
 
@@ -47,13 +49,18 @@ class TokenMonitor(HistoryMonitor):
             self._record(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Keep the history across a resume, and the loads since its last record."""
-        return {**super().state_dict(), "loads": self.loads}
+        """Keep the history across a resume, and what all processes have counted since."""
+        loads = None
+        if self.loads is not None:
+            loads = torch.stack(gathered(self.loads.cpu())).sum(0)
+        return {**super().state_dict(), "loads": loads}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue the history of an earlier start."""
         super().load_state_dict(state_dict)
         self.loads = state_dict["loads"]
+        if self.loads is not None and rank() > 0:  # the first process goes on with all of them
+            self.loads = torch.zeros_like(self.loads)
 
     def arrays(self, history: np.ndarray) -> dict[str, Any]:
         """Return loads and drops with the names of the layers."""

@@ -10,10 +10,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 
 from mttl.errors import MttlError
 from mttl.files import write_text
+from mttl.gpus import gpu_environment
 
 POLL = 0.2  # seconds between two looks at a command
 
@@ -51,7 +53,8 @@ class Processes:
 
     def __init__(self, n_threads: int) -> None:
         self.environment = {**os.environ, "OMP_NUM_THREADS": str(n_threads)}
-        self._running: set[subprocess.Popen[bytes]] = set()
+        # With a number for each, the lowest that is free, by which it takes a GPU.
+        self._running: dict[subprocess.Popen[bytes], int] = {}
         self._lock = threading.Lock()
         self._stopped = False
 
@@ -82,16 +85,18 @@ class Processes:
             with self._lock:
                 if self._stopped:
                     raise MttlError("stopped")
+                taken = self._running.values()
+                number = next(free for free in count(1) if free not in taken)
                 process = subprocess.Popen(
                     [sys.executable, *command],
                     stdout=file,
                     stderr=subprocess.STDOUT,
-                    env=self.environment,
+                    env={**self.environment, **gpu_environment(number)},
                     # Ctrl-C is for this process, which passes it on once: the second would tell a
                     # training to leave without a checkpoint.
                     start_new_session=True,
                 )
-                self._running.add(process)
+                self._running[process] = number
             ended, peak = 0, 0.0
             while not ended:
                 peak = max(peak, peak_so_far(process.pid))
@@ -99,7 +104,7 @@ class Processes:
                 time.sleep(0 if ended else POLL)
             process.returncode = os.waitstatus_to_exitcode(status)
             with self._lock:
-                self._running.discard(process)
+                self._running.pop(process, None)
         before = Cost.read(cost)
         unit = 2**20 if sys.platform == "darwin" else 2**10
         # Its peak counts this process too, from which the command was forked: only a fallback.

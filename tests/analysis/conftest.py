@@ -76,7 +76,13 @@ def write_run() -> Callable[..., Path]:
             "format_version": FORMAT_VERSION,
             "backbone": {"trained": False},
             "libraries": {},
-            "settings": {"router": {"kind": kind, "shared_skill": router.shared_skill}},
+            "settings": {
+                "router": {
+                    "kind": kind,
+                    "shared_skill": router.shared_skill,
+                    "straight_through": router.hard,
+                }
+            },
         }
         (skills / "meta.json").write_text(json.dumps(meta))
 

@@ -81,6 +81,12 @@ def test_probabilities_of_heads_and_of_a_shared_skill(write_run: Write, tmp_path
     np.testing.assert_allclose(normalised, view.record.weights, rtol=1e-5)
 
 
+def test_probabilities_of_a_router_that_rounds(write_run: Write, tmp_path: Path) -> None:
+    view = SCRIPT.read_view(write_run(tmp_path / "run", hard=True))
+    assert set(np.unique(view.probabilities)) == {0, 1}
+    np.testing.assert_array_equal(view.probabilities > 0, view.record.weights > 0)
+
+
 def test_probabilities_of_other_routers(write_run: Write, tmp_path: Path) -> None:
     weights = np.array([[[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]] * 4)
     tasks = ("past", "clock")

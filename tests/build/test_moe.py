@@ -79,6 +79,11 @@ NONSENSE: list[tuple[str, list[str], str]] = [
     ("crossfit.yaml", ["router={kind: none}"], "router.kind 'none' needs skills.kind: none"),
     (TOP2, ["router={kind: polytropon}"], "router.kind 'polytropon' has no skills to route"),
     (TOP2, ["moe.task_prior=logits"], "'logits' needs a router that tells tasks apart, not 'none'"),
+    (
+        TOP2,
+        ["moe.task_prior=logits", "router={kind: polytropon, straight_through: true}"],
+        "straight_through may leave a task none; set router.straight_through: false",
+    ),
     (TOP2, ["moe.router.top_k=9"], r"router.top_k \(9\) must not exceed n_experts \(8\)"),
     (TOP2, ["moe.router.top_k=1"], "normalise with top_k 1 makes every gate 1"),
     (TOP2, ["moe.balance.load=0.1"], "balance.load needs the router noisy_top_k, not 'top_k'"),

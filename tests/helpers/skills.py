@@ -74,6 +74,9 @@ ROUTERS: dict[str, Callable[[int, int, int, int], TaskRouter]] = {
     "polytropon": PolytroponRouter,
     "polytropon-plain": lambda g, t, h, k: PolytroponRouter(g, t, h, k, relaxed=False),
     "polytropon-hard": lambda g, t, h, k: PolytroponRouter(g, t, h, k, hard=True),
+    "polytropon-hard-plain": lambda g, t, h, k: PolytroponRouter(
+        g, t, h, k, hard=True, relaxed=False
+    ),
     "polytropon-shared": lambda g, t, h, k: PolytroponRouter(g, t, h, k, shared_skill=True),
     "task_moe": lambda g, t, h, k: TaskMoERouter(g, t, h, k, top_k=2),
     "hyperformer": lambda g, t, h, k: HyperFormerRouter(g, t, 1, k),

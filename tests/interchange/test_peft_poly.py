@@ -39,6 +39,13 @@ def test_peft_answers_as_the_inventory(family, n_heads, tmp_path):
     assert relative_error(other, expected) > 1e-2  # tasks and rows matter
 
 
+def test_peft_answers_as_a_hard_router_does(tmp_path):
+    model = skilled(tiny_t5(), n_heads=2, router="polytropon-hard")
+    assert not model.router.matrix().any(-1).all()  # some task uses no skill somewhere
+    found = export(model, tmp_path / "poly")(task_ids=TASK_IDS, **batch(4)).logits
+    assert relative_error(found, model(TASK_IDS, **batch(4)).logits) < ROUNDING
+
+
 @pytest.mark.parametrize("kind", [kind for kind in ROUTERS if kind != "hyperformer"])
 def test_routers_of_other_kinds_become_logits(kind):
     router = ROUTERS[kind](2, 3, 2, 4)
@@ -46,7 +53,7 @@ def test_routers_of_other_kinds_become_logits(kind):
         for parameter in router.parameters():
             parameter.normal_()
     active = poly_logits(router).sigmoid()
-    # The normalisation is peft's; zeros come out as 1e-13.
+    # The normalisation is peft's; zeros come out as 1e-35.
     torch.testing.assert_close(
         active / (active.sum(-1, keepdim=True) + 1e-12), router.matrix().detach()
     )

@@ -33,6 +33,18 @@ def test_the_plain_backbone_answers_as_the_task(family, inventory):
         unfold(folded)
 
 
+@pytest.mark.parametrize("router", ROUTERS)
+def test_every_router_is_folded_as_it_answers(router):
+    n_heads = 1 if router == "hyperformer" else 2
+    model = skilled(tiny_t5(), n_heads=n_heads, router=router).eval()
+    inputs = batch(4)
+    expected = [model(torch.full((4,), task), **inputs).logits for task in range(3)]
+    for task in range(3):
+        merged = merge(model, task_mixing(model.router, task))
+        assert relative_error(merged.backbone(**inputs).logits, expected[task]) < ROUNDING
+        unmerge(merged)
+
+
 @pytest.mark.parametrize("family", ["t5", "bart", "llama"])
 def test_masks_are_folded(family):
     backbone, slot = BACKBONES[family](), RoutingSlot()

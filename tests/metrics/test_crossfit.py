@@ -2,19 +2,28 @@ import math
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import pearsonr
 from sklearn.metrics import f1_score, matthews_corrcoef
 
 from mttl.metrics.crossfit import METRICS, build_metric, score_answers
 
+# A final NUL is no part of a string for NumPy, and so for scikit-learn.
+texts = st.text(max_size=3).map(str.strip).filter(lambda text: not text.endswith("\0"))
 labels = st.lists(
-    st.tuples(st.sampled_from(["yes", "no", "maybe"]), st.sampled_from(["yes", "no", "Yes", ""])),
+    st.one_of(
+        st.tuples(
+            st.sampled_from(["yes", "no", "maybe"]), st.sampled_from(["yes", "no", "Yes", ""])
+        ),
+        st.tuples(texts, texts),
+        texts.map(lambda text: (text, text)),
+    ),
     min_size=1,
     max_size=20,
 )
@@ -28,7 +37,7 @@ def test_classification_f1_equals_scikit_learn(rows):
         warnings.simplefilter("ignore")  # scikit-learn warns of classes nobody predicted
         expected = f1_score(gold, predicted, average="macro")
     found = score_answers("Classification-F1", predicted, [[label] for label in gold])
-    assert found == pytest.approx(expected)
+    assert found == pytest.approx(expected, rel=1e-14)
 
 
 def test_a_string_that_is_no_label_becomes_a_class():
@@ -56,8 +65,7 @@ def test_matthews_equals_scikit_learn(rows):
             [x == "acceptable" for x in gold], [x == "acceptable" for x in predicted]
         )
     found = score_answers("Matthew-Correlation", predicted, [[label] for label in gold])
-    # torchmetrics computes in float32
-    assert found == pytest.approx(expected, abs=1e-5)
+    assert found == pytest.approx(expected, rel=1e-14)
 
 
 @settings(deadline=None)
@@ -70,8 +78,77 @@ def test_pearson_equals_scipy(rows):
     if len(set(gold)) == 1 or len(set(predicted)) == 1:
         assert math.isnan(found)
     else:
-        # The result is handed over in single precision.
-        assert found == pytest.approx(pearsonr(gold, predicted).statistic, abs=1e-6)
+        assert found == pytest.approx(pearsonr(gold, predicted).statistic, abs=1e-14)
+
+
+# Answers that a model writes: long runs of digits, and numbers that single precision cannot tell
+# apart or has no room for.
+numbers = st.one_of(
+    st.integers(-9, 9).map(str),
+    st.integers(16_777_200, 16_777_230).map(str),
+    st.integers(1, 60).map(lambda n: "9" * n),
+    st.floats(-1e300, 1e300).map(str),
+    st.sampled_from(
+        ["1e-300", "0.1", "1_0", "\u0663", "+4", "-0", "9" * 400, "inf", "nan", "?", ""]
+    ),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(numbers, numbers), min_size=2, max_size=8))
+@example([("1", "9" * 40), ("2", "3"), ("3", "2")])
+@example([(str(n), str(16_777_216 + n**2)) for n in range(5)])
+@example([("1", "9" * 400), ("2", "3")])
+@example([("1", "0.1"), ("2", "0.1"), ("3", "0.1")])
+@example([(str(n), "0." + "1" * 40) for n in range(5)])
+def test_pearson_of_any_numbers_equals_scipy(rows):
+    gold, predicted = zip(*rows, strict=True)
+    found = score_answers("Pearson-Correlation", predicted, [[label] for label in gold])
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        expected = pearsonr([as_number(x) for x in gold], [as_number(x) for x in predicted])[0]
+    assert found == pytest.approx(expected, abs=1e-12, nan_ok=True)
+
+
+def as_number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def test_scores_are_computed_in_double_precision():
+    digits = [["1"], ["2"], ["3"]]
+    long = score_answers("Pearson-Correlation", ["9" * 40, "3", "2"], digits)
+    assert long == pytest.approx(-math.sqrt(3) / 2, rel=1e-14)
+    large = [str(16_777_216 + n) for n in (0, 1, 3)]
+    found = score_answers("Pearson-Correlation", large, digits)
+    assert found == pytest.approx(pearsonr([1, 2, 3], [0, 1, 3]).statistic, rel=1e-9)
+    assert score_answers("ACC", ["a"] * 3, [["a"], ["a"], ["b"]]) == 2 / 3
+    assert score_answers("Matthew-Correlation", *acceptable([1, 1, 0], [1, 0, 0])) == 0.5
+    assert score_answers("Classification-F1", ["a", "b"], [["a"], ["c"]]) == 1 / 3
+
+
+def acceptable(labels, answers):
+    words = ("unacceptable", "acceptable")
+    return [words[answer] for answer in answers], [[words[label]] for label in labels]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", METRICS)
+def test_a_model_in_half_precision_scores_as_exactly(name, dtype):
+    predictions, references = rows()
+    predictions, references = predictions * 100, references * 100
+    # Training with such weights casts all that the module holds.
+    metric = torch.nn.ModuleList([build_metric(name)]).to(dtype)[0]
+    for prediction, accepted in zip(predictions, references, strict=True):
+        metric.update([prediction], [accepted])
+    found = float(metric.compute())
+    assert found == pytest.approx(score_answers(name, predictions, references), nan_ok=True)
+
+
+def test_lone_surrogates_are_classes_as_other_strings_are():
+    assert score_answers("Classification-F1", ["\ud800", "b"], [["\ud800"], ["b"]]) == 1
 
 
 def test_an_answer_that_is_no_number_makes_the_correlation_undefined():

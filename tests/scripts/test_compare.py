@@ -11,10 +11,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from scipy import stats
 
 from helpers.command import ROOT, load_recipe
@@ -203,6 +205,32 @@ def test_processes_write_down_their_cost(tmp_path: Path) -> None:
     assert 64 < first.peak_mib < 200  # the interpreter takes about 10
     processes.run([str(hog)], tmp_path / "log", cost)
     assert STAGES.Cost.read(cost).cpu_minutes >= 2 * 0.6 / 60
+
+
+def test_processes_side_by_side_take_one_gpu_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    script = tmp_path / "shown.py"
+    # It waits for the other one, so that both run at once.
+    script.write_text(
+        "import os, pathlib, sys, time\n"
+        "print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\n"
+        "pathlib.Path(sys.argv[1]).touch()\n"
+        "while not pathlib.Path(sys.argv[2]).exists(): time.sleep(0.05)\n"
+    )
+    processes = STAGES.Processes(1)
+
+    def run(own: str, other: str) -> str:
+        command = [str(script), str(tmp_path / own), str(tmp_path / other)]
+        processes.run(command, tmp_path / f"{own}.log", tmp_path / f"{own}.json")
+        return (tmp_path / f"{own}.log").read_text().strip()
+
+    with ThreadPoolExecutor() as pool:
+        assert sorted(pool.map(run, ("a", "b"), ("b", "a"))) == ["0", "1"]
+    assert run("c", "a") == "0"  # the lowest that is free
 
 
 def test_a_failure_names_the_log(tmp_path: Path) -> None:

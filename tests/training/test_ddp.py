@@ -8,6 +8,7 @@ steps of AdamW amplify to some 1e-5.
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,6 +104,31 @@ def test_both_processes_stop_together_and_continue(config: Path, runs: tuple) ->
     _, rest = resumed.communicate(timeout=100)
     assert resumed.returncode == 0, rest
     assert torch.load(stopped.last, weights_only=False)["global_step"] == step + 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_resumed_run_is_the_undisturbed_one_to_the_last_bit(config: Path) -> None:
+    """With noise of every kind: each process goes on in its own stream of random numbers."""
+    # The learning rate must not depend on where the run is meant to end.
+    settings = [*TWO, "optim.schedule=constant", "optim.warmup=0", "router.relaxed=true"]
+    settings += ["backbone.config.dropout_rate=0.2", "data.evaluate=[dev]"]
+
+    def run(name: str, steps: int, resume: bool = False) -> dict[str, Any]:
+        process = start(config, name, *settings, f"trainer.max_steps={steps}", resume=resume)
+        _, said = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+        return torch.load(config.parent / "runs" / name / "checkpoints" / "last.ckpt")
+
+    run("halves", 4)
+    found, expected = run("halves", 8, resume=True), run("whole", 8)
+    compared = [
+        [part["state_dict"], part["optimizer_states"][0]["state"], part["random_states"]]
+        for part in (found, expected)
+    ]
+    torch.testing.assert_close(*compared, rtol=0, atol=0)
+    first, second = (state["random_state"] for state in expected["random_states"])
+    assert not torch.equal(first, second)
 
 
 @pytest.mark.slow

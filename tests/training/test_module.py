@@ -1,12 +1,16 @@
 """What checkpoints hold and where streams of random numbers go on, for text and for policies."""
 
+import os
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from helpers.backbones import tiny_llama, tiny_t5
 from helpers.skills import skilled
@@ -17,6 +21,7 @@ from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.composed.module_inventory import ModuleInventory
 from mttl.training.module import ResumableModule
 from mttl.training.optim import Optimization
+from mttl.training.processes import gathered
 from mttl.training.text_to_text import TextToTextModule
 
 
@@ -44,7 +49,9 @@ def saved(trained: ResumableModule) -> dict[str, Any]:
 
 
 def begin(trained: ResumableModule, **trainer: int) -> None:
-    trained._trainer = SimpleNamespace(**{"world_size": 1, "global_step": 0} | trainer)  # type: ignore
+    trained._trainer = SimpleNamespace(
+        **{"world_size": 1, "global_step": 0, "global_rank": 0} | trainer
+    )  # type: ignore
     trained.on_train_start()
 
 
@@ -134,6 +141,85 @@ def test_each_process_has_a_stream_of_its_own_before_and_after_a_resume(build: A
 
     build_once = build()
     assert len({draw(rank, step) for rank in (0, 1) for step in (0, 1, 5)}) == 6
+
+
+@BOTH
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 3)])
+def test_another_number_of_processes_begins_new_streams(
+    build: Any, before: int, after: int
+) -> None:
+    trained = build()
+    checkpoint = saved(trained)
+    checkpoint["random_states"] *= before
+    known = torch.rand(2)
+    streams = {tuple(known.tolist())}
+    for rank in range(after):
+        torch.manual_seed(0)
+        trained.on_load_checkpoint(checkpoint)
+        begin(trained, world_size=after, global_rank=rank, global_step=3)
+        streams.add(tuple(torch.rand(2).tolist()))
+    assert len(streams) == 1 + after
+
+
+@BOTH
+def test_a_checkpoint_of_one_state_is_read(build: Any) -> None:
+    """Earlier versions kept the random state beside everything else."""
+    trained = build()
+    checkpoint = saved(trained)
+    checkpoint |= checkpoint.pop("random_states")[0]
+    expected = torch.rand(3)
+    trained.on_load_checkpoint(checkpoint)
+    begin(trained)
+    assert torch.equal(torch.rand(3), expected)
+
+
+class Noisy(nn.Module):
+    """A model that learns noise, which every process draws for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = PolytroponRouter(1, 2, 1, 3)
+
+    def forward(self) -> torch.Tensor:
+        return (self.router.logits * torch.randn_like(self.router.logits)).sum()
+
+
+class LearnsNoise(ResumableModule):
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        return self.model()
+
+
+def fit(folder: Path, n_steps: int, resume: Path | None = None) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    trained = LearnsNoise(Noisy(), Optimization(schedule="constant"))
+    trainer = pl.Trainer(
+        **{"accelerator": "cpu", "devices": 2, "strategy": "ddp", "max_steps": n_steps},
+        **{"logger": False, "enable_checkpointing": False, "enable_progress_bar": False},
+        **{"enable_model_summary": False, "default_root_dir": folder},
+    )
+    trainer.fit(trained, DataLoader(torch.zeros(20, 1)), ckpt_path=resume)
+    trainer.save_checkpoint(folder / f"{n_steps}.ckpt")
+    return {"weights": trained.model.router.logits.detach(), "random": torch.get_rng_state()}
+
+
+def _resume(rank: int, folder: str, port: int) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"}
+    os.environ |= {"LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "test"}
+    path = Path(folder)
+    expected = fit(path, 4)
+    first, second = gathered(expected["random"])
+    assert not torch.equal(first, second)
+    fit(path, 2)
+    torch.testing.assert_close(fit(path, 4, path / "2.ckpt"), expected, rtol=0, atol=0)
+
+
+def test_two_processes_go_on_as_if_undisturbed(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(_resume, (str(tmp_path), port), nprocs=2)
 
 
 @BOTH

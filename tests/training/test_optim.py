@@ -78,6 +78,12 @@ def test_two_speeds_and_weight_decay_by_role():
     }
 
 
+def test_scales_that_are_stacked_over_skills_never_decay():
+    groups = parameter_groups(skilled(kind=IA3Inventory), lr=LR, weight_decay=0.3)
+    found = {group["name"]: group["weight_decay"] for group in groups}
+    assert found == {"router": 0.0, "skills (no decay)": 0.0}
+
+
 def test_router_logits_never_decay():
     model = skilled()
     with torch.no_grad():
@@ -130,6 +136,12 @@ def test_constant_schedule_and_warmup_as_a_fraction():
     scheduler = Optimization(schedule="constant", warmup=0.25).scheduler(optimizer, 8)
     factor = scheduler.lr_lambdas[0]
     assert [factor(step) for step in (0, 1, 2, 7, 80)] == [0.0, 0.5, 1.0, 1.0, 1.0]
+
+
+def test_the_warmup_is_the_fraction_that_was_written():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = Optimization(schedule="constant", warmup=0.29).scheduler(optimizer, 100)
+    assert scheduler.lr_lambdas[0](28) == 28 / 29
 
 
 def test_an_unknown_schedule_is_an_error():

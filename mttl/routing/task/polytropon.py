@@ -18,9 +18,10 @@ class PolytroponRouter(TaskRouter):
     r"""Learns a matrix Z of tasks by skills, each cell a Bernoulli variable, and mixes by it.
 
     While training each example draws :math:`\hat z` from the relaxed Bernoulli with the logits of
-    its task; in evaluation :math:`\hat z = \sigma(z)`. The mixing weights are the row, normalised:
-    :math:`w_k = \hat z_k / \sum_j \hat z_j`. With one head this is Polytropon; with H heads every
-    block of features has a row of its own (multi-head routing).
+    its task; in evaluation :math:`\hat z = \sigma(z)`. A hard router rounds :math:`\hat z` to 0 or
+    1 in both. The mixing weights are the row, normalised: :math:`w_k = \hat z_k / \sum_j \hat z_j`;
+    a task that uses no skill has the weights 0. With one head this is Polytropon; with H heads
+    every block of features has a row of its own (multi-head routing).
 
     Args:
         n_groups: Routed groups G.
@@ -28,7 +29,8 @@ class PolytroponRouter(TaskRouter):
         n_heads: Heads H.
         n_skills: Skills K.
         relaxed: Draw from the relaxed Bernoulli while training; otherwise use the probabilities.
-        hard: Round draws to 0 or 1 while training, gradients passing straight through.
+        hard: Round draws and probabilities to 0 or 1, in training and in evaluation alike;
+            gradients pass straight through.
         temperature: Of the relaxed Bernoulli. It is a buffer, so that it can be annealed.
         init_scale: Logits start in U(-init_scale, init_scale): all probabilities near one half.
         normalisation: ``"sum"`` divides by the row's sum. ``"average_correction"`` multiplies by
@@ -99,17 +101,15 @@ class PolytroponRouter(TaskRouter):
             active = relaxed_bernoulli(logits, self.temperature)
         else:
             active = logits.sigmoid()
-        if self.training and self.hard:
-            active = straight_through(active)
-        return self._normalise(self._with_shared_skill(active))
+        return self._normalise(self._use(active))
 
     def matrix(self) -> Float[Tensor, "G T H K"]:
-        """Return the normalised probabilities of every task."""
+        """Return the weights of every task in evaluation."""
         return self._normalise(self.probabilities())
 
     def probabilities(self) -> Float[Tensor, "G T H K"]:
-        """Return the probability that a task uses a skill, before normalisation."""
-        return self._with_shared_skill(self.logits.sigmoid())
+        """Return how likely each task is to use each skill; 0 or 1 if the router is hard."""
+        return self._use(self.logits.sigmoid())
 
     def prior_loss(self) -> Float[Tensor, ""]:
         """Return the loss of the prior for the routed (not the always-on) skills."""
@@ -135,7 +135,10 @@ class PolytroponRouter(TaskRouter):
             router.logits.copy_(initial_rows(self.logits, n_tasks, init, self.init_scale))
         return router
 
-    def _with_shared_skill(self, active: Float[Tensor, "G N H Q"]) -> Float[Tensor, "G N H K"]:
+    def _use(self, active: Float[Tensor, "G N H Q"]) -> Float[Tensor, "G N H K"]:
+        """Round, if the router is hard, and put the skill that is always on behind the others."""
+        if self.hard:
+            active = straight_through(active)
         if not self.shared_skill:
             return active
         return torch.cat([active, torch.ones_like(active[..., :1])], dim=-1)

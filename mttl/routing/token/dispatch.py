@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mttl.routing.token.choice import Assignment
+from mttl.shares import share_of
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def keep_pairs(assignment: Assignment, kept: Bool[Tensor, "P"]) -> Assignment:
 
 def capacity_of(n_pairs: int, n_experts: int, factor: float) -> int:
     """Return the room of an expert: ``factor`` times an even share of the pairs, rounded up."""
-    return math.ceil(factor * n_pairs / n_experts)
+    return math.ceil(share_of(factor, n_pairs) / n_experts)
 
 
 def gate_matrix(assignment: Assignment) -> Float[Tensor, "N E"]:

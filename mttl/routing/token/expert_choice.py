@@ -1,11 +1,10 @@
 """Expert choice: each expert takes the tokens it fits best."""
 
-import math
-
 import torch
 
 from mttl.routing.token.balance import Balance
 from mttl.routing.token.choice import Choice
+from mttl.routing.token.dispatch import capacity_of
 from mttl.routing.token.linear_router import LinearRouter
 from mttl.routing.token.tokens import Tokens
 
@@ -55,7 +54,7 @@ class ExpertChoiceRouter(LinearRouter):
         """Choose the most fitting tokens of each expert."""
         logits = tokens.logits(self.weight)
         probabilities = torch.softmax(logits, dim=-1)
-        n_taken = math.ceil(self.capacity * len(tokens) / self.n_experts)
+        n_taken = capacity_of(len(tokens), self.n_experts, self.capacity)
         weights, taken = probabilities.t().topk(n_taken, dim=-1)  # (E, n)
         experts = torch.arange(self.n_experts, device=taken.device)[:, None].expand_as(taken)
         taken, experts, weights = taken.flatten(), experts.flatten(), weights.flatten()

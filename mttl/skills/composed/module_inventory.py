@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mttl.skills.inventory import Inventory
 from mttl.skills.kinds import kind_for
+from mttl.skills.weight_decay import decays
 
 
 class ModuleInventory(nn.Module):
@@ -57,6 +58,8 @@ class ModuleInventory(nn.Module):
             if parameter.ndim < make.smallest_ndim:
                 continue
             skills = make.of_tensor(parameter.shape, n_skills, **settings)
+            if not decays(base, name):  # a change of a bias is one
+                skills.undecayed = tuple(dict(skills.named_parameters()))
             _put(self.skills, name, skills.to(parameter.device, parameter.dtype))
             layer = name.rpartition(".")[0] if granularity == "layer" else "model"
             self._group_of[name] = groups.setdefault(layer, len(groups))

@@ -85,8 +85,37 @@ def test_hard_choices_are_binary_and_learn():
     assert set(weights.round().unique().tolist()) == {0.0, 1.0}
     weights.square().sum().backward()
     assert router.logits.grad.abs().sum() > 0
-    router.eval()
-    torch.testing.assert_close(router(TASK_IDS), router.matrix()[:, TASK_IDS])
+
+
+def published(logits, *, round_as_published):
+    """Multi-head routing's own evaluation: probabilities, rounded if straight-through is on."""
+    active = torch.sigmoid(logits)
+    if round_as_published:
+        active = torch.round(active)
+    return active / (active.sum(-1, keepdim=True) + 1e-12)
+
+
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_choices_are_rounded_in_training_and_evaluation_alike(hard, training):
+    router = make(hard=hard, relaxed=False).train(training)
+    expected = published(router.logits, round_as_published=hard)
+    torch.testing.assert_close(router(TASK_IDS), expected[:, TASK_IDS])
+    torch.testing.assert_close(router.matrix(), expected)
+    if hard:
+        assert set(router.probabilities().unique().tolist()) == {0.0, 1.0}
+        assert (router.matrix() - router.logits.sigmoid()).abs().max() > 0.2
+
+
+def test_a_hard_router_rounds_one_half_down_as_published():
+    router = PolytroponRouter(1, 1, 1, 3, hard=True, init_scale=0.0).eval()
+    assert not router(torch.tensor([0])).any()
+
+
+def test_the_shared_skill_of_a_hard_router_is_always_on():
+    router = make(hard=True, shared_skill=True).eval()
+    assert (router.probabilities()[..., -1] == 1).all()
+    assert (router(TASK_IDS)[..., -1] > 0).all()
 
 
 def test_a_row_without_any_skill_is_zero_and_finite():

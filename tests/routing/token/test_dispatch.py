@@ -1,6 +1,10 @@
 """From an assignment to work."""
 
+from fractions import Fraction
+
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import (
@@ -51,6 +55,17 @@ def test_capacity_is_a_multiple_of_an_even_share_rounded_up() -> None:
     assert capacity_of(16, 4, 1.25) == 5
     assert capacity_of(17, 4, 1.0) == 5
     assert capacity_of(0, 4, 1.25) == 0
+    # exactly 11, though the float nearest to 1.1 lies above it
+    assert capacity_of(50, 5, 1.1) == 11
+
+
+@given(
+    st.integers(0, 100_000), st.integers(1, 256), st.integers(1, 5000), st.sampled_from([1, 2, 3])
+)
+def test_capacity_is_exact_for_the_factor_that_was_written(n_pairs, n_experts, digits, places):
+    factor = Fraction(digits, 10**places)
+    exact = -(-factor * n_pairs // n_experts)
+    assert capacity_of(n_pairs, n_experts, float(factor)) == exact
 
 
 def test_outputs_are_weighted_and_summed_by_token() -> None:

@@ -147,7 +147,9 @@ def test_without_a_threshold_both_experts_are_certain() -> None:
 # Expert choice.
 
 
-@pytest.mark.parametrize(("capacity", "n_taken"), [(1.0, 10), (2.0, 20), (4.0, 40), (0.51, 6)])
+@pytest.mark.parametrize(
+    ("capacity", "n_taken"), [(1.0, 10), (2.0, 20), (4.0, 40), (0.51, 6), (1.1, 11)]
+)
 def test_experts_fill_themselves_exactly(capacity: float, n_taken: int) -> None:
     router = ExpertChoiceRouter(I, E, capacity=capacity)
     x = torch.randn(N, I)

@@ -1,0 +1,33 @@
+"""Processes side by side take one GPU each, in turn."""
+
+import os
+
+import torch
+
+
+def device_of(number: int = 1) -> torch.device:
+    """Return the GPU of one of several parts of a job, or the CPU where there is no GPU.
+
+    Args:
+        number: Of the part, from 1; parts beyond the number of GPUs share them.
+    """
+    count = _gpu_count()
+    return torch.device("cuda", (number - 1) % count) if count else torch.device("cpu")
+
+
+def gpu_environment(number: int) -> dict[str, str]:
+    """Return the environment variable that shows a process one GPU only; none without a GPU.
+
+    Args:
+        number: Of the process, from 1; processes beyond the number of GPUs share them.
+    """
+    count = _gpu_count()
+    if not count:
+        return {}
+    # What this process is shown may be a choice of the machine's GPUs, by number or by name.
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+    return {"CUDA_VISIBLE_DEVICES": shown.split(",")[(number - 1) % count].strip()}
+
+
+def _gpu_count() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0

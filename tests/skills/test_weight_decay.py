@@ -1,0 +1,101 @@
+"""Weight decay is for weights, whatever the shape they are kept in."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import Trainer
+
+from helpers.backbones import BACKBONES
+from mttl.skills.composed.module_inventory import ModuleInventory
+from mttl.skills.feed_forward_experts import FeedForwardExperts
+from mttl.skills.kinds import KINDS
+from mttl.skills.weight_decay import decays
+
+
+class Stacks(nn.Module):
+    """Weights in a vector, and biases in a matrix."""
+
+    undecayed = ("biases",)
+
+    def __init__(self):
+        super().__init__()
+        self.values = nn.Parameter(torch.zeros(7))
+        self.biases = nn.Parameter(torch.zeros(3, 7))
+
+
+def decayed(module):
+    return {name for name, _ in module.named_parameters() if decays(module, name)}
+
+
+@pytest.mark.parametrize("family", BACKBONES)
+def test_of_a_backbone_decay_is_for_what_transformers_says(family):
+    backbone = BACKBONES[family]()
+    expected = set(Trainer.get_decay_parameter_names(None, backbone))
+    named = {name for name, _ in backbone.named_parameters()}  # tied ones have one name
+    assert decayed(backbone) == expected & named
+    assert len(decayed(backbone)) > 5
+
+
+def test_a_table_of_biases_is_a_bias():
+    name = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    assert not decays(BACKBONES["t5"](), name)
+
+
+def test_a_module_may_say_what_its_parameters_are():
+    model = nn.Sequential(Stacks(), nn.Linear(2, 2))
+    assert decayed(model) == {"0.values", "1.weight"}
+
+
+# Of every kind of skill, what is a bias or a scale; all else is a weight.
+VECTORS = {
+    "lora": set(),
+    "ia3": {"difference"},
+    "adapter": {"blocks.up_bias", "blocks.down_bias"},
+    "dense": set(),
+    "sparse": set(),
+    "supermask": set(),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_skills_decay_is_for_all_but_biases_and_scales(kind):
+    skills = KINDS[kind](4, 6, 3)
+    named = {name for name, _ in skills.named_parameters()}
+    assert named - decayed(skills) == VECTORS[kind]
+    assert VECTORS[kind] <= named
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_of_feed_forward_experts_decay_is_for_the_products(gated):
+    experts = FeedForwardExperts(4, 8, 6, 3, gated=gated, bias=True)
+    assert decayed(experts) == {"up", "down"}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "composed" in KINDS[kind].uses])
+def test_a_change_of_a_bias_is_a_bias(kind):
+    """Dense and sparse changes of biases and norms are stacked into matrices, or flattened."""
+    base = nn.Sequential(nn.Conv2d(1, 2, 3), nn.LayerNorm(4), nn.GRU(4, 3), Stacks())
+    inventory = ModuleInventory(base, 2, kind=kind)
+    changed = {
+        name: name.removeprefix("skills.").rpartition(".")[0]
+        for name, _ in inventory.named_parameters()
+    }
+    expected = decayed(base)
+    assert len(expected) == 4
+    for name, tensor in changed.items():
+        assert decays(inventory, name) == (tensor in expected), name
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        (nn.Conv2d(1, 2, 3), {"weight"}),
+        (nn.GRU(2, 3), {"weight_ih_l0", "weight_hh_l0"}),
+        (nn.MultiheadAttention(4, 2), {"in_proj_weight", "out_proj.weight"}),
+        (nn.GroupNorm(2, 4), set()),
+        (nn.Embedding(3, 2), {"weight"}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_layers_of_pytorch(module, expected):
+    assert decayed(module) == expected
