@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Sequence
 
 from mttl.adaptation.shard import Shard
+from mttl.child_process import with_parent
 from mttl.errors import MttlError
 
 
@@ -26,6 +27,7 @@ def start_workers(n_workers: int, shard: Shard, command: Sequence[str]) -> None:
             [*command, "--workers", "1", "--shard", f"{part.number}/{part.n_shards}"],
             stdout=subprocess.DEVNULL,
             env={**os.environ, "OMP_NUM_THREADS": threads},
+            preexec_fn=with_parent(),
         )
         for part in parts
     ]
