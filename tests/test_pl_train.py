@@ -24,6 +24,7 @@ from mttl.errors import CheckpointError, ConfigError, TrainingError
 from mttl.files import locked
 from mttl.gym.partition import load_partition
 from mttl.models.backbone import build_random
+from mttl.text import train_tasks
 from mttl.training.run_folder import RunFolder
 from mttl.training.stopping import StopRequested
 
@@ -405,15 +406,14 @@ def interrupt(config: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., St
     """Return a function that runs the command until a signal arrives."""
 
     def run(name: str, callback: Callback, *overrides: str) -> StopRequested:
-        recipe = load_recipe()
-        build = recipe.build_trainer
+        recipe, build = load_recipe(), train_tasks.build_trainer
 
         def with_callback(*args: Any, **kwargs: Any) -> Trainer:
             trainer = build(*args, **kwargs)
             trainer.callbacks.insert(0, callback)  # type: ignore[attr-defined]
             return trainer
 
-        monkeypatch.setattr(recipe, "build_trainer", with_callback)
+        monkeypatch.setattr(train_tasks, "build_trainer", with_callback)
         before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
         with pytest.raises(StopRequested) as caught:
             recipe.main(["-c", str(config), "-k", f"run.name={name}", *overrides])
@@ -509,15 +509,14 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoi
                 for value in module.parameters():
                     value.data.fill_(float("nan"))
 
-    recipe = load_recipe()
-    build = recipe.build_trainer
+    recipe, build = load_recipe(), train_tasks.build_trainer
 
     def diverging(*args: Any, **kwargs: Any) -> Trainer:
         trainer = build(*args, **kwargs)
         trainer.callbacks.insert(0, Diverge())  # type: ignore[attr-defined]
         return trainer
 
-    monkeypatch.setattr(recipe, "build_trainer", diverging)
+    monkeypatch.setattr(train_tasks, "build_trainer", diverging)
     with pytest.raises(TrainingError, match=r"the loss is nan at step 7: the weights are useless"):
         recipe.main(["-c", str(config), "-k", "run.name=nan"])
     run = RunFolder(whole.path.parent / "nan")
