@@ -15,10 +15,13 @@ import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 # How long a process may go on with what it is at after its connection was closed, in seconds.
 PATIENCE = 2.0
+# How long to wait for an answer before looking whether the process was stopped, in seconds.
+LOOK = 5.0
 
 
 class WorkerDied(Exception):
@@ -70,9 +73,12 @@ class WorkerProcess:
         """Wait for the answer to the earliest message that has none.
 
         Raises:
-            WorkerDied: If there will be none.
+            WorkerDied: If there will be none, or the process was stopped.
         """
         try:
+            while not self._connection.poll(LOOK):
+                if is_stopped(self.pid):
+                    raise WorkerDied(f"{self._name} was stopped by a signal (process {self.pid})")
             answer = self._connection.recv()
         except (EOFError, OSError) as error:
             raise WorkerDied(self._end()) from error
@@ -107,6 +113,15 @@ def close_workers(workers: Sequence[WorkerProcess]) -> None:
         except subprocess.TimeoutExpired:
             worker._process.kill()
             worker._process.wait()
+
+
+def is_stopped(pid: int) -> bool:
+    """Tell whether a process was stopped, as by SIGSTOP; False where the system does not say."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text("ascii", errors="replace")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] == "T"
 
 
 @contextmanager

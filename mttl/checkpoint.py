@@ -18,8 +18,6 @@ what the routers have.
 import importlib.metadata
 import json
 import math
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +29,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mttl.errors import CheckpointError
-from mttl.files import write_atomic, write_text
+from mttl.files import new_folder, write_atomic, write_text
 from mttl.inventory_folder import inventory_folder
 from mttl.model_tensors import Model, fingerprint, own_parameters, router_tensors, skill_tensors
 from mttl.skills.attention import AttendedInventory
@@ -72,8 +70,6 @@ def save_inventory(
         backbone_trained: Whether its weights changed and have to be kept.
         settings: What is needed to build the same model again; must be JSON.
     """
-    folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     parameters = own_parameters(model)
     meta = {
         "format_version": FORMAT_VERSION,
@@ -85,23 +81,13 @@ def save_inventory(
         "libraries": {name: _version(name) for name in LIBRARIES},
         "settings": dict(settings),
     }
-    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-    new, earlier = temporary / "new", temporary / "earlier"
-    try:
-        new.mkdir()
+    with new_folder(folder, replace=True) as new:
         _write_tensors(new / "skills.safetensors", skill_tensors(model))
         _write_tensors(new / "router.safetensors", router_tensors(model))
         if backbone_trained:
             _write_tensors(new / "backbone.safetensors", parameters)
         _write_json(new / "tasks.json", list(tasks))
         _write_json(new / "meta.json", meta)
-        if folder.exists():
-            folder.replace(earlier)
-        new.replace(folder)
-    finally:
-        if earlier.exists() and not folder.exists():
-            earlier.replace(folder)
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def read_inventory(folder: str | Path) -> SavedInventory:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from mttl.errors import MttlError, StopRequested
-from mttl.files import DISK_REFUSES
+from mttl.files import DISK_REFUSES, FolderGoneError
 from mttl.stop_signals import handling
 from mttl.version import VERSION
 
@@ -83,10 +83,10 @@ def run_command(main: Callable[[], int]) -> int:
         console.print("interrupted")
         return INTERRUPTED
     except OSError as error:
-        if error.errno not in UNWRITABLE:
+        if error.errno not in UNWRITABLE and not isinstance(error, FolderGoneError):
             raise
         where = f" '{error.filename}'" if error.filename else ""
-        advice = UNWRITABLE[error.errno]
+        advice = UNWRITABLE.get(error.errno or 0, "")
         console.print(f"error: cannot write{where}: {error.strerror}{advice}", markup=False)
         return USER_MISTAKE
 

@@ -1,9 +1,12 @@
 """Files that are written whole or not at all."""
 
 import csv
+import ctypes
 import errno
+import glob
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,10 +15,19 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 # What a disk may answer, whatever file is next.
 DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM)
 # What a file system without locks may answer.
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+
+
+class FolderGoneError(FileNotFoundError):
+    """The folder of a file was removed while the file was written."""
 
 
 @contextmanager
@@ -23,56 +35,154 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     """Give a temporary path beside ``path`` that takes its name once the block has succeeded.
 
     The content is flushed to the disk before the rename, so that after a crash the file is the old
-    one or the new one. After an error nothing is left behind.
+    one or the new one. After an error nothing is left behind; what a process that was killed has
+    left is removed by the next one that writes the file.
 
     Args:
         path: The file to write; missing parent folders are made.
 
     Yields:
         Where to write.
+
+    Raises:
+        FolderGoneError: If the folder was removed meanwhile.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        # mkstemp makes private files; give the usual permissions.
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+
+    def make() -> Path:
+        handle, name = tempfile.mkstemp(dir=target.parent, **_temporary_name(target))
+        os.close(handle)
+        return Path(name)
+
+    with _held(make, target) as temporary:
+        try:
+            yield temporary
+            _flush(temporary)
+            # mkstemp makes private files; give the usual permissions.
+            temporary.chmod(0o666 & ~_umask())
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
-def new_folder(path: str | Path) -> Iterator[Path]:
+def new_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
     """Give a temporary folder beside ``path`` that takes its name once the block has succeeded.
 
-    After an error nothing is left behind.
+    Its files are flushed first. After an error nothing is left behind; what a process that was
+    killed has left is removed by the next one that makes the folder.
 
     Args:
         path: The folder to make; missing parent folders are made.
+        replace: Let it take the place of an earlier one.
 
     Yields:
         Where to write.
 
     Raises:
-        FileExistsError: If there is something at ``path`` already, but for an empty folder.
+        FileExistsError: If there is something at ``path`` already, but for an empty folder or one
+            that may be replaced.
+        FolderGoneError: If the folder above was removed meanwhile.
     """
     target = Path(path)
-    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+    if target.is_file() or (not replace and target.is_dir() and any(target.iterdir())):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+
+    def make() -> Path:
+        return Path(tempfile.mkdtemp(dir=target.parent, **_temporary_name(target)))
+
+    with _held(make, target) as temporary:
+        try:
+            yield temporary
+            for file in temporary.rglob("*"):
+                if file.is_file():
+                    _flush(file)
+            temporary.chmod(0o777 & ~_umask())
+            if not (replace and target.is_dir()):
+                temporary.replace(target)
+            elif not _exchange(temporary, target):
+                earlier = temporary.with_suffix(".earlier")
+                target.replace(earlier)
+                try:
+                    temporary.replace(target)
+                finally:  # it is removed below, or put back
+                    earlier.replace(temporary if target.exists() else target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Let two folders change places in one step; False where the system or the disk cannot."""
+    if not sys.platform.startswith("linux"):
+        return False
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return (
+        rename is not None
+        and rename(here, os.fsencode(first), here, os.fsencode(second), exchange) == 0
+    )
+
+
+def _temporary_name(target: Path) -> dict[str, str]:
+    return {"prefix": f".{target.name}.", "suffix": ".part"}
+
+
+@contextmanager
+def _held(make: Callable[[], Path], target: Path) -> Iterator[Path]:
+    """Make a temporary file or folder and lock it, which tells others that it is in use."""
+    for left_behind in target.parent.glob(f".{glob.escape(target.name)}.????????.part"):
+        _remove_unless_held(left_behind)
+    while True:
+        temporary = make()
+        handle = os.open(temporary, os.O_RDONLY)
+        # Another process may have found it before it was locked, and removed it.
+        if _lock(handle) and target.parent.is_dir() and not temporary.exists():
+            os.close(handle)
+            continue
+        try:
+            yield temporary
+        except FileNotFoundError as error:
+            if temporary.parent.is_dir():
+                raise
+            gone = "its folder was removed meanwhile"
+            raise FolderGoneError(errno.ENOENT, gone, str(target)) from error
+        finally:
+            os.close(handle)
+        return
+
+
+def _remove_unless_held(path: Path) -> None:
     try:
-        yield temporary
-        temporary.chmod(0o777 & ~_umask())
-        temporary.replace(target)
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:  # it has just gone, or belongs to somebody else
+        return
+    try:
+        if not _lock(handle):
+            return
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        os.close(handle)
+
+
+def _lock(handle: int) -> bool:
+    """Lock an open file or folder; False if another process has, or nothing can be locked here."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _flush(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
 
 
 @contextmanager

@@ -46,7 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
             f"{options.score}, {options.split} rows: {metric} {100 * value:.1f} % of {n_rows}"
         )
     if out is not None:
-        save(model, tokenizer, out)
+        with new_folder(out) as folder:
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
         make_console().print(f"The model is in {out}")
     return 0
 
@@ -93,13 +95,6 @@ def score(
         )
     metric = gym.metric(options.score)
     return score_answers(metric, answers, [row.outputs for row in rows]), metric, len(rows)
-
-
-def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
-    """Write a folder that transformers can load, whole or not at all."""
-    with new_folder(out) as temporary:
-        model.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -40,12 +40,12 @@ def main(arguments: list[str] | None = None) -> int:
     """Load, train in two phases, and write the skill."""
     options = parse(arguments)
     out = Path(options.out)
-    if out.exists():
+    state = out.with_name(f"{out.name}.state")
+    if out.exists() and not (options.resume and state.is_file()):
         raise ConfigError(f"'{out}' exists; choose another --out or delete it")
     settings = lottery_settings(options)
     about = {key: value for key, value in vars(options).items() if key not in ("out", "resume")}
     about = {key: value for key, value in about.items() if key != "save_every"}
-    state = out.with_name(f"{out.name}.state")
     saved = load_state(state, about, resume=options.resume)
     torch.manual_seed(options.seed)
     model: nn.Module = load_pretrained(options.model, masked=options.lm == "masked")

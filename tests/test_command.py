@@ -11,6 +11,7 @@ import pytest
 
 from mttl.command import FAULT, HARMLESS, INTERRUPTED, SUCCESS, USER_MISTAKE, exit_with, run_command
 from mttl.errors import CheckpointError, ConfigError, MttlError, TaskError
+from mttl.files import FolderGoneError
 from mttl.training.stopping import StopRequested
 
 
@@ -82,6 +83,13 @@ def test_a_disk_that_takes_nothing(
     assert run_command(raising(error)) == USER_MISTAKE
     where = f" '{file}'" if file else ""
     assert capsys.readouterr().err == f"error: cannot write{where}: no way\n"
+
+
+def test_a_folder_that_was_removed(capsys: pytest.CaptureFixture[str]) -> None:
+    error = FolderGoneError(errno.ENOENT, "its folder was removed meanwhile", "runs/a/results.csv")
+    assert run_command(raising(error)) == USER_MISTAKE
+    expected = "error: cannot write 'runs/a/results.csv': its folder was removed meanwhile\n"
+    assert capsys.readouterr().err == expected
 
 
 @pytest.mark.parametrize("folder", ["file", "file/inside"])

@@ -1,5 +1,6 @@
 import errno
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -8,7 +9,15 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from mttl.files import append_line, locked, new_folder, write_atomic, write_table, write_text
+from mttl.files import (
+    FolderGoneError,
+    append_line,
+    locked,
+    new_folder,
+    write_atomic,
+    write_table,
+    write_text,
+)
 
 
 def test_writes_with_usual_permissions_and_makes_parents(tmp_path):
@@ -108,3 +117,57 @@ def test_a_new_folder_is_whole_or_absent(tmp_path: Path) -> None:
 def test_a_table_leaves_missing_values_empty(tmp_path: Path) -> None:
     write_table(tmp_path / "t.csv", ["a", "b"], [{"a": 1, "b": "x, y"}, {"b": None}])
     assert (tmp_path / "t.csv").read_bytes() == b'a,b\r\n1,"x, y"\r\n,\r\n'
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / ".b.txt.abcdefg1.part").write_text("half")
+    (tmp_path / ".out.abcdefg1.part").mkdir()
+    (tmp_path / ".out.abcdefg1.part" / "model").write_text("half")
+    write_text(tmp_path / "b.txt", "whole")
+    with new_folder(tmp_path / "out"):
+        pass
+    assert sorted(os.listdir(tmp_path)) == ["b.txt", "out"]
+
+
+def test_what_another_process_is_writing_stays(tmp_path: Path) -> None:
+    def write(temporary: Path) -> None:
+        write_text(tmp_path / "b.txt", "second")
+        temporary.write_text("first")
+
+    write_atomic(tmp_path / "b.txt", write)
+    assert (tmp_path / "b.txt").read_text() == "first"
+    with new_folder(tmp_path / "out") as first:
+        with new_folder(tmp_path / "out") as second:
+            (second / "file").touch()
+        assert first.is_dir()
+        (tmp_path / "out" / "file").unlink()  # a folder replaces an empty one only
+    assert sorted(os.listdir(tmp_path)) == ["b.txt", "out"]
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_a_folder_that_may_be_replaced_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_exchange: bool
+) -> None:
+    if not can_exchange:
+        monkeypatch.setattr(sys, "platform", "other")
+    for content in ("first", "second"):
+        with new_folder(tmp_path / "out", replace=True) as folder:
+            (folder / content).touch()
+        assert os.listdir(tmp_path / "out") == [content]
+    with pytest.raises(OSError, match="full"), new_folder(tmp_path / "out", replace=True):
+        raise OSError(28, "full")
+    assert os.listdir(tmp_path / "out") == ["second"]
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_folder_that_is_removed_meanwhile_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    with pytest.raises(FolderGoneError, match=r"its folder was removed meanwhile: .*file\.txt"):
+        write_atomic(folder / "file.txt", lambda temporary: shutil.rmtree(folder))
+    with (
+        pytest.raises(FolderGoneError, match=r"its folder was removed meanwhile: .*out"),
+        new_folder(folder / "out"),
+    ):
+        shutil.rmtree(folder)
+    with pytest.raises(FileNotFoundError, match="other"):
+        write_atomic(tmp_path / "file.txt", lambda temporary: (tmp_path / "other").read_text())

@@ -20,9 +20,11 @@ from helpers.gyms import TASKS, TINY_LLAMA, TINY_T5, write_config, write_gym
 from mttl import yaml12
 from mttl.build.model import load_run
 from mttl.config.load import dump_config, load_config
-from mttl.errors import CheckpointError, ConfigError
+from mttl.errors import CheckpointError, ConfigError, TrainingError
+from mttl.files import locked
 from mttl.gym.partition import load_partition
 from mttl.models.backbone import build_random
+from mttl.text import train_tasks
 from mttl.training.run_folder import RunFolder
 from mttl.training.stopping import StopRequested
 
@@ -404,15 +406,14 @@ def interrupt(config: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., St
     """Return a function that runs the command until a signal arrives."""
 
     def run(name: str, callback: Callback, *overrides: str) -> StopRequested:
-        recipe = load_recipe()
-        build = recipe.build_trainer
+        recipe, build = load_recipe(), train_tasks.build_trainer
 
         def with_callback(*args: Any, **kwargs: Any) -> Trainer:
             trainer = build(*args, **kwargs)
             trainer.callbacks.insert(0, callback)  # type: ignore[attr-defined]
             return trainer
 
-        monkeypatch.setattr(recipe, "build_trainer", with_callback)
+        monkeypatch.setattr(train_tasks, "build_trainer", with_callback)
         before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
         with pytest.raises(StopRequested) as caught:
             recipe.main(["-c", str(config), "-k", f"run.name={name}", *overrides])
@@ -497,6 +498,52 @@ def test_a_signal_while_answering_stops_at_once_and_scoring_can_be_repeated(
     assert stop.number == signal.SIGTERM
     assert "the state was saved" in str(stop)
     check_same_run(train(config, "answering", resume=True), whole)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoint(
+    config: Path, whole: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Diverge(Callback):
+        def on_before_backward(self, trainer: Trainer, module: Any, loss: torch.Tensor) -> None:
+            if trainer.global_step == 5:
+                for value in module.parameters():
+                    value.data.fill_(float("nan"))
+
+    recipe, build = load_recipe(), train_tasks.build_trainer
+
+    def diverging(*args: Any, **kwargs: Any) -> Trainer:
+        trainer = build(*args, **kwargs)
+        trainer.callbacks.insert(0, Diverge())  # type: ignore[attr-defined]
+        return trainer
+
+    monkeypatch.setattr(train_tasks, "build_trainer", diverging)
+    with pytest.raises(TrainingError, match=r"the loss is nan at step 7: the weights are useless"):
+        recipe.main(["-c", str(config), "-k", "run.name=nan"])
+    run = RunFolder(whole.path.parent / "nan")
+    assert torch.load(run.last, weights_only=False)["global_step"] == 4
+    assert not run.skills.exists()
+
+
+def test_two_processes_do_not_train_into_one_folder(
+    config: Path, interrupt: Callable[..., StopRequested], whole: RunFolder
+) -> None:
+    interrupt("shared", SignalAt(1, signal.SIGINT))
+    with (
+        locked(whole.path.parent / "shared" / ".lock"),
+        pytest.raises(ConfigError, match=r"another process trains in '.*shared': wait for it"),
+    ):
+        train(config, "shared", resume=True)
+    assert train(config, "shared", resume=True).results.is_file()
+
+
+def test_a_moved_run_is_resumed_with_its_best_weights(
+    config: Path, interrupt: Callable[..., StopRequested], whole: RunFolder
+) -> None:
+    interrupt("here", SignalAt(9, signal.SIGINT))
+    (whole.path.parent / "here").rename(whole.path.parent / "there")
+    text = (whole.path.parent / "there" / "config.yaml").read_text()
+    (whole.path.parent / "there" / "config.yaml").write_text(text.replace("here", "there"))
+    check_same_run(train(config, "there", resume=True), whole)
 
 
 def test_a_finished_run_can_be_resumed_with_more_steps(config: Path, whole: RunFolder) -> None:

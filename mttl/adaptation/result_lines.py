@@ -1,5 +1,6 @@
 """A file of finished jobs, a line of JSON each, that an interrupted command continues."""
 
+import errno
 import json
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from mttl.errors import MttlError
-from mttl.files import append_line, drop_cut_line, locked
+from mttl.files import FolderGoneError, append_line, drop_cut_line, locked
 
 
 class JobResult(Protocol):
@@ -66,7 +67,7 @@ class ResultLines(Generic[Result]):
             MttlError: If another process writes the file.
         """
         refusal = MttlError(f"another process writes '{self.path}'; wait for it{self.advice}")
-        with locked(self.path.with_name(f".{self.path.name}.lock"), refusal):
+        with locked(self._lock, refusal):
             drop_cut_line(self.path)
             self._read(self.path)
             self._writing = True
@@ -83,12 +84,20 @@ class ResultLines(Generic[Result]):
 
         Raises:
             MttlError: If another process writes the file.
+            FolderGoneError: If the folder was removed meanwhile, and earlier results with it.
         """
         if not self._writing:
             with self.writing():
                 return self.add(result)
+        if not self._lock.exists():
+            gone = "its folder was removed meanwhile"
+            raise FolderGoneError(errno.ENOENT, gone, str(self.path))
         append_line(self.path, json.dumps(result.row()))
         self.finished[result.job] = result
+
+    @property
+    def _lock(self) -> Path:
+        return self.path.with_name(f".{self.path.name}.lock")
 
     def _read(self, path: Path) -> None:
         content = path.read_bytes() if path.is_file() else b""

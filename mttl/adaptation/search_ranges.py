@@ -16,6 +16,7 @@ import numpy as np
 from mttl.adaptation.few_shot import FewShotJob
 from mttl.adaptation.search import Values
 from mttl.errors import ConfigError
+from mttl.files import drop_cut_line, locked
 
 
 class Bounds(NamedTuple):
@@ -50,10 +51,38 @@ def search_ranges(
         journal: The file that keeps the trials.
 
     Raises:
-        ConfigError: If Optuna is not installed.
+        ConfigError: If Optuna is not installed, or another process searches in the folder.
     """
     optuna = _optuna()
-    backend = optuna.storages.journal.JournalFileBackend(str(journal))
+    refusal = ConfigError(
+        f"another process searches in '{journal.parent}': wait for it, or choose another folder "
+        "with --out"
+    )
+    with locked(journal.with_name(".lock"), refusal):
+        drop_cut_line(journal)
+        _search(optuna, ranges, evaluate, n_trials, seed, jobs, journal)
+
+
+class _Held:
+    """No lock: the folder has one. Optuna's own is a file that a kill leaves, and all wait for."""
+
+    def acquire(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
+
+
+def _search(
+    optuna: Any,
+    ranges: Mapping[str, Bounds],
+    evaluate: Callable[[Values], float],
+    n_trials: int,
+    seed: int,
+    jobs: Sequence[FewShotJob],
+    journal: Path,
+) -> None:
+    backend = optuna.storages.journal.JournalFileBackend(str(journal), _Held())
     study = optuna.create_study(
         storage=optuna.storages.JournalStorage(backend),
         study_name=_digest(ranges, seed, jobs),

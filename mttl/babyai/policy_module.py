@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mttl.errors import CheckpointError, TrainingError
+from mttl.errors import CheckpointError
 from mttl.skills.composed.composed_model import ComposedModel
+from mttl.training.checkpoint_file import not_finite
 from mttl.training.module import ResumableModule
 from mttl.training.optim import Optimization
 
@@ -55,11 +56,7 @@ class PolicyModule(ResumableModule):
     def _check_finite(self, loss: Tensor) -> None:
         # With several processes all see it at the latest one epoch on; gradients are shared.
         if not torch.isfinite(loss):
-            raise TrainingError(
-                f"the loss is {loss.item()} at step {self.global_step}: the weights are useless "
-                "from here on. The last checkpoint is kept; lower optim.lr, or set "
-                "trainer.gradient_clip_val, and start anew or continue with --resume"
-            )
+            raise not_finite(f"the loss is {loss.item()}", self.global_step)
 
     def means(self) -> dict[str, Tensor]:
         """Return the means of the statistics over the batches of this epoch so far."""

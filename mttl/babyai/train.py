@@ -38,7 +38,7 @@ from mttl.files import write_text
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.predictions import Result, write_results
 from mttl.training.report import composition_table, write_routing
-from mttl.training.run_folder import RunFolder, step_to_start_from
+from mttl.training.run_folder import RunFolder, check_still_there, step_to_start_from
 
 ROLLOUTS_BETWEEN_CHECKPOINTS = 10
 BATCHES_BETWEEN_CHECKPOINTS = 200  # of demonstrations
@@ -88,6 +88,7 @@ def _train(config: BabyAIConfig, resume: bool) -> list[Result]:
     learning = learning_of(config, model, levels)
     folder = RunFolder(Path(config.run.dir) / config.run.name)
     text = dump_config(config)
+    step = step_to_start_from(folder, text, resume=resume)
     trainer = build_policy_trainer(
         config,
         folder,
@@ -95,7 +96,7 @@ def _train(config: BabyAIConfig, resume: bool) -> list[Result]:
         model.inventory.groups,
         learning.monitor,
         every_n_steps=learning.every_n_steps,
-        resumed_step=step_to_start_from(folder, text, resume=resume),
+        resumed_step=step,
     )
     # Nothing is written before all of that is known to fit.
     if trainer.is_global_zero:
@@ -105,7 +106,7 @@ def _train(config: BabyAIConfig, resume: bool) -> list[Result]:
         trainer.fit(
             learning.module,
             datamodule=data,
-            ckpt_path=folder.last if resume else None,
+            ckpt_path=folder.last if step else None,
             weights_only=False,
         )
     # The same episodes would be played by all.
@@ -225,6 +226,7 @@ def _finish(
         settings=policy_settings(config).model_dump(mode="json"),
     )
     write_routing(folder.plots / "routing.npz", model.router, model.inventory.groups, levels)
+    check_still_there(folder)
     console.print(episode_table(results))
     console.print(f"The run is in {folder.path}", highlight=False)
     return results

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from pytorch_lightning import Trainer
-from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from pytorch_lightning.callbacks import Callback, EarlyStopping
 from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
 
 from mttl.build.model import Built
@@ -13,11 +13,15 @@ from mttl.config.schema import Config
 from mttl.config.schema import Trainer as TrainerSection
 from mttl.errors import ConfigError
 from mttl.training.annealing import TemperatureAnnealing
+from mttl.training.checkpoint_file import CheckpointFile
 from mttl.training.metrics_file import MetricsFile
 from mttl.training.progress import TrainingProgress
 from mttl.training.routing_monitor import RoutingMonitor
 from mttl.training.run_folder import RunFolder
-from mttl.training.stopping import GracefulStop, SaveLast
+from mttl.training.run_lock import RunLock
+from mttl.training.save_best import SaveBest
+from mttl.training.save_last import SaveLast
+from mttl.training.stopping import GracefulStop
 from mttl.training.token_balance import BiasBalancing
 from mttl.training.token_monitor import TokenMonitor
 
@@ -95,7 +99,8 @@ def _make_trainer(
             **settings,
             default_root_dir=folder.path,
             logger=_loggers(section, name, folder, resumed_step),
-            callbacks=callbacks,
+            callbacks=[RunLock(folder), *callbacks],
+            plugins=[CheckpointFile()],
             # Batches are dealt to the processes by the data module.
             use_distributed_sampler=False,
             num_sanity_val_steps=0,
@@ -127,19 +132,8 @@ def _callbacks(config: Config, folder: RunFolder, built: Built) -> list[Callback
         if config.moe.balance.bias:
             callbacks.append(BiasBalancing())
     if config.data.validation != "none":
-        callbacks.append(
-            ModelCheckpoint(
-                dirpath=folder.checkpoints,
-                filename=folder.best.stem,
-                monitor="val/score",
-                mode="max",
-                save_weights_only=True,
-                auto_insert_metric_name=False,
-                enable_version_counter=False,
-                # Right after a validation, so that it is in the state that is saved next.
-                save_on_train_epoch_end=False,
-            )
-        )
+        # Right after a validation, so that it is in the state that is saved next.
+        callbacks.append(SaveBest(folder.best))
         if config.trainer.early_stopping is not None:
             callbacks.append(
                 EarlyStopping(

@@ -17,6 +17,8 @@ from pathlib import Path
 import datasets
 from datasets import Dataset
 
+from mttl.files import new_folder
+
 _log = logging.getLogger(__name__)
 _CHECKSUMS = "checksums.json"
 
@@ -63,26 +65,23 @@ def _load(place: Path) -> Dataset | None:
 
 
 def _keep(dataset: Dataset, place: Path) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    building = place.with_name(f".building-{place.name}-{uuid.uuid4().hex[:8]}")
     try:
-        with _no_progress_bars():
-            dataset.save_to_disk(str(building))
-        text = json.dumps(_checksums(building), indent=1)
-        (building / _CHECKSUMS).write_text(text, encoding="utf-8")
-        try:
-            building.rename(place)
-        except OSError:
-            if not place.exists():
-                raise
-            # Another process was first; its data set is this one's equal.
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
+        with new_folder(place) as building:
+            with _no_progress_bars():
+                dataset.save_to_disk(str(building))
+            text = json.dumps(_checksums(building), indent=1)
+            (building / _CHECKSUMS).write_text(text, encoding="utf-8")
+    except OSError:
+        # Where another process was first, its data set is this one's equal.
+        if not place.exists():
+            raise
 
 
 def _remove(place: Path) -> None:
     """Move a folder out of the way first: another process may be building in its place."""
-    aside = place.with_name(f".damaged-{place.name}-{uuid.uuid4().hex[:8]}")
+    aside = place.with_name(
+        f".{place.name}.{uuid.uuid4().hex[:8]}.part"
+    )  # as `new_folder` names it
     try:
         place.rename(aside)
     except OSError:

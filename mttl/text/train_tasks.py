@@ -25,7 +25,7 @@ from mttl.training.report import (
     write_baselines,
     write_routing,
 )
-from mttl.training.run_folder import RunFolder, step_to_start_from
+from mttl.training.run_folder import RunFolder, check_still_there, step_to_start_from
 from mttl.training.text_to_text import TextToTextModule
 from mttl.training.token_report import write_token_routing
 
@@ -74,7 +74,7 @@ def train(config: Config, *, resume: bool = False) -> None:
     trainer.fit(
         module,
         datamodule=data,
-        ckpt_path=folder.last if resume else None,
+        ckpt_path=folder.last if step else None,
         weights_only=False,
     )
 
@@ -120,6 +120,7 @@ def train(config: Config, *, resume: bool = False) -> None:
         if config.moe is not None and config.data.evaluate:
             rows = data.evaluation_dataloader(config.data.evaluate[0])
             write_token_routing(folder.plots / "token_routing.npz", module, rows)
+        check_still_there(folder)
         console.print(result_table(results, baselines))
         console.print(f"The run is in {folder.path}", highlight=False)
 

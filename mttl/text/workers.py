@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Sequence
 
 from mttl.adaptation.shard import Shard
+from mttl.child_process import with_parent
 from mttl.errors import MttlError
 from mttl.gpus import gpu_environment
 
@@ -27,6 +28,7 @@ def start_workers(n_workers: int, shard: Shard, command: Sequence[str]) -> None:
             [*command, "--workers", "1", "--shard", f"{part.number}/{part.n_shards}"],
             stdout=subprocess.DEVNULL,
             env={**os.environ, "OMP_NUM_THREADS": threads, **gpu_environment(number)},
+            preexec_fn=with_parent(),
         )
         for number, part in enumerate(parts, start=1)
     ]

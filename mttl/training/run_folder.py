@@ -1,5 +1,6 @@
 """The folder that a run leaves behind. Other programs read it: its layout is a contract."""
 
+import logging
 import pickle
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,9 @@ import torch
 from lightning_fabric.utilities.rank_zero import rank_zero_only
 
 from mttl import yaml12
-from mttl.errors import CheckpointError, ConfigError
+from mttl.errors import CheckpointError, ConfigError, TrainingError
+
+logger = logging.getLogger(__name__)
 
 
 class RunFolder:
@@ -53,7 +56,8 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
         resume: Whether to continue.
 
     Returns:
-        The step to continue from; 0 for a new run.
+        The step to continue from; 0 for a new run, and for one that was killed before it had saved
+        a state.
 
     Raises:
         ConfigError: If a new run would overwrite an earlier one, or there is nothing to continue,
@@ -62,17 +66,19 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
     """
     if not resume:
         # Other processes may come when the first has begun to write.
-        if rank_zero_only.rank == 0 and folder.path.exists() and any(folder.path.iterdir()):
+        if rank_zero_only.rank == 0 and _visible(folder.path):
             raise ConfigError(
                 f"the run folder '{folder.path}' exists already and is never overwritten. "
                 "Continue that run with --resume, choose another name with "
                 "-k run.name=NAME, or delete the folder"
             )
         return 0
-    if not folder.last.is_file():
+    if not folder.path.is_dir():
         raise ConfigError(
-            f"there is nothing to resume: '{folder.last}' does not exist. Start without --resume"
+            f"there is nothing to resume: '{folder.path}' does not exist. Start without --resume"
         )
+    if not _visible(folder.path):
+        return 0
     if not folder.config.is_file():
         raise CheckpointError(
             f"'{folder.config}' is missing, so nothing tells which settings the run had. Copy it "
@@ -85,6 +91,9 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
             "Resume it with its own (only those of `trainer` may change), or start a new run with "
             "-k run.name=NAME"
         )
+    if not folder.last.is_file():
+        logger.warning("no state had been saved yet: '%s' begins anew", folder.path)
+        return 0
     try:
         checkpoint = torch.load(folder.last, map_location="cpu", weights_only=False)
         return int(checkpoint["global_step"])
@@ -92,6 +101,27 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
         raise CheckpointError(
             f"'{folder.last}' is damaged ({error}). Start anew with -k run.name=NAME"
         ) from error
+
+
+def check_still_there(folder: RunFolder) -> None:
+    """See at the end of a run that its folder was not removed while it went on.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        TrainingError: If it was.
+    """
+    if not folder.config.is_file():
+        raise TrainingError(
+            f"'{folder.path}' was removed while the run went on: what is there now is not a "
+            "whole run. Delete it, and start the run anew"
+        )
+
+
+def _visible(folder: Path) -> bool:
+    """Return whether a folder holds anything but locks and what a killed process left."""
+    return folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir())
 
 
 def changed_settings(

@@ -17,6 +17,7 @@ from mttl.models.generation import generate_texts
 from mttl.models.teacher_forcing import forced_logits
 from mttl.routing.context import Routing
 from mttl.skills.skilled_model import SkilledModel
+from mttl.training.checkpoint_file import not_finite
 from mttl.training.loss import example_means, global_mean, token_losses
 from mttl.training.module import ResumableModule
 from mttl.training.optim import Optimization
@@ -80,6 +81,7 @@ class TextToTextModule(ResumableModule):
         # Sum and count of the validation losses of each task.
         self.loss_totals = torch.zeros(2, len(metrics))
         self.answers: list[Prediction] = []
+        self._last_loss: Tensor | None = None
 
     @property
     def _metrics(self) -> list[Metric]:
@@ -107,9 +109,13 @@ class TextToTextModule(ResumableModule):
         """Return the loss of a batch plus the router's prior and the auxiliary losses of layers.
 
         Where tokens choose experts, the loads of experts come with it.
+
+        Raises:
+            TrainingError: If the loss of the step before was not finite.
         """
         losses, labels, routing = self.nll(batch, self.label_smoothing)
         loss = global_mean(losses, labels)
+        self._watch(loss.detach())
         prior = self.model.router.prior_loss().to(loss.device)
         total = loss + prior + sum(routing.losses.values())
         # Each process holds its share of the mean over all tokens.
@@ -129,6 +135,12 @@ class TextToTextModule(ResumableModule):
         """
         dtype = torch.promote_types(self.dtype, torch.float32)  # type: ignore[arg-type]
         self.loss_totals = torch.zeros(2, len(self.tasks), dtype=dtype, device=self.device)
+
+    def _watch(self, loss: Tensor) -> None:
+        """Look at the loss of the step before: this one's is not known yet on an accelerator."""
+        if self._last_loss is not None and not torch.isfinite(self._last_loss):
+            raise not_finite(f"the loss is {self._last_loss.item()}", self.global_step)
+        self._last_loss = loss
 
     def validation_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
         """Add a batch to the losses and scores of its tasks."""

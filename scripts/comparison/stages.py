@@ -1,8 +1,8 @@
 """Long commands, each run once: what it cost is written down when it has ended."""
 
 import json
+import logging
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -13,9 +13,13 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 
+from envs.process import is_stopped
+from mttl.child_process import with_parent
 from mttl.errors import MttlError
 from mttl.files import write_text
 from mttl.gpus import gpu_environment
+
+logger = logging.getLogger(__name__)
 
 POLL = 0.2  # seconds between two looks at a command
 
@@ -95,11 +99,19 @@ class Processes:
                     # Ctrl-C is for this process, which passes it on once: the second would tell a
                     # training to leave without a checkpoint.
                     start_new_session=True,
+                    preexec_fn=with_parent(),
                 )
                 self._running[process] = number
-            ended, peak = 0, 0.0
+            ended, peak, told = 0, 0.0, False
             while not ended:
                 peak = max(peak, peak_so_far(process.pid))
+                if is_stopped(process.pid) and not told:
+                    told = True
+                    logger.warning(
+                        "'%s' is stopped; it goes on after: kill -CONT %d",
+                        Path(command[0]).name,
+                        process.pid,
+                    )
                 ended, status, usage = os.wait4(process.pid, os.WNOHANG)
                 time.sleep(0 if ended else POLL)
             process.returncode = os.waitstatus_to_exitcode(status)
@@ -129,8 +141,5 @@ def peak_so_far(pid: int) -> float:
 
 
 def start_again(run: Path) -> list[str]:
-    """Return the argument that continues an interrupted training; clear one that saved nothing."""
-    if (run / "checkpoints" / "last.ckpt").is_file():
-        return ["--resume"]
-    shutil.rmtree(run, ignore_errors=True)
-    return []
+    """Return the argument that continues an interrupted training."""
+    return ["--resume"] if run.is_dir() else []

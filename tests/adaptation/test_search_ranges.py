@@ -10,6 +10,7 @@ from mttl.adaptation.few_shot import FewShotJob
 from mttl.adaptation.search import Values
 from mttl.adaptation.search_ranges import Bounds, search_ranges
 from mttl.errors import ConfigError
+from mttl.files import locked
 
 JOBS = [FewShotJob("a", 13, 1)]
 RANGES = {"lr": Bounds(1e-4, 1e-1, log=True), "steps": Bounds(10, 20)}
@@ -57,6 +58,27 @@ def test_an_interrupted_search_ends_like_a_whole_one(tmp_path: Path) -> None:
     search(tmp_path / "parts", last, 14)
     assert last.seen == whole.seen
     assert [list(values) for values in last.seen] == [list(RANGES)] * 14  # names of folders
+
+
+def test_what_a_killed_search_leaves_stops_no_other(tmp_path: Path) -> None:
+    """Optuna's lock, and a line of the journal that was cut off."""
+    whole, last = Evaluator(), Evaluator()
+    search(tmp_path / "whole", whole, 4)
+    journal = tmp_path / "journal"
+    search(journal, Evaluator(), 2)
+    (tmp_path / "journal.lock").symlink_to(journal)
+    with journal.open("ab") as file:
+        file.write(b'{"op_code": 4, "worker_i')
+    search(journal, last, 4)
+    assert last.seen == whole.seen
+
+
+def test_two_searches_do_not_share_a_folder(tmp_path: Path) -> None:
+    with (
+        locked(tmp_path / ".lock"),
+        pytest.raises(ConfigError, match=r"another process searches in '.*': wait for it"),
+    ):
+        search(tmp_path / "journal", Evaluator(), 1)
 
 
 def test_more_trials_go_on_and_fewer_stop_early(tmp_path: Path) -> None:

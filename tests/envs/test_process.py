@@ -51,6 +51,19 @@ def test_interrupts_are_for_the_parent_alone(started: list[WorkerProcess]) -> No
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
+def test_a_stopped_process_is_noticed(
+    started: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "LOOK", 0.05)
+    worker = start(started, "echo")
+    worker.ask("are you there?")
+    assert worker.answer() == "are you there?"
+    os.kill(worker.pid, signal.SIGSTOP)
+    worker.ask("and now?")
+    with pytest.raises(WorkerDied, match=rf"was stopped by a signal \(process {worker.pid}\)"):
+        worker.answer()
+
+
 @pytest.mark.parametrize(
     ("order", "end"),
     [("leave", "the helper died: exit status 3"), ("crash", "the helper died: SIGKILL")],

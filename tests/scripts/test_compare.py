@@ -165,15 +165,10 @@ def test_files_that_changed_are_refused(
     assert "skills.rank (2 before, 3 now)" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_training_without_a_checkpoint_starts_again_and_others_go_on(tmp_path: Path) -> None:
-    (tmp_path / "seed13").mkdir()
-    (tmp_path / "seed13" / "config.yaml").touch()
+def test_a_training_that_has_begun_goes_on(tmp_path: Path) -> None:
     assert STAGES.start_again(tmp_path / "seed13") == []
-    assert not (tmp_path / "seed13").exists()
-    checkpoint = tmp_path / "seed14" / "checkpoints" / "last.ckpt"
-    checkpoint.parent.mkdir(parents=True)
-    checkpoint.touch()
-    assert STAGES.start_again(tmp_path / "seed14") == ["--resume"]
+    (tmp_path / "seed13").mkdir()
+    assert STAGES.start_again(tmp_path / "seed13") == ["--resume"]
 
 
 @pytest.mark.parametrize("name", METHODS.ALL)

@@ -136,6 +136,20 @@ def test_a_run_that_was_stopped_continues_to_the_same_file(models, text, tmp_pat
     assert not out.with_name(f"{out.name}.state").exists()
 
 
+def test_a_run_that_was_killed_before_its_state_was_removed_ends(models, text, tmp_path):
+    out = tmp_path / "a.safetensors"
+    given = ["--text", str(text), "--mask", "_", "--save-every", "2"]
+    command = ["--model", str(models["t5"]), "--tokenizer", "byte", "--out", str(out), *QUICK]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
+        assert LEARN.main([*command, *given]) == 0
+    before = out.read_bytes()
+    assert out.with_name(f"{out.name}.state").exists()
+    assert LEARN.main([*command, *given, "--resume"]) == 0
+    assert out.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.glob("*a.safetensors*")) == ["a.safetensors"]
+
+
 def mistake(main, given: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert run_command(lambda: main(given)) == USER_MISTAKE
     return " ".join(capsys.readouterr().err.split())

@@ -15,7 +15,11 @@ from torch.utils.data import DataLoader
 
 from mttl.data.loader import ResumableLoader
 from mttl.data.samplers import build_sampler
-from mttl.training.stopping import GracefulStop, SaveLast, StopRequested
+from mttl.errors import StopRequested, TrainingError
+from mttl.training.checkpoint_file import CheckpointFile
+from mttl.training.metrics_file import MetricsFile
+from mttl.training.save_last import SaveLast
+from mttl.training.stopping import GracefulStop
 
 N_BATCHES = 12
 
@@ -72,11 +76,14 @@ def loader() -> ResumableLoader:
 
 def trainer(*callbacks: Callback, **settings: Any) -> pl.Trainer:
     return pl.Trainer(
-        **{"max_steps": 6, "num_sanity_val_steps": 0, "limit_val_batches": 0.0, **settings},
+        **{
+            **{"max_steps": 6, "num_sanity_val_steps": 0, "limit_val_batches": 0.0},
+            **{"logger": False, **settings},
+        },
         accelerator="cpu",
         devices=1,
-        logger=False,
         enable_checkpointing=True,
+        plugins=[CheckpointFile()],
         enable_progress_bar=False,
         enable_model_summary=False,
         callbacks=list(callbacks),
@@ -105,13 +112,18 @@ def handlers() -> Iterator[None]:
 
 def test_saves_every_so_many_steps_and_at_the_end(last: Recorder) -> None:
     trainer(last, max_steps=5).fit(Sum(), loader())
-    assert last.saved == [(2, 2), (4, 4), (5, 5)]
+    assert last.saved == [(1, 1), (2, 2), (4, 4), (5, 5)]
+
+
+def test_the_first_checkpoint_comes_early_and_distances_double(tmp_path: Path) -> None:
+    last = Recorder(tmp_path / "last.ckpt", every_n_steps=40)
+    trainer(last, max_steps=100).fit(Sum(), loader())
+    assert [step for step, _ in last.saved] == [2, 4, 8, 16, 32, 64, 100]
 
 
 def test_never_saves_while_gradients_wait_for_another_batch(last: Recorder) -> None:
     trainer(last, max_steps=4, accumulate_grad_batches=3).fit(Sum(), loader())
-    # The end of training saves once more: its loops have moved on since the last step.
-    assert last.saved == [(2, 6), (4, 12), (4, 12)]
+    assert last.saved == [(1, 3), (2, 6), (4, 12)]
 
 
 def test_a_resumed_run_does_not_save_before_its_first_step(last: Recorder) -> None:
@@ -127,7 +139,7 @@ def test_a_validation_is_saved_and_not_once_more_at_the_same_step(last: Recorder
         last, max_steps=6, limit_val_batches=1, val_check_interval=3, check_val_every_n_epoch=None
     )
     runner.fit(Sum(), loader(), validations())
-    assert last.saved == [(2, 2), (3, 3), (4, 4), (6, 6), (6, 6)]
+    assert last.saved == [(1, 1), (2, 2), (3, 3), (5, 5), (6, 6)]
 
 
 def test_validations_outside_training_save_nothing(last: Recorder) -> None:
@@ -137,6 +149,72 @@ def test_validations_outside_training_save_nothing(last: Recorder) -> None:
         Sum(), loader(), validations()
     )
     assert last.saved == [(1, 1)]
+
+
+def test_what_was_logged_is_on_the_disk_before_the_checkpoint(last: Recorder) -> None:
+    """A resumed run takes the rows of earlier steps from there."""
+    metrics = MetricsFile(last.checkpoint.with_name("metrics.csv"))
+    steps: list[int] = []
+
+    class Watch(Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+            metrics.log_metrics({"x": 1.0}, trainer.global_step)
+
+        def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
+            if last.saved:
+                steps.append(max(MetricsFile(metrics.path, keep_until=9).rows))
+                assert steps[-1] == last.saved[-1][0]
+
+    trainer(last, Watch(), logger=metrics, log_every_n_steps=100).fit(Sum(), loader())
+    assert steps == [1, 2, 2, 4, 4]
+
+
+def test_weights_that_are_not_finite_are_not_saved(last: Recorder) -> None:
+    class Diverge(Callback):
+        def on_before_backward(self, trainer: pl.Trainer, module: Any, loss: Tensor) -> None:
+            if trainer.global_step == 4:
+                module.total.data.fill_(float("nan"))
+
+    with pytest.raises(TrainingError, match=r"'total' holds numbers that are not finite at step 6"):
+        trainer(Diverge(), last).fit(Sum(), loader())
+    assert torch.load(last.checkpoint, weights_only=False)["global_step"] == 4
+
+
+def test_a_folder_that_is_removed_ends_the_run(last: Recorder) -> None:
+    class Remove(Callback):
+        def on_before_backward(self, trainer: pl.Trainer, *args: Any) -> None:
+            if trainer.global_step == 4:
+                last.checkpoint.unlink()
+
+    with pytest.raises(TrainingError, match=r"last\.ckpt' is gone: somebody removed it while"):
+        trainer(Remove(), last).fit(Sum(), loader())
+
+
+def test_epochs_are_counted_however_often_a_run_was_killed(tmp_path: Path) -> None:
+    """Each start is killed after the first checkpoint of an epoch's end; the epochs add up."""
+    path = tmp_path / "last.ckpt"
+
+    class Kill(Callback):
+        def __init__(self, step: int) -> None:
+            self.step = step
+
+        def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
+            if trainer.global_step == self.step:
+                raise ArithmeticError
+
+    given = {"max_steps": -1, "max_epochs": 5}
+    for start in range(1, 4):
+        last = SaveLast(path, every_n_steps=N_BATCHES * start)
+        last._saved_at = 0
+        with pytest.raises(ArithmeticError):
+            trainer(Kill(N_BATCHES * start + 3), last, **given).fit(
+                Sum(), loader(), ckpt_path=path if start > 1 else None, weights_only=False
+            )
+    resumed, module = trainer(SaveLast(path), **given), Sum()
+    resumed.fit(module, loader(), ckpt_path=path, weights_only=False)
+    assert resumed.global_step == 5 * N_BATCHES
+    assert resumed.current_epoch == 5
+    assert float(module.total.detach()) == 5 * sum(range(1, N_BATCHES + 1))
 
 
 # Signals.

@@ -1,0 +1,54 @@
+"""Checkpoints on disk: written whole beside their place, flushed, and then moved there."""
+
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from lightning_fabric.plugins import TorchCheckpointIO
+
+from mttl.errors import TrainingError
+from mttl.files import write_atomic
+
+
+class CheckpointFile(TorchCheckpointIO):
+    """Writes checkpoints so that a kill or a full disk leaves the old file or the new one.
+
+    Lightning writes into the folder of temporary files; where that is another file system, it then
+    copies over the only good checkpoint.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        """Write a checkpoint."""
+        write_atomic(path, lambda temporary: torch.save(checkpoint, temporary))
+
+
+def check_weights(module: pl.LightningModule, step: int) -> None:
+    """Refuse to keep weights that are not finite.
+
+    Args:
+        module: What is trained.
+        step: The step that it is at.
+
+    Raises:
+        TrainingError: If a trained weight is NaN or infinite.
+    """
+    for name, value in module.named_parameters():
+        if value.requires_grad and not torch.isfinite(value).all():
+            raise not_finite(f"'{name}' holds numbers that are not finite", step)
+
+
+def not_finite(what: str, step: int) -> TrainingError:
+    """Return the error of a training that has diverged.
+
+    Args:
+        what: What is not finite.
+        step: The step at which that was seen.
+    """
+    return TrainingError(
+        f"{what} at step {step}: the weights are useless from here on. The last checkpoint is "
+        "kept; lower optim.lr, or set trainer.gradient_clip_val, and start anew or continue with "
+        "--resume"
+    )
