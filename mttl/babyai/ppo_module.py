@@ -47,6 +47,8 @@ class BabyAIModule(PolicyModule):
             batch.values,
             batch.advantages,
             batch.returns,
-            **vars(self.weights),
+            clip=self.weights.clip,
+            value_coef=self.weights.value_coef,
+            entropy_coef=self.weights.entropy_coef,
         )
         return self.total_loss(loss, statistics)
