@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from mttl.adaptation.shard import Shard
-from mttl.command import add_config, add_run, exit_with, make_parser, positive
+from mttl.command import add_config, add_run, exit_with, make_parser, processes
 from mttl.errors import TaskError
 
 
@@ -39,7 +39,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add_run(parser, tasks="test", out="results (RUN/adapt-MODE)")
     parser.add_argument(
         "--workers",
-        type=positive,
+        type=processes,
         default=1,
         metavar="N",
         help="processes that share the jobs, or those of --shard (%(default)s)",

@@ -5,20 +5,15 @@ names, ``level`` (E,) places among them, ``seeds`` (E,), ``missions`` (E,), ``le
 steps, ``images`` (S, 7, 7, 3), ``directions`` (S,) and ``actions`` (S,).
 """
 
-import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from envs.array_file import load_arrays
 from envs.bot import Demonstration
 from envs.files import written_whole
-from envs.interface import VIEW
-
-# What comes of reading a file that is cut off, and one that is something else.
-_DAMAGED = (OSError, EOFError, zipfile.BadZipFile, zlib.error)
-_FOREIGN = (TypeError, ValueError, IndexError)
+from envs.interface import N_ACTIONS, VIEW
 
 
 def save_demonstrations(demonstrations: Sequence[Demonstration], path: str | Path) -> None:
@@ -58,11 +53,10 @@ def load_demonstrations(path: str | Path) -> list[Demonstration]:
         ValueError: If it is not of this format or its parts do not fit together.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return _episodes(**file)
+        return _episodes(**load_arrays(path))
     except FileNotFoundError:
         raise
-    except (*_DAMAGED, TypeError, ValueError, IndexError) as error:
+    except (OSError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise ValueError(
             f"'{path}' is not a file of demonstrations, or damaged: {error}"
         ) from error
@@ -78,6 +72,26 @@ def _episodes(
     directions: np.ndarray,
     actions: np.ndarray,
 ) -> list[Demonstration]:
+    for name, array, kinds in (
+        ("levels", levels, "U"),
+        ("missions", missions, "U"),
+        ("seeds", seeds, "iu"),
+        ("level", level, "iu"),
+        ("lengths", lengths, "iu"),
+    ):
+        if array.dtype.kind not in kinds or array.ndim != 1:
+            raise ValueError(f"'{name}' has the type {array.dtype} and the shape {array.shape}")
+    for name, array, most in (
+        ("images", images, 255),
+        ("directions", directions, 3),
+        ("actions", actions, N_ACTIONS - 1),
+    ):
+        if array.dtype != np.uint8 or array.max(initial=0) > most:
+            raise ValueError(f"'{name}' must be whole numbers from 0 to {most} (uint8)")
+    if lengths.min(initial=1) < 1 or lengths.max(initial=1) > len(actions):
+        raise ValueError("'lengths' must be at least 1, and no more than there are steps")
+    if level.min(initial=0) < 0 or level.max(initial=0) >= len(levels):
+        raise ValueError("'level' must name places among the levels")
     n_steps = int(lengths.sum())
     for name, array, shape in (
         ("level", level, lengths.shape),

@@ -92,19 +92,10 @@ class Game(RoomGridLevel):
             raise roomgrid_level.RejectSampling("an object cannot be reached")
         return reachable
 
-    def __reduce__(self) -> tuple:
-        """Pickle by the level's class, since this one is made on demand, and without the mirror."""
-        return _blank_game, (type(self).__bases__[1],), {**self.__dict__, "_cells": None}
-
 
 @cache
 def _game_class(level_class: type[RoomGridLevel]) -> type[Game]:
     return type(level_class.__name__, (Game, level_class), {})
-
-
-def _blank_game(level_class: type[RoomGridLevel]) -> Game:
-    game_class = _game_class(level_class)
-    return game_class.__new__(game_class)
 
 
 def make_game(level: Level, **options: Any) -> Game:

@@ -1,6 +1,6 @@
 """A vector environment in this process, one environment after the other."""
 
-import pickle
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,11 +11,8 @@ from envs.errors import LevelError, SimulationError
 from envs.game import Game, make_game
 from envs.interface import VIEW, Observation, Transition, check_actions, check_levels, slot_seed
 from envs.levels import LEVELS
+from envs.saved_state import SavedState, generator_state, set_generator
 from envs.vocabulary import MISSION_LENGTH, encode
-
-# What a state holds.
-_SETTINGS = ("levels", "n_slots", "_seed", "_evaluation", "_first_slot", "_stride")
-_STATE = (*_SETTINGS, "_games", "_episodes", "_seen")
 
 
 class LocalVectorEnv:
@@ -54,6 +51,9 @@ class LocalVectorEnv:
         ]
         self._episodes = np.full(len(self._games), -1)  # number of each slot's episode
         self._seen = _blank(len(self._games))  # what is seen now
+        # How the episodes of these places began, and what was done since: all that a state needs.
+        self._starts: list[dict[str, int] | None] = [None] * len(self._games)
+        self._actions = [bytearray() for _ in self._games]
         self._open = True
 
     def reset(self) -> Observation:
@@ -88,6 +88,7 @@ class LocalVectorEnv:
                 seen, reward[place], done, late, _ = self._games[place].step(action)
             except Exception as error:
                 raise self._failure(place, error) from error
+            self._actions[place].append(action)
             if done or late:
                 terminated[place], truncated[place] = done, not done
                 if not done:
@@ -112,22 +113,35 @@ class LocalVectorEnv:
             SimulationError: If they are closed or have not begun.
         """
         self._require_begun()
-        return pickle.dumps({name: getattr(self, name) for name in _STATE})
+        return SavedState(
+            levels=list(self.levels),
+            n_slots=self.n_slots,
+            seed=self._seed,
+            evaluation=self._evaluation,
+            first_slot=self._first_slot,
+            stride=self._stride,
+            episodes=self._episodes.tolist(),
+            starts=self._starts,
+            actions=["".join(map(str, actions)) for actions in self._actions],
+            seen=[self._digest(place) for place in range(len(self._games))],
+        ).encode()
 
     def load_state(self, state: bytes) -> Observation:
-        """Go on from a state; it is a pickle and must come from a trusted place.
+        """Go on from a state: begin its episodes and play its actions again.
 
         Raises:
-            ValueError: If it was taken of other levels or another number of slots.
-            SimulationError: If the environments are closed.
+            ValueError: If it is damaged, was taken of other levels or another number of slots, or
+                the installed minigrid plays other episodes than the one it was taken with.
+            SimulationError: If the environments are closed, or one raises.
         """
         self._require_open()
-        saved = pickle.loads(state)
-        for name in ("levels", "n_slots"):
-            theirs, ours = saved[name], getattr(self, name)
-            if theirs != ours:
-                raise ValueError(f"the state has {name} {theirs}; these environments have {ours}")
-        self.__dict__.update(saved)
+        saved = SavedState.decode(state)
+        saved.require(self.levels, self.n_slots)
+        self._seed, self._evaluation = saved.seed, saved.evaluation
+        self._first_slot, self._stride = saved.first_slot, saved.stride
+        self._starts, self._episodes[:] = list(saved.starts), saved.episodes
+        for place, actions in enumerate(saved.actions):
+            self._play_again(place, bytes(map(int, actions)), saved.seen[place])
         return self._shaped(self._seen)
 
     def close(self) -> None:
@@ -137,10 +151,19 @@ class LocalVectorEnv:
     def _begin(self, place: int) -> None:
         """Begin the next episode of one environment."""
         self._episodes[place] += 1
-        seed = self._slot_seed(place)
+        fresh = self._evaluation or self._episodes[place] == 0
+        self._starts[place] = None if fresh else generator_state(self._games[place].np_random)
+        self._reset(place)
+
+    def _reset(self, place: int) -> None:
+        """Begin the episode of one environment from its start."""
+        start, game = self._starts[place], self._games[place]
+        seed = self._slot_seed(place) if start is None else None
+        self._actions[place] = bytearray()
         try:
-            fresh = self._evaluation or self._episodes[place] == 0
-            seen, _ = self._games[place].reset(seed=seed if fresh else None)
+            if start is not None:
+                set_generator(game.np_random, start)
+            seen, _ = game.reset(seed=seed)
             self._seen.mission[place] = encode(seen["mission"])
         except LevelError:
             self.close()
@@ -148,6 +171,32 @@ class LocalVectorEnv:
         except Exception as error:
             raise self._failure(place, error) from error
         self._show(place, seen)
+
+    def _play_again(self, place: int, actions: bytes, digest: str) -> None:
+        self._reset(place)
+        ended = False
+        for action in actions:
+            if ended:  # an episode that has ended is not played on
+                break
+            try:
+                seen, _, done, late, _ = self._games[place].step(action)
+            except Exception as error:
+                raise self._failure(place, error) from error
+            ended = done or late
+            self._show(place, seen)
+        self._actions[place] = bytearray(actions)
+        if ended or self._digest(place) != digest:
+            level = self.levels[place // self.n_slots]
+            raise ValueError(
+                f"the state is of another episode of level '{level}' than this minigrid plays. "
+                "Install the version of minigrid that the run began with, or start anew"
+            )
+
+    def _digest(self, place: int) -> str:
+        """Return a short hash of what is seen at a place."""
+        seen = self._seen
+        parts = (seen.image[place], seen.direction[place : place + 1], seen.mission[place])
+        return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()[:16]
 
     def _show(self, place: int, seen: dict[str, Any]) -> None:
         self._seen.image[place] = seen["image"]

@@ -1,61 +1,171 @@
-"""The state of a vector environment, cut into those of groups of its slots and joined again.
+"""The state of a vector environment as plain data: how each episode began and what was done since.
 
-So a state is the same however many processes played the slots, and any number can go on from it.
+Environments have no randomness of their own after the beginning of an episode, so that is all it
+takes; going on plays the actions again, which is exact and knows nothing of minigrid's objects. The
+state is JSON text: reading it runs nothing. It is the same however many processes played the slots,
+and any number can go on from it, because it can be cut into groups of slots and joined again.
 """
 
-import pickle
+import json
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
+from typing import Any, Self
 
 import numpy as np
 
-from envs.interface import Observation
+from envs.interface import N_ACTIONS
+
+_ACTIONS = frozenset("0123456789"[:N_ACTIONS])
+_PER_PLACE = ("episodes", "starts", "actions", "seen")
+# A generator's state: two numbers of 128 bits, and a half-used one of 64.
+_GENERATOR = {"state": 128, "inc": 128, "has_uint32": 1, "uinteger": 32}
 
 
-def split_state(state: bytes, levels: tuple[str, ...], widths: Sequence[int]) -> list[bytes]:
-    """Return the states of neighbouring groups of slots.
+@dataclass(frozen=True)
+class SavedState:
+    """T levels × N slots of environments; lists have an entry per place, level after level.
 
-    Args:
-        state: Of a `LocalVectorEnv`; a pickle, which must come from a trusted place.
-        levels: That it must be of.
-        widths: How many slots of every level each group has; they must add up to N.
-
-    Raises:
-        ValueError: If it was taken of other levels or another number of slots.
+    Attributes:
+        levels: Names of the levels.
+        n_slots: N.
+        seed: Of the run.
+        evaluation: Whether the fixed episodes of evaluation are played.
+        first_slot: Number of the first slot.
+        stride: Distance of the numbers of a slot's episodes of evaluation.
+        episodes: Number of each slot's episode.
+        starts: The random generator before the episode; None where it began from a seed.
+        actions: What was done since, a digit each.
+        seen: A digest of what is seen now.
     """
-    whole = pickle.loads(state)
-    for name, ours in (("levels", levels), ("n_slots", sum(widths))):
-        if whole[name] != ours:
-            raise ValueError(f"the state has {name} {whole[name]}; these environments have {ours}")
-    tables = _tables(whole)
-    parts, first = [], whole["_first_slot"]
-    stops = np.cumsum(widths)
-    for start, stop in zip(stops - widths, stops, strict=True):
-        part = {name: table[:, start:stop] for name, table in tables.items()}
-        settings = {"n_slots": int(stop - start), "_first_slot": first + int(start)}
-        parts.append(pickle.dumps({**whole, **settings, **_rows(part)}))
-    return parts
+
+    levels: list[str]
+    n_slots: int
+    seed: int
+    evaluation: bool
+    first_slot: int
+    stride: int
+    episodes: list[int]
+    starts: list[dict[str, int] | None]
+    actions: list[str]
+    seen: list[str]
+
+    def encode(self) -> bytes:
+        """Return the text."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, state: bytes) -> Self:
+        """Read what `encode` returned.
+
+        Raises:
+            ValueError: If it is anything else.
+        """
+        if state[:1] == b"\x80":
+            raise ValueError(
+                "the state of the environments is a pickle, as earlier versions saved it; a pickle "
+                "can run any program when it is opened. Finish the run with the version that began "
+                "it, or start anew"
+            )
+        try:
+            saved = cls(**json.loads(state))
+            saved._check()
+        except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
+            raise ValueError(f"the state of the environments is damaged: {error}") from error
+        return saved
+
+    def require(self, levels: tuple[str, ...], n_slots: int) -> None:
+        """Check what the state is of.
+
+        Raises:
+            ValueError: If it was taken of other levels or another number of slots.
+        """
+        theirs_and_ours = (
+            ("levels", tuple(self.levels), levels),
+            ("n_slots", self.n_slots, n_slots),
+        )
+        for name, theirs, ours in theirs_and_ours:
+            if theirs != ours:
+                raise ValueError(f"the state has {name} {theirs}; these environments have {ours}")
+
+    def split(self, widths: Sequence[int]) -> list["SavedState"]:
+        """Return the states of neighbouring groups of slots.
+
+        Args:
+            widths: How many slots of every level each group has; they add up to N.
+        """
+        starts = [stop - width for stop, width in zip(accumulate(widths), widths, strict=True)]
+        return [
+            replace(
+                self,
+                n_slots=width,
+                first_slot=self.first_slot + start,
+                **{name: self._part(name, start, start + width) for name in _PER_PLACE},
+            )
+            for start, width in zip(starts, widths, strict=True)
+        ]
+
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """Return the state of the vector environment that these groups make up, in order."""
+        return replace(
+            parts[0],
+            n_slots=sum(part.n_slots for part in parts),
+            **{
+                name: [
+                    item
+                    for level in range(len(parts[0].levels))
+                    for part in parts
+                    for item in part._of_level(name, level)
+                ]
+                for name in _PER_PLACE
+            },
+        )
+
+    def _of_level(self, name: str, level: int) -> list[Any]:
+        return getattr(self, name)[level * self.n_slots : (level + 1) * self.n_slots]
+
+    def _part(self, name: str, start: int, stop: int) -> list[Any]:
+        levels = range(len(self.levels))
+        return [item for level in levels for item in self._of_level(name, level)[start:stop]]
+
+    def _check(self) -> None:
+        for name in ("n_slots", "seed", "first_slot", "stride"):
+            if type(getattr(self, name)) is not int:
+                raise ValueError(f"{name} must be a whole number")
+        if type(self.evaluation) is not bool:
+            raise ValueError("evaluation must be true or false")
+        if not all(isinstance(level, str) for level in self.levels):
+            raise ValueError("levels must be names")
+        for name in _PER_PLACE:
+            if len(getattr(self, name)) != len(self.levels) * self.n_slots:
+                raise ValueError(f"{name} must have an entry for every level and slot")
+        if not all(type(number) is int and number >= 0 for number in self.episodes):
+            raise ValueError("episodes must be whole numbers of at least 0")
+        if not all(_ACTIONS.issuperset(actions) for actions in self.actions):
+            raise ValueError(f"actions must be digits from 0 to {N_ACTIONS - 1}")
+        for start in self.starts:
+            if start is not None and not _is_generator(start):
+                raise ValueError("a start must be the state of a random generator")
 
 
-def join_states(states: Sequence[bytes]) -> bytes:
-    """Return the state of the vector environment that these groups of slots make up, in order."""
-    parts = [pickle.loads(state) for state in states]
-    tables = [_tables(part) for part in parts]
-    whole = {name: np.concatenate([table[name] for table in tables], axis=1) for name in tables[0]}
-    n_slots = sum(part["n_slots"] for part in parts)
-    return pickle.dumps({**parts[0], "n_slots": n_slots, **_rows(whole)})
+def generator_state(generator: np.random.Generator) -> dict[str, int]:
+    """Return the state of numpy's generator as numbers."""
+    found = generator.bit_generator.state
+    return {**found["state"], "has_uint32": found["has_uint32"], "uinteger": found["uinteger"]}
 
 
-def _tables(saved: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Return what is kept of each environment with the axes T and N; it is kept in one row."""
-    games = np.empty(len(saved["_games"]), object)
-    games[:] = saved["_games"]
-    rows = {"games": games, "episodes": saved["_episodes"], **vars(saved["_seen"])}
-    shape = (len(saved["levels"]), saved["n_slots"])
-    return {name: row.reshape(*shape, *row.shape[1:]) for name, row in rows.items()}
+def set_generator(generator: np.random.Generator, state: dict[str, int]) -> None:
+    """Put a generator into a state that `generator_state` returned."""
+    generator.bit_generator.state = {
+        "bit_generator": "PCG64",
+        "state": {"state": state["state"], "inc": state["inc"]},
+        "has_uint32": state["has_uint32"],
+        "uinteger": state["uinteger"],
+    }
 
 
-def _rows(tables: dict[str, np.ndarray]) -> dict[str, Any]:
-    rows = {name: table.reshape(-1, *table.shape[2:]) for name, table in tables.items()}
-    games, episodes = rows.pop("games"), rows.pop("episodes")
-    return {"_games": games.tolist(), "_episodes": episodes, "_seen": Observation(**rows)}
+def _is_generator(start: dict[str, int]) -> bool:
+    return start.keys() == _GENERATOR.keys() and all(
+        type(start[name]) is int and 0 <= start[name] < 2**bits for name, bits in _GENERATOR.items()
+    )

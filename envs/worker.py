@@ -20,7 +20,7 @@ from envs.errors import LevelError, SimulationError
 from envs.interface import Observation, Transition, check_actions, check_levels
 from envs.local import LocalVectorEnv
 from envs.process import WorkerDied, WorkerProcess, close_workers
-from envs.saved_state import join_states, split_state
+from envs.saved_state import SavedState
 from envs.shared_slots import (
     allocate_slots,
     map_slots,
@@ -128,20 +128,21 @@ class WorkerVectorEnv:
             SimulationError: If a worker dies, or they are closed or have not begun.
         """
         self._get_ready()
-        return join_states(self._ask_all(["state"] * len(self._parts)))
+        parts = self._ask_all(["state"] * len(self._parts))
+        return SavedState.join([SavedState.decode(part) for part in parts]).encode()
 
     def load_state(self, state: bytes) -> Observation:
         """Go on from a state, taken with any number of workers or none.
 
-        It is a pickle and must come from a trusted place.
-
         Raises:
-            ValueError: If it was taken of other levels or another number of slots.
+            ValueError: As `LocalVectorEnv.load_state`.
             SimulationError: If a worker dies, or they are closed.
         """
         self._get_ready(begun=False)
-        widths = [part.stop - part.start for part in self._parts]
-        self._ask_all(split_state(state, self.levels, widths))
+        saved = SavedState.decode(state)
+        saved.require(self.levels, self.n_slots)
+        parts = saved.split([part.stop - part.start for part in self._parts])
+        self._ask_all([part.encode() for part in parts])
         self._begun = True
         return read_observation(self._slots)
 

@@ -8,15 +8,17 @@ A folder ``skills/`` holds
 | ``router.safetensors`` | parameters and buffers of the router |
 | ``backbone.safetensors`` | the backbone's parameters, only where it was trained |
 | ``tasks.json`` | names of the tasks in the order of their ids |
-| ``meta.json`` | format version, backbone and its fingerprint, library versions, settings |
+| ``meta.json`` | format version, the backbone's fingerprint, libraries, settings, checksums |
 
 Layers whose tokens choose experts have ``<path>.experts.<parameter>`` and, for the one that is
 always on, ``<path>.shared.<parameter>`` among the skills, and ``tokens.<path>.<parameter>`` among
 what the routers have.
 """
 
+import hashlib
 import importlib.metadata
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,17 +27,23 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from mttl.errors import CheckpointError
-from mttl.files import new_folder, write_atomic, write_text
+from mttl.files import new_folder, write_text
 from mttl.inventory_folder import inventory_folder
 from mttl.model_tensors import Model, fingerprint, own_parameters, router_tensors, skill_tensors
+from mttl.reading import check_name, read_json, reason, require_file
+from mttl.safetensors_file import write_tensors
 from mttl.skills.attention import AttendedInventory
 from mttl.skills.skilled_model import SkilledModel
 
+logger = logging.getLogger(__name__)
+
 FORMAT_VERSION = 1
+# Where meta.json keeps the digests of all files; folders of earlier versions have none.
+CHECKSUMS = "sha256"
 LIBRARIES = ("mttl", "torch", "transformers", "pytorch-lightning")
 
 
@@ -82,12 +90,12 @@ def save_inventory(
         "settings": dict(settings),
     }
     with new_folder(folder, replace=True) as new:
-        _write_tensors(new / "skills.safetensors", skill_tensors(model))
-        _write_tensors(new / "router.safetensors", router_tensors(model))
+        write_tensors(new / "skills.safetensors", skill_tensors(model))
+        write_tensors(new / "router.safetensors", router_tensors(model))
         if backbone_trained:
-            _write_tensors(new / "backbone.safetensors", parameters)
+            write_tensors(new / "backbone.safetensors", parameters)
         _write_json(new / "tasks.json", list(tasks))
-        _write_json(new / "meta.json", meta)
+        _write_json(new / "meta.json", meta | {CHECKSUMS: checksums(new, meta)})
 
 
 def read_inventory(folder: str | Path) -> SavedInventory:
@@ -106,22 +114,40 @@ def read_inventory(folder: str | Path) -> SavedInventory:
     if version != FORMAT_VERSION:
         raise CheckpointError(
             f"'{folder}' has format version {version}; this mttl reads {FORMAT_VERSION}. Load it "
-            f"with the mttl that wrote it ({meta.get('libraries', {}).get('mttl', 'unknown')})"
+            f"with the mttl that wrote it ({_writer(meta)})"
         )
-    lacking = sorted({"backbone", "libraries", "settings"} - meta.keys())
-    if lacking:
-        raise CheckpointError(
-            _unreadable(folder / "meta.json", f"damaged (it lacks {', '.join(lacking)})")
-        )
+    _check_meta(folder, meta)
+    check_checksums(folder, meta)
     backbone = folder / "backbone.safetensors"
+    tasks = [
+        check_name(name, f"'{folder / 'tasks.json'}': a task's name", CheckpointError)
+        for name in _read_json(folder / "tasks.json", list)
+    ]
     return SavedInventory(
         folder=folder,
         meta=meta,
-        tasks=tuple(_read_json(folder / "tasks.json", list)),
+        tasks=tuple(tasks),
         skills=_read_tensors(folder / "skills.safetensors"),
         router=_read_tensors(folder / "router.safetensors"),
         backbone=_read_tensors(backbone) if meta["backbone"]["trained"] else None,
     )
+
+
+def _check_meta(folder: Path, meta: dict[str, Any]) -> None:
+    """Check that the facts about an inventory have their places and types."""
+    path = folder / "meta.json"
+    lacking = sorted({"backbone", "libraries", "settings"} - meta.keys())
+    if lacking:
+        raise CheckpointError(_unreadable(path, f"damaged (it lacks {', '.join(lacking)})"))
+    sections = ("backbone", "libraries", "settings")
+    strange = sorted(meta.keys() - {"format_version", CHECKSUMS, *sections})
+    wrong = [name for name in (*sections, CHECKSUMS) if type(meta.get(name, {})) is not dict]
+    backbone = {} if wrong else meta["backbone"]
+    kinds = {"name": str, "trained": bool, "fingerprint": str}
+    wrong += [name for name, kind in kinds.items() if type(backbone.get(name)) is not kind]
+    if strange or wrong:
+        found = f"unknown: {', '.join(strange)}" if strange else f"wrong: {', '.join(wrong)}"
+        raise CheckpointError(_unreadable(path, f"damaged ({found})"))
 
 
 def load_into(model: Model, saved: SavedInventory) -> None:
@@ -230,34 +256,94 @@ def _some(names: Sequence[str], most: int = 5) -> str:
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
-def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    write_atomic(path, lambda temporary: save_file(contiguous, temporary))
-
-
 def _write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def _read_json(path: Path, kind: type) -> Any:
+    _require(path)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(_unreadable(path, "missing")) from error
-    except ValueError as error:
+        return read_json(path, CheckpointError, kind)
+    except CheckpointError as error:
         raise CheckpointError(_unreadable(path, f"damaged ({error})")) from error
-    if not isinstance(value, kind):
-        raise CheckpointError(_unreadable(path, f"damaged (it holds no {kind.__name__})"))
-    return value
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
+    _require(path)
     try:
-        return load_file(path)
-    except FileNotFoundError as error:
-        raise CheckpointError(_unreadable(path, "missing")) from error
-    except SafetensorError as error:
-        raise CheckpointError(_unreadable(path, f"damaged ({error})")) from error
+        tensors = load_file(path)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise CheckpointError(_unreadable(path, f"damaged ({reason(error)})")) from error
+    strange = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+    if strange:
+        raise CheckpointError(
+            _unreadable(path, f"damaged ('{strange[0]}' holds numbers that are not finite)")
+        )
+    return tensors
+
+
+def checksums(folder: Path, meta: Mapping[str, Any]) -> dict[str, str]:
+    """Return the SHA-256 of every file of an inventory, and of the facts about it.
+
+    Args:
+        folder: The folder ``skills/``.
+        meta: What its ``meta.json`` holds, or will.
+    """
+    found = {}
+    for path in sorted([*folder.glob("*.safetensors"), folder / "tasks.json"]):
+        _require(path)
+        try:
+            with path.open("rb") as file:
+                found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise CheckpointError(_unreadable(path, f"unreadable ({reason(error)})")) from error
+    facts = {name: value for name, value in meta.items() if name != CHECKSUMS}
+    text = json.dumps(facts, sort_keys=True)
+    return found | {"meta.json": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def check_checksums(folder: Path, meta: Mapping[str, Any]) -> None:
+    """Compare the files of an inventory with what was noted when they were written.
+
+    Args:
+        folder: The folder ``skills/``.
+        meta: What its ``meta.json`` holds.
+
+    Raises:
+        CheckpointError: If a file is another, or missing.
+    """
+    if CHECKSUMS not in meta:
+        logger.warning(
+            "'%s' was written by an earlier version, which noted no checksums: damage cannot be "
+            "told",
+            folder,
+        )
+        return
+    noted, found = meta[CHECKSUMS], checksums(folder, meta)
+    other = [name for name in sorted(noted) if noted[name] != found.get(name)]
+    more = [name for name in sorted(found) if name not in noted]
+    if other or more:
+        path = folder / (other + more)[0]
+        state = (
+            "missing"
+            if not os.path.lexists(path)
+            else "damaged (its checksum is not the one noted)"
+        )
+        raise CheckpointError(_unreadable(path, state))
+
+
+def _writer(meta: Mapping[str, Any]) -> str:
+    libraries = meta.get("libraries")
+    return str(libraries.get("mttl", "unknown")) if isinstance(libraries, dict) else "unknown"
+
+
+def _require(path: Path) -> None:
+    if not os.path.lexists(path):
+        raise CheckpointError(_unreadable(path, "missing"))
+    try:
+        require_file(path, CheckpointError)
+    except CheckpointError as error:
+        raise CheckpointError(_unreadable(path, f"unreadable ({error})")) from error
 
 
 def _unreadable(path: Path, state: str) -> str:

@@ -8,8 +8,11 @@ import argparse
 import errno
 import logging
 import os
+import re
 import signal
 import sys
+import tempfile
+import traceback
 import warnings
 from collections.abc import Callable
 from types import FrameType
@@ -20,10 +23,12 @@ from rich.logging import RichHandler
 
 from mttl.errors import MttlError, StopRequested
 from mttl.files import DISK_REFUSES, FolderGoneError
+from mttl.reading import reason, shown
 from mttl.stop_signals import handling
 from mttl.version import VERSION
 
 FILE_WIDTH = 120
+MOST_PROCESSES = 256  # of one command; machines with more cores share the work by folders
 SUCCESS, FAULT, USER_MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
 # What a disk may answer that is no fault of the program, and what to do where it is not plain.
@@ -36,6 +41,10 @@ UNWRITABLE = {
 # Libraries whose messages below a warning nobody asked for.
 CHATTY = ("httpx", "datasets", "fsspec", "filelock", "torch", "urllib3")
 CHATTY += ("pytorch_lightning", "lightning_fabric", "lightning")
+_DISK = re.compile(r"\(os error (\d+)\)")
+# What libraries of communication say when a process at the other end is gone.
+_LOST_PROCESS = ("gloo", "Connection closed by peer", "NCCL communicator was aborted")
+
 # Library messages that a user can do nothing about, each with the reason it is harmless.
 HARMLESS = (
     # Loaders are built with 0 workers on purpose: rows are tokenised beforehand.
@@ -62,8 +71,8 @@ def run_command(main: Callable[[], int]) -> int:
         main: The command.
 
     Returns:
-        0 on success, 2 on a mistake of the user's, 130 after Ctrl-C, 1 otherwise. Faults of the
-        program are raised: their traceback is wanted.
+        0 on success, 2 on a mistake of the user's, 130 after Ctrl-C, 1 otherwise. The traceback of
+        a fault of the program is in a file that the message names.
     """
     # Threads of OpenMP that wait for work spin by default, and take processors from one another.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -84,11 +93,43 @@ def run_command(main: Callable[[], int]) -> int:
         return INTERRUPTED
     except OSError as error:
         if error.errno not in UNWRITABLE and not isinstance(error, FolderGoneError):
-            raise
+            return _fault(console, error)
         where = f" '{error.filename}'" if error.filename else ""
         advice = UNWRITABLE.get(error.errno or 0, "")
         console.print(f"error: cannot write{where}: {error.strerror}{advice}", markup=False)
         return USER_MISTAKE
+    except Exception as error:
+        refusal = _DISK.search(str(error)) if type(error).__name__ == "SafetensorError" else None
+        if refusal:  # of a library that writes weights by itself
+            told = os.strerror(int(refusal[1]))
+            console.print(f"error: cannot write the weights: {told}", markup=False)
+            return USER_MISTAKE
+        if any(word in str(error) for word in _LOST_PROCESS):
+            console.print(
+                "error: another process of this command ended; its message is above, or in the log "
+                "of its machine. Continue with --resume once the cause is mended",
+                markup=False,
+            )
+            return FAULT
+        return _fault(console, error)
+
+
+def _fault(console: Console, error: Exception) -> int:
+    """Say in one line that the program is at fault, and keep the traceback in a file."""
+    lines = "".join(traceback.format_exception(error))
+    try:
+        handle, name = tempfile.mkstemp(prefix="mttl-fault-", suffix=".txt")
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(f"{' '.join(sys.argv)}\n\n{lines}")
+    except OSError:  # not even that: then on the terminal
+        console.print(lines, markup=False)
+        name = "above"
+    console.print(
+        f"error: {type(error).__name__}: {reason(error)}. This is a fault of the program, or a "
+        f"damaged file that it does not recognise; the traceback is in '{name}'",
+        markup=False,
+    )
+    return FAULT
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -222,12 +263,24 @@ def positive(text: str) -> int:
     return _at_least(1, text)
 
 
+def processes(text: str) -> int:
+    """Read a number of processes from the command line: at least 1, and not more than start."""
+    number = positive(text)
+    if number > MOST_PROCESSES:
+        raise argparse.ArgumentTypeError(
+            f"'{shown(text)}' must be at most {MOST_PROCESSES}: each is a process of its own"
+        )
+    return number
+
+
 def natural(text: str) -> int:
     """Read a number of at least 0 from the command line."""
     return _at_least(0, text)
 
 
 def _at_least(least: int, text: str) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"'{text}' must be a whole number of at least {least}")
+    if not text.isdecimal() or len(text) > 18 or int(text) < least:
+        raise argparse.ArgumentTypeError(
+            f"'{text[:40]}' must be a whole number of at least {least}, with at most 18 digits"
+        )
     return int(text)

@@ -9,9 +9,25 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
+MOST_MESSAGE = 4000  # characters: a message may quote what a file holds
+
 
 class MttlError(Exception):
-    """Something the user can mend; the message says what, and how."""
+    """Something the user can mend; the message says what, and how.
+
+    Args:
+        message: What quotes a file may hold anything: characters that no terminal should be sent
+            are written as escapes, and the middle of what is too long is left out.
+    """
+
+    def __init__(self, message: object = "") -> None:
+        text = str(message)
+        if len(text) > MOST_MESSAGE:
+            half = MOST_MESSAGE // 2
+            text = f"{text[:half]} … {text[-half:]}"
+        if not text.replace("\n", "").isprintable():
+            text = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+        super().__init__(text)
 
 
 class ConfigError(MttlError, ValueError):
@@ -53,6 +69,8 @@ def nearest(name: str, options: Iterable[str], n: int = 3) -> str:
         options: What exists.
         n: The most suggestions to give.
     """
+    if len(name) > MOST_MESSAGE:  # the search takes time with the square of the length
+        return ""
     close = difflib.get_close_matches(name, [str(option) for option in options], n=n, cutoff=0.5)
     if not close:
         return ""

@@ -1,5 +1,6 @@
 """Where the inventory of a run lies."""
 
+import os
 from pathlib import Path
 
 from mttl.errors import CheckpointError
@@ -15,7 +16,7 @@ def inventory_folder(folder: str | Path) -> Path:
         CheckpointError: If it is neither.
     """
     for path in (Path(folder) / "skills", Path(folder)):
-        if (path / "meta.json").is_file():
+        if os.path.lexists(path / "meta.json"):
             return path
     raise CheckpointError(
         f"'{folder}' holds no trained inventory: it has no meta.json, nor a folder skills/ with "

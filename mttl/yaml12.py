@@ -1,6 +1,7 @@
 """YAML 1.2: `1e-3` is a number, `010` is ten, `no` is a word, and no key stands twice."""
 
 import io
+from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML, YAMLError
@@ -8,7 +9,10 @@ from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import SafeRepresenter
 from ruamel.yaml.resolver import VersionedResolver
 
-__all__ = ["YAMLError", "dump", "parse", "problem"]
+from mttl.errors import MttlError
+from mttl.reading import MOST_YAML, check_yaml, read_text, reason
+
+__all__ = ["YAMLError", "dump", "parse", "problem", "read_yaml"]
 
 
 class _CoreSchema(VersionedResolver):
@@ -42,9 +46,36 @@ def parse(text: str) -> Any:
         text: The document.
 
     Raises:
-        YAMLError: If it is malformed, or a key stands twice.
+        YAMLError: If it is malformed, a key stands twice, or it is too large or too deep.
     """
-    return _yaml().load(text)
+    try:
+        refusal = check_yaml(_yaml().parse(text))
+        if refusal is None:
+            return _yaml().load(text)
+    except YAMLError:
+        raise
+    except RecursionError:
+        refusal = "it is nested too deeply"
+    except Exception as error:  # numbers of too many digits, keys that are lists, faults of ruamel
+        refusal = f"it cannot be read ({reason(error)})"
+    raise YAMLError(refusal)
+
+
+def read_yaml(path: str | Path, error: type[MttlError]) -> Any:
+    """Return what a YAML file holds.
+
+    Args:
+        path: The file, in UTF-8.
+        error: What to raise.
+
+    Raises:
+        MttlError: Of the given kind, if it cannot be read or `parse` refuses it.
+    """
+    text = read_text(path, error, MOST_YAML)
+    try:
+        return parse(text)
+    except YAMLError as cause:
+        raise error(f"{path}: {problem(cause)}") from cause
 
 
 def dump(tree: Any) -> str:

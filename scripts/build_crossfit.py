@@ -32,7 +32,7 @@ from mttl.command import (
     exit_with,
     make_console,
     make_parser,
-    positive,
+    processes,
 )
 from mttl.errors import TaskError, nearest
 from mttl.files import locked
@@ -206,7 +206,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--workers",
-        type=positive,
+        type=processes,
         default=min(4, os.cpu_count() or 1),
         metavar="N",
         help="processes (%(default)s)",

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from mttl.aggregation.fisher import GRADIENTS, diagonal_fisher
@@ -20,11 +19,11 @@ from mttl.config.load import resolve_folder
 from mttl.data.collate import TrainCollator, pad_id_of
 from mttl.data.prepare import prepare
 from mttl.errors import ConfigError, TrainingError
-from mttl.files import write_atomic
 from mttl.gym.folder import SPLITS, Gym
 from mttl.merging.likelihood import answer_log_likelihood, likelihood_batch, sample_targets
 from mttl.models.backbone import is_decoder_only, load_pretrained, load_tokenizer
 from mttl.progress_bar import counting_bar
+from mttl.safetensors_file import write_tensors
 
 LABELS = ("reference", "sampled")
 
@@ -68,8 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
         "n_rows": str(n_rows),
         "tasks": " ".join(options.tasks),
     }
-    tensors = {name: value.cpu().contiguous() for name, value in found.items()}
-    write_atomic(options.out, lambda path: save_file(tensors, path, metadata))
+    write_tensors(options.out, {name: value.cpu() for name, value in found.items()}, metadata)
     make_console().print(f"Fisher information on {n_rows} rows is in {options.out}", markup=False)
     return 0
 

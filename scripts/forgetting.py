@@ -35,6 +35,7 @@ from mttl.errors import ConfigError
 from mttl.files import locked, write_text
 from mttl.gym.folder import Gym
 from mttl.libraries import check_libraries
+from mttl.reading import read_json
 
 PLANTED = ("verb_gerund", "verb_past", "verb_third")
 OTHERS = ("noun_plural", "adj_ness", "adj_adverb")
@@ -110,8 +111,13 @@ def run_or_read(plan: Plan, seed: int, path: Path) -> list[Point]:
 
             points = run_seed(plan, seed, stage)
         write_text(path, json.dumps([asdict(point) for point in points], indent=1) + "\n")
-    found = json.loads(path.read_text("utf-8"))
-    return [Point(**{**point, "score": Score(**point["score"])}) for point in found]
+    found = read_json(path, ConfigError, list)
+    try:
+        return [Point(**{**point, "score": Score(**point["score"])}) for point in found]
+    except (TypeError, KeyError) as error:
+        raise ConfigError(
+            f"'{path}' is damaged ({error}). Delete it: its seed runs again"
+        ) from error
 
 
 def run_seed(
@@ -191,7 +197,7 @@ def _draw(rows: list[Row], count: int, seed: int) -> list[Row]:
 def _keep(plan: Plan, path: Path) -> None:
     """Write the plan down, or refuse to mix seeds of different plans."""
     ours = json.loads(json.dumps(asdict(plan)))
-    before = json.loads(path.read_text("utf-8")) if path.is_file() else ours
+    before = read_json(path, ConfigError, dict) if path.exists() else ours
     changed = [f"{key} ({before.get(key)})" for key in ours if before.get(key) != ours[key]]
     if changed:
         raise ConfigError(

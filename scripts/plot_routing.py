@@ -19,7 +19,6 @@ similarities, which compare tasks within each group, do not depend on the number
 """
 
 import argparse
-import csv
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -51,6 +50,7 @@ from mttl.errors import CheckpointError, TaskError
 from mttl.files import write_text
 from mttl.gym.table import crossfit
 from mttl.libraries import check_libraries
+from mttl.reading import read_table
 
 LIBRARIES = ("matplotlib", "scipy", "sklearn", "plotly")
 
@@ -173,11 +173,10 @@ def task_categories(folder: Path, tasks: Sequence[str]) -> tuple[str, ...]:
 
             return tuple(" ".join(find_level(task).competencies) for task in tasks)
         table = resolve_folder(settings.data.dir) / "TASKS.csv"
-        if table.is_file():
-            with table.open(newline="", encoding="utf-8-sig") as file:
-                for row in csv.DictReader(file):
-                    if row.get("task") and row.get("category"):
-                        known[row["task"].strip()] = row["category"].strip()
+        if table.exists():
+            for row in read_table(table, TaskError):
+                if row.get("task") and row.get("category"):
+                    known[row["task"].strip()] = row["category"].strip()
     return tuple(known.get(task, UNKNOWN) for task in tasks)
 
 

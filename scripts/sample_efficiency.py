@@ -9,7 +9,6 @@ are written whenever a run has ended.
 """
 
 import argparse
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,9 +29,10 @@ from mttl.checkpoint import count_saved
 from mttl.command import exit_with, make_console, positive
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import dump_config, load_any_config
-from mttl.errors import ConfigError
+from mttl.errors import ConfigError, MttlError
 from mttl.files import write_text
 from mttl.libraries import check_libraries
+from mttl.reading import read_json
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN_SETTINGS = {
@@ -184,7 +184,7 @@ class Study:
 def n_trained(run: Path) -> int:
     """Return how many parameters a run trained: skills, learned router, and the common part."""
     skills = run / "skills"
-    settings = json.loads((skills / "meta.json").read_text("utf-8"))["settings"]
+    settings = read_json(skills / "meta.json", MttlError, dict)["settings"]
     files = ["skills"]
     files += ["router"] if settings["router"]["kind"] not in FIXED_ROUTERS else []
     files += ["backbone"] if settings["train_base"] else []

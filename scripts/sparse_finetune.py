@@ -24,6 +24,7 @@ from mttl.data.encode import TextEncoder
 from mttl.errors import ConfigError, nearest
 from mttl.gym.folder import Gym
 from mttl.models.backbone import is_decoder_only, load_pretrained, load_tokenizer
+from mttl.reading import read_text
 from mttl.skills.support_units import STRUCTURES
 from mttl.skills.supports import SCOPES
 from mttl.sparse.composition import SparseComposition
@@ -129,10 +130,7 @@ def read_lines(path: Path) -> list[str]:
     Raises:
         ConfigError: If it cannot be read.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--text '{path}' cannot be read: {error}") from error
+    text = read_text(path, ConfigError)
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 

@@ -5,7 +5,6 @@ python scripts/summarise_runs.py runs/seed13 runs/seed14 runs/seed15
 The runs differ in their seeds; the baselines, which have none, are those of the first run.
 """
 
-import csv
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.console import Console
 
 from mttl.command import exit_with, make_parser
 from mttl.errors import MttlError
+from mttl.reading import read_table, to_number
 
 MEAN = "mean"
 Scores = dict[tuple[str, str], list[float]]  # (task, split) -> a score per run
@@ -47,10 +47,10 @@ def task_means(path: Path, baseline: str | None = None) -> dict[tuple[str, str],
     if not path.is_file():
         raise MttlError(f"'{path}' does not exist: is '{path.parent}' a run, and has it ended?")
     found: Scores = {}
-    with path.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if row.get("baseline") == baseline:
-                found.setdefault((row["task"], row["split"]), []).append(100 * float(row["score"]))
+    for row in read_table(path, MttlError, ["task", "split", "score"]):
+        if row.get("baseline") == baseline:
+            score = to_number(row["score"], f"'{path}': a score", MttlError)
+            found.setdefault((row["task"], row["split"]), []).append(100 * score)
     return {key: statistics.fmean(values) for key, values in found.items()}
 
 

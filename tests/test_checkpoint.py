@@ -16,6 +16,7 @@ from transformers import ByT5Tokenizer
 
 import mttl.checkpoint
 from helpers.backbones import batch, fill, tiny_t5
+from helpers.checksums import note_again
 from mttl.adaptation.modes import parts_by_role
 from mttl.build.build_backbone import backbone_name
 from mttl.build.model import Built, build_model, inventory_settings, load_run
@@ -284,14 +285,57 @@ def test_a_missing_file_is_named(name: str, saved: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("meta.json", "[1]", "is damaged (it holds no dict)"),
+        ("meta.json", "[1]", "it must hold an object"),
         ("meta.json", '{"format_version": 1, "libraries": {}}', "it lacks backbone, settings"),
-        ("tasks.json", '{"a": 1}', "is damaged (it holds no list)"),
+        ("tasks.json", '{"a": 1}', "is damaged (its checksum is not the one noted)"),
     ],
 )
 def test_other_content_is_damage(name: str, text: str, message: str, saved: Path) -> None:
     (saved / name).write_text(text, encoding="utf-8")
     assert message in refused(saved)
+
+
+@pytest.mark.parametrize("name", [*FILES, "backbone.safetensors"])
+def test_a_flipped_bit_is_noticed(name: str, saved: Path) -> None:
+    data = bytearray((saved / name).read_bytes())
+    # In the last third: of tensors, of the last task's name, of a setting.
+    data[len(data) * 2 // 3 + 1] ^= 1
+    (saved / name).write_bytes(data)
+    assert "is damaged (" in refused(saved)
+
+
+def test_what_is_not_finite_is_refused(saved: Path) -> None:
+    path = saved / "skills.safetensors"
+    tensors = load_file(path)
+    name = sorted(tensors)[0]
+    tensors[name].view(-1)[0] = torch.nan
+    save_file(tensors, path)
+    note_again(saved)
+    assert f"'{name}' holds numbers that are not finite" in refused(saved)
+
+
+def test_names_of_tasks_can_be_shown(saved: Path) -> None:
+    names = json.loads((saved / "tasks.json").read_text())
+    (saved / "tasks.json").write_text(json.dumps(["\x1b[2J", *names[1:]]))
+    note_again(saved)
+    assert "a name must consist of characters that are printed" in refused(saved)
+
+
+def test_a_folder_of_an_earlier_version_loads_with_a_warning(
+    saved: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    meta = json.loads((saved / "meta.json").read_text())
+    del meta["sha256"]
+    (saved / "meta.json").write_text(json.dumps(meta))
+    read_inventory(saved)
+    assert "was written by an earlier version, which noted no checksums" in caplog.text
+
+
+@pytest.mark.parametrize("change", [{"backbone": []}, {"more": 1}, {"sha256": 3}])
+def test_facts_of_another_kind_are_damage(saved: Path, change: dict) -> None:
+    meta = json.loads((saved / "meta.json").read_text())
+    (saved / "meta.json").write_text(json.dumps(meta | change))
+    assert f"'{saved / 'meta.json'}' is damaged" in refused(saved)
 
 
 def test_a_folder_without_an_inventory(tmp_path: Path) -> None:
@@ -304,6 +348,7 @@ def edit(path: Path, change: Callable[[dict], object]) -> None:
     value = json.loads(path.read_text(encoding="utf-8"))
     change(value)
     path.write_text(json.dumps(value), encoding="utf-8")
+    note_again(path.parent)
 
 
 @pytest.mark.parametrize("version", [FORMAT_VERSION + 1, None])
@@ -344,6 +389,7 @@ def test_problems_are_listed_by_cause_and_nothing_is_copied(saved: Path) -> None
     save_file(tensors, path)
     router = load_file(saved / "router.safetensors")
     save_file({"logits": router["logits"]}, saved / "router.safetensors")
+    note_again(saved)
     built = build_model(load_config("crossfit.yaml", [*small(T5), "skills.rank=2"]), TASKS)
     before = state(built)
     with pytest.raises(CheckpointError) as caught:
@@ -365,8 +411,10 @@ def test_a_fixed_matrix_must_fit_its_tasks(fragment: str, tmp_path: Path) -> Non
     skills = save(trained(config)[0], config, tmp_path)
     router = load_file(skills / "router.safetensors")
     save_file({"weights": router["weights"][1:].clone()}, skills / "router.safetensors")
+    note_again(skills)
     assert "router, of another shape: weights (3, " in refused(skills)
     save_file({"other": router["weights"]}, skills / "router.safetensors")
+    note_again(skills)
     assert "router, missing: weights" in refused(skills)
 
 

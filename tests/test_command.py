@@ -1,5 +1,6 @@
 """Exit statuses and messages of commands, whatever the command does."""
 
+import argparse
 import errno
 import logging
 import signal
@@ -9,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from mttl.command import FAULT, HARMLESS, INTERRUPTED, SUCCESS, USER_MISTAKE, exit_with, run_command
+from mttl.command import (
+    FAULT,
+    HARMLESS,
+    INTERRUPTED,
+    SUCCESS,
+    USER_MISTAKE,
+    exit_with,
+    processes,
+    run_command,
+)
 from mttl.errors import CheckpointError, ConfigError, MttlError, TaskError
 from mttl.files import FolderGoneError
 from mttl.training.stopping import StopRequested
@@ -109,10 +119,33 @@ def test_a_file_in_the_way_of_a_folder(
 
 
 @pytest.mark.parametrize("fault", [ValueError("a fault"), FileNotFoundError(2, "gone", "x")])
-def test_faults_of_the_program_are_raised(fault: Exception) -> None:
-    with pytest.raises(type(fault)) as caught:
-        run_command(raising(fault))
-    assert caught.value is fault
+def test_faults_of_the_program_are_one_line_and_a_file(
+    fault: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert run_command(raising(fault)) == FAULT
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    (path,) = tmp_path.glob("mttl-fault-*.txt")
+    assert f"error: {type(fault).__name__}: " in error
+    assert f"the traceback is in '{path}'" in error
+    assert f"{type(fault).__name__}: " in path.read_text().splitlines()[-1]
+
+
+def test_the_traceback_is_printed_where_no_file_can_be_written(monkeypatch, capsys) -> None:
+    def full(**_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.mkstemp", full)
+    assert run_command(raising(ValueError("a fault"))) == FAULT
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["0", "257", "999999999", "9" * 5000])
+def test_a_command_starts_a_number_of_processes(text: str) -> None:
+    assert processes("256") == 256
+    with pytest.raises(argparse.ArgumentTypeError, match=r"must be at most 256|at least 1"):
+        processes(text)
 
 
 @pytest.mark.parametrize("status", [SUCCESS, FAULT])

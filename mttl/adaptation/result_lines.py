@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from mttl.errors import MttlError
 from mttl.files import FolderGoneError, append_line, drop_cut_line, locked
+from mttl.reading import parse_json, read_bytes
 
 
 class JobResult(Protocol):
@@ -100,12 +102,13 @@ class ResultLines(Generic[Result]):
         return self.path.with_name(f".{self.path.name}.lock")
 
     def _read(self, path: Path) -> None:
-        content = path.read_bytes() if path.is_file() else b""
+        content = read_bytes(path, MttlError) if os.path.lexists(path) else b""
         # What follows the last line end is being written, or was cut off.
         for number, line in enumerate(content.split(b"\n")[:-1], start=1):
             try:
-                result = self.kind.from_row(json.loads(line))
-            except (ValueError, KeyError, TypeError) as error:
+                row = parse_json(line, f"line {number}", MttlError, dict)
+                result = self.kind.from_row(row)
+            except (MttlError, ValueError, KeyError, TypeError) as error:
                 raise MttlError(
                     f"'{path}', line {number} is damaged ({error}); it must be a finished job in "
                     "JSON. Delete the line: a start of the same command runs its job again"

@@ -9,6 +9,7 @@ from mttl.adaptation.result_lines import ResultLines
 from mttl.adaptation.shard import Shard
 from mttl.errors import ConfigError
 from mttl.files import write_text
+from mttl.reading import MOST_YAML, read_json, read_text
 from mttl.training.run_folder import changed_settings
 
 # Settings that have no part in a job's result: those of the run, and which jobs there are …
@@ -60,7 +61,7 @@ def check_folder(
     """
     config, source = folder / "config.yaml", folder / "inventory.sha256"
     if config.is_file():
-        before = config.read_text(encoding="utf-8")
+        before = read_text(config, ConfigError, MOST_YAML)
         changed = changed_settings(before, settings, MAY_CHANGE, but=shared)
         if changed:
             raise ConfigError(
@@ -68,7 +69,7 @@ def check_folder(
                 f"{', '.join(changed)}. Use those, or another folder with --out (out= in a call)"
             )
     if any(path for pattern in RESULTS for path in folder.glob(pattern)):
-        before = source.read_text(encoding="utf-8").strip() if source.is_file() else None
+        before = read_text(source, ConfigError).strip() if source.is_file() else None
         if before != inventory:
             raise ConfigError(_mixed(folder, before, inventory))
     write_text(config, settings)
@@ -87,7 +88,7 @@ def inventory_digest(skills: Path) -> str:
     for path in sorted([*skills.glob("*.safetensors"), skills / "tasks.json"]):
         with path.open("rb") as file:
             digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}".encode())
-    meta = json.loads((skills / "meta.json").read_text(encoding="utf-8"))
+    meta = read_json(skills / "meta.json", ConfigError, dict)
     built = [meta["backbone"]["fingerprint"], meta["settings"]]
     digest.update(json.dumps(built, sort_keys=True).encode())
     return digest.hexdigest()

@@ -22,6 +22,7 @@ from mttl.adaptation.results import Results
 from mttl.adaptation.score_table import by_task, silent_tasks, some
 from mttl.errors import MttlError
 from mttl.files import write_table, write_text
+from mttl.reading import check_name, read_json
 from mttl.training.text_to_text import mean_score
 
 # One value for each searched setting, by its dotted name.
@@ -99,11 +100,13 @@ def finished_trials(folder: Path, jobs: Sequence[FewShotJob]) -> list[Trial]:
 
 def _read_values(path: Path) -> Values:
     try:
-        values = json.loads(path.read_bytes())
-    except ValueError as error:
+        values = read_json(path, MttlError, dict)
+    except MttlError as error:
         raise MttlError(
             f"'{path}' is damaged ({error}). Delete it: a start with these settings writes it again"
         ) from error
+    for name in values:
+        check_name(name, f"'{path}': a setting's name", MttlError)
     return values
 
 

@@ -9,15 +9,16 @@
 With several heads each head is a group.
 """
 
-import csv
-import zipfile
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from envs.array_file import load_arrays
 from mttl.errors import CheckpointError
+from mttl.reading import check_name, read_table
 
 PREFIX = "routing/"
 Curves = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> steps and values
@@ -76,7 +77,7 @@ def read_record(folder: str | Path) -> RoutingRecord:
         )
     arrays = read_arrays(path, ("weights", "tasks", "groups"))
     weights = arrays["weights"]
-    tasks, groups = (tuple(map(str, arrays[name].ravel())) for name in ("tasks", "groups"))
+    tasks, groups = (read_names(path, arrays[name]) for name in ("tasks", "groups"))
     expected = (len(groups), len(tasks))
     if weights.ndim != 3 or weights.shape[:2] != expected or not weights.shape[2]:
         raise CheckpointError(
@@ -95,10 +96,12 @@ def read_record(folder: str | Path) -> RoutingRecord:
 
 
 def _read_history(path: Path, shape: tuple[int, ...]) -> RoutingHistory | None:
-    if not path.is_file():
+    if not os.path.lexists(path):
         return None
     arrays = read_arrays(path, ("steps", "weights"))
     steps, weights = arrays["steps"], arrays["weights"]
+    if steps.dtype.kind not in "iu":
+        raise CheckpointError(f"'{path}' has steps of type {steps.dtype}. {_AGAIN}")
     if steps.ndim != 1 or weights.shape != (len(steps), *shape):
         raise CheckpointError(
             f"'{path}' has weights of shape {weights.shape}; {steps.size} steps of the weights in "
@@ -110,17 +113,18 @@ def _read_history(path: Path, shape: tuple[int, ...]) -> RoutingHistory | None:
 
 def _read_curves(path: Path) -> Curves:
     """Read the columns ``routing/…``; steps without a value are left out."""
-    if not path.is_file():
+    if not os.path.lexists(path):
         return {}
     points: dict[str, list[tuple[int, float]]] = {}
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                for name, value in row.items():
-                    if name and name.startswith(PREFIX) and value:
-                        point = int(row["step"]), float(value)
-                        points.setdefault(name.removeprefix(PREFIX), []).append(point)
-    except (ValueError, KeyError, csv.Error) as error:
+        for row in read_table(path, CheckpointError, ["step"]):
+            for name, value in row.items():
+                if name.startswith(PREFIX) and value:
+                    point = int(row["step"]), float(value)
+                    if not 0 <= point[0] < 2**63:
+                        raise ValueError(f"the step {point[0]} is no step")
+                    points.setdefault(name.removeprefix(PREFIX), []).append(point)
+    except ValueError as error:
         raise CheckpointError(f"'{path}' is damaged ({error}). {_AGAIN}") from error
     return {
         name: (np.array([step for step, _ in found]), np.array([value for _, value in found]))
@@ -139,19 +143,33 @@ def read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
         CheckpointError: If one is absent or the file is damaged.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            absent = [name for name in names if name not in file]
-            if absent:
-                raise CheckpointError(f"'{path}' lacks {' and '.join(absent)}. {_AGAIN}")
-            return {name: file[name] for name in names}
-    except CheckpointError:
-        raise
-    except (ValueError, TypeError, EOFError, OSError, zipfile.BadZipFile) as error:
+        arrays = load_arrays(path)
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"'{path}' is damaged ({error}). {_AGAIN}") from error
+    absent = [name for name in names if name not in arrays]
+    if absent:
+        raise CheckpointError(f"'{path}' lacks {' and '.join(absent)}. {_AGAIN}")
+    return {name: arrays[name] for name in names}
+
+
+def read_names(path: Path, array: np.ndarray) -> tuple[str, ...]:
+    """Return an array of names.
+
+    Args:
+        path: Where it is from.
+        array: What should hold names.
+
+    Raises:
+        CheckpointError: If it holds something else.
+    """
+    if array.dtype.kind != "U":
+        raise CheckpointError(f"'{path}' has names of type {array.dtype}. {_AGAIN}")
+    names = array.ravel().tolist()
+    return tuple(check_name(name, f"'{path}': a name", CheckpointError) for name in names)
 
 
 def _check_finite(path: Path, weights: np.ndarray) -> None:
-    if not np.issubdtype(weights.dtype, np.number) or not np.isfinite(weights).all():
+    if weights.dtype.kind not in "iuf" or not np.isfinite(weights).all():
         raise CheckpointError(f"'{path}' has weights that are no finite numbers. {_AGAIN}")
 
 

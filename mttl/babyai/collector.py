@@ -14,6 +14,7 @@ from mttl.babyai.rl.ppo import action_log_probs
 from mttl.babyai.rl.rollout import Step, stack_steps
 from mttl.babyai.rl.sequences import Sequences, cut_sequences
 from mttl.config.babyai_schema import Ppo
+from mttl.errors import CheckpointError
 from mttl.skills.composed.composed_model import ComposedModel
 
 
@@ -121,11 +122,18 @@ class RolloutCollector:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Go on from a saved state.
+
+        Raises:
+            CheckpointError: If it is of other environments, or damaged.
+        """
         self.log.load_state_dict(state["log"])
         self.generator.set_state(state["generator"])
         if "environments" in state:
-            self.seen = self.environments.load_state(state["environments"])
+            try:
+                self.seen = self.environments.load_state(state["environments"])
+            except ValueError as error:
+                raise CheckpointError(f"the checkpoint cannot be resumed from: {error}") from error
             self.memory = state["memory"]
             self.begins = np.array(state["begins"], dtype=bool)
             self.lengths = np.array(state["lengths"], dtype=np.int64)

@@ -38,6 +38,7 @@ from mttl.files import write_text
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.predictions import Result, write_results
 from mttl.training.report import composition_table, write_routing
+from mttl.training.resuming import checkpoint_errors
 from mttl.training.run_folder import RunFolder, check_still_there, step_to_start_from
 
 ROLLOUTS_BETWEEN_CHECKPOINTS = 10
@@ -102,12 +103,12 @@ def _train(config: BabyAIConfig, resume: bool) -> list[Result]:
     if trainer.is_global_zero:
         write_text(folder.config, text)
         make_console().print(composition_table(model, levels))
-    with learning.open_data(trainer.global_rank) as data:
+    with learning.open_data(trainer.global_rank) as data, checkpoint_errors(folder.last):
         trainer.fit(
             learning.module,
             datamodule=data,
             ckpt_path=folder.last if step else None,
-            weights_only=False,
+            weights_only=True,
         )
     # The same episodes would be played by all.
     return _finish(config, model, levels, folder) if trainer.is_global_zero else []

@@ -1,6 +1,7 @@
 """The matrix of the Expert baseline: a CSV file with a row of weights per task."""
 
 import csv
+import io
 import math
 from collections.abc import Sequence
 
@@ -8,6 +9,7 @@ import torch
 
 from mttl.config.load import resolve_path
 from mttl.errors import ConfigError, nearest
+from mttl.reading import read_text
 
 
 def read_expert_matrix(name: str, tasks: Sequence[str]) -> torch.Tensor:
@@ -26,9 +28,8 @@ def read_expert_matrix(name: str, tasks: Sequence[str]) -> torch.Tensor:
     """
     path = resolve_path(name)
     rows: dict[str, list[float]] = {}
-    # Spreadsheets begin their files with a mark; bytes that are no text match no task below.
-    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-        lines = csv.reader(file)
+    lines = csv.reader(io.StringIO(read_text(path, ConfigError), newline=""))
+    try:
         header = next(lines, [])
         if not header or header[0] != "task" or len(header) < 2:
             raise ConfigError(f"'{path}': the first line must be `task` and the names of skills")
@@ -39,10 +40,11 @@ def read_expert_matrix(name: str, tasks: Sequence[str]) -> torch.Tensor:
                 )
             if cells[0] in rows:
                 raise ConfigError(f"'{path}' line {number} is a second row of '{cells[0]}'")
-            try:
-                rows[cells[0]] = [float(cell) for cell in cells[1:]]
-            except ValueError as error:
-                raise ConfigError(f"'{path}' line {number}: {error}") from error
+            rows[cells[0]] = [float(cell) for cell in cells[1:]]
+    except ConfigError:
+        raise
+    except (ValueError, csv.Error) as error:
+        raise ConfigError(f"'{path}' line {lines.line_num}: {error}") from error
     for task in tasks:
         if task not in rows:
             raise ConfigError(f"'{path}' has no row for the task '{task}'.{nearest(task, rows)}")

@@ -93,7 +93,7 @@ class Rl(Section):
     """Whose environments; envpool is faster and needs the extra of that name."""
     n_slots: PositiveInt = 8
     """Environments of every level, in every process."""
-    n_workers: Annotated[int, Field(ge=0)] = 0
+    n_workers: Annotated[int, Field(ge=0, le=256)] = 0
     """Processes that step the environments; 0 steps them in the training process."""
     policy: PolicyNetwork = PolicyNetwork()
     """The network."""

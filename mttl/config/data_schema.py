@@ -73,7 +73,7 @@ class Data(Section):
     """Read only so many rows of every file, spread evenly, for quick trials."""
     max_eval_rows: PositiveInt | None = None
     """The same for validation and scoring alone; training reads all."""
-    n_workers: Annotated[int, Field(ge=0)] = 0
+    n_workers: Annotated[int, Field(ge=0, le=256)] = 0
     """Processes that collate; 0 collates in the training process."""
     cache_dir: str | None = None
     """Where tokenised rows are kept; by default `<run.dir>/.cache`."""

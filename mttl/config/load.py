@@ -1,5 +1,6 @@
 """From names of files and overrides to a validated configuration."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,8 @@ def find_file(name: str, suffix: str = "") -> Path:
     if suffix and not name.endswith(suffix):
         candidates += [Path(name + suffix), folder / (name + suffix)]
     for path in candidates:
-        if path.is_file():
+        # What is no regular file is refused by who reads it; names may be of any length.
+        if os.path.exists(path) and not os.path.isdir(path):
             return path
     shipped = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     raise ConfigError(f"there is no file '{name}', nor one in {folder}.{nearest(name, shipped)}")
@@ -108,7 +110,7 @@ def resolve_path(name: str) -> Path:
 def resolve_folder(name: str) -> Path:
     """Return a folder that a setting names: as given, then beside ``configs/``."""
     path, shipped = Path(name), configs_dir().parent / name
-    return shipped if not path.exists() and shipped.is_dir() else path
+    return shipped if not os.path.exists(path) and os.path.isdir(shipped) else path
 
 
 def dump_config(config: Section) -> str:
@@ -119,14 +121,7 @@ def dump_config(config: Section) -> str:
 
 
 def _read(path: Path) -> Tree:
-    try:
-        tree = yaml12.parse(path.read_text(encoding="utf-8"))
-    except yaml12.YAMLError as error:
-        raise ConfigError(f"{path}: {yaml12.problem(error)}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: must be UTF-8 text; byte {error.start} is not") from error
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    tree = yaml12.read_yaml(path, ConfigError)
     if tree is None:
         return {}
     if not isinstance(tree, dict):

@@ -9,6 +9,7 @@ References:
 """
 
 import csv
+import io
 import re
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,7 @@ from mttl.errors import TaskError, nearest
 from mttl.gym.table import metric_of
 from mttl.gym.tsv import Row, read_rows
 from mttl.metrics.metric_names import METRIC_NAMES
+from mttl.reading import check_name, read_text
 
 SPLITS = ("train", "dev", "test")
 
@@ -169,24 +171,22 @@ class Gym:
 
 def _read_table(path: Path) -> dict[str, dict[str, str]]:
     """Read TASKS.csv: task -> column -> value."""
+    reader = csv.DictReader(io.StringIO(read_text(path, TaskError), newline=""), strict=True)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            columns = reader.fieldnames or []
-            absent = [column for column in ("task", "metric") if column not in columns]
-            if absent:
-                raise TaskError(
-                    f"'{path}' lacks the column {' and '.join(absent)}; its header is "
-                    f"'{','.join(columns)}'."
-                )
-            table: dict[str, dict[str, str]] = {}
-            for row in reader:
-                task = (row["task"] or "").strip()
-                if not task:
-                    raise TaskError(f"{path}, line {reader.line_num}: the task has no name.")
-                if task in table:
-                    raise TaskError(f"{path}, line {reader.line_num}: '{task}' is there twice.")
-                table[task] = {key: (row[key] or "").strip() for key in columns}
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise TaskError(f"cannot read '{path}': {error}") from error
+        columns = reader.fieldnames or []
+        absent = [column for column in ("task", "metric") if column not in columns]
+        if absent:
+            raise TaskError(
+                f"'{path}' lacks the column {' and '.join(absent)}; its header is "
+                f"'{','.join(columns)}'."
+            )
+        table: dict[str, dict[str, str]] = {}
+        for row in reader:
+            task = (row["task"] or "").strip()
+            check_name(task, f"{path}, line {reader.line_num}: the task's name", TaskError)
+            if task in table:
+                raise TaskError(f"{path}, line {reader.line_num}: '{task}' is there twice.")
+            table[task] = {key: (row[key] or "").strip() for key in columns}
+    except csv.Error as error:
+        raise TaskError(f"{path}, line {reader.line_num}: {error}.") from error
     return table

@@ -4,7 +4,6 @@ A JSON file ``{"train": [...], "dev": [...], "test": [...]}``; `dev` and `test` 
 task stands in one list only: a test task that was trained on would make the scores meaningless.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from mttl.errors import TaskError, nearest
 from mttl.gym.folder import Gym
+from mttl.reading import check_name, read_json, shown
 
 SIDES = ("train", "dev", "test")
 
@@ -43,11 +43,10 @@ def load_partition(path: str | Path) -> Partition:
     first_place: dict[str, str] = {}
     for side, names in sides.items():
         if not isinstance(names, list):
-            raise TaskError(f"'{path}': '{side}' is {_shown(names)}; it must be a list of tasks.")
+            raise TaskError(f"'{path}': '{side}' is {shown(names)}; it must be a list of tasks.")
         for i, name in enumerate(names):
             place = f"{side}[{i}]"
-            if not isinstance(name, str) or not name.strip():
-                raise TaskError(f"'{path}': {place} is {_shown(name)}; it must be a task's name.")
+            check_name(name, f"'{path}': {place}", TaskError)
             if name in first_place:
                 raise TaskError(
                     f"'{path}' names the task '{name}' twice: {first_place[name]} and {place}."
@@ -88,35 +87,10 @@ def select_tasks(partition_tasks: Sequence[str], gym: Gym, skip_missing: bool) -
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError as error:
-        raise TaskError(f"the partition file '{path}' does not exist.") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(f"cannot read the partition file '{path}': {error}") from error
-
-    def refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        # The json module would keep the last of two equal keys and drop the first in silence.
-        keys = [key for key, _ in pairs]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise TaskError(f"'{path}' has the key '{key}' twice.")
-        return dict(pairs)
-
-    try:
-        sides = json.loads(text, object_pairs_hook=refuse_repeats)
-    except json.JSONDecodeError as error:
-        raise TaskError(
-            f"{path}, line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}."
-        ) from error
+    sides = read_json(path, TaskError)
     if not isinstance(sides, dict):
         raise TaskError(
-            f"'{path}' holds {_shown(sides)}; a partition is an object with the lists "
+            f"'{path}' holds {shown(sides)}; a partition is an object with the lists "
             f"{', '.join(SIDES)}."
         )
     return sides
-
-
-def _shown(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 40 else text[:37] + "..."

@@ -24,6 +24,7 @@ from mttl.errors import TaskError
 from mttl.gym.task import FILE_ENDINGS, Holdout, Source, Task
 from mttl.gym.task_keys import HOLDOUT_KEYS, MAPPING, SOURCE_KEYS, TASK_KEYS, check, check_keys
 from mttl.gym.template import compile_condition, compile_template
+from mttl.reading import MOST_YAML, read_text
 
 _SHOTS = {"classification": 16, "text-to-text": 32}
 _TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -45,10 +46,7 @@ def load_tasks(path: str | Path) -> Mapping[str, Task]:
             and what is allowed).
     """
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(f"cannot read the tasks '{path}': {error}") from error
+    text = read_text(path, TaskError, MOST_YAML)
     return parse_tasks(text, str(path), path.resolve().parent)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mttl.errors import TaskError
+from mttl.reading import MOST_LINE, read_bytes
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,7 @@ def read_rows(path: Path, max_rows: int | None = None) -> list[Row]:
     Raises:
         TaskError: If the file cannot be read, is empty, or holds a malformed line.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise TaskError(f"cannot read '{path}': {error.strerror or error}.") from error
-    return parse_rows(data, path, max_rows)
+    return parse_rows(read_bytes(path, TaskError), path, max_rows)
 
 
 def parse_rows(data: bytes, path: Path, max_rows: int | None = None) -> list[Row]:
@@ -65,6 +62,8 @@ def parse_rows(data: bytes, path: Path, max_rows: int | None = None) -> list[Row
 
 
 def _parse_line(line: bytes, place: str) -> Row:
+    if len(line) > MOST_LINE:
+        raise TaskError(f"{place}: {len(line):,} bytes; a line has at most {MOST_LINE:,}.")
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -1,6 +1,5 @@
 """LoRA adapters of PEFT as the skills of an inventory."""
 
-import re
 from collections.abc import Sequence
 
 import torch
@@ -8,8 +7,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mttl.errors import CheckpointError
+from mttl.interchange.path_pattern import first_match
 from mttl.interchange.peft_folder import PeftFolder, by_layer
 from mttl.merging.low_rank_factors import LowRank
+from mttl.reading import shown
 
 DOWN, UP = "lora_A.weight", "lora_B.weight"
 # Settings under which an adapter is more than a low-rank change of the base model's own weights.
@@ -20,6 +21,7 @@ OTHER_MODELS = (
 )
 # Initialisations that change the base weights; an adapter trained from one needs those.
 OTHER_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
+MOST_ALPHA = 1e6
 
 
 def read_lora(folder: PeftFolder) -> dict[str, LowRank]:
@@ -104,10 +106,26 @@ def _factors(folder: PeftFolder, path: str, down: Tensor, up: Tensor) -> LowRank
         )
     config = folder.config
     rank = down.shape[0]
+    if rank < 1:
+        raise CheckpointError(f"'{folder.path}': the factors of '{path}' have rank 0")
     patterns = config.get("alpha_pattern") or {}
-    alpha = next(
-        (value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", path)),
-        config["lora_alpha"],
-    )
-    scale = alpha / (rank**0.5 if config.get("use_rslora") else rank)
+    if not isinstance(patterns, dict):
+        raise CheckpointError(
+            f"'{folder.path}': alpha_pattern is {shown(patterns)}; it must map patterns to numbers"
+        )
+    try:
+        alpha = first_match(patterns, path, config["lora_alpha"])
+    except ValueError as error:
+        raise CheckpointError(f"'{folder.path}': alpha_pattern: {error}") from error
+    if type(alpha) not in (int, float) or not abs(alpha) < MOST_ALPHA:
+        raise CheckpointError(
+            f"'{folder.path}': lora_alpha of '{path}' is {shown(alpha)}; it must be a number below "
+            f"{MOST_ALPHA:.0e}"
+        )
+    rooted = config.get("use_rslora")
+    if rooted not in (None, False, True):
+        raise CheckpointError(
+            f"'{folder.path}': use_rslora is {shown(rooted)}; it must be true or false"
+        )
+    scale = alpha / (rank**0.5 if rooted else rank)
     return LowRank(down.t().float(), scale * up.float())

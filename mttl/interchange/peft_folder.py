@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from mttl.errors import CheckpointError
 from mttl.files import write_text
+from mttl.reading import read_json, reason, require_file
+from mttl.safetensors_file import write_tensors
 
 PREFIX = "base_model.model."
 CONFIG, TENSORS, PICKLE = (
@@ -52,9 +54,9 @@ def read_peft(folder: str | Path) -> PeftFolder:
             numbers.
     """
     path = Path(folder)
-    if not (path / CONFIG).is_file():
+    if not (path / CONFIG).exists():
         raise CheckpointError(f"'{path}' is no folder of PEFT: it has no {CONFIG}")
-    if not (path / TENSORS).is_file():
+    if not (path / TENSORS).exists():
         if (path / PICKLE).is_file():
             raise CheckpointError(
                 f"'{path}' holds {PICKLE}, a pickle, which can run any program when it is opened; "
@@ -62,17 +64,24 @@ def read_peft(folder: str | Path) -> PeftFolder:
             )
         raise CheckpointError(f"'{path}' has no {TENSORS}. Copy the whole folder again")
     try:
-        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+        config = read_json(path / CONFIG, CheckpointError)
+        require_file(path / TENSORS, CheckpointError)
         tensors = load_file(path / TENSORS)
-    except (ValueError, SafetensorError) as error:
-        raise CheckpointError(f"'{path}' is damaged ({error}). Copy it again") from error
-    if not isinstance(config, dict) or "peft_type" not in config:
+    except (ValueError, OSError, SafetensorError) as error:
+        raise CheckpointError(f"'{path}' is damaged ({reason(error)}). Copy it again") from error
+    if not isinstance(config, dict) or not isinstance(config.get("peft_type"), str):
         raise CheckpointError(f"'{path / CONFIG}' names no peft_type. Copy the folder again")
     whole = [name for name, tensor in tensors.items() if not tensor.is_floating_point()]
     if whole:
         raise CheckpointError(
             f"'{path}': '{whole[0]}' is stored as {tensors[whole[0]].dtype}; save the adapter in "
             "floating point"
+        )
+    infinite = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+    if infinite:
+        raise CheckpointError(
+            f"'{path}': '{infinite[0]}' holds numbers that are not finite: the training of the "
+            "adapter went wrong, or the file is damaged"
         )
     strange = [name for name in tensors if not name.startswith(PREFIX)]
     if strange or not tensors:
@@ -96,7 +105,7 @@ def write_peft(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Te
         f"{PREFIX}{name}": tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
     }
-    save_file(named, folder / TENSORS, metadata={"format": "pt"})
+    write_tensors(folder / TENSORS, named, {"format": "pt"})
     write_text(folder / CONFIG, json.dumps(dict(config), indent=2, sort_keys=True) + "\n")
 
 

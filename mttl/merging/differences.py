@@ -1,13 +1,15 @@
 """What keeps models from being merged, all of it at once and before anything is written."""
 
-import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from mttl.errors import CheckpointError
 from mttl.merging.weights_folder import Weights
+from mttl.reading import read_json
 
 # Settings that say how a model was made, trained or is used, and not what its weights mean.
 INCIDENTAL = (
@@ -125,13 +127,18 @@ def _short(dtype: torch.dtype) -> str:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    """Return what a file of a model holds; nothing where the model has none.
+
+    Raises:
+        CheckpointError: If it is damaged.
+    """
+    return read_json(path, CheckpointError, dict) if os.path.lexists(path) else {}
 
 
 def _vocabulary(path: Path) -> Any:
     found = _settings(path)
-    return found and (found.get("model", {}).get("vocab"), found.get("added_tokens"))
+    model = found.get("model")
+    return found and (
+        model.get("vocab") if isinstance(model, dict) else model,
+        found.get("added_tokens"),
+    )

@@ -198,14 +198,7 @@ def read_recipe(path: str | Path) -> Recipe:
             every key with its value, what is allowed, and near names.
     """
     path = Path(path)
-    try:
-        tree: Any = yaml12.parse(path.read_text(encoding="utf-8"))
-    except yaml12.YAMLError as error:
-        raise ConfigError(f"{path}: {yaml12.problem(error)}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: must be UTF-8 text; byte {error.start} is not") from error
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    tree: Any = yaml12.read_yaml(path, ConfigError)
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: must hold base, models and method")
     try:

@@ -4,7 +4,6 @@ A file is ``<length of the header> <header: JSON> <bytes of all tensors>``. The 
 tensors, or maps the file into memory; here a range of entries is an ordinary read.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mttl.errors import CheckpointError
+from mttl.reading import parse_json, require_file
 
 DTYPES = {
     "F64": torch.float64,
@@ -72,15 +72,14 @@ class TensorFile:
         Raises:
             CheckpointError: If the file is missing, damaged, or holds a type that cannot be merged.
         """
+        require_file(self.path, CheckpointError)
         try:
             with safe_open(self.path, framework="pt"):
                 pass  # it checks that header and length of the file agree
-        except FileNotFoundError as error:
-            raise CheckpointError(f"'{self.path}' is missing") from error
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"'{self.path}' is no sound safetensors file: {error}") from error
         found: dict[str, Entry] = {}
-        table = json.loads(self.header[8:])
+        table = parse_json(self.header[8:], f"'{self.path}', its header", CheckpointError, dict)
         for name, item in sorted(table.items(), key=_first_byte):
             if name == "__metadata__":
                 continue

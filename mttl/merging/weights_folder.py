@@ -1,6 +1,5 @@
 """The weights of a model on disk: one safetensors file, or several shards and their index."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from mttl.errors import CheckpointError
 from mttl.merging.tensor_file import Entry, TensorFile
+from mttl.reading import check_name, read_json, reason
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -50,11 +50,16 @@ class Weights(Mapping[str, Tensor]):
                 )
             )
         try:
-            index = json.loads((self.path / INDEX).read_text("utf-8"))
+            index = read_json(self.path / INDEX, CheckpointError, dict)
             names = sorted(set(index["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if not names or not all(Path(name).name == name for name in names):
+                raise ValueError("a shard must be a file of the folder")
+            for name in names:
+                check_name(name, "a shard", CheckpointError)
+        except (CheckpointError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
-                f"'{self.path / INDEX}' is damaged: copy it again from where it came from"
+                f"'{self.path / INDEX}' is damaged ({reason(error)}): copy it again from where it "
+                "came from"
             ) from error
         missing = [name for name in names if not (self.path / name).is_file()]
         if missing:

@@ -1,13 +1,13 @@
 """Language models to put skills on: pretrained ones, or new ones with random weights."""
 
 import logging
+import os
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     CONFIG_MAPPING,
@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from mttl.errors import ConfigError, nearest
+from mttl.reading import read_json, require_file
 
 logger = logging.getLogger(__name__)
 
@@ -61,13 +62,21 @@ def load_pretrained(
         where["gguf_file"] = gguf_file
     torch_dtype = dtype if dtype == "auto" else getattr(torch, dtype)
     try:
-        config = AutoConfig.from_pretrained(name, **where)
+        check_model_folder(name)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False, **where)
         kind = AutoModelForMaskedLM if masked else AutoModelForCausalLM
         kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else kind
         loaded: Any = kind.from_pretrained(
-            name, dtype=torch_dtype, output_loading_info=True, **where
+            name,
+            dtype=torch_dtype,
+            output_loading_info=True,
+            trust_remote_code=False,
+            weights_only=True,
+            **where,
         )
-    except (OSError, ImportError, ValueError, RuntimeError, SafetensorError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # transformers answers bad files with errors of all sorts
         raise ConfigError(_unreachable("backbone.name", name, error)) from error
     model, report = loaded
     # transformers fills what is missing with random weights, and only warns.
@@ -77,7 +86,29 @@ def load_pretrained(
             f"backbone.name ('{name}') lacks {len(missing)} weights that its config.json asks for, "
             f"such as '{missing[0]}'. Take a whole checkpoint of a language model"
         )
+    infinite = [name for name, value in model.named_parameters() if not value.isfinite().all()]
+    if infinite:
+        raise ConfigError(
+            f"backbone.name ('{name}') holds weights that are not finite, such as '{infinite[0]}': "
+            "it is damaged, or its training went wrong. Copy it again, or take another"
+        )
     return model
+
+
+def check_model_folder(name: str) -> None:
+    """Refuse a folder whose files would keep a reader busy or are no text where text is due.
+
+    Args:
+        name: Of a model; what is no folder passes.
+
+    Raises:
+        ConfigError: If a file in it is a pipe or a device, or a JSON file is damaged.
+    """
+    for path in sorted(Path(name).iterdir()) if os.path.isdir(name) else ():
+        if path.suffix == ".json":
+            read_json(path, ConfigError)
+        elif not path.is_dir():
+            require_file(path, ConfigError)
 
 
 def build_random(model_type: str, settings: dict[str, Any]) -> PreTrainedModel:
@@ -174,8 +205,9 @@ def load_tokenizer(
     if gguf_file:
         where["gguf_file"] = gguf_file
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, **where)
-    except (OSError, ImportError, ValueError) as error:
+        check_model_folder(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **where)
+    except Exception as error:  # transformers answers bad files with errors of all sorts
         raise ConfigError(_unreachable("backbone.tokenizer", name, error)) from error
     # Where the files are missing, transformers builds one of special tokens and a word boundary.
     if len(tokenizer) <= len(tokenizer.all_special_tokens) + 1:

@@ -1,5 +1,6 @@
 """A training loop that Ctrl-C or SIGTERM stops after a step, and that continues from a file."""
 
+import os
 import time
 from pathlib import Path
 from types import FrameType
@@ -13,6 +14,7 @@ from mttl.errors import CheckpointError, ConfigError, StopRequested
 from mttl.files import write_atomic
 from mttl.progress_bar import SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_LOSSES, counting_bar
 from mttl.stop_signals import StopRequest, handling
+from mttl.torch_file import load_torch
 
 
 class Steps(Protocol):
@@ -101,19 +103,19 @@ def load_state(path: Path, settings: dict[str, Any], *, resume: bool) -> dict[st
         ConfigError: If there is a state and it is not asked for, or it belongs to other settings.
         CheckpointError: If the file is damaged.
     """
-    if not path.is_file():
+    if not os.path.lexists(path):
         return None
     if not resume:
         raise ConfigError(
             f"'{path}' is the state of a run that was stopped: continue it with --resume, or "
             "delete the file to begin anew"
         )
+    content = load_torch(path, "Delete it to begin anew")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-        earlier, state = content["settings"], content["state"]
-    except Exception as error:  # a damaged file can fail in any way
+        earlier, state = dict(content["settings"]), dict(content["state"])
+    except (KeyError, TypeError, ValueError, IndexError) as error:
         raise CheckpointError(
-            f"'{path}' is damaged ({type(error).__name__}): delete it to begin anew"
+            f"'{path}' is no state of a run ({type(error).__name__}): delete it to begin anew"
         ) from error
     differing = [key for key in settings if earlier.get(key) != settings[key]]
     if differing:

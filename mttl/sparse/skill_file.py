@@ -15,6 +15,7 @@ hold them: one or two bytes each, as a rule.
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,11 +25,13 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from mttl.errors import CheckpointError
-from mttl.files import write_atomic
+from mttl.reading import parse_json, require_file
+from mttl.safetensors_file import write_tensors
+
+logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 METADATA = "mttl_sparse_skill"
@@ -115,12 +118,10 @@ class SparseSkill:
             tensors[f"gaps/{name}"] = gaps.to(dtype)
             tensors[f"values/{name}"] = change.values.detach().cpu().contiguous()
             facts[name] = {"shape": list(change.shape), "base": change.base}
-        metadata = {
-            METADATA: json.dumps(
-                {"format_version": FORMAT_VERSION, "tensors": facts, "about": self.about}
-            )
-        }
-        write_atomic(path, lambda temporary: save_file(tensors, temporary, metadata))
+        content = {"format_version": FORMAT_VERSION, "tensors": facts, "about": self.about}
+        content["sha256"] = _checksum(tensors, content)
+        metadata = {METADATA: json.dumps(content)}
+        write_tensors(path, tensors, metadata)
 
     @classmethod
     def load(cls, path: str | Path) -> "SparseSkill":
@@ -134,30 +135,52 @@ class SparseSkill:
                 its metadata promises.
         """
         path = Path(path)
+        require_file(path, CheckpointError)
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        except FileNotFoundError as error:
-            raise CheckpointError(f"there is no sparse skill '{path}'") from error
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, ValueError) as error:
             raise CheckpointError(f"'{path}' is damaged or no safetensors file: {error}") from error
         if METADATA not in metadata:
             raise CheckpointError(
                 f"'{path}' holds no sparse skill; scripts/sparse_finetune.py writes such files"
             )
-        facts = json.loads(metadata[METADATA])
-        if facts["format_version"] != FORMAT_VERSION:
+        facts = parse_json(metadata[METADATA], f"'{path}', its metadata", CheckpointError, dict)
+        if facts.get("format_version") != FORMAT_VERSION:
             raise CheckpointError(
-                f"'{path}' has format version {facts['format_version']}; this mttl reads "
+                f"'{path}' has format version {facts.get('format_version')}; this mttl reads "
                 f"{FORMAT_VERSION}"
             )
+        noted = facts.pop("sha256", None)
+        if noted is None:
+            logger.warning("'%s' was written by an earlier version, without a checksum", path)
+        elif noted != _checksum(tensors, facts):
+            raise CheckpointError(
+                f"'{path}' is damaged: its checksum is not the one noted. Copy it again"
+            )
+        if facts.keys() != {"format_version", "tensors", "about"} or not (
+            isinstance(facts["tensors"], dict) and isinstance(facts["about"], dict)
+        ):
+            raise CheckpointError(f"'{path}' is damaged: its metadata holds {', '.join(facts)}")
         changes = {}
         for name, fact in facts["tensors"].items():
+            if (
+                not isinstance(fact, dict)
+                or not isinstance(fact.get("base"), str)
+                or not isinstance(fact.get("shape"), list)
+                or not all(type(size) is int and size >= 0 for size in fact["shape"])
+            ):
+                raise CheckpointError(f"'{path}' is damaged: what it says of '{name}' is no shape")
             shape = tuple(fact["shape"])
             gaps, values = tensors.get(f"gaps/{name}"), tensors.get(f"values/{name}")
-            if gaps is None or values is None or gaps.shape != values.shape:
+            if gaps is None or values is None or gaps.shape != values.shape or gaps.ndim != 1:
                 raise CheckpointError(f"'{path}' is damaged: it lacks entries of '{name}'")
+            if gaps.dtype not in GAP_DTYPES or not values.is_floating_point():
+                raise CheckpointError(
+                    f"'{path}' is damaged: the entries of '{name}' are {gaps.dtype} and "
+                    f"{values.dtype}"
+                )
             indices = gaps.to(torch.int64).cumsum(0) - 1
             rising = bool((gaps.to(torch.int64) > 0).all())
             if not rising or (len(indices) and int(indices[-1]) >= math.prod(shape)):
@@ -169,6 +192,13 @@ class SparseSkill:
                 raise CheckpointError(f"'{path}' holds values of '{name}' that are not finite")
             changes[name] = SparseChange(shape, indices, values, fact["base"])
         return cls(changes, facts["about"])
+
+
+def _checksum(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
+    content = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    for name in sorted(tensors):
+        content.update(f"{name} {digest(tensors[name])}".encode())
+    return content.hexdigest()
 
 
 def digest(values: Tensor) -> str:

@@ -25,6 +25,7 @@ from mttl.training.report import (
     write_baselines,
     write_routing,
 )
+from mttl.training.resuming import checkpoint_errors
 from mttl.training.run_folder import RunFolder, check_still_there, step_to_start_from
 from mttl.training.text_to_text import TextToTextModule
 from mttl.training.token_report import write_token_routing
@@ -71,12 +72,13 @@ def train(config: Config, *, resume: bool = False) -> None:
     if trainer.is_global_zero:
         write_text(folder.config, text)
         console.print(attachment_table(built.attachment, built.model, built.token_layers))
-    trainer.fit(
-        module,
-        datamodule=data,
-        ckpt_path=folder.last if step else None,
-        weights_only=False,
-    )
+    with checkpoint_errors(folder.last):
+        trainer.fit(
+            module,
+            datamodule=data,
+            ckpt_path=folder.last if step else None,
+            weights_only=True,
+        )
 
     # What came out: scores beside the baselines, answers, and the inventory.
     if folder.best.is_file():  # there is none where nothing was validated

@@ -1,6 +1,5 @@
 """``metrics.csv``: one row per step at which something was logged."""
 
-import csv
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,9 @@ from typing import Any
 from lightning_fabric.utilities.rank_zero import rank_zero_only
 from pytorch_lightning.loggers.logger import Logger
 
+from mttl.errors import CheckpointError
 from mttl.files import write_table
+from mttl.reading import read_table, shown
 
 
 class MetricsFile(Logger):
@@ -20,6 +21,9 @@ class MetricsFile(Logger):
     Args:
         path: The file.
         keep_until: Keep the rows of an earlier start up to this step; 0 starts anew.
+
+    Raises:
+        CheckpointError: If rows are to be kept and the file is damaged.
     """
 
     def __init__(self, path: Path, keep_until: int = 0) -> None:
@@ -27,11 +31,16 @@ class MetricsFile(Logger):
         self.path = path
         self.rows: dict[int, dict[str, Any]] = {}
         if keep_until and path.is_file():
-            with path.open(newline="", encoding="utf-8") as file:
-                for row in csv.DictReader(file):
-                    values = {name: value for name, value in row.items() if value != ""}
-                    if int(values["step"]) <= keep_until:
-                        self.rows[int(values["step"])] = values
+            for row in read_table(path, CheckpointError, ["step"]):
+                if not row["step"].isdecimal() or len(row["step"]) > 18:
+                    raise CheckpointError(
+                        f"'{path}' has the step {shown(row['step'])}; it must be a whole number. "
+                        "Mend the row, or delete the file: its rows of before are lost then"
+                    )
+                if int(row["step"]) <= keep_until:
+                    self.rows[int(row["step"])] = {
+                        name: value for name, value in row.items() if value != ""
+                    }
 
     @property
     def name(self) -> str:

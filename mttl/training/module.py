@@ -11,8 +11,10 @@ from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
 from mttl.errors import CheckpointError, ConfigError
+from mttl.torch_file import load_torch
 from mttl.training.optim import Optimization
 from mttl.training.processes import gathered
+from mttl.training.resuming import checkpoint_errors
 
 
 class ResumableModule(pl.LightningModule):
@@ -57,9 +59,10 @@ class ResumableModule(pl.LightningModule):
 
     def load_weights(self, checkpoint: Path) -> int:
         """Take the trained weights of a checkpoint, and nothing else of it; return its step."""
-        state = torch.load(checkpoint, map_location=self.device, weights_only=False)
-        self.on_load_checkpoint(state)
-        self.load_state_dict(state["state_dict"], strict=False)
+        state = load_torch(checkpoint, "Repeat the training command with --resume")
+        with checkpoint_errors(checkpoint):
+            self.on_load_checkpoint(state)
+            self.load_state_dict(state["state_dict"], strict=False)
         self._random_states = []
         return int(state["global_step"])
 

@@ -1,15 +1,16 @@
 """The folder that a run leaves behind. Other programs read it: its layout is a contract."""
 
 import logging
-import pickle
+import os
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning_fabric.utilities.rank_zero import rank_zero_only
 
 from mttl import yaml12
 from mttl.errors import CheckpointError, ConfigError, TrainingError
+from mttl.reading import MOST_YAML, read_text
+from mttl.torch_file import load_torch
 
 logger = logging.getLogger(__name__)
 
@@ -79,28 +80,27 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
         )
     if not _visible(folder.path):
         return 0
-    if not folder.config.is_file():
+    if not os.path.lexists(folder.config):
         raise CheckpointError(
             f"'{folder.config}' is missing, so nothing tells which settings the run had. Copy it "
             "back, or start anew with -k run.name=NAME"
         )
-    changed = changed_settings(folder.config.read_text(encoding="utf-8"), config_text)
+    changed = changed_settings(read_text(folder.config, CheckpointError, MOST_YAML), config_text)
     if changed:
         raise ConfigError(
             f"the run in '{folder.path}' was started with other settings: {', '.join(changed)}. "
             "Resume it with its own (only those of `trainer` may change), or start a new run with "
             "-k run.name=NAME"
         )
-    if not folder.last.is_file():
+    if not os.path.lexists(folder.last):
         logger.warning("no state had been saved yet: '%s' begins anew", folder.path)
         return 0
-    try:
-        checkpoint = torch.load(folder.last, map_location="cpu", weights_only=False)
-        return int(checkpoint["global_step"])
-    except (EOFError, KeyError, OSError, RuntimeError, pickle.UnpicklingError) as error:
-        raise CheckpointError(
-            f"'{folder.last}' is damaged ({error}). Start anew with -k run.name=NAME"
-        ) from error
+    advice = "Start anew with -k run.name=NAME"
+    checkpoint = load_torch(folder.last, advice)
+    step = checkpoint.get("global_step") if isinstance(checkpoint, dict) else None
+    if type(step) is not int or step < 0:
+        raise CheckpointError(f"'{folder.last}' is damaged (it has no global_step). {advice}")
+    return step
 
 
 def check_still_there(folder: RunFolder) -> None:
@@ -139,12 +139,23 @@ def changed_settings(
             it is resumed.
         but: Names that may not differ all the same.
     """
-    first, second = _flat(yaml12.parse(before)), _flat(yaml12.parse(now))
+    first, second = (_flat(_parsed(text)) for text in (before, now))
     return [
         f"{name} ({first.get(name)} before, {second.get(name)} now)"
         for name in sorted(first.keys() | second.keys())
         if first.get(name) != second.get(name) and (name in but or not name.startswith(ignore))
     ]
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return yaml12.parse(text)
+    except yaml12.YAMLError as error:
+        problem = yaml12.problem(error)
+        raise CheckpointError(
+            f"the config.yaml of the run is damaged ({problem}). Copy it again, or start anew with "
+            "-k run.name=NAME"
+        ) from error
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:

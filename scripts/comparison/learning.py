@@ -12,6 +12,8 @@ import numpy as np
 from comparison.intervals import Interval, interval
 from comparison.tables import markdown
 from mttl.babyai.rl.learning_curve import episodes_to
+from mttl.errors import MttlError
+from mttl.reading import read_table, to_number
 
 REFERENCE = "shared"
 # Fragments of every method, on top of the common configuration, which is Polytropon's.
@@ -56,14 +58,14 @@ def read_curve(run: Path, minutes: float, n_trained: int) -> Curve:
         minutes: What it cost.
         n_trained: Parameters that it trained.
     """
-    with (run / "results.csv").open(newline="", encoding="utf-8") as file:
-        final = {
-            row["task"]: float(row["score"])
-            for row in csv.DictReader(file)
-            if (row["sample"], row["metric"]) == ("greedy", "success")
-        }
-    with (run / "metrics.csv").open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["frames"]]
+    columns = ["task", "sample", "metric", "score"]
+    final = {
+        row["task"]: to_number(row["score"], f"'{run / 'results.csv'}': a score", MttlError)
+        for row in read_table(run / "results.csv", MttlError, columns)
+        if (row["sample"], row["metric"]) == ("greedy", "success")
+    }
+    metrics = read_table(run / "metrics.csv", MttlError, ["frames", "episodes"])
+    rows = [row for row in metrics if row["frames"]]
     levels = tuple(level for level in final if level != "mean")
     rates = [[float(row.get(f"success/{level}") or "nan") for level in levels] for row in rows]
     return Curve(

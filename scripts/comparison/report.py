@@ -1,6 +1,5 @@
 """The scores and costs of what has ended in a comparison, as tables and a figure."""
 
-import json
 import math
 import statistics
 from collections.abc import Iterable
@@ -27,8 +26,10 @@ from comparison.tables import (
 )
 from mttl.analysis.tokens.token_record import has_token_record, read_token_record
 from mttl.checkpoint import count_saved
+from mttl.errors import MttlError
 from mttl.files import write_text
 from mttl.model_tensors import TOKENS
+from mttl.reading import parse_json, read_json, read_text
 
 TOKEN_CAPTION = (
     " Where tokens choose experts: the entropy of the experts' loads over its maximum and the "
@@ -125,8 +126,9 @@ def n_trained_in(comparison: Comparison, item: Plan, mode: str) -> int:
     run = comparison.run_folder(item)
     if mode == "all":
         return n_trained(run)
-    first, *_ = (run / f"adapt-{mode}" / "results.jsonl").read_text("utf-8").splitlines()
-    return json.loads(first)["n_trained"]
+    path = run / f"adapt-{mode}" / "results.jsonl"
+    first, *_ = read_text(path, MttlError).splitlines()
+    return parse_json(first, f"'{path}'", MttlError, dict)["n_trained"]
 
 
 def _caption(comparison: Comparison, plans: list[Plan]) -> str:
@@ -151,7 +153,8 @@ def _caption(comparison: Comparison, plans: list[Plan]) -> str:
 def n_trained(run: Path) -> int:
     """Return the number of parameters of a run's skills and learned router, from file headers."""
     skills = run / "skills"
-    kind = json.loads((skills / "meta.json").read_text("utf-8"))["settings"]["router"]["kind"]
+    meta = read_json(skills / "meta.json", MttlError, dict)
+    kind = meta["settings"]["router"]["kind"]
     # What routes tokens learns, whatever routes tasks.
     learned = TOKENS if kind in FIXED_ROUTERS else ""
     routers = count_saved(skills / "router.safetensors", learned)

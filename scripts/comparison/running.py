@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from comparison.stages import Processes
-from mttl.command import add_overrides, make_console, positive
+from mttl.command import add_overrides, make_console, processes
 from mttl.errors import ConfigError
 from mttl.files import locked, write_text
 from mttl.progress_bar import counting_bar
+from mttl.reading import MOST_YAML, read_text
 from mttl.training.run_folder import changed_settings
 
 Item = TypeVar("Item")
@@ -91,7 +92,7 @@ def keep_config(path: Path, text: str, changed_by: Callable[[str], str]) -> None
     Raises:
         ConfigError: If another one stands there.
     """
-    before = path.read_text("utf-8") if path.is_file() else text
+    before = read_text(path, ConfigError, MOST_YAML) if path.exists() else text
     if changed := changed_settings(before, text, ignore=()):
         raise ConfigError(changed_by(", ".join(changed)))
     write_text(path, text)
@@ -131,7 +132,10 @@ def comparison_parser(
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[13, 14, 15])
     parser.add_argument(
-        "--workers", type=positive, default=2, help="runs at a time, each on its share of the cores"
+        "--workers",
+        type=processes,
+        default=2,
+        help="runs at a time, each on its share of the cores",
     )
     parser.add_argument("--out", default=out, help="(%(default)s)")
     add_overrides(parser, "settings of all runs")

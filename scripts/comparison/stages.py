@@ -18,6 +18,7 @@ from mttl.child_process import with_parent
 from mttl.errors import MttlError
 from mttl.files import write_text
 from mttl.gpus import gpu_environment
+from mttl.reading import read_json
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,12 @@ class Cost:
     @classmethod
     def read(cls, path: Path) -> "Cost":
         """Read what was written down, or a cost of nothing."""
-        return cls(**json.loads(path.read_text())) if path.is_file() else cls()
+        if not path.exists():
+            return cls()
+        try:
+            return cls(**read_json(path, MttlError, dict))
+        except TypeError as error:
+            raise MttlError(f"'{path}' is damaged ({error}). Delete it") from error
 
     def write(self, path: Path) -> None:
         """Write it down."""

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from comparison.intervals import half_width
+from mttl.errors import MttlError
+from mttl.reading import parse_json, read_table, read_text, to_number
 
 
 @dataclass(frozen=True)
@@ -79,22 +80,22 @@ class Line:
 
 def read_seen(path: Path, method: str, seed: int) -> list[Score]:
     """Read the test scores of the training tasks from ``results.csv``."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return [
-            Score(
-                *(method, "", seed, "seen", row["task"], int(row["sample"])),
-                score=100 * float(row["score"]),
-            )
-            for row in csv.DictReader(file)
-            if row["split"] == "test" and row["task"] != "mean"
-        ]
+    return [
+        Score(
+            *(method, "", seed, "seen", row["task"]),
+            sample=int(to_number(row["sample"], f"'{path}': a sample", MttlError)),
+            score=100 * to_number(row["score"], f"'{path}': a score", MttlError),
+        )
+        for row in read_table(path, MttlError, ["task", "split", "sample", "score"])
+        if row["split"] == "test" and row["task"] != "mean"
+    ]
 
 
 def read_unseen(path: Path, method: str, mode: str, seed: int) -> list[Score]:
     """Read the test scores of the unseen tasks from ``results.jsonl``."""
     scores = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
+    for line in read_text(path, MttlError).splitlines():
+        row = parse_json(line, f"'{path}'", MttlError, dict)
         score = math.nan if row["test"] is None else 100 * row["test"]
         scores.append(Score(method, mode, seed, "unseen", row["task"], row["sample"], score))
     return scores

@@ -288,7 +288,7 @@ WEIGHTS = "the weights of 'b' must be finite and at least 0"
         ("", HEADER),
         ("name,x\na,1\n", HEADER),
         ("task\na\n", HEADER),
-        ("task,x\na,1\n".encode("utf-16"), HEADER),
+        ("task,x\na,1\n".encode("utf-16"), "must be UTF-8 text; byte 1"),
         ("task,x,y\na,1,0\nb,1\n", "line 3 has 2 cells; the header has 3"),
         ("task,x,y\na,1,0\nb,1,0,0\n", "line 3 has 4 cells; the header has 3"),
         ("task,x,y\na,1,0\nb,1,much\n", "line 3: could not convert string to float: 'much'"),

@@ -168,20 +168,20 @@ def test_malformed_files(write: Writer, text: str, message: str) -> None:
 def test_a_file_that_is_no_text(write: Writer) -> None:
     names = write("")
     Path("f.yaml").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match=r"f.yaml: must be UTF-8 text; byte 0 is not"):
+    with pytest.raises(ConfigError, match=r"'f.yaml' must be UTF-8 text; byte 1"):
         load_config(names)
     Path("f.yaml").write_bytes(b"run: {name: a\x00b}")
-    with pytest.raises(ConfigError, match=r"^f.yaml: unacceptable character[^\n]*$"):
+    with pytest.raises(ConfigError, match=r"^f.yaml, line 1: holds a null character[^\n]*$"):
         load_config(names)
 
 
 def test_a_file_that_cannot_be_read(write: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     names = write("")
 
-    def refuse(path: Path, encoding: str) -> str:
+    def refuse(path: Path, mode: str) -> str:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(ConfigError, match=r"cannot be read: Permission denied"):
         load_config(names)
 

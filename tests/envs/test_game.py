@@ -1,7 +1,5 @@
 """A game is minigrid's environment, move by move."""
 
-import pickle
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -94,24 +92,6 @@ def test_a_hand_that_is_full_from_the_start_is_seen_after_the_first_step() -> No
     pair.reset(3)
     pair.step(6)
     assert pair.game.gen_obs()["image"][3, 6, 0] == OBJECT_TO_IDX[pair.game.obj_a.type]
-
-
-@pytest.mark.parametrize("level", ["GoToSeqS5R2", "PutNextS5N2Carrying", "MiniBossLevel"])
-@pytest.mark.parametrize("n_steps", [0, 7])
-def test_a_pickled_game_goes_on_exactly(level: str, n_steps: int) -> None:
-    game = make_game(LEVELS[level])
-    game.reset(seed=5)
-    actions = np.random.default_rng(0).integers(7, size=300).tolist()
-    for action in actions[:n_steps]:
-        game.step(action)
-    twin = pickle.loads(pickle.dumps(game))
-    assert type(twin) is type(game)
-    for action in actions[n_steps:]:
-        theirs, ours = game.step(action), twin.step(action)
-        assert np.array_equal(theirs[0].pop("image"), ours[0].pop("image"))
-        assert theirs == ours
-        if theirs[2] or theirs[3]:
-            assert np.array_equal(game.reset()[0]["image"], twin.reset()[0]["image"])
 
 
 def test_rejected_layouts_are_not_announced(capsys: pytest.CaptureFixture[str]) -> None:

@@ -183,6 +183,8 @@ def test_arrays_belong_to_the_caller() -> None:
 class Broken:
     """An environment that raises."""
 
+    np_random = np.random.default_rng(0)
+
     def __init__(self, game: Any, where: str) -> None:
         self.game, self.where = game, where
 

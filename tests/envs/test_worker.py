@@ -178,21 +178,21 @@ def test_a_worker_that_is_killed_is_an_error_and_takes_the_others_along(make: An
 
 
 @pytest.mark.parametrize("limit", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_an_environment_that_raises_names_its_place(make: Any, limit: bool) -> None:
-    local, env = make_local(), make()
-    local.reset()
-    saved = pickle.loads(local.state())
-    broken = saved["_games"][4]  # slot 1 of the second level
-    if limit:
-        broken.fixed_max_steps, broken.max_steps = True, 0
-    else:
-        broken.grid = None
-    env.load_state(pickle.dumps(saved))
+def test_an_environment_that_raises_names_its_place(
+    make: Any, limit: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function = "helpers.broken_worker:serve_without_" + ("limit" if limit else "grid")
+    monkeypatch.setattr(
+        "envs.worker.WorkerProcess",
+        lambda _, name, shared: WorkerProcess(function, name, shared),
+    )
+    env = make()
     pids = [worker.pid for worker in env._workers]
     if limit:
         with pytest.raises(LevelError, match="level 'PutNextLocal' has no step limit"):
             env.reset()
     else:
+        env.reset()
         with pytest.raises(
             SimulationError, match=r"level 'PutNextLocalS5N3', slot 1, .*seed \d+: AttributeError"
         ):

@@ -112,8 +112,8 @@ def test_metric_and_description_come_from_the_table_first(make_gym):
         ("name,metric\n", "lacks the column task; its header is 'name,metric'"),
         ("", "lacks the column task and metric"),
         ("task,metric\none,EM\none,ACC\n", "TASKS.csv, line 3: 'one' is there twice"),
-        ("task,metric\n,EM\n", "TASKS.csv, line 2: the task has no name"),
-        ('task,metric\none,"EM\n', "cannot read .*TASKS.csv"),
+        ("task,metric\n,EM\n", "TASKS.csv, line 2: the task's name is"),
+        ('task,metric\none,"EM\n', "TASKS.csv, line 1: unexpected end"),
     ],
 )
 def test_a_malformed_table(make_gym, table, message):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers.checksums import note_again
 from helpers.command import train
 from helpers.gyms import TINY_T5, write_config, write_gym
 from mttl.build.model import load_run
@@ -118,6 +119,7 @@ def test_what_does_not_fit_is_refused(frozen: Path, base: Path, tmp_path: Path) 
     content = json.loads(meta.read_text())
     content["settings"]["aggregation"] = {"kind": "fusion"}
     meta.write_text(json.dumps(content))
+    note_again(meta.parent)
     for start, run, task, message in (
         (base, frozen, "revers", "knows no task 'revers'. Did you mean 'reverse'"),
         (other, frozen, TASK, "was trained on the backbone"),
@@ -145,5 +147,6 @@ def test_skills_that_do_not_fit_their_settings_are_refused(
         changed = json.loads(json.dumps(content))
         changed["settings"]["skills"][key] = value
         meta.write_text(json.dumps(changed))
+        note_again(meta.parent)
         with pytest.raises(CheckpointError, match=message):
             merge_models(recipe(base, tmp_path / "run"), tmp_path / "out")

@@ -200,7 +200,7 @@ UNREADABLE = "is a folder that could not be read: "
         (cut, UNREADABLE + "Error while deserializing header"),
         (lambda folder: (folder / WEIGHTS).unlink(), UNREADABLE + f"Error no file named {WEIGHTS}"),
         (lambda folder: (folder / "config.json").unlink(), UNREADABLE + "Unrecognized model"),
-        (lambda folder: (folder / "config.json").write_text("{"), "not a valid JSON file"),
+        (lambda folder: (folder / "config.json").write_text("{"), "not valid JSON"),
         (configure(model_type="t55"), UNREADABLE + ".*`t55`"),
         (configure(d_ff=7), UNREADABLE + "You set `ignore_mismatched_sizes` to `False`"),
         (

@@ -7,6 +7,7 @@
 ``dropped (S, M)``, ``layers (M,)`` |
 """
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from mttl.analysis.routing_record import RoutingRecord, read_arrays
+from mttl.analysis.routing_record import RoutingRecord, read_arrays, read_names
 from mttl.analysis.tokens.token_counts import Bigrams, TokenCounts
 from mttl.analysis.tokens.token_statistics import entropy_bits, load_entropy, mutual_information
 from mttl.errors import CheckpointError
@@ -190,7 +191,14 @@ def read_token_record(folder: str | Path) -> TokenRoutingRecord:
     fields = TokenRoutingRecord.__dataclass_fields__
     names = [name for name in fields if name not in ("folder", "history")]
     arrays = read_arrays(path, tuple(names))
-    layers, tasks = (tuple(map(str, arrays.pop(name).ravel())) for name in ("layers", "tasks"))
+    layers, tasks = (read_names(path, arrays.pop(name)) for name in ("layers", "tasks"))
+    for name, array in arrays.items():
+        wanted = "U" if name in ("tokens", "before", "previous") else "iuf"
+        if array.dtype.kind not in wanted or (wanted != "U" and not np.isfinite(array).all()):
+            raise CheckpointError(
+                f"'{path}': '{name}' holds {array.dtype}, or numbers that are not finite. Copy the "
+                "whole folder again from where it was written"
+            )
     shape = arrays["counts"].shape
     if len(shape) != 3 or shape[:2] != (len(layers), len(tasks)):
         raise CheckpointError(
@@ -203,7 +211,7 @@ def read_token_record(folder: str | Path) -> TokenRoutingRecord:
 
 
 def _read_history(path: Path, n_layers: int, n_experts: int) -> LoadHistory | None:
-    if not path.is_file():
+    if not os.path.lexists(path):
         return None
     arrays = read_arrays(path, ("steps", "load", "dropped"))
     history = LoadHistory(arrays["steps"], arrays["load"], arrays["dropped"])

@@ -7,14 +7,17 @@ import json
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from mttl.errors import TaskError
 from mttl.gym.filters import shown
 from mttl.gym.task import FILE_ENDINGS
+from mttl.reading import MOST_LINE, reason, require_file
 
+# Bytes that may be packed as tightly as zeros are; beyond, far less.
+SMALL, TIGHTEST = 1 << 26, 100
 _BLOCK = 1 << 17
 _DECODE = json.JSONDecoder().raw_decode
 
@@ -62,34 +65,99 @@ def _json_records(path: Path) -> Iterator[dict[str, Any]]:
         for block in _json_blocks(path):
             yield from block
             n += len(block)
-    except (ValueError, EOFError, OSError, zlib.error):
+    except (ValueError, EOFError, OSError, RecursionError, zlib.error) as error:
+        if isinstance(error, TaskError):  # a ValueError too
+            raise
         # Line by line: the sound ones before the one to blame, which is named.
         yield from islice(_json_lines(path), n, None)
 
 
 def _json_blocks(path: Path) -> Iterator[list[dict[str, Any]]]:
     # A packed file cuts its lines out in Python; a reader of it does so in C.
-    with _opened(path) as file, io.BufferedReader(file, _BLOCK) as reader:
-        while lines := reader.readlines(_BLOCK):
-            yield list(map(parse_record, lines))
+    with open_bounded(path) as file:
+        lines = lines_of(io.BufferedReader(file, _BLOCK), path)
+        while block := _block(lines):
+            yield list(map(parse_record, block))
+
+
+def _block(lines: Iterator[bytes]) -> list[bytes]:
+    """Take lines of about one block."""
+    taken, size = [], 0
+    for line in lines:
+        taken.append(line)
+        size += len(line)
+        if size >= _BLOCK:
+            break
+    return taken
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def open_bounded(path: Path) -> Iterator[Any]:
+    """Open a regular file, packed or not, whose lines and unpacked size have bounds.
+
+    Args:
+        path: The file; ``.gz`` says that it is packed.
+
+    Raises:
+        TaskError: If it cannot be opened, and while it is read, if a line is too long or it unpacks
+            to far more than it is.
+    """
+    require_file(path, TaskError)
     try:
-        file: Any = gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # noqa: SIM115
+        file = path.open("rb")
     except OSError as error:
         raise TaskError(f"cannot read '{path}': {error.strerror or error}.") from error
     with file:
-        yield file
+        yield _Unpacked(file, path) if path.suffix == ".gz" else file
+
+
+class _Unpacked(io.RawIOBase):
+    """A packed file that stops where it turns out to be a bomb."""
+
+    def __init__(self, packed: IO[bytes], path: Path) -> None:
+        self._packed, self._path = packed, path
+        self._file = gzip.GzipFile(fileobj=packed, mode="rb")
+        self._n_read = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        block = self._file.read1(len(buffer))
+        self._n_read += len(block)
+        if self._n_read > SMALL and self._n_read > TIGHTEST * self._packed.tell():
+            raise TaskError(
+                f"'{self._path}' unpacks to more than {TIGHTEST} times its own size, which text "
+                "does not. Is it the right file?"
+            )
+        buffer[: len(block)] = block
+        return len(block)
+
+
+def lines_of(file: Any, path: Path) -> Iterator[bytes]:
+    """Give the lines of a file with their ends.
+
+    Raises:
+        TaskError: If one has more than `MOST_LINE` bytes.
+    """
+    for number in count(1):
+        line = file.readline(MOST_LINE + 1)
+        if not line:
+            return
+        if len(line) > MOST_LINE:
+            raise TaskError(
+                f"{path}, line {number}: more than {MOST_LINE:,} bytes, which is no record."
+            )
+        yield line
 
 
 def _lines(path: Path) -> Iterator[str]:
     """Give the lines with their ends; only a line feed ends one."""
     number = 0
     try:
-        with _opened(path) as file:
-            for number, line in enumerate(file, 1):
+        with open_bounded(path) as file:
+            reader = io.BufferedReader(file, _BLOCK)
+            for number, line in enumerate(lines_of(reader, path), 1):
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise TaskError(
@@ -112,6 +180,8 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
             raise TaskError(
                 f"{path}, line {number}, column {error.colno}: not valid JSON: {error.msg}."
             ) from error
+        except (ValueError, RecursionError) as error:
+            raise TaskError(f"{path}, line {number}: not valid JSON: {reason(error)}.") from error
         if not isinstance(record, dict):
             raise TaskError(
                 f"{path}, line {number}: {shown(record)} is no record; each line must be an object "

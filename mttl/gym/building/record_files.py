@@ -1,6 +1,5 @@
 """Records of a file, in order, or any of them without reading the others."""
 
-import gzip
 import json
 import tempfile
 import zlib
@@ -13,8 +12,10 @@ from typing import IO, Any, NoReturn, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from mttl.gym.building.read_records import parse_record, read_records
+from mttl.errors import TaskError
+from mttl.gym.building.read_records import open_bounded, parse_record, read_records
 from mttl.gym.template_field import Record
+from mttl.reading import require_file
 
 _BLOCK = 1 << 20
 _ROWS = 250
@@ -116,7 +117,7 @@ class JsonLines(FileRecords):
             line = file.read(end - start)
             try:
                 found.append(parse_record(line))
-            except ValueError:
+            except (ValueError, RecursionError):
                 found.append(self._unusual(line))
         return found
 
@@ -124,7 +125,7 @@ class JsonLines(FileRecords):
         """Parse a line with blanks around its object, or blame it."""
         try:
             return json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             self._blame(error)
 
     @cached_property
@@ -132,17 +133,18 @@ class JsonLines(FileRecords):
         """A file that is not packed, and where its lines begin; the last place is its end."""
         try:
             return self._find_lines()
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        except (EOFError, OSError, zlib.error) as error:
             self._blame(error)
 
     def _find_lines(self) -> tuple[IO[bytes], NDArray[np.int64]]:
+        require_file(self.path, TaskError)
         packed = self.path.suffix == ".gz"
         file: Any = (  # lives as long as this object
             tempfile.TemporaryFile(dir=self._scratch) if packed else self.path.open("rb")  # noqa: SIM115
         )
         starts, end = [np.zeros(1, np.int64)], 0
         begins, regular = True, True  # whether the next byte is the first of a line
-        with gzip.open(self.path) if packed else self.path.open("rb") as source:
+        with open_bounded(self.path) as source:
             for block in iter(lambda: source.read(_BLOCK), b""):
                 if packed:
                     file.write(block)

@@ -8,6 +8,7 @@ from pathlib import Path
 from mttl.errors import TaskError
 from mttl.files import write_text
 from mttl.gym.task import Task
+from mttl.reading import read_text
 
 COLUMNS = ("task", "metric", "category", "description")
 
@@ -39,12 +40,11 @@ def update_task_table(gym: Path, tasks: Iterable[Task]) -> None:
 
 
 def _read(path: Path) -> tuple[list[str], dict[str, dict[str, str]]]:
+    reader = csv.DictReader(io.StringIO(read_text(path, TaskError), newline=""), strict=True)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            rows = list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise TaskError(f"cannot read '{path}': {error}") from error
+        rows = list(reader)
+    except csv.Error as error:
+        raise TaskError(f"{path}, line {reader.line_num}: {error}.") from error
     columns = list(reader.fieldnames or [])
     if "task" not in columns or any(None in row or None in row.values() for row in rows):
         raise TaskError(

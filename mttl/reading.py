@@ -1,0 +1,355 @@
+"""One reader of text, JSON and YAML: files of people and of runs, within limits.
+
+Whatever is wrong with a file ends in an error of the package whose message names the file, what was
+found, what is allowed and what to do. Nothing that a file holds is run, and none can keep a command
+busy: what is too large, too deep or no regular file is refused before it is read.
+"""
+
+import csv
+import io
+import json
+import math
+import re
+import stat
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mttl.errors import MttlError
+
+# Bytes of a file that is read at once. YAML is parsed in Python, a thousand times slower.
+MOST_TEXT, MOST_YAML = 1 << 28, 1 << 20
+# Bytes of a line of a table or of JSON Lines.
+MOST_LINE = 1 << 24
+# Lists and mappings inside one another, and values once aliases are written out.
+MOST_DEPTH, MOST_NODES = 50, 100_000
+# Characters of a task's or a skill's name.
+MOST_NAME = 200
+# A spreadsheet takes a cell that begins so for a formula.
+_FORMULA = ("=", "+", "@", "-")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_KINDS = {dict: "an object", list: "a list"}
+
+
+def require_file(path: str | Path, error: type[MttlError]) -> int:
+    """Return the size of a regular file.
+
+    Args:
+        path: The file. Opening a pipe would wait for ever, and a device has no end.
+        error: What to raise.
+
+    Raises:
+        MttlError: Of the given kind, if there is no such file, it cannot be reached, or it is a
+            folder, a pipe or a device.
+    """
+    try:
+        status = Path(path).stat()
+    except FileNotFoundError as cause:
+        raise error(f"'{path}' does not exist: check the name, or copy the file there") from cause
+    except (OSError, ValueError) as cause:  # a name with a null character is a ValueError
+        raise error(f"'{path}' cannot be read: {reason(cause)}") from cause
+    if not stat.S_ISREG(status.st_mode):
+        kind = "folder" if stat.S_ISDIR(status.st_mode) else "pipe or a device"
+        raise error(f"'{path}' is a {kind}; it must be a regular file: give the file itself")
+    return status.st_size
+
+
+def read_bytes(path: str | Path, error: type[MttlError], most: int = MOST_TEXT) -> bytes:
+    """Return what a regular file of limited size holds.
+
+    Args:
+        path: The file.
+        error: What to raise.
+        most: The most bytes.
+
+    Raises:
+        MttlError: Of the given kind, if it cannot be read or is larger.
+    """
+    size = require_file(path, error)
+    if size > most:
+        raise error(
+            f"'{path}' has {size:,} bytes; at most {most:,} can be read. Is it the right file?"
+        )
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(most)
+    except OSError as cause:
+        raise error(f"'{path}' cannot be read: {reason(cause)}") from cause
+
+
+def read_text(path: str | Path, error: type[MttlError], most: int = MOST_TEXT) -> str:
+    """Return the text of a regular file; a byte order mark at its beginning is dropped.
+
+    Args:
+        path: The file, in UTF-8.
+        error: What to raise.
+        most: The most bytes.
+
+    Raises:
+        MttlError: Of the given kind, if it cannot be read, is larger, is no UTF-8 or holds a null
+            character.
+    """
+    data = read_bytes(path, error, most)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as cause:
+        raise error(
+            f"'{path}' must be UTF-8 text; byte {cause.start + 1} (0x{data[cause.start]:02x}) is "
+            "not: save the file as UTF-8"
+        ) from cause
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise error(
+            f"{path}, line {line}: holds a null character; text has none. The file is damaged: "
+            "copy it again"
+        )
+    return text
+
+
+def read_json(path: str | Path, error: type[MttlError], kind: type | None = None) -> Any:
+    """Return what a JSON file holds.
+
+    Args:
+        path: The file.
+        error: What to raise.
+        kind: ``dict`` or ``list``: what it must hold.
+
+    Raises:
+        MttlError: As for `read_text` and `parse_json`.
+    """
+    return parse_json(read_text(path, error), str(path), error, kind)
+
+
+def parse_json(
+    text: str | bytes, place: str, error: type[MttlError], kind: type | None = None
+) -> Any:
+    """Return what JSON text holds.
+
+    Args:
+        text: The text.
+        place: Where it is from, for the message.
+        error: What to raise.
+        kind: ``dict`` or ``list``: what it must hold.
+
+    Raises:
+        MttlError: Of the given kind, if it is not JSON, nested too deeply, has a key twice, holds
+            a number that is not finite or half a character, or is of another kind.
+    """
+    try:
+        value = json.loads(
+            text,
+            object_pairs_hook=_without_repeats,
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+        )
+    except json.JSONDecodeError as cause:
+        raise error(
+            f"{place}, line {cause.lineno}, column {cause.colno}: not valid JSON: {cause.msg}. "
+            "Mend the line, or copy the file again"
+        ) from cause
+    except RecursionError as cause:
+        raise error(f"{place}: {_TOO_DEEP}") from cause
+    except ValueError as cause:
+        raise error(f"{place}: not valid JSON: {reason(cause)}") from cause
+    problem = _tree_problem(value)
+    if problem:
+        raise error(f"{place}: {problem}")
+    if kind is not None and not isinstance(value, kind):
+        raise error(f"{place}: holds {shown(value)}; it must hold {_KINDS[kind]}")
+    return value
+
+
+def read_table(
+    path: str | Path, error: type[MttlError], columns: Sequence[str] = ()
+) -> list[dict[str, str]]:
+    """Return the rows of a CSV file with a header, by column.
+
+    Args:
+        path: The file.
+        error: What to raise.
+        columns: Which must be there.
+
+    Raises:
+        MttlError: Of the given kind, as for `read_text`, or if the file is no table, a row has more
+            or fewer cells than the header, or a column is missing or stands twice.
+    """
+    reader = csv.reader(io.StringIO(read_text(path, error), newline=""), strict=True)
+    rows: list[dict[str, str]] = []
+    try:
+        header = next(reader, [])
+        absent = [column for column in columns if column not in header]
+        if absent or len(set(header)) < len(header):
+            raise error(
+                f"'{path}' must have the columns {', '.join(columns)}, and none twice; its header "
+                f"is {shown(','.join(header))}. Copy the file again"
+            )
+        for cells in reader:
+            if len(cells) != len(header):
+                raise error(
+                    f"{path}, line {reader.line_num}: {len(cells)} cells; the header has "
+                    f"{len(header)}. Copy the file again"
+                )
+            rows.append(dict(zip(header, cells, strict=True)))
+    except csv.Error as cause:
+        raise error(f"{path}, line {reader.line_num}: {cause}. Copy the file again") from cause
+    return rows
+
+
+def to_number(text: str, place: str, error: type[MttlError]) -> float:
+    """Return the number in a cell of a table, which may be NaN.
+
+    Args:
+        text: The cell.
+        place: Where it stands, for the message.
+        error: What to raise.
+
+    Raises:
+        MttlError: Of the given kind, if it is no number, or not finite otherwise.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.inf
+    if math.isinf(value):
+        raise error(f"{place} is {shown(text)}; it must be a number. Copy the file again")
+    return value
+
+
+def check_yaml(events: Iterable[Any]) -> str | None:
+    """Return what makes YAML too large to build, or None.
+
+    Aliases are small in the file: ten lines can stand for a billion values.
+
+    Args:
+        events: Of a parser (PyYAML's or ruamel's), which have not been built into anything yet.
+    """
+    sizes: dict[str, int] = {}  # nodes of what an anchor names, aliases written out
+    open_anchors: list[str | None] = []
+    counts = [0]
+    for event in events:
+        name = type(event).__name__
+        if name == "AliasEvent":
+            if event.anchor in open_anchors:
+                return f"the alias *{event.anchor} stands inside what it names: write it out"
+            counts[-1] += sizes.get(event.anchor, 1)
+        elif name == "ScalarEvent":
+            counts[-1] += 1
+            if event.anchor:
+                sizes[event.anchor] = 1
+        elif name in ("SequenceStartEvent", "MappingStartEvent"):
+            open_anchors.append(event.anchor)
+            counts.append(1)
+        elif name in ("SequenceEndEvent", "MappingEndEvent"):
+            anchor, size = open_anchors.pop(), counts.pop()
+            counts[-1] += size
+            if anchor:
+                sizes[anchor] = size
+        if len(open_anchors) > MOST_DEPTH:
+            return _TOO_DEEP
+        if counts[-1] > MOST_NODES:
+            return (
+                f"it stands for more than {MOST_NODES:,} values, aliases written out: leave out "
+                "what repeats"
+            )
+    return None
+
+
+def check_name(name: Any, place: str, error: type[MttlError]) -> str:
+    """Return a name that can stand in a table, a file's name and on a terminal.
+
+    Args:
+        name: What a file says.
+        place: Where it stands, for the message.
+        error: What to raise.
+
+    Raises:
+        MttlError: Of the given kind, if it is no text, empty or too long, holds a character that
+            cannot be printed, or begins like a formula of a spreadsheet.
+    """
+    if not isinstance(name, str) or not name.strip():
+        raise error(f"{place} is {shown(name)}; it must be a name")
+    if len(name) > MOST_NAME:
+        raise error(
+            f"{place} has {len(name):,} characters ({shown(name)}); a name has at most {MOST_NAME}"
+        )
+    if not name.isprintable():
+        raise error(f"{place} is {shown(name)}; a name must consist of characters that are printed")
+    if name.startswith(_FORMULA):
+        raise error(
+            f"{place} is {shown(name)}; a name must not begin with {' '.join(_FORMULA)}, which "
+            "spreadsheets take for a formula"
+        )
+    return name
+
+
+def check_count(value: Any, name: str) -> None:
+    """Refuse what is no number of things.
+
+    Args:
+        value: What a file says.
+        name: What it counts, for the message.
+
+    Raises:
+        ValueError: If it is no whole number from 0 to 2^63 - 1.
+    """
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"{name} must be a whole number of at least 0, not {shown(value)}")
+
+
+def shown(value: object, most: int = 60) -> str:
+    """Return a value for a message: short, in ASCII, without control characters."""
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        text = ascii(value) if isinstance(value, (str, bytes, int, float)) else type(value).__name__
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def reason(error: BaseException) -> str:
+    """Return in one line of limited length why something failed."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    line = " ".join(text.split())
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    return line if len(line) <= 300 else line[:297] + "..."
+
+
+_TOO_DEEP = f"lists and mappings stand more than {MOST_DEPTH} deep in one another: flatten them"
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # The json module would keep the last of two equal keys and drop the first in silence.
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {shown(twice)} stands there twice")
+    return found
+
+
+def _refuse_constant(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {shown(text)} is too large")
+    return value
+
+
+def _tree_problem(value: Any) -> str | None:
+    """Return why a tree cannot be used: its depth, or text that no file can hold."""
+    level, depth = [value], 0
+    while level:
+        if depth > MOST_DEPTH:
+            return _TOO_DEEP
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below += [*item.keys(), *item.values()]
+            elif isinstance(item, list):
+                below += item
+            elif isinstance(item, str) and _SURROGATE.search(item):
+                return f"{shown(item)} holds half a character (a surrogate): write it whole"
+        level, depth = below, depth + 1
+    return None

@@ -1,0 +1,93 @@
+"""A state is plain data, and what is no state is refused."""
+
+import json
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("minigrid", reason="needs the extra `babyai`")
+
+from envs.levels import PAPER_LEVELS
+from envs.local import LocalVectorEnv
+from envs.saved_state import SavedState
+
+LEVELS = ["GoToLocalS5N2", "PutNextS5N2Carrying"]
+
+
+def begun(n_steps: int = 30, **options: Any) -> LocalVectorEnv:
+    env = LocalVectorEnv(LEVELS, 3, seed=1, **options)
+    env.reset()
+    rng = np.random.default_rng(0)
+    for _ in range(n_steps):
+        env.step(rng.integers(7, size=(2, 3)))
+    return env
+
+
+def test_a_state_is_text() -> None:
+    state = json.loads(begun().state())
+    assert state["levels"] == LEVELS
+    assert len(state["actions"]) == 6
+
+
+@pytest.mark.parametrize("level", PAPER_LEVELS[::6])
+def test_every_level_goes_on_exactly(level: str) -> None:
+    rng = np.random.default_rng(0)
+    actions = rng.integers(7, size=(300, 1, 2))
+    env, other = LocalVectorEnv([level], 2, seed=1), LocalVectorEnv([level], 2, seed=2)
+    env.reset()
+    for action in actions[:150]:
+        env.step(action)
+    other.load_state(env.state())
+    for action in actions[150:]:
+        ours, theirs = env.step(action), other.step(action)
+        np.testing.assert_array_equal(ours.observation.image, theirs.observation.image)
+        np.testing.assert_array_equal(ours.observation.mission, theirs.observation.mission)
+        np.testing.assert_array_equal(ours.reward, theirs.reward)
+    assert env.state() == other.state()
+
+
+def test_parts_join_to_the_whole() -> None:
+    whole = SavedState.decode(begun().state())
+    parts = whole.split([1, 2])
+    assert [part.first_slot for part in parts] == [0, 1]
+    assert SavedState.join(parts) == whole
+
+
+def test_a_pickle_is_not_opened(tmp_path) -> None:
+    class Payload:
+        def __reduce__(self) -> tuple:
+            return (tmp_path / "ran").touch, ()
+
+    with pytest.raises(ValueError, match="is a pickle, as earlier versions saved it"):
+        begun().load_state(pickle.dumps(Payload()))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"actions": ["7"] * 6}, "actions must be digits from 0 to 6"),
+        ({"actions": ["0"]}, "actions must have an entry for every level and slot"),
+        ({"episodes": [0.5] * 6}, "episodes must be whole numbers"),
+        ({"starts": [{"state": 1}] * 6}, "a start must be the state of a random generator"),
+        ({"seed": "1"}, "seed must be a whole number"),
+        ({"evaluation": 1}, "evaluation must be true or false"),
+        ({"levels": [1, 2]}, "levels must be names"),
+        ({"more": 1}, "unexpected keyword argument"),
+    ],
+)
+def test_a_damaged_state_is_refused(change: dict[str, Any], message: str) -> None:
+    env = begun()
+    state = json.loads(env.state()) | change
+    with pytest.raises(ValueError, match=f"is damaged: .*{message}"):
+        env.load_state(json.dumps(state).encode())
+
+
+def test_a_state_of_other_episodes_is_refused() -> None:
+    env = begun(5)
+    state = json.loads(env.state())
+    for change in ({"seed": 2}, {"actions": ["6" * 100_000] * 6}):
+        with pytest.raises(ValueError, match="is of another episode of level"):
+            env.load_state(json.dumps(state | change).encode())

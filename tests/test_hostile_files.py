@@ -1,0 +1,214 @@
+"""A hostile file of each kind runs nothing: what it would run leaves a mark, and none is left."""
+
+import json
+import os
+import pickle
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mttl.config.load import load_any_config
+from mttl.errors import CheckpointError, ConfigError, MttlError, TaskError
+from mttl.gym.task_file import load_tasks
+from mttl.interchange.lora_import import read_lora
+from mttl.interchange.peft_folder import PREFIX, read_peft
+from mttl.merging.recipe import read_recipe
+from mttl.merging.weights_folder import Weights
+from mttl.models.backbone import build_random, load_pretrained, load_tokenizer
+from mttl.sparse.loop import load_state
+from mttl.training.run_folder import RunFolder, step_to_start_from
+
+T5 = {
+    **{"vocab_size": 384, "d_model": 16, "d_kv": 4, "num_heads": 2, "d_ff": 32},
+    **{"num_layers": 1, "num_decoder_layers": 1},
+}
+YAML_TAGS = (
+    "!!python/object/apply:os.system [touch {marker}]",
+    "!!python/object/new:os.system [touch {marker}]",
+    "!!python/object/apply:subprocess.check_output [[touch, {marker}]]",
+)
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Iterator[Path]:
+    """Return the file that hostile content would write."""
+    path = tmp_path / "ran"
+    yield path
+    assert not path.exists()
+
+
+class Payload:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch '{self.marker}'",)
+
+
+def test_the_payload_would_leave_a_mark(tmp_path: Path) -> None:
+    pickle.loads(pickle.dumps(Payload(tmp_path / "ran")))
+    assert (tmp_path / "ran").exists()
+
+
+def whole(path: Path, payload: Payload) -> None:
+    torch.save(payload, path)
+
+
+def inside(path: Path, payload: Payload) -> None:
+    torch.save({"global_step": 3, "state_dict": {}, "callbacks": payload}, path)
+
+
+def legacy(path: Path, payload: Payload) -> None:
+    torch.save({"global_step": 3, "x": payload}, path, _use_new_zipfile_serialization=False)
+
+
+def plain(path: Path, payload: Payload) -> None:
+    path.write_bytes(pickle.dumps({"global_step": payload}))
+
+
+FORMS = [whole, inside, legacy, plain]
+
+
+@pytest.mark.parametrize("write", FORMS)
+def test_a_checkpoint(tmp_path: Path, marker: Path, write: Callable) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.checkpoints.mkdir(parents=True)
+    folder.config.write_text("run: {seed: 1}\n")
+    write(folder.last, Payload(marker))
+    with pytest.raises(CheckpointError, match=r"asks for more than tensors|is damaged"):
+        step_to_start_from(folder, "run: {seed: 1}\n", resume=True)
+
+
+@pytest.mark.parametrize("write", FORMS)
+def test_a_state_of_a_loop(tmp_path: Path, marker: Path, write: Callable) -> None:
+    write(tmp_path / "state.pt", Payload(marker))
+    with pytest.raises(CheckpointError, match=r"asks for more than tensors|is damaged"):
+        load_state(tmp_path / "state.pt", {}, resume=True)
+
+
+def test_the_weights_that_were_best(tmp_path: Path, marker: Path) -> None:
+    from mttl.training.text_to_text import TextToTextModule
+
+    inside(tmp_path / "best.ckpt", Payload(marker))
+    module = TextToTextModule.__new__(TextToTextModule)
+    with pytest.raises(CheckpointError, match=r"asks for more than tensors"):
+        TextToTextModule.load_weights(module, tmp_path / "best.ckpt")
+
+
+@pytest.fixture
+def backbone(tmp_path: Path) -> Path:
+    build_random("t5", T5).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_backbone_with_a_program(backbone: Path, marker: Path) -> None:
+    code = f"open({str(marker)!r}, 'w')\nclass C: pass\nclass M: pass\n"
+    (backbone / "hostile.py").write_text(code)
+    config = json.loads((backbone / "config.json").read_text())
+    maps = {"AutoConfig": "hostile.C", "AutoModelForSeq2SeqLM": "hostile.M"}
+    maps["AutoTokenizer"] = ["hostile.C", None]
+    config |= {"auto_map": maps, "model_type": "hostile"}
+    (backbone / "config.json").write_text(json.dumps(config))
+    (backbone / "tokenizer_config.json").write_text(json.dumps({"auto_map": maps}))
+    with pytest.raises(ConfigError, match="could not be read"):
+        load_pretrained(str(backbone))
+    with pytest.raises(ConfigError, match="could not be read"):
+        load_tokenizer(str(backbone))
+
+
+@pytest.mark.parametrize("write", FORMS)
+def test_a_backbone_that_is_pickled(backbone: Path, marker: Path, write: Callable) -> None:
+    (backbone / "model.safetensors").unlink()
+    write(backbone / "pytorch_model.bin", Payload(marker))
+    with pytest.raises(ConfigError, match="could not be read"):
+        load_pretrained(str(backbone))
+    with pytest.raises(CheckpointError, match=r"but pytorch_model.bin: load the model"):
+        list(Weights(backbone))
+
+
+def test_demonstrations(tmp_path: Path, marker: Path) -> None:
+    pytest.importorskip("minigrid", reason="needs the extra `babyai`")
+    from mttl.babyai.level_demonstrations import read_demonstrations
+
+    path = tmp_path / "demonstrations.npz"
+    names = ("levels", "level", "seeds", "missions", "lengths", "images", "directions", "actions")
+    payload = np.array([Payload(marker)], dtype=object)
+    np.savez(path, allow_pickle=True, **dict.fromkeys(names, payload))
+    with pytest.raises(ConfigError, match="holds objects, which can run any program"):
+        read_demonstrations(path, ["GoToObj"])
+    path.write_bytes(pickle.dumps(Payload(marker)))
+    with pytest.raises(ConfigError, match="not a file of demonstrations, or damaged"):
+        read_demonstrations(path, ["GoToObj"])
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    folder = tmp_path / "peft"
+    folder.mkdir()
+    name = f"{PREFIX}encoder.block.0.layer.0.SelfAttention.q"
+    tensors = {
+        f"{name}.lora_A.weight": torch.ones(2, 16),
+        f"{name}.lora_B.weight": torch.ones(8, 2),
+    }
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "lora_alpha": 2}')
+    return folder
+
+
+def test_an_adapter_that_is_pickled(adapter: Path, marker: Path) -> None:
+    (adapter / "adapter_model.safetensors").unlink()
+    torch.save(Payload(marker), adapter / "adapter_model.bin")
+    with pytest.raises(CheckpointError, match="a pickle, which can run any program"):
+        read_peft(adapter)
+    shutil.copy(adapter / "adapter_model.bin", adapter / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        read_peft(adapter)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("pattern", ["([a-zA-Z0-9_.]+)+!", "(.*)*x!", "(([a-z.])+.)+!"])
+def test_an_adapter_with_a_pattern_that_never_ends(adapter: Path, pattern: str) -> None:
+    config = {"peft_type": "LORA", "lora_alpha": 2, "alpha_pattern": {pattern: 1}}
+    config |= {"target_modules": pattern, "rank_pattern": {pattern: 1}}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"alpha_pattern: the pattern .* could take for ever"):
+        read_lora(read_peft(adapter))
+
+
+@pytest.mark.parametrize("tag", YAML_TAGS)
+@pytest.mark.parametrize(
+    ("read", "error"),
+    [(read_recipe, ConfigError), (load_tasks, TaskError), (load_any_config, ConfigError)],
+)
+def test_recipes_tasks_and_configurations(
+    tmp_path: Path, marker: Path, tag: str, read: Callable[[str], Any], error: type[MttlError]
+) -> None:
+    path = tmp_path / "it.yaml"
+    for key in ("method", "tasks", "run"):
+        path.write_text(f"{key}: {tag.format(marker=marker)}\n")
+        with pytest.raises(error, match=re.escape(str(path))):
+            read(str(path))
+
+
+@pytest.mark.parametrize("name", ["<img onerror=alert(1) src=x>", "</script><script>alert(1)//"])
+def test_a_page_with_a_task_that_is_a_program(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("plotly")
+    from mttl.analysis.page import routing_page
+    from mttl.analysis.routing_record import read_record
+
+    (tmp_path / "plots").mkdir()
+    weights = np.array([[[0.9, 0.1], [0.2, 0.8]]])
+    tasks, groups = np.array([name, "b"]), np.array([f"{name}/0"])
+    np.savez(tmp_path / "plots" / "routing.npz", weights=weights, tasks=tasks, groups=groups)
+    record = read_record(tmp_path)
+    page = routing_page(record, categories=[name, "b"], similarity=np.eye(2), order=np.arange(2))
+    # In the page's data it is text, whose brackets are escaped; elsewhere it does not stand.
+    assert name not in page
+    assert name.partition("(")[0] not in page
