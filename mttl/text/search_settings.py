@@ -24,6 +24,7 @@ from mttl.config.schema import Config, Search
 from mttl.errors import ConfigError
 from mttl.files import write_text
 from mttl.progress_bar import counting_bar
+from mttl.training.run_folder import RunFolder, check_still_there
 
 
 def search_run(
@@ -107,6 +108,7 @@ def search_run(
                 journal=folder / "optuna.journal",
             )
 
+    check_still_there(RunFolder(folder))
     console.print(
         trials_table(list(trials.values()), f"Search, mode {config.adapt.mode} (per cent)")
     )

@@ -104,7 +104,7 @@ def attempt(
     return Attempt(
         None if hung else process.exitcode,
         (logs / "output").read_text(errors="replace") if (logs / "output").exists() else "",
-        killed or (logs / "struck").exists(),
+        (killed and process.exitcode != 0) or (logs / "struck").exists(),
         int(changes.read_text()) if changes.exists() else 0,
         seconds,
         _end_marked(mark),
