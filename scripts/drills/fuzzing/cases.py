@@ -78,7 +78,7 @@ class Cases:
         try:
             folder = self._copied(area, scratch)
             files = sorted(path for pattern in area.files for path in folder.glob(pattern))
-            files = [path for path in files if path.is_file()]
+            files = [path for path in files if path.is_file() and path.name[0] != "."]
             path = rng.choice(files)
             what, by_accident = mutate(path, rng, marker)
             change = f"{path.relative_to(folder)}: {what}"
