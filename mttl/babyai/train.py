@@ -27,7 +27,6 @@ from mttl.babyai.policy_module import PolicyModule
 from mttl.babyai.ppo_module import BabyAIModule
 from mttl.babyai.rl.episode_log import EpisodeLog
 from mttl.babyai.rollouts import RolloutDataModule, RolloutLoader
-from mttl.build.model import build_optimization
 from mttl.build.trainer import build_policy_trainer
 from mttl.checkpoint import save_inventory
 from mttl.command import make_console
@@ -166,7 +165,7 @@ def _from_rollouts(config: BabyAIConfig, model: ComposedModel, levels: Sequence[
             environments.close()
 
     return Learning(
-        BabyAIModule(model, levels, build_optimization(config.optim), rl.ppo),
+        BabyAIModule(model, levels, config.optim, rl.ppo),
         EpisodeMonitor(
             log,
             success_rate=rl.success_rate,
@@ -191,7 +190,7 @@ def _from_demonstrations(
     module = ImitationModule(
         model,
         levels,
-        build_optimization(config.optim),
+        config.optim,
         recurrence=rl.ppo.recurrence,
         entropy_coef=rl.imitation.entropy_coef,
     )
