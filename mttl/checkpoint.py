@@ -107,9 +107,6 @@ def save_inventory(
 def read_inventory(folder: str | Path) -> SavedInventory:
     """Read a folder ``skills/``, or the run folder around it.
 
-    Args:
-        folder: The folder.
-
     Raises:
         CheckpointError: If it is no such folder, a file is missing or damaged, or the format is
             not this version's.
@@ -140,10 +137,6 @@ def read_inventory(folder: str | Path) -> SavedInventory:
 
 def load_into(model: Model, saved: SavedInventory) -> None:
     """Copy a saved inventory into a model built with the same settings.
-
-    Args:
-        model: Backbone, skills and router.
-        saved: What was read.
 
     Raises:
         CheckpointError: If the backbone is another one, or tensors are missing, unexpected or of

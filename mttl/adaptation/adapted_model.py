@@ -45,9 +45,6 @@ class AdaptedModel:
     def __call__(self, inputs: Sequence[str]) -> list[str]:
         """Answer.
 
-        Args:
-            inputs: Any number of texts.
-
         Returns:
             An answer to each, in order.
 

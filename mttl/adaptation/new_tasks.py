@@ -206,21 +206,13 @@ class Adaptation:
     def check_folder(self, folder: Path, config: Config) -> None:
         """Note in a folder of results what they are made from, or refuse to mix them with others.
 
-        Args:
-            folder: Of the results.
-            config: The settings of the jobs.
-
         Raises:
             ConfigError: If results there are of other settings or of another inventory.
         """
         check_folder(folder, dump_config(config), self.inventory)
 
     def folder(self, name: str) -> Path:
-        """Return a folder beside ``skills/``, which the next save of the run would replace.
-
-        Args:
-            name: Of the folder.
-        """
+        """Return a folder beside ``skills/``, which the next save of the run would replace."""
         # The folder may be given as ".", whose parent has to be looked up.
         skills = self.skills if self.skills.name else self.skills.absolute()
         return skills.parent / name

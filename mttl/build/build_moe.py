@@ -95,13 +95,7 @@ def build_experts(
 
 
 def build_token_router(moe: MoE, in_features: int, vocabulary_size: int) -> TokenRouter:
-    """Build the router of one layer.
-
-    Args:
-        moe: The section.
-        in_features: Features of a token there.
-        vocabulary_size: Entries of the backbone's vocabulary.
-    """
+    """Build the router of one layer."""
     kind, balance = moe.router.kind, moe.balance
     settings: dict[str, Any] = moe.router.model_dump(exclude={"kind"})
     if kind == "switch":

@@ -50,10 +50,6 @@ def load_config(names: str | Sequence[str], overrides: Sequence[str] = ()) -> Co
 def load_any_config(names: str | Sequence[str], overrides: Sequence[str] = ()) -> Section:
     """Read a configuration of any world; its sections tell which.
 
-    Args:
-        names: As for `load_config`.
-        overrides: As for `load_config`.
-
     Raises:
         ConfigError: As for `load_config`.
     """

@@ -82,10 +82,6 @@ def setting_differences(base: Path, other: Path) -> list[str]:
 
     Dropout and what is said under `INCIDENTAL` may differ, and a file that one of them lacks is not
     compared.
-
-    Args:
-        base: Folder of the base.
-        other: Folder of the model.
     """
     ours, theirs = _settings(base / "config.json"), _settings(other / "config.json")
     differing = []
@@ -106,12 +102,7 @@ def setting_differences(base: Path, other: Path) -> list[str]:
 
 
 def grouped(causes: Mapping[str, Sequence[str]], most: int = 5) -> list[str]:
-    """Return one line per cause that has members.
-
-    Args:
-        causes: Members by cause.
-        most: The most members to list.
-    """
+    """Return one line per cause that has members."""
     return [
         f"{cause}: {', '.join(names[:most])}"
         + (f" and {len(names) - most} more" if len(names) > most else "")

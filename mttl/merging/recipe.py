@@ -190,9 +190,6 @@ class Recipe(Section):
 def read_recipe(path: str | Path) -> Recipe:
     """Read and validate a recipe.
 
-    Args:
-        path: A YAML file.
-
     Raises:
         ConfigError: If it cannot be read, is malformed, or does not validate; the message names
             every key with its value, what is allowed, and near names.

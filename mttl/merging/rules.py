@@ -52,12 +52,7 @@ Rule = Callable[[str, int, Float[Tensor, "N"]], Float[Tensor, "N"]]
 
 
 def make_rule(recipe: Recipe, parts: Parts) -> Rule:
-    """Return the function that merges ranges; it is to be called for all of them in order.
-
-    Args:
-        recipe: Names the method.
-        parts: What is merged.
-    """
+    """Return the function that merges ranges; it is to be called for all of them in order."""
     method = recipe.method
     if isinstance(method, Elastic):
         return _elastic(method, parts)

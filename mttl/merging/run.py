@@ -95,9 +95,6 @@ def merge_models(
 def open_parts(recipe: Recipe) -> Parts:
     """Open all that a recipe names, and see that it fits together.
 
-    Args:
-        recipe: The recipe.
-
     Raises:
         CheckpointError: If something cannot be read or does not fit, as for `merge_models`.
     """

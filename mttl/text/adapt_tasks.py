@@ -89,15 +89,7 @@ def run_jobs(
     results: Results,
     status: Console,
 ) -> None:
-    """Run jobs one after another and keep their results.
-
-    Args:
-        adaptation: The model.
-        config: How to adapt.
-        todo: The jobs.
-        results: Where they go.
-        status: Where progress is shown.
-    """
+    """Run jobs one after another and keep their results."""
     adaptation.to_device()
     with counting_bar(status) as progress:
         bar = progress.add_task("adapting", total=len(todo) * config.adapt.max_steps)

@@ -55,9 +55,6 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
     A parameter takes the role of the nearest module above it that has one (`module.role`);
     parameters under ``backbone`` without one have the role ``"backbone"``.
 
-    Args:
-        model: A model whose parts carry roles.
-
     Raises:
         ValueError: If trainable parameters have no role; the message lists them.
     """
@@ -128,11 +125,6 @@ def learning_rate_factor(
 
     It rises linearly from 0 to 1 over ``warmup_steps``; after that it stays (``"constant"``), falls
     linearly to 0 at ``total_steps``, or falls along half a cosine.
-
-    Args:
-        schedule: The course after the warm-up.
-        warmup_steps: Steps of warm-up.
-        total_steps: Steps in all.
 
     Raises:
         ValueError: If the schedule is unknown.

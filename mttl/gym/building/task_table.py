@@ -15,10 +15,6 @@ COLUMNS = ("task", "metric", "category", "description")
 def update_task_table(gym: Path, tasks: Iterable[Task]) -> None:
     """Write tasks into the table of a gym; rows of other tasks, and further columns, stay.
 
-    Args:
-        gym: The folder.
-        tasks: Tasks that it holds.
-
     Raises:
         TaskError: If there is a table that cannot be read.
     """
