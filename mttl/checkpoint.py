@@ -152,9 +152,6 @@ def load_frozen_skills(model: SkilledModel, saved: SavedInventory) -> None:
     Args:
         model: A model whose inventories are `AttendedInventory`.
         saved: A run whose inventories are the skills in it; its router is left out.
-
-    Raises:
-        CheckpointError: As for `load_into`.
     """
     skills = {
         f"{path}.{name}": tensor.detach()

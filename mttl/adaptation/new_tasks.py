@@ -204,11 +204,7 @@ class Adaptation:
         return cls(built, gym, names, jobs, saved.meta["settings"]["data"], saved.folder, inventory)
 
     def check_folder(self, folder: Path, config: Config) -> None:
-        """Note in a folder of results what they are made from, or refuse to mix them with others.
-
-        Raises:
-            ConfigError: If results there are of other settings or of another inventory.
-        """
+        """Note in a folder what its results are made from, or refuse to mix them with others."""
         check_folder(folder, dump_config(config), self.inventory)
 
     def folder(self, name: str) -> Path:

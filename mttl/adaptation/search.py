@@ -75,9 +75,6 @@ def finished_trials(folder: Path, jobs: Sequence[FewShotJob]) -> list[Trial]:
     Args:
         folder: It holds a folder per trial.
         jobs: What a trial must have scored; results of others are left aside.
-
-    Raises:
-        MttlError: If a file is damaged.
     """
     trials = []
     for path in sorted(folder.glob(f"*/{VALUES}")):

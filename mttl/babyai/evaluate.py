@@ -37,9 +37,6 @@ def play_levels(
         n_episodes: Episodes of every level, E.
         seed: Of the episodes, and of sampled actions.
         choose: ``"greedy"`` takes the most likely action, ``"sampled"`` draws one.
-
-    Raises:
-        ValueError: If ``choose`` is neither.
     """
     _check_choice(choose)
     n_slots = min(N_SLOTS, n_episodes)

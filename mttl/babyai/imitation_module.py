@@ -41,11 +41,7 @@ class ImitationModule(PolicyModule):
         self.entropy_coef = entropy_coef
 
     def training_step(self, batch: DemonstrationBatch, batch_idx: int) -> Tensor:
-        """Return the loss of a batch, with the router's prior.
-
-        Raises:
-            TrainingError: If the loss is no finite number.
-        """
+        """Return the loss of a batch, with the router's prior."""
         logits, values = self._follow(batch)
         losses, statistics = zip(
             *(

@@ -33,11 +33,7 @@ class BabyAIModule(PolicyModule):
         self.weights = weights or Ppo()
 
     def training_step(self, batch: Sequences, batch_idx: int) -> Tensor:
-        """Return the loss of a minibatch, with the router's prior.
-
-        Raises:
-            TrainingError: If the loss is no finite number.
-        """
+        """Return the loss of a minibatch, with the router's prior."""
         logits, values, _ = self.model(self.task_ids, *batch.inputs)
         loss, statistics = ppo_loss(
             logits.float(),

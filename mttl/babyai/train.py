@@ -52,10 +52,6 @@ def train_babyai(config: BabyAIConfig, *, resume: bool = False) -> list[Result]:
 
     Returns:
         The success rate and mean steps of every level.
-
-    Raises:
-        ConfigError: If a setting is wrong.
-        TrainingError: If an environment breaks, or the loss is no number any more.
     """
     with environment_errors("The last checkpoint is kept; continue with --resume"):
         return _train(config, resume)
@@ -135,9 +131,6 @@ def learning_of(config: BabyAIConfig, model: ComposedModel, levels: Sequence[str
         config: Its sections rl and optim are read, and the seed.
         model: The policies; task t plays level t.
         levels: Their names.
-
-    Raises:
-        ConfigError: If demonstrations are missing or damaged.
     """
     learn = _from_demonstrations if config.rl.demonstrations else _from_rollouts
     return learn(config, model, levels)

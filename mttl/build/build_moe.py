@@ -51,9 +51,6 @@ def build_experts(
         slot: Where layers find the routing of a forward pass.
         granularity: Which layers share a row of the task router, where one is their prior.
         groups: Routed groups that exist already.
-
-    Raises:
-        ConfigError: If a part cannot be built.
     """
     embeddings: Any = model.get_input_embeddings()
     vocabulary_size = int(embeddings.weight.shape[0])

@@ -55,9 +55,6 @@ def survey(task: Task, split: str, records: Iterable[Record]) -> Iterator[tuple[
     Yields:
         The number of a row that is kept (from 1), and its right answers; of a task whose samples do
         not depend on them, none.
-
-    Raises:
-        TaskError: As `convert`.
     """
     answer = _answer_writer(task)
     for numbers, chunk in _rows(task, split, records):

@@ -45,9 +45,6 @@ def adapt_run(
         allow_seen: Take tasks of training too.
         reference: Folder of the results to compare with.
         out: Folder of the results; ``adapt-<mode>`` in the run by default.
-
-    Raises:
-        MttlError: If a name is wrong, a file is damaged, or a process failed.
     """
     console, status = make_console(), make_console(stderr=True)
     # Three small files per job: not worth a line each.

@@ -36,9 +36,6 @@ def train(config: Config, *, resume: bool = False) -> None:
     Args:
         config: The run.
         resume: Continue the interrupted run of the same name.
-
-    Raises:
-        MttlError: If a part cannot be built, or the run can neither begin nor continue.
     """
     pl.seed_everything(config.run.seed, verbose=False)
     console = make_console()
@@ -81,15 +78,7 @@ def train(config: Config, *, resume: bool = False) -> None:
     for split in config.data.evaluate:
         rows = predict(trainer, module, data.evaluation_dataloader(split))
         results += score(rows, metrics, split, config.run.seed)
-        baselines[split] = baseline_results(
-            gym,
-            metrics,
-            split,
-            config.data.samples,
-            config.run.seed,
-            config.data.max_rows,
-            config.data.max_eval_rows,
-        )
+        baselines[split] = baseline_results(gym, metrics, split, config.data, config.run.seed)
         if trainer.is_global_zero:
             write_predictions(folder.predictions, rows, tasks, split)
     if trainer.is_global_zero:
