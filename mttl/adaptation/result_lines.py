@@ -76,14 +76,7 @@ class ResultLines(Generic[Result]):
                 self._writing = False
 
     def add(self, result: Result) -> None:
-        """Append a line and flush it to the disk.
-
-        Args:
-            result: Of a job that has ended.
-
-        Raises:
-            MttlError: If another process writes the file.
-        """
+        """Append a line and flush it to the disk."""
         if not self._writing:
             with self.writing():
                 return self.add(result)

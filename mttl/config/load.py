@@ -48,15 +48,7 @@ def load_config(names: str | Sequence[str], overrides: Sequence[str] = ()) -> Co
 
 
 def load_any_config(names: str | Sequence[str], overrides: Sequence[str] = ()) -> Section:
-    """Read a configuration of any world; its sections tell which.
-
-    Args:
-        names: As for `load_config`.
-        overrides: As for `load_config`.
-
-    Raises:
-        ConfigError: As for `load_config`.
-    """
+    """Read a configuration of any world; its sections tell which."""
     listed = names.split("+") if isinstance(names, str) else list(names)
     stems: list[str] = []
     tree: Tree = {}
@@ -118,15 +110,20 @@ def dump_config(config: Section) -> str:
     return yaml12.dump(settings)
 
 
-def _read(path: Path) -> Tree:
+def read_yaml(path: Path) -> Any:
+    """Read a YAML file; its mistakes are errors of the configuration."""
     try:
-        tree = yaml12.parse(path.read_text(encoding="utf-8"))
+        return yaml12.parse(path.read_text(encoding="utf-8"))
     except yaml12.YAMLError as error:
         raise ConfigError(f"{path}: {yaml12.problem(error)}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: must be UTF-8 text; byte {error.start} is not") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _read(path: Path) -> Tree:
+    tree = read_yaml(path)
     if tree is None:
         return {}
     if not isinstance(tree, dict):

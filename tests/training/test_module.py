@@ -11,12 +11,12 @@ from torch import nn
 from helpers.backbones import tiny_llama, tiny_t5
 from helpers.skills import skilled
 from mttl.babyai.policy_module import PolicyModule
+from mttl.config.optim_schema import AdamW
 from mttl.errors import CheckpointError, ConfigError
 from mttl.routing import PolytroponRouter
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.composed.module_inventory import ModuleInventory
 from mttl.training.module import ResumableModule
-from mttl.training.optim import Optimization
 from mttl.training.text_to_text import TextToTextModule
 
 
@@ -31,7 +31,7 @@ def policies(train_base: bool = True) -> PolicyModule:
     router = PolytroponRouter(inventory.n_groups, 2, 1, 2)
     model = ComposedModel(base, inventory, router)
     model.base.requires_grad_(train_base)
-    return PolicyModule(model, ("one", "two"), Optimization())
+    return PolicyModule(model, ("one", "two"), AdamW(kind="adamw"))
 
 
 BOTH = pytest.mark.parametrize("build", [text, policies])
