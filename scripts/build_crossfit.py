@@ -19,10 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.markup import escape
-from rich.progress import (
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from mttl.command import (

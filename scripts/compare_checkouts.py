@@ -49,14 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def report(jobs: list[Job], before: Path, failures: dict[Job, str], console: Console) -> int:
-    """Compare what the jobs have left and print a table; return the exit status.
-
-    Args:
-        jobs: What ran the code of AFTER.
-        before: What BEFORE has left.
-        failures: What went wrong, of either.
-        console: Where to print.
-    """
+    """Compare what the jobs have left and print a table; return the exit status."""
     table = Table("what", "files", "equal", "different", title="What AFTER leaves")
     details = [f"{job}: failed: {why}" for job, why in failures.items()]
     for job in jobs:

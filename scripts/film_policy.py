@@ -48,8 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise MttlError(str(error)) from error
         outcome = "success" if success else "no success"
         console.print(
-            f"{level}, episode {episode}: {outcome} in {len(actions)} steps, {path}",
-            soft_wrap=True,
+            f"{level}, episode {episode}: {outcome} in {len(actions)} steps, {path}", soft_wrap=True
         )
     return 0
 

@@ -73,11 +73,7 @@ def import_poly(
     names: list[str] | None,
     options: argparse.Namespace,
 ) -> Imported:
-    """Return the model of a Poly adapter.
-
-    Raises:
-        ConfigError: If there are several, or options do not fit it.
-    """
+    """Return the model of a Poly adapter."""
     if len(folders) != 1:
         raise ConfigError("a Poly adapter is a whole inventory: import it alone")
     for option in ("router", "mix"):
@@ -103,11 +99,7 @@ def import_loras(
     names: list[str] | None,
     options: argparse.Namespace,
 ) -> Imported:
-    """Return the model of several LoRA adapters.
-
-    Raises:
-        CheckpointError: If their layers do not fit each other.
-    """
+    """Return the model of several LoRA adapters."""
     adapters = [read_lora(folder) for folder in folders]
     tasks = named(names, [folder.path.resolve().name for folder in folders])
     try:
@@ -125,11 +117,7 @@ def import_loras(
 
 
 def base_model(folders: Sequence[PeftFolder], given: str | None) -> str:
-    """Return the name of the model below the adapters.
-
-    Raises:
-        ConfigError: If they name none, or different ones, and none is given.
-    """
+    """Return the name of the model below the adapters."""
     if given is not None:
         return given
     bases = {folder.config.get("base_model_name_or_path") for folder in folders}
@@ -146,11 +134,7 @@ def base_model(folders: Sequence[PeftFolder], given: str | None) -> str:
 
 
 def named(given: list[str] | None, own: list[str]) -> list[str]:
-    """Return the names of the tasks.
-
-    Raises:
-        ConfigError: If there are too many or too few, or one stands twice.
-    """
+    """Return the names of the tasks."""
     names = own if given is None else given
     if len(names) != len(own):
         raise ConfigError(f"--tasks names {len(names)} tasks; there are {len(own)}")

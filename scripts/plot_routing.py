@@ -131,9 +131,6 @@ def use_probabilities(record: RoutingRecord) -> np.ndarray:
     Polytropon's mixing weights are normalised probabilities, which cannot be undone: the saved
     logits are read. Other routers use what has a weight; HyperFormer's weights are all it has, and
     so is the attention of a fusion.
-
-    Raises:
-        CheckpointError: If there is no saved router, or not the one of the record.
     """
     saved = read_inventory(record.folder)
     aggregation = saved.meta["settings"].get("aggregation", {})

@@ -112,11 +112,7 @@ class Study:
         ]
 
     def check(self, methods: list[str]) -> None:
-        """See that everything can run: a mistake should not cost the runs before it.
-
-        Raises:
-            ConfigError: If a configuration is wrong or sets what the comparison sets.
-        """
+        """See that everything can run: a mistake should not cost the runs before it."""
         refuse_settings(self.overrides, OWN_SETTINGS)
         if not isinstance(load_any_config(self.config, self.overrides), BabyAIConfig):
             raise ConfigError(f"'{self.config}' has no section rl: it describes no policies")

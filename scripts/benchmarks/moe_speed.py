@@ -103,14 +103,7 @@ def forward(variant: str, layer: "nn.Module", x: "Tensor") -> "Tensor":
 
 
 def make_layer(variant: str, d: int, hidden: int, n_experts: int) -> "nn.Module":
-    """Return the layer of a variant, with random weights.
-
-    Args:
-        variant: One of `VARIANTS`.
-        d: Features of a token.
-        hidden: Hidden units of an expert.
-        n_experts: Experts.
-    """
+    """Return the layer of a variant, with random weights."""
     if variant == FLOOR:
         return _dense(d, TOP_K * hidden)
     if variant == "one expert":
