@@ -80,12 +80,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("before", metavar="BEFORE", help="the folder of a checkout")
-    parser.add_argument("after", metavar="AFTER", help="the folder of another")
-    parser.add_argument(
-        "--out", default="runs/compare_checkouts", metavar="DIR", help="(%(default)s)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("before", metavar="BEFORE", help="the folder of a checkout")
+    add("after", metavar="AFTER", help="the folder of another")
+    add("--out", default="runs/compare_checkouts", metavar="DIR", help="(%(default)s)")
+    add(
         "--only",
         nargs="+",
         choices=[case.name for case in CASES],

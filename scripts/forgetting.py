@@ -226,34 +226,19 @@ def _plan(options: argparse.Namespace) -> Plan:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
-    parser.add_argument(
-        *("-c", "--config"), default="crossfit.yaml", help="names gym and model (%(default)s)"
-    )
-    parser.add_argument(
-        *("--planted",), nargs="+", default=PLANTED, metavar="TASK", help="tasks with the behaviour"
-    )
-    parser.add_argument(
-        *("--others",), nargs="+", default=OTHERS, metavar="TASK", help="tasks without it"
-    )
-    parser.add_argument(
-        *("--share",), type=float, default=0.5, help="of the rows that are planted (%(default)s)"
-    )
-    parser.add_argument(
-        *("--steps",), type=int, default=500, help="steps of training the base (%(default)s)"
-    )
-    parser.add_argument(
-        *("--expert-steps",), type=int, default=100, help="steps of tuning from it (%(default)s)"
-    )
-    parser.add_argument("--lr", type=float, default=2e-3, help="of the base (%(default)s)")
-    parser.add_argument(
-        *("--expert-lr",), type=float, default=5e-4, help="of the experts (%(default)s)"
-    )
-    parser.add_argument("--batch-size", type=int, default=64, help="(%(default)s)")
-    parser.add_argument(
-        *("--fisher-rows",), type=int, default=256, help="rows per Fisher estimate (%(default)s)"
-    )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[13, 14, 15], metavar="SEED")
-    parser.add_argument("--out", default="runs/forgetting", metavar="DIR", help="(%(default)s)")
+    add = parser.add_argument
+    add("-c", "--config", default="crossfit.yaml", help="names gym and model (%(default)s)")
+    add("--planted", nargs="+", default=PLANTED, metavar="TASK", help="tasks with the behaviour")
+    add("--others", nargs="+", default=OTHERS, metavar="TASK", help="tasks without it")
+    add("--share", type=float, default=0.5, help="of the rows that are planted (%(default)s)")
+    add("--steps", type=int, default=500, help="steps of training the base (%(default)s)")
+    add("--expert-steps", type=int, default=100, help="steps of tuning from it (%(default)s)")
+    add("--lr", type=float, default=2e-3, help="of the base (%(default)s)")
+    add("--expert-lr", type=float, default=5e-4, help="of the experts (%(default)s)")
+    add("--batch-size", type=int, default=64, help="(%(default)s)")
+    add("--fisher-rows", type=int, default=256, help="rows per Fisher estimate (%(default)s)")
+    add("--seeds", type=int, nargs="+", default=[13, 14, 15], metavar="SEED")
+    add("--out", default="runs/forgetting", metavar="DIR", help="(%(default)s)")
     return parser.parse_args(arguments)
 
 

@@ -148,26 +148,25 @@ def named(given: list[str] | None, own: list[str]) -> list[str]:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
-    parser.add_argument("adapters", nargs="+", metavar="DIR", help="folders of PEFT")
-    parser.add_argument("--out", required=True, metavar="RUN", help="where to write; a new folder")
-    parser.add_argument("--backbone", metavar="NAME", help="the base model (as the adapters say)")
-    parser.add_argument("--tokenizer", metavar="NAME", help="another one than the base model's")
-    parser.add_argument("--tasks", metavar="A,B", help="names of the tasks (those of the folders)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("adapters", nargs="+", metavar="DIR", help="folders of PEFT")
+    add("--out", required=True, metavar="RUN", help="where to write; a new folder")
+    add("--backbone", metavar="NAME", help="the base model (as the adapters say)")
+    add("--tokenizer", metavar="NAME", help="another one than the base model's")
+    add("--tasks", metavar="A,B", help="names of the tasks (those of the folders)")
+    add(
         "--router",
         choices=("private", "polytropon"),
         help="LoRA: who uses which skills; polytropon can be trained (private)",
     )
-    parser.add_argument(
+    add(
         "--mix",
         choices=("outputs", "deltas", "factors"),
         help="LoRA: how skills combine where a task uses several (outputs)",
     )
-    parser.add_argument(
-        "--prefix", action="store_true", help="inputs begin with [task], as the lexical gym's do"
-    )
-    parser.add_argument("--max-input-length", type=int, default=512, metavar="N")
-    parser.add_argument("--max-output-length", type=int, default=64, metavar="N")
+    add("--prefix", action="store_true", help="inputs begin with [task], as the lexical gym's do")
+    add("--max-input-length", type=int, default=512, metavar="N")
+    add("--max-output-length", type=int, default=64, metavar="N")
     return parser.parse_args(arguments)
 
 

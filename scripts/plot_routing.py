@@ -272,12 +272,11 @@ def comparison_table(view: RoutingView, other: RoutingView | None) -> Table:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
-    parser.add_argument("run", metavar="RUN", help="the folder of a run that has ended")
-    parser.add_argument("--html", action="store_true", help="write the page routing.html too")
-    parser.add_argument(
-        "--compare", metavar="RUN2", help="a run of another seed, whose skills are matched"
-    )
-    parser.add_argument("--out", metavar="DIR", help="where to write (RUN/plots)")
+    add = parser.add_argument
+    add("run", metavar="RUN", help="the folder of a run that has ended")
+    add("--html", action="store_true", help="write the page routing.html too")
+    add("--compare", metavar="RUN2", help="a run of another seed, whose skills are matched")
+    add("--out", metavar="DIR", help="where to write (RUN/plots)")
     return parser.parse_args(arguments)
 
 

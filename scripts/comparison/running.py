@@ -88,11 +88,10 @@ def comparison_parser(
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        *("-c", "--config"), default=config, metavar="FILE[+FILE...]", help="(%(default)s)"
-    )
+    add = parser.add_argument
+    add("-c", "--config", default=config, metavar="FILE[+FILE...]", help="(%(default)s)")
     more = f"; and the ablations {', '.join(ablations)} (all but those)" if ablations else " (all)"
-    parser.add_argument(
+    add(
         "--methods",
         nargs="+",
         default=list(methods),
@@ -100,10 +99,10 @@ def comparison_parser(
         metavar="METHOD",
         help=f"of {', '.join(methods)}{more}",
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[13, 14, 15])
-    parser.add_argument(
+    add("--seeds", type=int, nargs="+", default=[13, 14, 15])
+    add(
         "--workers", type=positive, default=2, help="runs at a time, each on its share of the cores"
     )
-    parser.add_argument("--out", default=out, help="(%(default)s)")
+    add("--out", default=out, help="(%(default)s)")
     add_overrides(parser, "settings of all runs")
     return parser
