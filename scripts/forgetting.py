@@ -18,23 +18,23 @@ import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from removal.methods import METHODS, Trained
-from removal.planted import Row, Score, plant, read_rows, score
-from removal.report import Point, figure, table
-from removal.tuning import Tuner
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from transformers import PreTrainedModel
 
-from mttl.analysis.figures import save_figure
-from mttl.build.build_backbone import build_backbone, build_tokenizer
 from mttl.command import exit_with, make_console, make_parser
 from mttl.config.load import load_config, resolve_folder
 from mttl.errors import ConfigError
 from mttl.files import locked, write_text
 from mttl.gym.folder import Gym
 from mttl.libraries import check_libraries
+
+if TYPE_CHECKING:  # they bring PyTorch
+    import torch
+    from removal.planted import Row, Score
+    from removal.report import Point
+    from transformers import PreTrainedModel
+
 
 PLANTED = ("verb_gerund", "verb_past", "verb_third")
 OTHERS = ("noun_plural", "adj_ness", "adj_adverb")
@@ -73,8 +73,12 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the seeds that are missing, and print and write the table."""
     options = parse(arguments)
     check_libraries("matplotlib")
+    from removal.report import figure, table
+
+    from mttl.analysis.figures import save_figure
+
     out, plan = Path(options.out), _plan(options)
-    points: list[Point] = []
+    points: "list[Point]" = []
     refusal = ConfigError(f"another run is at work in '{out}': choose another --out")
     with locked(out / ".lock", refusal):
         _keep(plan, out / "plan.json")
@@ -90,8 +94,11 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def run_or_read(plan: Plan, seed: int, path: Path) -> list[Point]:
+def run_or_read(plan: Plan, seed: int, path: Path) -> "list[Point]":
     """Return the points of one seed; they are written down when it ends."""
+    from removal.planted import Score
+    from removal.report import Point
+
     if not path.is_file():
         status = make_console(stderr=True)
         with Progress(
@@ -116,8 +123,16 @@ def run_or_read(plan: Plan, seed: int, path: Path) -> list[Point]:
 
 def run_seed(
     plan: Plan, seed: int, stage: Callable[[str, int], Callable[[], object]]
-) -> list[Point]:
+) -> "list[Point]":
     """Train the three models of a seed, remove the behaviour, and score."""
+    import torch
+    from removal.methods import METHODS, Trained
+    from removal.planted import plant, read_rows, score
+    from removal.report import Point
+    from removal.tuning import Tuner
+
+    from mttl.build.build_backbone import build_backbone, build_tokenizer
+
     config = load_config(plan.config, [])
     gym, tasks = Gym(resolve_folder(config.data.dir)), (*plan.planted, *plan.others)
     rows = plant(read_rows(gym, tasks, "train"), plan.planted, plan.share, seed)
@@ -134,7 +149,7 @@ def run_seed(
         "expert": [row for row in about if not row.planted],
         "anti-expert": [row for row in about if row.planted],
     }
-    models: dict[str, PreTrainedModel] = {"base": base}
+    models: "dict[str, PreTrainedModel]" = {"base": base}
     for name in ("expert", "anti-expert"):
         models[name] = copy.deepcopy(base)
         on_step = stage(name, plan.expert_steps)
@@ -156,7 +171,7 @@ def run_seed(
         )
     trained = Trained(*(dict(model.state_dict()) for model in models.values()), *fishers.values())
 
-    def scores(model: PreTrainedModel, split: str) -> Score:
+    def scores(model: "PreTrainedModel", split: str) -> "Score":
         return score(scored[split], tuner.answers(model, scored[split]), plan.planted)
 
     points = [
@@ -168,7 +183,7 @@ def run_seed(
     for name, (method, weights) in METHODS.items():
         advance = stage(name, len(weights) + 1)
 
-        def put(weight: float, method: Callable[..., torch.Tensor] = method) -> PreTrainedModel:
+        def put(weight: float, method: "Callable[..., torch.Tensor]" = method) -> "PreTrainedModel":
             with torch.no_grad():
                 for tensor, value in merged.named_parameters():
                     value.copy_(method(trained, weight, tensor))
@@ -184,7 +199,7 @@ def run_seed(
     return points
 
 
-def _draw(rows: list[Row], count: int, seed: int) -> list[Row]:
+def _draw(rows: "list[Row]", count: int, seed: int) -> "list[Row]":
     return random.Random(seed).sample(rows, min(count, len(rows)))
 
 
