@@ -49,14 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def report(jobs: list[Job], before: Path, failures: dict[Job, str], console: Console) -> int:
-    """Compare what the jobs have left and print a table; return the exit status.
-
-    Args:
-        jobs: What ran the code of AFTER.
-        before: What BEFORE has left.
-        failures: What went wrong, of either.
-        console: Where to print.
-    """
+    """Compare what the jobs have left and print a table; return the exit status."""
     table = Table("what", "files", "equal", "different", title="What AFTER leaves")
     details = [f"{job}: failed: {why}" for job, why in failures.items()]
     for job in jobs:
@@ -87,12 +80,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("before", metavar="BEFORE", help="the folder of a checkout")
-    parser.add_argument("after", metavar="AFTER", help="the folder of another")
-    parser.add_argument(
-        "--out", default="runs/compare_checkouts", metavar="DIR", help="(%(default)s)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("before", metavar="BEFORE", help="the folder of a checkout")
+    add("after", metavar="AFTER", help="the folder of another")
+    add("--out", default="runs/compare_checkouts", metavar="DIR", help="(%(default)s)")
+    add(
         "--only",
         nargs="+",
         choices=[case.name for case in CASES],

@@ -74,11 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def lottery_settings(options: argparse.Namespace) -> LotterySettings:
-    """Return the settings of the two phases.
-
-    Raises:
-        ConfigError: If one is out of range.
-    """
+    """Return the settings of the two phases."""
     try:
         return LotterySettings(**{name: getattr(options, name) for name in DEFAULTS})
     except ValueError as error:
@@ -88,11 +84,7 @@ def lottery_settings(options: argparse.Namespace) -> LotterySettings:
 def make_objective(
     options: argparse.Namespace, model: nn.Module, tokenizer: PreTrainedTokenizerBase
 ) -> Objective:
-    """Return what is learned.
-
-    Raises:
-        ConfigError: If it does not fit the model, or a file cannot be read.
-    """
+    """Return what is learned."""
     if options.task is not None:
         if options.lm is not None or (is_decoder_only(model) and reads_both_ways(model)):
             raise ConfigError(
@@ -124,11 +116,7 @@ def make_objective(
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a UTF-8 file that hold text.
-
-    Raises:
-        ConfigError: If it cannot be read.
-    """
+    """Return the lines of a UTF-8 file that hold text."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

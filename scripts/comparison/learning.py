@@ -49,13 +49,7 @@ class Curve:
 
 
 def read_curve(run: Path, minutes: float, n_trained: int) -> Curve:
-    """Read what a run wrote down about its learning.
-
-    Args:
-        run: Its folder, with ``metrics.csv`` and ``results.csv``.
-        minutes: What it cost.
-        n_trained: Parameters that it trained.
-    """
+    """Read what a run wrote down about its learning."""
     with (run / "results.csv").open(newline="", encoding="utf-8") as file:
         final = {
             row["task"]: float(row["score"])
