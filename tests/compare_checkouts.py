@@ -1,7 +1,7 @@
 """Run the same commands in two checkouts and compare what they leave, bit for bit.
 
-python scripts/compare_checkouts.py ../before . --out /tmp/compare
-python scripts/compare_checkouts.py ../before . --only text adaptation
+python tests/compare_checkouts.py ../before . --out /tmp/compare
+python tests/compare_checkouts.py ../before . --only text adaptation
 
 For a change that must change no number: short trainings, adaptations, merges and exports with fixed
 seeds on the CPU, and a run that is interrupted and resumed. What starts from a run is also done by
@@ -13,12 +13,12 @@ import argparse
 import shutil
 from pathlib import Path
 
-from checkouts.cases import CASES, with_needs
-from checkouts.differences import Difference, compare_folders
-from checkouts.running import Job, Side, run_jobs, state_of
 from rich.console import Console
 from rich.table import Table
 
+from checkouts.cases import CASES, with_needs
+from checkouts.differences import Difference, compare_folders
+from checkouts.running import Job, Side, run_jobs, state_of
 from mttl.command import exit_with, make_console
 
 SHOWN = 10  # differences of one case; the others are counted
