@@ -32,9 +32,8 @@ def written_whole(path: str | Path) -> Iterator[Path]:
             if alone:
                 shutil.rmtree(left_behind, ignore_errors=True)
     # A private folder, so that the file inside gets the usual permissions of a new file.
-    name = {"prefix": f".{target.name}.", "suffix": ".part"}
     with (
-        tempfile.TemporaryDirectory(dir=target.parent, **name) as folder,
+        tempfile.TemporaryDirectory(".part", f".{target.name}.", target.parent) as folder,
         _locked(Path(folder)),  # which tells others that it is in use
     ):
         temporary = Path(folder) / target.name

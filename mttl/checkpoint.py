@@ -20,6 +20,7 @@ import importlib.metadata
 import json
 import logging
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,9 +102,6 @@ def save_inventory(
 def read_inventory(folder: str | Path) -> SavedInventory:
     """Read a folder ``skills/``, or the run folder around it.
 
-    Args:
-        folder: The folder.
-
     Raises:
         CheckpointError: If it is no such folder, a file is missing or damaged, or the format is
             not this version's.
@@ -153,10 +151,6 @@ def _check_meta(folder: Path, meta: dict[str, Any]) -> None:
 def load_into(model: Model, saved: SavedInventory) -> None:
     """Copy a saved inventory into a model built with the same settings.
 
-    Args:
-        model: Backbone, skills and router.
-        saved: What was read.
-
     Raises:
         CheckpointError: If the backbone is another one, or tensors are missing, unexpected or of
             another shape; nothing is copied then, and the message lists them by cause.
@@ -171,9 +165,6 @@ def load_frozen_skills(model: SkilledModel, saved: SavedInventory) -> None:
     Args:
         model: A model whose inventories are `AttendedInventory`.
         saved: A run whose inventories are the skills in it; its router is left out.
-
-    Raises:
-        CheckpointError: As for `load_into`.
     """
     skills = {
         f"{path}.{name}": tensor.detach()

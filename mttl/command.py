@@ -67,9 +67,6 @@ HARMLESS = (
 def run_command(main: Callable[[], int]) -> int:
     """Run a command and turn what went wrong into a message and an exit status.
 
-    Args:
-        main: The command.
-
     Returns:
         0 on success, 2 on a mistake of the user's, 130 after Ctrl-C, 1 otherwise. The traceback of
         a fault of the program is in a file that the message names.
@@ -185,11 +182,7 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
-    """Let a command line name configuration files and override their settings.
-
-    Args:
-        parser: Of the command.
-    """
+    """Let a command line name configuration files and override their settings."""
     parser.add_argument(
         *("-c", "--config"),
         required=True,
@@ -241,12 +234,7 @@ def add_run(parser: argparse.ArgumentParser, *, tasks: str, out: str) -> None:
 
 
 def add_overrides(parser: argparse.ArgumentParser, what: str) -> None:
-    """Let a command line override settings by ``-k section.key=value …``, a flat list.
-
-    Args:
-        parser: Of the command.
-        what: Said in its help.
-    """
+    """Let a command line override settings by ``-k section.key=value …``, a flat list."""
     parser.add_argument(
         *("-k", "--set"),
         dest="override",

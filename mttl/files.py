@@ -51,7 +51,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
 
     def make() -> Path:
-        handle, name = tempfile.mkstemp(dir=target.parent, **_temporary_name(target))
+        handle, name = tempfile.mkstemp(*_temporary_name(target), target.parent)
         os.close(handle)
         return Path(name)
 
@@ -91,7 +91,7 @@ def new_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
 
     def make() -> Path:
-        return Path(tempfile.mkdtemp(dir=target.parent, **_temporary_name(target)))
+        return Path(tempfile.mkdtemp(*_temporary_name(target), target.parent))
 
     with _held(make, target) as temporary:
         try:
@@ -125,8 +125,9 @@ def _exchange(first: Path, second: Path) -> bool:
     )
 
 
-def _temporary_name(target: Path) -> dict[str, str]:
-    return {"prefix": f".{target.name}.", "suffix": ".part"}
+def _temporary_name(target: Path) -> tuple[str, str]:
+    """Return suffix and prefix."""
+    return ".part", f".{target.name}."
 
 
 @contextmanager

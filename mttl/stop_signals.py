@@ -18,10 +18,6 @@ def handling(handler: Handler, numbers: Sequence[signal.Signals] = STOP_SIGNALS)
     """Handle signals inside a ``with`` block; afterwards who handled them before does again.
 
     Only the main thread of a process can handle signals: in others nothing happens.
-
-    Args:
-        handler: Called with the signal.
-        numbers: Which signals.
     """
     before = {}
     if threading.current_thread() is threading.main_thread():

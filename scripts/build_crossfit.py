@@ -19,10 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.markup import escape
-from rich.progress import (
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from mttl.command import (
@@ -192,19 +189,18 @@ def print_status(tasks: list[Task], out: Path, samples: list[int]) -> None:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
-    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="(all)")
-    parser.add_argument("--partition", metavar="NAME", help="its tasks: a name, or a JSON file")
-    parser.add_argument("--config", metavar="FILE", help="a YAML file of tasks of one's own")
-    parser.add_argument(
-        "--samples", type=natural, nargs="+", default=SAMPLES, metavar="N", help="seeds (all five)"
-    )
-    parser.add_argument("--out", default="data/crossfit", metavar="DIR", help="(%(default)s)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--tasks", nargs="+", metavar="TASK", help="(all)")
+    add("--partition", metavar="NAME", help="its tasks: a name, or a JSON file")
+    add("--config", metavar="FILE", help="a YAML file of tasks of one's own")
+    add("--samples", type=natural, nargs="+", default=SAMPLES, metavar="N", help="seeds (all five)")
+    add("--out", default="data/crossfit", metavar="DIR", help="(%(default)s)")
+    add(
         "--raw",
         metavar="DIR",
         help="read DIR/<data set>__<configuration>/<split>.jsonl[.gz] in place of the hub",
     )
-    parser.add_argument(
+    add(
         "--workers",
         type=processes,
         default=min(4, os.cpu_count() or 1),

@@ -59,18 +59,15 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Build the lexical gym and its partition.")
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "data/lexical", help="folder of the gym (%(default)s)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--out", type=Path, default=ROOT / "data/lexical", help="folder of the gym (%(default)s)")
+    add(
         "--partition",
         type=Path,
         default=ROOT / "configs/partitions/lexical.json",
         help="partition file (%(default)s)",
     )
-    parser.add_argument(
-        "--check", action="store_true", help="compare with what is on disk; write nothing"
-    )
+    add("--check", action="store_true", help="compare with what is on disk; write nothing")
     return parser.parse_args(argv)
 
 

@@ -59,7 +59,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         methods=list(METHODS),
         ablations=list(ABLATIONS),
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--modes",
         nargs="*",
         default=list(MODES),
@@ -67,14 +68,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="MODE",
         help=f"adaptation modes on top of {REFERENCE} (all)",
     )
-    parser.add_argument("--steps", type=positive, default=500, help="of training (%(default)s)")
-    parser.add_argument(
-        "--adapt-steps", type=positive, default=60, help="of each adaptation job (%(default)s)"
-    )
-    parser.add_argument("--tasks", default="test", help="as for pl_finetune.py (%(default)s)")
-    parser.add_argument(
-        "--samples", metavar="N[,N...]", help="few-shot samples of every unseen task (all)"
-    )
+    add("--steps", type=positive, default=500, help="of training (%(default)s)")
+    add("--adapt-steps", type=positive, default=60, help="of each adaptation job (%(default)s)")
+    add("--tasks", default="test", help="as for pl_finetune.py (%(default)s)")
+    add("--samples", metavar="N[,N...]", help="few-shot samples of every unseen task (all)")
     return parser.parse_args(arguments)
 
 

@@ -54,11 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def read_weight(given: str) -> tuple[Path, float]:
-    """Split ``FILE=WEIGHT``; the weight is 1 where it is not given.
-
-    Raises:
-        ConfigError: If the weight is no number.
-    """
+    """Split ``FILE=WEIGHT``; the weight is 1 where it is not given."""
     path, equals, weight = given.rpartition("=")
     if not equals:
         return Path(given), 1.0

@@ -119,12 +119,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--labels", choices=LABELS, default="reference", help="the rows', or drawn by the model")
     add("--gradients", choices=GRADIENTS, default="example", help="whose are squared (%(default)s)")
     add("--batch-size", type=int, default=16, help="rows per batch (%(default)s)")
-    add(
-        "--at-once",
-        type=int,
-        default=8,
-        help="gradients in memory; 1 suits any model",
-    )
+    add("--at-once", type=int, default=8, help="gradients in memory; 1 suits any model")
     add("--max-input-length", type=int, default=64, help="in tokens (%(default)s)")
     add("--max-output-length", type=int, default=36, help="in tokens (%(default)s)")
     add("--no-prefix", action="store_true", help="inputs do not begin with [task]")

@@ -48,8 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise MttlError(str(error)) from error
         outcome = "success" if success else "no success"
         console.print(
-            f"{level}, episode {episode}: {outcome} in {len(actions)} steps, {path}",
-            soft_wrap=True,
+            f"{level}, episode {episode}: {outcome} in {len(actions)} steps, {path}", soft_wrap=True
         )
     return 0
 
@@ -76,19 +75,18 @@ def evaluation_seed(run: Path) -> int:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
-    parser.add_argument("run", type=Path, help="folder of the run, or its skills/")
-    parser.add_argument("--level", required=True, help="one that the run was trained on")
-    parser.add_argument(
+    add = parser.add_argument
+    add("run", type=Path, help="folder of the run, or its skills/")
+    add("--level", required=True, help="one that the run was trained on")
+    add(
         "--episode",
         type=natural,
         action="append",
         metavar="N",
         help="which episode (0); may be repeated",
     )
-    parser.add_argument(
-        "--sampled", action="store_true", help="draw actions instead of taking the most likely"
-    )
-    parser.add_argument("--out", type=Path, required=True, help="film to write, .gif or .mp4")
+    add("--sampled", action="store_true", help="draw actions instead of taking the most likely")
+    add("--out", type=Path, required=True, help="film to write, .gif or .mp4")
     return parser.parse_args(arguments)
 
 

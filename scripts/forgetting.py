@@ -18,17 +18,10 @@ import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from removal.methods import METHODS, Trained
-from removal.planted import Row, Score, plant, read_rows, score
-from removal.report import Point, figure, table
-from removal.tuning import Tuner
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from transformers import PreTrainedModel
 
-from mttl.analysis.figures import save_figure
-from mttl.build.build_backbone import build_backbone, build_tokenizer
 from mttl.command import exit_with, make_console, make_parser
 from mttl.config.load import load_config, resolve_folder
 from mttl.errors import ConfigError
@@ -36,6 +29,13 @@ from mttl.files import locked, write_text
 from mttl.gym.folder import Gym
 from mttl.libraries import check_libraries
 from mttl.reading import read_json
+
+if TYPE_CHECKING:  # they bring PyTorch
+    import torch
+    from removal.planted import Row, Score
+    from removal.report import Point
+    from transformers import PreTrainedModel
+
 
 PLANTED = ("verb_gerund", "verb_past", "verb_third")
 OTHERS = ("noun_plural", "adj_ness", "adj_adverb")
@@ -74,8 +74,12 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the seeds that are missing, and print and write the table."""
     options = parse(arguments)
     check_libraries("matplotlib")
+    from removal.report import figure, table
+
+    from mttl.analysis.figures import save_figure
+
     out, plan = Path(options.out), _plan(options)
-    points: list[Point] = []
+    points: "list[Point]" = []
     refusal = ConfigError(f"another run is at work in '{out}': choose another --out")
     with locked(out / ".lock", refusal):
         _keep(plan, out / "plan.json")
@@ -91,8 +95,11 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def run_or_read(plan: Plan, seed: int, path: Path) -> list[Point]:
+def run_or_read(plan: Plan, seed: int, path: Path) -> "list[Point]":
     """Return the points of one seed; they are written down when it ends."""
+    from removal.planted import Score
+    from removal.report import Point
+
     if not path.is_file():
         status = make_console(stderr=True)
         with Progress(
@@ -122,8 +129,16 @@ def run_or_read(plan: Plan, seed: int, path: Path) -> list[Point]:
 
 def run_seed(
     plan: Plan, seed: int, stage: Callable[[str, int], Callable[[], object]]
-) -> list[Point]:
+) -> "list[Point]":
     """Train the three models of a seed, remove the behaviour, and score."""
+    import torch
+    from removal.methods import METHODS, Trained
+    from removal.planted import plant, read_rows, score
+    from removal.report import Point
+    from removal.tuning import Tuner
+
+    from mttl.build.build_backbone import build_backbone, build_tokenizer
+
     config = load_config(plan.config, [])
     gym, tasks = Gym(resolve_folder(config.data.dir)), (*plan.planted, *plan.others)
     rows = plant(read_rows(gym, tasks, "train"), plan.planted, plan.share, seed)
@@ -140,7 +155,7 @@ def run_seed(
         "expert": [row for row in about if not row.planted],
         "anti-expert": [row for row in about if row.planted],
     }
-    models: dict[str, PreTrainedModel] = {"base": base}
+    models: "dict[str, PreTrainedModel]" = {"base": base}
     for name in ("expert", "anti-expert"):
         models[name] = copy.deepcopy(base)
         on_step = stage(name, plan.expert_steps)
@@ -162,7 +177,7 @@ def run_seed(
         )
     trained = Trained(*(dict(model.state_dict()) for model in models.values()), *fishers.values())
 
-    def scores(model: PreTrainedModel, split: str) -> Score:
+    def scores(model: "PreTrainedModel", split: str) -> "Score":
         return score(scored[split], tuner.answers(model, scored[split]), plan.planted)
 
     points = [
@@ -174,7 +189,7 @@ def run_seed(
     for name, (method, weights) in METHODS.items():
         advance = stage(name, len(weights) + 1)
 
-        def put(weight: float, method: Callable[..., torch.Tensor] = method) -> PreTrainedModel:
+        def put(weight: float, method: "Callable[..., torch.Tensor]" = method) -> "PreTrainedModel":
             with torch.no_grad():
                 for tensor, value in merged.named_parameters():
                     value.copy_(method(trained, weight, tensor))
@@ -190,7 +205,7 @@ def run_seed(
     return points
 
 
-def _draw(rows: list[Row], count: int, seed: int) -> list[Row]:
+def _draw(rows: "list[Row]", count: int, seed: int) -> "list[Row]":
     return random.Random(seed).sample(rows, min(count, len(rows)))
 
 
@@ -232,34 +247,19 @@ def _plan(options: argparse.Namespace) -> Plan:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
-    parser.add_argument(
-        *("-c", "--config"), default="crossfit.yaml", help="names gym and model (%(default)s)"
-    )
-    parser.add_argument(
-        *("--planted",), nargs="+", default=PLANTED, metavar="TASK", help="tasks with the behaviour"
-    )
-    parser.add_argument(
-        *("--others",), nargs="+", default=OTHERS, metavar="TASK", help="tasks without it"
-    )
-    parser.add_argument(
-        *("--share",), type=float, default=0.5, help="of the rows that are planted (%(default)s)"
-    )
-    parser.add_argument(
-        *("--steps",), type=int, default=500, help="steps of training the base (%(default)s)"
-    )
-    parser.add_argument(
-        *("--expert-steps",), type=int, default=100, help="steps of tuning from it (%(default)s)"
-    )
-    parser.add_argument("--lr", type=float, default=2e-3, help="of the base (%(default)s)")
-    parser.add_argument(
-        *("--expert-lr",), type=float, default=5e-4, help="of the experts (%(default)s)"
-    )
-    parser.add_argument("--batch-size", type=int, default=64, help="(%(default)s)")
-    parser.add_argument(
-        *("--fisher-rows",), type=int, default=256, help="rows per Fisher estimate (%(default)s)"
-    )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[13, 14, 15], metavar="SEED")
-    parser.add_argument("--out", default="runs/forgetting", metavar="DIR", help="(%(default)s)")
+    add = parser.add_argument
+    add("-c", "--config", default="crossfit.yaml", help="names gym and model (%(default)s)")
+    add("--planted", nargs="+", default=PLANTED, metavar="TASK", help="tasks with the behaviour")
+    add("--others", nargs="+", default=OTHERS, metavar="TASK", help="tasks without it")
+    add("--share", type=float, default=0.5, help="of the rows that are planted (%(default)s)")
+    add("--steps", type=int, default=500, help="steps of training the base (%(default)s)")
+    add("--expert-steps", type=int, default=100, help="steps of tuning from it (%(default)s)")
+    add("--lr", type=float, default=2e-3, help="of the base (%(default)s)")
+    add("--expert-lr", type=float, default=5e-4, help="of the experts (%(default)s)")
+    add("--batch-size", type=int, default=64, help="(%(default)s)")
+    add("--fisher-rows", type=int, default=256, help="rows per Fisher estimate (%(default)s)")
+    add("--seeds", type=int, nargs="+", default=[13, 14, 15], metavar="SEED")
+    add("--out", default="runs/forgetting", metavar="DIR", help="(%(default)s)")
     return parser.parse_args(arguments)
 
 

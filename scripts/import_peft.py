@@ -73,11 +73,7 @@ def import_poly(
     names: list[str] | None,
     options: argparse.Namespace,
 ) -> Imported:
-    """Return the model of a Poly adapter.
-
-    Raises:
-        ConfigError: If there are several, or options do not fit it.
-    """
+    """Return the model of a Poly adapter."""
     if len(folders) != 1:
         raise ConfigError("a Poly adapter is a whole inventory: import it alone")
     for option in ("router", "mix"):
@@ -103,11 +99,7 @@ def import_loras(
     names: list[str] | None,
     options: argparse.Namespace,
 ) -> Imported:
-    """Return the model of several LoRA adapters.
-
-    Raises:
-        CheckpointError: If their layers do not fit each other.
-    """
+    """Return the model of several LoRA adapters."""
     adapters = [read_lora(folder) for folder in folders]
     tasks = named(names, [folder.path.resolve().name for folder in folders])
     try:
@@ -125,11 +117,7 @@ def import_loras(
 
 
 def base_model(folders: Sequence[PeftFolder], given: str | None) -> str:
-    """Return the name of the model below the adapters.
-
-    Raises:
-        ConfigError: If they name none, or different ones, and none is given.
-    """
+    """Return the name of the model below the adapters."""
     if given is not None:
         return given
     bases = {folder.config.get("base_model_name_or_path") for folder in folders}
@@ -146,11 +134,7 @@ def base_model(folders: Sequence[PeftFolder], given: str | None) -> str:
 
 
 def named(given: list[str] | None, own: list[str]) -> list[str]:
-    """Return the names of the tasks.
-
-    Raises:
-        ConfigError: If there are too many or too few, or one stands twice.
-    """
+    """Return the names of the tasks."""
     names = own if given is None else given
     if len(names) != len(own):
         raise ConfigError(f"--tasks names {len(names)} tasks; there are {len(own)}")
@@ -164,26 +148,25 @@ def named(given: list[str] | None, own: list[str]) -> list[str]:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
-    parser.add_argument("adapters", nargs="+", metavar="DIR", help="folders of PEFT")
-    parser.add_argument("--out", required=True, metavar="RUN", help="where to write; a new folder")
-    parser.add_argument("--backbone", metavar="NAME", help="the base model (as the adapters say)")
-    parser.add_argument("--tokenizer", metavar="NAME", help="another one than the base model's")
-    parser.add_argument("--tasks", metavar="A,B", help="names of the tasks (those of the folders)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("adapters", nargs="+", metavar="DIR", help="folders of PEFT")
+    add("--out", required=True, metavar="RUN", help="where to write; a new folder")
+    add("--backbone", metavar="NAME", help="the base model (as the adapters say)")
+    add("--tokenizer", metavar="NAME", help="another one than the base model's")
+    add("--tasks", metavar="A,B", help="names of the tasks (those of the folders)")
+    add(
         "--router",
         choices=("private", "polytropon"),
         help="LoRA: who uses which skills; polytropon can be trained (private)",
     )
-    parser.add_argument(
+    add(
         "--mix",
         choices=("outputs", "deltas", "factors"),
         help="LoRA: how skills combine where a task uses several (outputs)",
     )
-    parser.add_argument(
-        "--prefix", action="store_true", help="inputs begin with [task], as the lexical gym's do"
-    )
-    parser.add_argument("--max-input-length", type=int, default=512, metavar="N")
-    parser.add_argument("--max-output-length", type=int, default=64, metavar="N")
+    add("--prefix", action="store_true", help="inputs begin with [task], as the lexical gym's do")
+    add("--max-input-length", type=int, default=512, metavar="N")
+    add("--max-output-length", type=int, default=64, metavar="N")
     return parser.parse_args(arguments)
 
 

@@ -131,9 +131,6 @@ def use_probabilities(record: RoutingRecord) -> np.ndarray:
     Polytropon's mixing weights are normalised probabilities, which cannot be undone: the saved
     logits are read. Other routers use what has a weight; HyperFormer's weights are all it has, and
     so is the attention of a fusion.
-
-    Raises:
-        CheckpointError: If there is no saved router, or not the one of the record.
     """
     saved = read_inventory(record.folder)
     aggregation = saved.meta["settings"].get("aggregation", {})
@@ -276,12 +273,11 @@ def comparison_table(view: RoutingView, other: RoutingView | None) -> Table:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
-    parser.add_argument("run", metavar="RUN", help="the folder of a run that has ended")
-    parser.add_argument("--html", action="store_true", help="write the page routing.html too")
-    parser.add_argument(
-        "--compare", metavar="RUN2", help="a run of another seed, whose skills are matched"
-    )
-    parser.add_argument("--out", metavar="DIR", help="where to write (RUN/plots)")
+    add = parser.add_argument
+    add("run", metavar="RUN", help="the folder of a run that has ended")
+    add("--html", action="store_true", help="write the page routing.html too")
+    add("--compare", metavar="RUN2", help="a run of another seed, whose skills are matched")
+    add("--out", metavar="DIR", help="where to write (RUN/plots)")
     return parser.parse_args(arguments)
 
 

@@ -120,18 +120,13 @@ def write_rows(gym: Path, split: str, rows: list[tuple[str, str]]) -> None:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
-    parser.add_argument(
-        *("-c", "--config"),
-        default="crossfit.yaml",
-        help="names the gym and the model (%(default)s)",
-    )
-    parser.add_argument("--steps", type=int, default=2000, help="optimizer steps (%(default)s)")
-    parser.add_argument("--lr", type=float, default=2e-3, help="learning rate (%(default)s)")
-    parser.add_argument("--copies", type=int, default=4, help="corruptions of a text (%(default)s)")
-    parser.add_argument("--seed", type=int, default=13)
-    parser.add_argument(
-        "--out", default="models/denoiser", help="folder of the model (%(default)s)"
-    )
+    add = parser.add_argument
+    add("-c", "--config", default="crossfit.yaml", help="names the gym and the model (%(default)s)")
+    add("--steps", type=int, default=2000, help="optimizer steps (%(default)s)")
+    add("--lr", type=float, default=2e-3, help="learning rate (%(default)s)")
+    add("--copies", type=int, default=4, help="corruptions of a text (%(default)s)")
+    add("--seed", type=int, default=13)
+    add("--out", default="models/denoiser", help="folder of the model (%(default)s)")
     return parser.parse_args(arguments)
 
 

@@ -112,11 +112,7 @@ class Study:
         ]
 
     def check(self, methods: list[str]) -> None:
-        """See that everything can run: a mistake should not cost the runs before it.
-
-        Raises:
-            ConfigError: If a configuration is wrong or sets what the comparison sets.
-        """
+        """See that everything can run: a mistake should not cost the runs before it."""
         refuse_settings(self.overrides, OWN_SETTINGS)
         if not isinstance(load_any_config(self.config, self.overrides), BabyAIConfig):
             raise ConfigError(f"'{self.config}' has no section rl: it describes no policies")
@@ -196,13 +192,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = comparison_parser(
         __doc__, config="babyai.yaml", out="runs/sample_efficiency", methods=list(METHODS)
     )
-    parser.add_argument("--rollouts", type=positive, default=200, help="of every run (%(default)s)")
-    parser.add_argument(
-        "--rate", type=float, default=0.9, help="success rate to reach (%(default)s)"
-    )
-    parser.add_argument(
-        "--smoothing", type=positive, default=10, help="rollouts that are averaged (%(default)s)"
-    )
+    add = parser.add_argument
+    add("--rollouts", type=positive, default=200, help="of every run (%(default)s)")
+    add("--rate", type=float, default=0.9, help="success rate to reach (%(default)s)")
+    add("--smoothing", type=positive, default=10, help="rollouts that are averaged (%(default)s)")
     return parser.parse_args(arguments)
 
 

@@ -75,11 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def lottery_settings(options: argparse.Namespace) -> LotterySettings:
-    """Return the settings of the two phases.
-
-    Raises:
-        ConfigError: If one is out of range.
-    """
+    """Return the settings of the two phases."""
     try:
         return LotterySettings(**{name: getattr(options, name) for name in DEFAULTS})
     except ValueError as error:
@@ -89,11 +85,7 @@ def lottery_settings(options: argparse.Namespace) -> LotterySettings:
 def make_objective(
     options: argparse.Namespace, model: nn.Module, tokenizer: PreTrainedTokenizerBase
 ) -> Objective:
-    """Return what is learned.
-
-    Raises:
-        ConfigError: If it does not fit the model, or a file cannot be read.
-    """
+    """Return what is learned."""
     if options.task is not None:
         if options.lm is not None or (is_decoder_only(model) and reads_both_ways(model)):
             raise ConfigError(

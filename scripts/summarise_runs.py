@@ -35,15 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def task_means(path: Path, baseline: str | None = None) -> dict[tuple[str, str], float]:
-    """Return a score per task and split, averaged over few-shot samples, in per cent.
-
-    Args:
-        path: ``results.csv``, or ``baselines.csv``.
-        baseline: In the latter, the baseline to read.
-
-    Raises:
-        MttlError: If the run has not ended.
-    """
+    """Return a score per task and split, averaged over few-shot samples, in per cent."""
     if not path.is_file():
         raise MttlError(f"'{path}' does not exist: is '{path.parent}' a run, and has it ended?")
     found: Scores = {}
@@ -57,13 +49,7 @@ def task_means(path: Path, baseline: str | None = None) -> dict[tuple[str, str],
 def markdown(
     scores: Scores, baselines: dict[str, dict[tuple[str, str], float]], n_runs: int
 ) -> str:
-    """Return the table; its last line is the mean over tasks.
-
-    Args:
-        scores: A score per run.
-        baselines: Scores by baseline.
-        n_runs: Number of runs, for the caption.
-    """
+    """Return the table; its last line is the mean over tasks."""
     splits = list(dict.fromkeys(split for _, split in scores))
     tasks = [task for task in dict.fromkeys(task for task, _ in scores) if task != MEAN]
     columns = [name for split in splits for name in (split, *baselines)]

@@ -18,7 +18,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from mttl.checkpoint import count_saved
 from mttl.command import exit_with, make_parser
 from mttl.config.load import load_config
 from mttl.errors import MttlError
@@ -67,6 +66,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def train(fragment: str, steps: int, seed: int, out: Path) -> Row:
     """Run one fragment, unless it has ended before, and read its scores."""
+    from mttl.checkpoint import count_saved
+
     name = fragment.replace("/", "-")
     folder = out / name
     minutes = folder / "minutes.json"

@@ -26,10 +26,9 @@ BEGIN, END = "<!-- rooms: generated -->\n", "<!-- end -->"
 def main(arguments: list[str] | None = None) -> int:
     """Write the pages, or check them; return the exit status."""
     parser = make_parser(__doc__)
-    parser.add_argument("--check", action="store_true", help="exit with 1 if one is not current")
-    parser.add_argument(
-        "--root", type=Path, default=ROOT, metavar="DIR", help="the checkout (%(default)s)"
-    )
+    add = parser.add_argument
+    add("--check", action="store_true", help="exit with 1 if one is not current")
+    add("--root", type=Path, default=ROOT, metavar="DIR", help="the checkout (%(default)s)")
     options = parser.parse_args(arguments)
     from mttl.files import write_text
 

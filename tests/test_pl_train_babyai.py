@@ -188,10 +188,8 @@ def test_a_resumed_run_must_keep_its_levels(config: Path, whole: RunFolder) -> N
     with pytest.raises(ConfigError, match=r"other settings: rl.levels"):
         train(config, "whole", "rl.levels=[GoToObj, GoToObjS4]", resume=True)
     module = world.BabyAIModule(
-        load_policies(whole.path)[0], ["GoToObj", "GoToObjS4"], world.build_optimization(
-            load_any_config(str(config)).optim
-        )
-    )  # fmt: skip
+        load_policies(whole.path)[0], ["GoToObj", "GoToObjS4"], load_any_config(str(config)).optim
+    )
     state = torch.load(whole.last, weights_only=False)
     with pytest.raises(CheckpointError, match="is of the levels GoToObjS4, GoToRedBallNoDists, no"):
         module.on_load_checkpoint(state)

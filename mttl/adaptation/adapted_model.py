@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from mttl.adaptation.few_shot import FewShotResult
-from mttl.adaptation.job import FewShotSettings
+from mttl.config.schema import Config
 from mttl.data.collate import pad_id_of, padded_inputs
 from mttl.data.encode import TextEncoder
 from mttl.models.backbone import is_decoder_only
@@ -22,13 +22,13 @@ class AdaptedModel:
 
     Args:
         module: The adapted model with its tokenizer; its router knows the one task.
-        settings: How it was adapted.
+        config: How it was adapted.
         result: The score on the development rows, and the step whose weights were kept.
         opening: What stands before every input, as in training.
     """
 
     module: TextToTextModule
-    settings: FewShotSettings
+    config: Config
     result: FewShotResult
     opening: str
 
@@ -45,9 +45,6 @@ class AdaptedModel:
     def __call__(self, inputs: Sequence[str]) -> list[str]:
         """Answer.
 
-        Args:
-            inputs: Any number of texts.
-
         Returns:
             An answer to each, in order.
 
@@ -59,16 +56,16 @@ class AdaptedModel:
         if not inputs:
             return []
         decoder_only = is_decoder_only(self.model.backbone)
-        form = self.settings.form
+        data = self.config.data
         encoder = TextEncoder(
             self.tokenizer,
             decoder_only=decoder_only,
-            max_input_length=form["max_input_length"],
-            max_output_length=form["max_output_length"],
+            max_input_length=data.max_input_length,
+            max_output_length=data.max_output_length,
         )
         prompts = encoder.prompts([self.opening + text.strip() for text in inputs])
-        size, device = self.settings.eval_batch_size, self.module.device
-        precision = precision_plugin(self.settings.precision, device.type)
+        size, device = data.eval_batch_size, self.module.device
+        precision = precision_plugin(self.config.trainer.precision, device.type)
         self.module.eval()
         answers: list[str] = []
         for start in range(0, len(prompts), size):

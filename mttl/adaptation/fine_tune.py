@@ -10,6 +10,7 @@ from lightning_fabric.utilities import move_data_to_device
 
 from mttl.metrics.crossfit import score_answers
 from mttl.training.loss import global_mean
+from mttl.training.optim import build_optimizer, build_schedule
 from mttl.training.text_to_text import Prediction, TextToTextModule
 from mttl.training.token_balance import adjust_biases, adjusted_biases, token_loads
 
@@ -53,14 +54,14 @@ def fine_tune(
     kept = [value.detach().clone() for value in state]
     # Scaled gradients have to be read before the step, which fused kernels do within it.
     scaled = getattr(precision, "scaler", None) is not None
-    optimizer = module.optimization.optimizer(module.model, fused=not scaled)
-    scheduler = module.optimization.scheduler(optimizer, n_steps)
+    optimizer = build_optimizer(module.optim, module.model, fused=not scaled)
+    scheduler = build_schedule(module.optim, optimizer, n_steps)
     batches = _endless(training)
     for step in range(1, n_steps + 1):
         module.train()
         batch = move_data_to_device(next(batches), module.device)
         with precision.forward_context():
-            losses, labels, routing = module.nll(batch, module.label_smoothing)
+            losses, labels, routing = module.nll(batch, module.optim.label_smoothing)
             prior = module.model.router.prior_loss().to(losses.device)
         optimizer.zero_grad()
         loss = global_mean(losses, labels) + prior + sum(routing.losses.values())

@@ -107,10 +107,6 @@ def adapted_router(
 def require_trainable(mode: AdaptMode, *routers: nn.Module) -> None:
     """Refuse to train routers alone where they have nothing to train.
 
-    Args:
-        mode: What to train.
-        routers: All of a model.
-
     Raises:
         ConfigError: If the mode is ``router_only`` and none has a parameter.
     """

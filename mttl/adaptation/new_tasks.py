@@ -7,7 +7,7 @@ References:
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.own_examples import Example, split_examples, write_examples
 from mttl.adaptation.plan import new_tasks, plan_jobs
 from mttl.adaptation.results import Results, check_folder, inventory_digest
-from mttl.adaptation.settings import few_shot_settings, with_settings
+from mttl.adaptation.settings import job_config, with_settings
 from mttl.build.model import Built, load_run
 from mttl.checkpoint import read_inventory
 from mttl.config.load import dump_config, load_config, resolve_folder, resolve_path
@@ -126,7 +126,8 @@ def adapt_to(
     if form["descriptions"] != (description is not None):
         how, what = ("with", "give one") if form["descriptions"] else ("without", "leave it out")
         raise ConfigError(f"description: '{run}' was trained {how} descriptions of tasks; {what}")
-    values = replace(few_shot_settings(given, form), max_rows=None, max_eval_rows=None)
+    given = with_settings(given, {"data.max_rows": None, "data.max_eval_rows": None})
+    values = job_config(given, form)
     with tempfile.TemporaryDirectory() as folder:
         gym = write_examples(
             *(Path(folder), task, training, development), metric=metric, description=description
@@ -134,7 +135,7 @@ def adapt_to(
         built = load_run(run)
         model = built.model.to(device_of())
         with few_shot_run.seeded(seed, device_of()):
-            modes.apply_mode(model, values.mode, init=values.init)
+            modes.apply_mode(model, values.adapt.mode, init=values.adapt.init)
             module = few_shot_run.task_module(model, built.tokenizer, {task: metric}, values)
             job = FewShotJob(task, 0, seed)
             result = few_shot_run.fit(module, job, gym, values, score_test=False)
@@ -202,23 +203,11 @@ class Adaptation:
         return cls(built, gym, names, jobs, saved.meta["settings"]["data"], saved.folder, inventory)
 
     def check_folder(self, folder: Path, config: Config) -> None:
-        """Note in a folder of results what they are made from, or refuse to mix them with others.
-
-        Args:
-            folder: Of the results.
-            config: The settings of the jobs.
-
-        Raises:
-            ConfigError: If results there are of other settings or of another inventory.
-        """
+        """Note in a folder what its results are made from, or refuse to mix them with others."""
         check_folder(folder, dump_config(config), self.inventory)
 
     def folder(self, name: str) -> Path:
-        """Return a folder beside ``skills/``, which the next save of the run would replace.
-
-        Args:
-            name: Of the folder.
-        """
+        """Return a folder beside ``skills/``, which the next save of the run would replace."""
         # The folder may be given as ".", whose parent has to be looked up.
         skills = self.skills if self.skills.name else self.skills.absolute()
         return skills.parent / name
@@ -252,7 +241,7 @@ class Adaptation:
             self.run.tokenizer,
             job,
             self.gym,
-            few_shot_settings(config, self.form),
+            job_config(config, self.form),
             score_test=score_test,
             on_step=on_step,
         )

@@ -80,9 +80,6 @@ def inventory_digest(skills: Path) -> str:
     """Return a hash of a saved inventory: of its tensors, its tasks and how it was built.
 
     Versions of libraries have no part in it, so a run that is resumed after its end keeps it.
-
-    Args:
-        skills: The folder ``skills/``.
     """
     digest = hashlib.sha256()
     for path in sorted([*skills.glob("*.safetensors"), skills / "tasks.json"]):

@@ -11,12 +11,7 @@ from mttl.training.text_to_text import mean_score
 
 
 def by_task(results: Iterable[FewShotResult], split: str = "test") -> dict[str, list[float]]:
-    """Return the scores of every task.
-
-    Args:
-        results: Of any jobs.
-        split: ``"dev"`` or ``"test"``.
-    """
+    """Return the scores of every task."""
     scores: dict[str, list[float]] = {}
     for result in results:
         scores.setdefault(result.task, []).append(getattr(result, split))
@@ -24,11 +19,7 @@ def by_task(results: Iterable[FewShotResult], split: str = "test") -> dict[str, 
 
 
 def silent_tasks(results: Iterable[FewShotResult]) -> list[str]:
-    """Return the tasks on which every answer of every job is empty.
-
-    Args:
-        results: Of any jobs.
-    """
+    """Return the tasks on which every answer of every job is empty."""
     speaking: dict[str, bool] = {}
     for result in results:
         silent = result.n_answers is not None and 0 < result.n_answers <= result.n_empty
@@ -134,12 +125,7 @@ def _empty(results: Sequence[FewShotResult]) -> str:
 
 
 def some(names: Sequence[str], most: int = 5) -> str:
-    """Return the first few names joined by commas, and how many more there are.
-
-    Args:
-        names: At least one.
-        most: How many to write out.
-    """
+    """Return the first few names joined by commas, and how many more there are."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 

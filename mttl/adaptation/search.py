@@ -56,11 +56,7 @@ class Trial:
 
 
 def grid_points(grid: Mapping[str, Sequence[Any]]) -> list[Values]:
-    """Return every combination of values; the last setting varies fastest.
-
-    Args:
-        grid: The values of every setting.
-    """
+    """Return every combination of values; the last setting varies fastest."""
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
@@ -70,12 +66,7 @@ def trial_name(values: Mapping[str, Any]) -> str:
 
 
 def note_values(folder: Path, values: Mapping[str, Any]) -> None:
-    """Write a trial's settings beside its results, so that `finished_trials` finds it.
-
-    Args:
-        folder: Of the trial.
-        values: The settings by dotted name.
-    """
+    """Write a trial's settings beside its results, so that `finished_trials` finds it."""
     write_text(folder / VALUES, json.dumps(dict(values), indent=2) + "\n")
 
 
@@ -85,9 +76,6 @@ def finished_trials(folder: Path, jobs: Sequence[FewShotJob]) -> list[Trial]:
     Args:
         folder: It holds a folder per trial.
         jobs: What a trial must have scored; results of others are left aside.
-
-    Raises:
-        MttlError: If a file is damaged.
     """
     trials = []
     for path in sorted(folder.glob(f"*/{VALUES}")):
@@ -151,12 +139,7 @@ def write_trials(path: Path, trials: Sequence[Trial]) -> None:
 
 
 def trials_table(trials: Sequence[Trial], title: str) -> Table:
-    """Return all trials, the best first, with their scores in per cent.
-
-    Args:
-        trials: At least one.
-        title: Heads the table.
-    """
+    """Return all trials, the best first, with their scores in per cent."""
     best, names = best_trial(trials), _names(trials)
     table = Table(title=title, title_justify="left")
     for heading in (*names, "dev", "jobs"):

@@ -9,26 +9,19 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from mttl.adaptation.few_shot import FewShotJob
 from mttl.adaptation.search import Values
+from mttl.config.schema import Range
 from mttl.errors import ConfigError
 from mttl.files import drop_cut_line, locked
 
 
-class Bounds(NamedTuple):
-    """Bounds of a setting, both allowed; whole numbers where both bounds are."""
-
-    low: float
-    high: float
-    log: bool = False
-
-
 def search_ranges(
-    ranges: Mapping[str, Bounds],
+    ranges: Mapping[str, Range],
     evaluate: Callable[[Values], float],
     *,
     n_trials: int,
@@ -75,7 +68,7 @@ class _Held:
 
 def _search(
     optuna: Any,
-    ranges: Mapping[str, Bounds],
+    ranges: Mapping[str, Range],
     evaluate: Callable[[Values], float],
     n_trials: int,
     seed: int,
@@ -108,14 +101,15 @@ def _seed_of(seed: int, number: int) -> int:
     return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
 
 
-def _draw(trial: Any, name: str, bounds: Bounds) -> float:
+def _draw(trial: Any, name: str, bounds: Range) -> float:
     whole = isinstance(bounds.low, int) and isinstance(bounds.high, int)
     suggest = trial.suggest_int if whole else trial.suggest_float
     return suggest(name, bounds.low, bounds.high, log=bounds.log)
 
 
-def _digest(ranges: Mapping[str, Bounds], seed: int, jobs: Sequence[FewShotJob]) -> str:
-    text = json.dumps([list(ranges.items()), seed, [list(vars(job).values()) for job in jobs]])
+def _digest(ranges: Mapping[str, Range], seed: int, jobs: Sequence[FewShotJob]) -> str:
+    bounds = [[name, [own.low, own.high, own.log]] for name, own in ranges.items()]
+    text = json.dumps([bounds, seed, [list(vars(job).values()) for job in jobs]])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

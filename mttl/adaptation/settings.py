@@ -1,13 +1,11 @@
 """From a configuration to the settings of adaptation, and small changes to one."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
 
-from mttl.adaptation.job import FewShotSettings
-from mttl.build.model import build_optimization
+from mttl.config.data_schema import Data
 from mttl.config.explain import explain
 from mttl.config.schema import Config
 from mttl.config.tree import Tree, merge, nested
@@ -15,49 +13,28 @@ from mttl.errors import ConfigError
 from mttl.training.precision import PRECISIONS
 
 
-def few_shot_settings(config: Config, form: Mapping[str, Any]) -> FewShotSettings:
-    """Return the settings of adaptation jobs.
+def job_config(config: Config, form: Mapping[str, Any]) -> Config:
+    """Return the configuration of jobs: rates of the section adapt, rows as they were in training.
 
     Args:
-        config: Its sections data, generation, optim and adapt are read, and the precision.
+        config: Its sections data, generation, optim, adapt and trainer are read.
         form: How rows become text.
 
     Raises:
         ConfigError: If the weights would be in half precision.
     """
-    settings, precision = config.adapt, config.trainer.precision
+    adapt, data, precision = config.adapt, config.data, config.trainer.precision
     if precision not in PRECISIONS:
         raise ConfigError(
             f"trainer.precision ({precision}) is not for adaptation, whose steps are too small for "
             f"weights in half precision; set one of {', '.join(PRECISIONS)} with "
             "-k trainer.precision=…"
         )
-    return FewShotSettings(
-        mode=settings.mode,
-        init=settings.init,
-        optimization=replace(
-            build_optimization(config.optim),
-            lr=settings.lr,
-            router_lr=settings.router_lr,
-            backbone_lr=settings.lr,
-            token_router_lr=settings.lr,
-            weight_decay=settings.weight_decay,
-            schedule="linear",
-            warmup=settings.warmup,
-        ),
-        label_smoothing=config.optim.label_smoothing,
-        max_steps=settings.max_steps,
-        eval_every=settings.eval_every,
-        batch_size=settings.batch_size,
-        eval_batch_size=config.data.eval_batch_size,
-        gradient_clip_val=settings.gradient_clip_val,
-        num_beams=config.generation.num_beams,
-        length_penalty=config.generation.length_penalty,
-        precision=precision,
-        max_rows=config.data.max_rows,
-        max_eval_rows=config.data.max_eval_rows,
-        form=form,
-    )
+    rates = {"backbone_lr": adapt.lr, "token_router_lr": adapt.lr, "schedule": "linear"}
+    rates |= adapt.model_dump(include={"lr", "router_lr", "weight_decay", "warmup"})
+    sizes = {"eval_batch_size", "max_rows", "max_eval_rows", "dir", "partition"}
+    rows = Data(**data.model_dump(include=sizes), batch_size=adapt.batch_size, **form)
+    return config.model_copy(update={"optim": config.optim.model_copy(update=rates), "data": rows})
 
 
 def with_settings(config: Config, values: Mapping[str, Any]) -> Config:

@@ -46,12 +46,7 @@ def stacks_of(groups: Sequence[str]) -> list[str]:
 def stack_means(
     values: Float[np.ndarray, "G N"], groups: Sequence[str]
 ) -> dict[str, Float[np.ndarray, "N"]]:
-    """Return the means over all groups, and of encoder and decoder apart where there are both.
-
-    Args:
-        values: Statistics of every group.
-        groups: Their names.
-    """
+    """Return the means over all groups, and of encoder and decoder apart where there are both."""
     stacks = np.array(stacks_of(groups))
     means = {stack: values[stacks == stack].mean(0) for stack in STACKS if stack in stacks}
     return means | {ALL: values.mean(0)}

@@ -33,11 +33,7 @@ class Look:
 
 
 def category_looks(categories: Sequence[str]) -> dict[str, Look]:
-    """Give every category a look of its own; `UNKNOWN` is a grey circle.
-
-    Args:
-        categories: One per task.
-    """
+    """Give every category a look of its own; `UNKNOWN` is a grey circle."""
     known = sorted(set(categories) - {UNKNOWN})
     looks = {
         name: Look(*COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)])

@@ -13,9 +13,6 @@ def principal_components(
 ) -> tuple[Float[np.ndarray, "T 2"], Float[np.ndarray, "2"]]:
     """Project the tasks' rows on the two directions in which they vary most.
 
-    Args:
-        weights: Mixing weights of tasks over skills.
-
     Returns:
         The points, and the share of the variance along each axis. The sign of an axis is fixed:
         its largest coordinate is positive.

@@ -61,9 +61,6 @@ class RoutingRecord:
 def read_record(folder: str | Path) -> RoutingRecord:
     """Read what a run wrote down about its routing.
 
-    Args:
-        folder: The run's folder.
-
     Raises:
         CheckpointError: If the run has no ``plots/routing.npz``, or a file is damaged or does not
             fit the others.
@@ -134,10 +131,6 @@ def _read_curves(path: Path) -> Curves:
 
 def read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
     """Read arrays of an ``.npz`` file.
-
-    Args:
-        path: The file.
-        names: Which ones.
 
     Raises:
         CheckpointError: If one is absent or the file is damaged.

@@ -65,9 +65,6 @@ class RoutingView:
     def aligned_with(self, first: "RoutingView") -> "RoutingView":
         """Return this run with tasks and groups of layers in the order of another.
 
-        Args:
-            first: The other run.
-
         Raises:
             TaskError: If the runs differ in tasks, groups of layers or number of skills.
         """

@@ -43,9 +43,6 @@ def build_policies(config: BabyAIConfig, levels: Sequence[str]) -> ComposedModel
     Args:
         config: Its sections rl, skills and router are read.
         levels: Names of the levels in the order of their ids.
-
-    Raises:
-        ConfigError: If a part cannot be built; the message names the section.
     """
     return _assemble(policy_settings(config), levels).train()
 
@@ -71,9 +68,6 @@ def fresh_policies(folder: str | Path, levels: Sequence[str]) -> ComposedModel:
     Args:
         folder: The run folder, or its ``skills/``.
         levels: Names of the levels they are for.
-
-    Raises:
-        CheckpointError: If the folder holds no policies.
     """
     return _from_settings(read_inventory(folder), levels).train()
 

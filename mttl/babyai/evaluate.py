@@ -37,9 +37,6 @@ def play_levels(
         n_episodes: Episodes of every level, E.
         seed: Of the episodes, and of sampled actions.
         choose: ``"greedy"`` takes the most likely action, ``"sampled"`` draws one.
-
-    Raises:
-        ValueError: If ``choose`` is neither.
     """
     _check_choice(choose)
     n_slots = min(N_SLOTS, n_episodes)
@@ -119,14 +116,7 @@ def _chosen(logits: Tensor, choose: str, generator: torch.Generator) -> Tensor:
 def episode_results(
     episodes: Episodes, levels: Sequence[str], sample: str, seed: int
 ) -> list[Result]:
-    """Return the success rate and the mean number of steps of every level, and their means.
-
-    Args:
-        episodes: Of the levels.
-        levels: Their names.
-        sample: How actions were chosen.
-        seed: Of the run.
-    """
+    """Return the success rate and the mean number of steps of every level, and their means."""
     n = episodes.success.shape[1]
     found = []
     for metric, values in (("success", episodes.success), ("steps", episodes.steps)):

@@ -8,8 +8,8 @@ from torch import Tensor
 from mttl.babyai.level_demonstrations import DemonstrationBatch
 from mttl.babyai.policy_module import PolicyModule
 from mttl.babyai.rl.imitation import imitation_loss
+from mttl.config.optim_schema import Optim
 from mttl.skills.composed.composed_model import ComposedModel
-from mttl.training.optim import Optimization
 
 
 class ImitationModule(PolicyModule):
@@ -22,7 +22,7 @@ class ImitationModule(PolicyModule):
     Args:
         model: Common parameters, skills and router; task t is level t.
         levels: Names of the levels in id order.
-        optimization: Optimizer, learning rates and schedule.
+        optim: Optimizer, learning rates and schedule.
         recurrence: Steps that gradients flow back through the memory.
         entropy_coef: Weight of the entropy; see `mttl.babyai.rl.imitation.imitation_loss`.
     """
@@ -31,21 +31,17 @@ class ImitationModule(PolicyModule):
         self,
         model: ComposedModel,
         levels: Sequence[str],
-        optimization: Optimization,
+        optim: Optim,
         *,
         recurrence: int,
         entropy_coef: float,
     ) -> None:
-        super().__init__(model, levels, optimization)
+        super().__init__(model, levels, optim)
         self.recurrence = recurrence
         self.entropy_coef = entropy_coef
 
     def training_step(self, batch: DemonstrationBatch, batch_idx: int) -> Tensor:
-        """Return the loss of a batch, with the router's prior.
-
-        Raises:
-            TrainingError: If the loss is no finite number.
-        """
+        """Return the loss of a batch, with the router's prior."""
         logits, values = self._follow(batch)
         losses, statistics = zip(
             *(

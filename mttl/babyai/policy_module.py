@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mttl.config.optim_schema import Optim
 from mttl.errors import CheckpointError
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.checkpoint_file import not_finite
 from mttl.training.module import ResumableModule
-from mttl.training.optim import Optimization
 
 
 class PolicyModule(ResumableModule):
@@ -21,16 +21,14 @@ class PolicyModule(ResumableModule):
     Args:
         model: Common parameters, skills and router; task t is level t.
         levels: Names of the levels in id order.
-        optimization: Optimizer, learning rates and schedule.
+        optim: Optimizer, learning rates and schedule.
     """
 
     model: ComposedModel
     task_ids: Tensor
 
-    def __init__(
-        self, model: ComposedModel, levels: Sequence[str], optimization: Optimization
-    ) -> None:
-        super().__init__(model, optimization)
+    def __init__(self, model: ComposedModel, levels: Sequence[str], optim: Optim) -> None:
+        super().__init__(model, optim)
         self.levels = tuple(levels)
         self.register_buffer("task_ids", torch.arange(len(self.levels)), persistent=False)
         # Sums over the batches of an epoch: logging each of them costs more than a step.

@@ -8,8 +8,8 @@ from mttl.babyai.policy_module import PolicyModule
 from mttl.babyai.rl.ppo import ppo_loss
 from mttl.babyai.rl.sequences import Sequences
 from mttl.config.babyai_schema import Ppo
+from mttl.config.optim_schema import Optim
 from mttl.skills.composed.composed_model import ComposedModel
-from mttl.training.optim import Optimization
 
 
 class BabyAIModule(PolicyModule):
@@ -18,7 +18,7 @@ class BabyAIModule(PolicyModule):
     Args:
         model: Common parameters, skills and router; task t is level t.
         levels: Names of the levels in id order.
-        optimization: Optimizer, learning rates and schedule.
+        optim: Optimizer, learning rates and schedule.
         weights: The terms of the loss; BabyAI's by default.
     """
 
@@ -26,18 +26,14 @@ class BabyAIModule(PolicyModule):
         self,
         model: ComposedModel,
         levels: Sequence[str],
-        optimization: Optimization,
+        optim: Optim,
         weights: Ppo | None = None,
     ) -> None:
-        super().__init__(model, levels, optimization)
+        super().__init__(model, levels, optim)
         self.weights = weights or Ppo()
 
     def training_step(self, batch: Sequences, batch_idx: int) -> Tensor:
-        """Return the loss of a minibatch, with the router's prior.
-
-        Raises:
-            TrainingError: If the loss is no finite number.
-        """
+        """Return the loss of a minibatch, with the router's prior."""
         logits, values, _ = self.model(self.task_ids, *batch.inputs)
         loss, statistics = ppo_loss(
             logits.float(),

@@ -27,7 +27,6 @@ from mttl.babyai.policy_module import PolicyModule
 from mttl.babyai.ppo_module import BabyAIModule
 from mttl.babyai.rl.episode_log import EpisodeLog
 from mttl.babyai.rollouts import RolloutDataModule, RolloutLoader
-from mttl.build.model import build_optimization
 from mttl.build.trainer import build_policy_trainer
 from mttl.checkpoint import save_inventory
 from mttl.command import make_console
@@ -54,10 +53,6 @@ def train_babyai(config: BabyAIConfig, *, resume: bool = False) -> list[Result]:
 
     Returns:
         The success rate and mean steps of every level.
-
-    Raises:
-        ConfigError: If a setting is wrong.
-        TrainingError: If an environment breaks, or the loss is no number any more.
     """
     with environment_errors("The last checkpoint is kept; continue with --resume"):
         return _train(config, resume)
@@ -138,9 +133,6 @@ def learning_of(config: BabyAIConfig, model: ComposedModel, levels: Sequence[str
         config: Its sections rl and optim are read, and the seed.
         model: The policies; task t plays level t.
         levels: Their names.
-
-    Raises:
-        ConfigError: If demonstrations are missing or damaged.
     """
     learn = _from_demonstrations if config.rl.demonstrations else _from_rollouts
     return learn(config, model, levels)
@@ -168,7 +160,7 @@ def _from_rollouts(config: BabyAIConfig, model: ComposedModel, levels: Sequence[
             environments.close()
 
     return Learning(
-        BabyAIModule(model, levels, build_optimization(config.optim), rl.ppo),
+        BabyAIModule(model, levels, config.optim, rl.ppo),
         EpisodeMonitor(
             log,
             success_rate=rl.success_rate,
@@ -193,7 +185,7 @@ def _from_demonstrations(
     module = ImitationModule(
         model,
         levels,
-        build_optimization(config.optim),
+        config.optim,
         recurrence=rl.ppo.recurrence,
         entropy_coef=rl.imitation.entropy_coef,
     )

@@ -51,9 +51,6 @@ def build_experts(
         slot: Where layers find the routing of a forward pass.
         granularity: Which layers share a row of the task router, where one is their prior.
         groups: Routed groups that exist already.
-
-    Raises:
-        ConfigError: If a part cannot be built.
     """
     embeddings: Any = model.get_input_embeddings()
     vocabulary_size = int(embeddings.weight.shape[0])
@@ -95,13 +92,7 @@ def build_experts(
 
 
 def build_token_router(moe: MoE, in_features: int, vocabulary_size: int) -> TokenRouter:
-    """Build the router of one layer.
-
-    Args:
-        moe: The section.
-        in_features: Features of a token there.
-        vocabulary_size: Entries of the backbone's vocabulary.
-    """
+    """Build the router of one layer."""
     kind, balance = moe.router.kind, moe.balance
     settings: dict[str, Any] = moe.router.model_dump(exclude={"kind"})
     if kind == "switch":

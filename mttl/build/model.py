@@ -14,7 +14,6 @@ from mttl.build.build_router import build_router
 from mttl.build.fusion_source import load_source
 from mttl.build.saved_settings import ModelSettings, read_settings
 from mttl.checkpoint import load_into, read_inventory
-from mttl.config.optim_schema import Optim
 from mttl.config.schema import Config
 from mttl.config.skills_schema import Aggregation, Skills
 from mttl.errors import CheckpointError, ConfigError, TaskError, nearest
@@ -28,7 +27,6 @@ from mttl.skills.lora import LoRAInventory
 from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.sparse import place_supports, saved_supports
 from mttl.sparse.skill_file import SparseSkill
-from mttl.training.optim import Optimization
 
 
 @dataclass(frozen=True)
@@ -117,30 +115,6 @@ def inventory_settings(config: Config) -> dict[str, Any]:
     sections = config.model_dump(mode="json", include=set(names))
     own = {name: sections[name] for name in names}
     return own | {"data": config.data.model_dump(mode="json", include=form)}
-
-
-def build_optimization(optim: Optim) -> Optimization:
-    """Return the optimization that the configuration describes."""
-    settings: dict[str, Any] = {}
-    if optim.kind == "adafactor":
-        settings = {
-            "beta2_decay": optim.beta2_decay,
-            "d": optim.clip_threshold,
-            "eps": (None, optim.smallest_scale),
-        }
-    else:
-        settings = {"betas": tuple(optim.betas), "eps": optim.eps}
-    return Optimization(
-        kind=optim.kind,
-        lr=optim.lr,
-        router_lr=optim.router_lr,
-        backbone_lr=optim.backbone_lr,
-        token_router_lr=optim.token_router_lr,
-        weight_decay=optim.weight_decay,
-        schedule=optim.schedule,
-        warmup=optim.warmup,
-        settings=tuple(settings.items()),
-    )
 
 
 def _build(

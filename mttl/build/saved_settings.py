@@ -35,10 +35,6 @@ class ModelSettings(Section):
 def read_settings(saved: SavedInventory, schema: type[S]) -> S:
     """Return the validated settings of a saved inventory.
 
-    Args:
-        saved: What was read.
-        schema: Of its settings.
-
     Raises:
         CheckpointError: If they do not validate.
     """

@@ -36,9 +36,6 @@ def build_trainer(
         folder: Where the run writes.
         built: The model; names of tasks and groups are read.
         resumed_step: The step that a resumed run continues from.
-
-    Raises:
-        ConfigError: If Lightning refuses a setting, or a logger is not installed.
     """
     return _make_trainer(
         config.trainer, config.run.name, folder, _callbacks(config, folder, built), resumed_step
@@ -65,9 +62,6 @@ def build_policy_trainer(
         monitor: Says how well the policies do.
         every_n_steps: Steps between two checkpoints, and between two records of the routing.
         resumed_step: The step that a resumed run continues from.
-
-    Raises:
-        ConfigError: If Lightning refuses a setting, or a logger is not installed.
     """
     last = SaveLast(folder.last, every_n_steps)
     callbacks: list[Callback] = [

@@ -49,15 +49,7 @@ def load_config(names: str | Sequence[str], overrides: Sequence[str] = ()) -> Co
 
 
 def load_any_config(names: str | Sequence[str], overrides: Sequence[str] = ()) -> Section:
-    """Read a configuration of any world; its sections tell which.
-
-    Args:
-        names: As for `load_config`.
-        overrides: As for `load_config`.
-
-    Raises:
-        ConfigError: As for `load_config`.
-    """
+    """Read a configuration of any world; its sections tell which."""
     listed = names.split("+") if isinstance(names, str) else list(names)
     stems: list[str] = []
     tree: Tree = {}
@@ -120,8 +112,13 @@ def dump_config(config: Section) -> str:
     return yaml12.dump(settings)
 
 
+def read_yaml(path: Path) -> Any:
+    """Read a YAML file; its mistakes are errors of the configuration."""
+    return yaml12.read_yaml(path, ConfigError)
+
+
 def _read(path: Path) -> Tree:
-    tree = yaml12.read_yaml(path, ConfigError)
+    tree = read_yaml(path)
     if tree is None:
         return {}
     if not isinstance(tree, dict):

@@ -52,17 +52,9 @@ def each_alone(task: Task) -> bool:
 def survey(task: Task, split: str, records: Iterable[Record]) -> Iterator[tuple[int, Line]]:
     """Tell which rows are kept, and how they are labelled, without writing their inputs.
 
-    Args:
-        task: How to write them.
-        split: Their split; only for messages.
-        records: What the source holds.
-
     Yields:
         The number of a row that is kept (from 1), and its right answers; of a task whose samples do
         not depend on them, none.
-
-    Raises:
-        TaskError: As `convert`.
     """
     answer = _answer_writer(task)
     for numbers, chunk in _rows(task, split, records):

@@ -148,9 +148,6 @@ def draw(
 
     Returns:
         The lines of ``train``, ``dev`` and ``test``, in the order of the files.
-
-    Raises:
-        TaskError: As `cut`.
     """
     pool, test_indices = cut(task, len(train), None if test is None else len(test))
     train_indices, dev_indices = few_shot(task, _InMemory(task, train), pool, sample)

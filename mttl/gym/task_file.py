@@ -57,9 +57,6 @@ def parse_tasks(text: str, place: str, folder: Path | None = None) -> dict[str, 
         text: The document.
         place: Where it came from, for messages.
         folder: What paths of data files are relative to.
-
-    Raises:
-        TaskError: As `load_tasks`.
     """
     try:
         tree = yaml12.parse(text)

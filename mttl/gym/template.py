@@ -50,9 +50,6 @@ def compile_values(template: str, labels: Sequence[str] = ()) -> Read:
     """Return a function from records to what the one field of a template holds, lists too.
 
     Of another template the texts, as `compile_template`.
-
-    Raises:
-        TaskError: If the template is malformed.
     """
     lone = _PARTS.fullmatch(template)
     return compile_field(lone[1], labels, template) if lone else compile_template(template, labels)

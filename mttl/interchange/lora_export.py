@@ -88,10 +88,6 @@ def lora_adapter(
 def skill_mixing(model: SkilledModel, skill: int) -> Float[Tensor, "G H K"]:
     """Return the mixing weights that use one skill alone.
 
-    Args:
-        model: Backbone, skills and router.
-        skill: Which skill.
-
     Raises:
         CheckpointError: If there is no such skill.
     """

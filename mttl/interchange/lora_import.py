@@ -30,9 +30,6 @@ def read_lora(folder: PeftFolder) -> dict[str, LowRank]:
     The scale is ``lora_alpha / r``, or ``lora_alpha / √r`` where `use_rslora` is set; single layers
     may have an alpha of their own (`alpha_pattern`).
 
-    Args:
-        folder: As read from disk.
-
     Raises:
         CheckpointError: If it is no LoRA adapter, changes more than the weights of linear layers,
             or is damaged.
@@ -67,9 +64,6 @@ def stack_adapters(
     """Return the factors of several adapters stacked as skills, padded to the largest rank.
 
     An adapter that lacks a layer of another's changes nothing there.
-
-    Args:
-        adapters: Their weight changes by path.
 
     Returns:
         The factors of every layer; the inventory's scale is 1.

@@ -46,9 +46,6 @@ class PeftFolder:
 def read_peft(folder: str | Path) -> PeftFolder:
     """Read a folder of PEFT.
 
-    Args:
-        folder: The folder.
-
     Raises:
         CheckpointError: If a file is missing or damaged, or the tensors are pickled or whole
             numbers.

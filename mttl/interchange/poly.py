@@ -103,9 +103,6 @@ def poly_checkpoint(
 def poly_logits(router: TaskRouter) -> Float[Tensor, "G T H K"]:
     """Return logits z for which σ(z), normalised to sum 1, is the router's matrix.
 
-    Args:
-        router: Of any kind.
-
     Raises:
         CheckpointError: If its rows are not positive weights that sum to 1.
     """
@@ -130,9 +127,6 @@ def poly_logits(router: TaskRouter) -> Float[Tensor, "G T H K"]:
 
 def read_poly(folder: PeftFolder) -> dict[str, PolyLayer]:
     """Return the layers of a Poly checkpoint by path.
-
-    Args:
-        folder: As read from disk.
 
     Raises:
         CheckpointError: If it is no Poly checkpoint, or its tensors do not fit its configuration.

@@ -71,13 +71,6 @@ class Ranges:
 
 
 def read_wide(weights: Weights, tensor: str, start: int, stop: int) -> Float[Tensor, "N"]:
-    """Read a range in single precision at least, to compute with.
-
-    Args:
-        weights: Where from.
-        tensor: Its name.
-        start: First entry.
-        stop: Last entry, exclusive.
-    """
+    """Read a range in single precision at least, to compute with."""
     values = weights.read(tensor, start, stop)
     return values.to(torch.promote_types(values.dtype, torch.float32))

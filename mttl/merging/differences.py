@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from mttl.errors import CheckpointError
+from mttl.merging.tensor_file import Entry
 from mttl.merging.weights_folder import Weights
 from mttl.reading import read_json
 
@@ -31,11 +32,7 @@ def weight_differences(base: Weights, other: Weights, *, extra: bool = True) -> 
     causes = {
         "missing": [name for name in base if name not in other],
         "unexpected": [name for name in other if name not in base] if extra else [],
-        "of another shape": [
-            f"{name} {found.shape} instead of {wanted.shape}"
-            for name, (found, wanted) in pairs.items()
-            if found.shape != wanted.shape
-        ],
+        "of another shape": _other_shapes(pairs),
         "of another type": [
             f"{name} {_short(found.dtype)} instead of {_short(wanted.dtype)}"
             for name, (found, wanted) in pairs.items()
@@ -65,11 +62,7 @@ def fisher_differences(base: Weights, fisher: Weights, changed: Sequence[str]) -
         {
             "missing": [name for name in changed if name not in fisher],
             "unexpected": [name for name in fisher if name not in base],
-            "of another shape": [
-                f"{name} {found.shape} instead of {wanted.shape}"
-                for name, (found, wanted) in pairs.items()
-                if found.shape != wanted.shape
-            ],
+            "of another shape": _other_shapes(pairs),
             "of another type": [
                 f"{name} {_short(found.dtype)} instead of floating point"
                 for name, (found, _) in pairs.items()
@@ -84,10 +77,6 @@ def setting_differences(base: Path, other: Path) -> list[str]:
 
     Dropout and what is said under `INCIDENTAL` may differ, and a file that one of them lacks is not
     compared.
-
-    Args:
-        base: Folder of the base.
-        other: Folder of the model.
     """
     ours, theirs = _settings(base / "config.json"), _settings(other / "config.json")
     differing = []
@@ -108,17 +97,20 @@ def setting_differences(base: Path, other: Path) -> list[str]:
 
 
 def grouped(causes: Mapping[str, Sequence[str]], most: int = 5) -> list[str]:
-    """Return one line per cause that has members.
-
-    Args:
-        causes: Members by cause.
-        most: The most members to list.
-    """
+    """Return one line per cause that has members."""
     return [
         f"{cause}: {', '.join(names[:most])}"
         + (f" and {len(names) - most} more" if len(names) > most else "")
         for cause, names in causes.items()
         if names
+    ]
+
+
+def _other_shapes(pairs: Mapping[str, tuple[Entry, Entry]]) -> list[str]:
+    return [
+        f"{name} {found.shape} instead of {wanted.shape}"
+        for name, (found, wanted) in pairs.items()
+        if found.shape != wanted.shape
     ]
 
 

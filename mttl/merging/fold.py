@@ -28,10 +28,6 @@ class FoldedBackbone:
 def task_mixing(router: TaskRouter, task_id: int) -> Float[Tensor, "G H K"]:
     """Return the mixing weights of one task, without noise.
 
-    Args:
-        router: The router.
-        task_id: Which task.
-
     Raises:
         ValueError: If the router does not know the task.
     """
@@ -42,9 +38,6 @@ def task_mixing(router: TaskRouter, task_id: int) -> Float[Tensor, "G H K"]:
 
 def average_mixing(router: TaskRouter) -> Float[Tensor, "G H K"]:
     """Return uniform mixing weights, whatever the router learned: the average skill (MHR-μ).
-
-    Args:
-        router: Gives sizes, dtype and device.
 
     References:
         Caccia et al., arXiv:2211.03831, section 4.
@@ -98,21 +91,13 @@ def strip(model: SkilledModel) -> FoldedBackbone:
 
 
 def unfold(folded: FoldedBackbone) -> None:
-    """Put the skilled layers back; the model is then as it was before `fold`.
-
-    Args:
-        folded: What `fold` returned.
-    """
+    """Put the skilled layers back; the model is then as it was before `fold`."""
     for path, layer in folded.replaced.items():
         _put(folded.backbone, path, layer)
 
 
 def is_transposed(base: nn.Module) -> bool:
-    """Tell whether a layer keeps its weight as (I, O): GPT-2's do.
-
-    Args:
-        base: A linear layer.
-    """
+    """Tell whether a layer keeps its weight as (I, O): GPT-2's do."""
     return type(base).__name__ == "Conv1D"
 
 

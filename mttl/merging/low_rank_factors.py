@@ -54,10 +54,6 @@ def mixture_factors(inventory: LoRAInventory, weights: Float[Tensor, "H K"]) -> 
     :math:`\sum_k w_k B_k A_k^\top = [w_1 B_1 \dots w_K B_K][A_1 \dots A_K]^\top`, of rank r times
     the number of skills in use; with heads, the block of output features h of :math:`B_k` has the
     weight :math:`w_{hk}`.
-
-    Args:
-        inventory: The skills of a layer.
-        weights: Mixing weights of one task.
     """
     if inventory.mix == "factors":
         down, up = mix_factors(inventory.down, inventory.up, weights[None])
@@ -76,11 +72,6 @@ def truncate(down: Float[Tensor, "I q"], up: Float[Tensor, "O q"], rank: int) ->
     With ``A = Q R`` and ``B = P S`` the product's singular values are those of the small matrix
     ``S Rᵀ``. The result is optimal in the Frobenius norm (Eckart and Young, 1936).
 
-    Args:
-        down: Input-side factor.
-        up: Output-side factor.
-        rank: Rank to keep.
-
     Raises:
         ValueError: If the rank is not positive.
     """
@@ -95,10 +86,6 @@ def truncate(down: Float[Tensor, "I q"], up: Float[Tensor, "O q"], rank: int) ->
 @torch.no_grad()
 def factorise(delta: Float[Tensor, "O I"], rank: int) -> LowRank:
     """Return the best factors of a given rank for any weight change.
-
-    Args:
-        delta: The change.
-        rank: Rank to keep.
 
     Raises:
         ValueError: If the rank is not positive.
@@ -139,11 +126,7 @@ def mixture(
 
 
 def relative_error(parts: list[LowRank]) -> float:
-    """Return the norm of what was cut off from all layers over the norm of the whole changes.
-
-    Args:
-        parts: The layers'.
-    """
+    """Return the norm of what was cut off from all layers over the norm of the whole changes."""
     dropped = sum(part.dropped**2 for part in parts)
     return (dropped / sum(part.norm**2 for part in parts)) ** 0.5 if dropped else 0.0
 

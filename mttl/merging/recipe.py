@@ -1,12 +1,12 @@
 """A recipe: which models are merged, how, and where the result goes."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
-from mttl import yaml12
 from mttl.config.explain import explain
+from mttl.config.load import read_yaml
 from mttl.config.section import Section, Seed
 from mttl.errors import ConfigError
 
@@ -167,14 +167,8 @@ class Recipe(Section):
         return self
 
     def _about_fishers(self, kind: str) -> list[str]:
-        of_base, of_models = (
-            kind in ("elastic", "elastic_cape"),
-            kind
-            in (
-                "elastic",
-                "fisher_average",
-            ),
-        )
+        of_base = kind in ("elastic", "elastic_cape")
+        of_models = kind in ("elastic", "fisher_average")
         wanted = {"base.fisher": (of_base, self.base.fisher)}
         for place, model in enumerate(self.models):
             wanted[f"models.{place}.fisher"] = (of_models, model.fisher)
@@ -190,15 +184,12 @@ class Recipe(Section):
 def read_recipe(path: str | Path) -> Recipe:
     """Read and validate a recipe.
 
-    Args:
-        path: A YAML file.
-
     Raises:
         ConfigError: If it cannot be read, is malformed, or does not validate; the message names
             every key with its value, what is allowed, and near names.
     """
     path = Path(path)
-    tree: Any = yaml12.read_yaml(path, ConfigError)
+    tree = read_yaml(path)
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: must hold base, models and method")
     try:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -13,7 +14,7 @@ from mttl.aggregation.elastic import elastic_contrast, elastic_removal, fisher_a
 from mttl.aggregation.magnitude import Trimmer, kept_count
 from mttl.aggregation.ties import merge_agreeing
 from mttl.merging.changes import Change, Ranges
-from mttl.merging.recipe import Dare, Elastic, ElasticCaPE, FisherAverage, Recipe, Ties
+from mttl.merging.recipe import CaPE, Dare, Elastic, ElasticCaPE, FisherAverage, Recipe, Ties
 from mttl.merging.weights_folder import Weights
 
 
@@ -52,26 +53,12 @@ Rule = Callable[[str, int, Float[Tensor, "N"]], Float[Tensor, "N"]]
 
 
 def make_rule(recipe: Recipe, parts: Parts) -> Rule:
-    """Return the function that merges ranges; it is to be called for all of them in order.
-
-    Args:
-        recipe: Names the method.
-        parts: What is merged.
-    """
+    """Return the function that merges ranges; it is to be called for all of them in order."""
     method = recipe.method
-    if isinstance(method, Elastic):
-        return _elastic(method, parts)
-    if isinstance(method, ElasticCaPE):
-        return _elastic_cape(method, parts)
-    if isinstance(method, FisherAverage):
-        return _fisher_average(method, parts)
-    if isinstance(method, Ties):
-        return _ties(method, parts)
-    if isinstance(method, Dare):
-        return _dare(method, parts)
-    weights = parts.weights
-    if method.kind == "cape":
-        weights = (method.weight,) * len(weights)
+    if method.kind in _RULES:
+        return _RULES[method.kind](method, parts)
+    n_models = len(parts.weights)
+    weights = (method.weight,) * n_models if isinstance(method, CaPE) else parts.weights
     return lambda tensor, start, base: add_task_vectors(
         base, parts.vectors(tensor, start, base), weights
     )
@@ -190,3 +177,12 @@ def _measured(tensor: str, fishers: Sequence[Weights | None]) -> bool:
 def _range(fisher: Weights | None, tensor: str, start: int, base: Tensor) -> Tensor:
     assert fisher is not None  # a recipe without it does not validate
     return fisher.read(tensor, start, start + len(base)).to(base.dtype)
+
+
+_RULES: dict[str, Callable[[Any, Parts], Rule]] = {
+    "elastic": _elastic,
+    "elastic_cape": _elastic_cape,
+    "fisher_average": _fisher_average,
+    "ties": _ties,
+    "dare": _dare,
+}

@@ -93,14 +93,7 @@ def merge_models(
 
 
 def open_parts(recipe: Recipe) -> Parts:
-    """Open all that a recipe names, and see that it fits together.
-
-    Args:
-        recipe: The recipe.
-
-    Raises:
-        CheckpointError: If something cannot be read or does not fit, as for `merge_models`.
-    """
+    """Open all that a recipe names, and see that it fits together."""
     base = Weights(Path(recipe.base.model))
     len(base)  # its own mistakes first
     problems: list[str] = []

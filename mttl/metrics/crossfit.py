@@ -210,13 +210,7 @@ def _bytes(text: bytes) -> UInt8[Tensor, "n"]:
 def score_answers(
     name: str, predictions: Sequence[str], references: Sequence[Sequence[str]]
 ) -> float:
-    """Return the score of a list of answers.
-
-    Args:
-        name: The metric.
-        predictions: One answer per row.
-        references: Accepted answers of each row.
-    """
+    """Return the score of a list of answers."""
     metric = build_metric(name)
     metric.update(predictions, references)
     return float(metric.compute())

@@ -35,10 +35,6 @@ def forced_logits(
 ) -> tuple[Float[Tensor, "B L V"], Int[Tensor, "B L"]]:
     """Run a model on a batch.
 
-    Args:
-        model: As for `forced_inputs`.
-        batch: As for `forced_inputs`.
-
     Returns:
         The logits, and the labels that they predict, position by position.
     """

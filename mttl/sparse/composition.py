@@ -72,9 +72,6 @@ class SparseComposition:
     def remove(self, name: str) -> None:
         """Take a skill off; where no other is left, the weights are as before, bit for bit.
 
-        Args:
-            name: What it was called.
-
         Raises:
             ValueError: If there is none of that name.
         """

@@ -53,11 +53,7 @@ class FullTuning:
                 value.grad.add_((value - self._starts[name]).sign(), alpha=coefficient)
 
     def before_step(self, lr: float) -> None:
-        """Score the gradients of a step of training that is about to be taken.
-
-        Args:
-            lr: Its learning rate.
-        """
+        """Score the gradients of a step of training that is about to be taken."""
         if self._movement is not None:
             self._movement.add(lr)
 
@@ -99,11 +95,7 @@ class FullTuning:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where a state was taken; the tensors must be at their start.
-
-        Args:
-            state: As from `state_dict`.
-        """
+        """Continue where a state was taken; the tensors must be at their start."""
         for name, value in self._parameters.items():
             value.copy_(state["values"][name])
         kept = self._fisher or self._movement

@@ -94,11 +94,6 @@ def save_state(path: Path, state: dict[str, Any], settings: dict[str, Any]) -> N
 def load_state(path: Path, settings: dict[str, Any], *, resume: bool) -> dict[str, Any] | None:
     """Return the state to continue from, or None to begin.
 
-    Args:
-        path: File of the state.
-        settings: What the work is now.
-        resume: Whether to continue.
-
     Raises:
         ConfigError: If there is a state and it is not asked for, or it belongs to other settings.
         CheckpointError: If the file is damaged.

@@ -172,11 +172,7 @@ class LotteryTicket:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where a state was taken; the model must be at its start.
-
-        Args:
-            state: As from `state_dict`.
-        """
+        """Continue where a state was taken; the model must be at its start."""
         if state["phase"] == "full":
             assert isinstance(self._tuning, FullTuning)
             self._tuning.load_state_dict(state)

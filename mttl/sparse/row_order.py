@@ -25,12 +25,7 @@ class RowOrder:
         self._epoch: tuple[int, Tensor] | None = None
 
     def rows(self, start: int, n: int) -> list[int]:
-        """Return the rows at ``n`` places of the stream.
-
-        Args:
-            start: The first place.
-            n: How many.
-        """
+        """Return the rows at ``n`` places of the stream."""
         return [self._at(place) for place in range(start, start + n)]
 
     def _at(self, place: int) -> int:

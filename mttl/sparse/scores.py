@@ -49,11 +49,7 @@ class MovementScores:
 
     @torch.no_grad()
     def add(self, lr: float) -> None:
-        """Add the present gradients; call it before the optimizer's step.
-
-        Args:
-            lr: Learning rate of the step.
-        """
+        """Add the present gradients; call it before the optimizer's step."""
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
                 self.scores[name].addcmul_(parameter.grad, parameter, value=-lr)

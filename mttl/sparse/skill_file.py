@@ -103,11 +103,7 @@ class SparseSkill:
         return sum(len(change.indices) for change in self.changes.values())
 
     def save(self, path: str | Path) -> None:
-        """Write the file, whole or not at all.
-
-        Args:
-            path: The file.
-        """
+        """Write the file, whole or not at all."""
         tensors: dict[str, Tensor] = {}
         facts: dict[str, Any] = {}
         for name, change in self.changes.items():
@@ -126,9 +122,6 @@ class SparseSkill:
     @classmethod
     def load(cls, path: str | Path) -> "SparseSkill":
         """Read a file.
-
-        Args:
-            path: The file.
 
         Raises:
             CheckpointError: If it is missing, damaged, of another format, or does not hold what

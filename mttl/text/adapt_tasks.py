@@ -45,9 +45,6 @@ def adapt_run(
         allow_seen: Take tasks of training too.
         reference: Folder of the results to compare with.
         out: Folder of the results; ``adapt-<mode>`` in the run by default.
-
-    Raises:
-        MttlError: If a name is wrong, a file is damaged, or a process failed.
     """
     console, status = make_console(), make_console(stderr=True)
     # Three small files per job: not worth a line each.
@@ -90,15 +87,7 @@ def run_jobs(
     results: Results,
     status: Console,
 ) -> None:
-    """Run jobs one after another and keep their results.
-
-    Args:
-        adaptation: The model.
-        config: How to adapt.
-        todo: The jobs.
-        results: Where they go.
-        status: Where progress is shown.
-    """
+    """Run jobs one after another and keep their results."""
     with counting_bar(status) as progress:
         bar = progress.add_task("adapting", total=len(todo) * config.adapt.max_steps)
         for number, job in enumerate(todo, start=1):

@@ -17,7 +17,7 @@ from mttl.adaptation.search import (
     trials_table,
     write_trials,
 )
-from mttl.adaptation.search_ranges import Bounds, search_ranges
+from mttl.adaptation.search_ranges import search_ranges
 from mttl.adaptation.settings import with_settings
 from mttl.command import make_console
 from mttl.config.schema import Config, Search
@@ -45,9 +45,6 @@ def search_run(
         samples: As for `mttl.adaptation.plan.read_samples`.
         allow_seen: Take tasks of training too.
         out: Folder of the trials; ``search-<mode>`` in the run by default.
-
-    Raises:
-        MttlError: If there is nothing to search, a name is wrong or a file is damaged.
     """
     console, status = make_console(), make_console(stderr=True)
     # Two small files per job: not worth a line each.
@@ -100,7 +97,7 @@ def search_run(
             evaluate(values)
         if search.ranges:
             search_ranges(
-                ranges_of(search),
+                search.ranges,
                 evaluate,
                 n_trials=n_trials,
                 seed=search.seed,
@@ -127,17 +124,11 @@ def check_search(config: Config) -> Search:
             "search.grid and search.ranges are empty: there is nothing to try. Add a file to -c, "
             "such as crossfit.yaml+search/mhr.yaml, or -k 'search.grid={adapt.lr: [1e-3, 1e-4]}'"
         )
-    ranges = ranges_of(search)
-    lows = {name: bounds.low for name, bounds in ranges.items()}
-    highs = {name: bounds.high for name, bounds in ranges.items()}
+    lows = {name: bounds.low for name, bounds in search.ranges.items()}
+    highs = {name: bounds.high for name, bounds in search.ranges.items()}
     for values in grid_points(search.grid) if search.grid else (lows, highs):
         try:
             with_settings(config, values)
         except ConfigError as error:
             raise ConfigError(f"section search: the trial {trial_name(values)}: {error}") from None
     return search
-
-
-def ranges_of(search: Search) -> dict[str, Bounds]:
-    """Return the bounds by setting."""
-    return {name: Bounds(**bounds.model_dump()) for name, bounds in search.ranges.items()}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytorch_lightning as pl
 
 from mttl.build.build_backbone import backbone_name
-from mttl.build.model import Built, build_model, build_optimization, inventory_settings
+from mttl.build.model import Built, build_model, inventory_settings
 from mttl.build.trainer import build_trainer
 from mttl.checkpoint import save_inventory
 from mttl.command import make_console
@@ -37,9 +37,6 @@ def train(config: Config, *, resume: bool = False) -> None:
     Args:
         config: The run.
         resume: Continue the interrupted run of the same name.
-
-    Raises:
-        MttlError: If a part cannot be built, or the run can neither begin nor continue.
     """
     pl.seed_everything(config.run.seed, verbose=False)
     console = make_console()
@@ -56,14 +53,8 @@ def train(config: Config, *, resume: bool = False) -> None:
     text = dump_config(config)
     step = step_to_start_from(folder, text, resume=resume)
     module = TextToTextModule(
-        built.model,
-        built.tokenizer,
-        metrics,
-        build_optimization(config.optim),
-        label_smoothing=config.optim.label_smoothing,
+        *(built.model, built.tokenizer, metrics, config.optim, config.generation),
         max_output_length=config.data.max_output_length,
-        num_beams=config.generation.num_beams,
-        length_penalty=config.generation.length_penalty,
     )
     trainer = build_trainer(config, folder, built, resumed_step=step)
 
@@ -89,15 +80,7 @@ def train(config: Config, *, resume: bool = False) -> None:
     for split in config.data.evaluate:
         rows = predict(trainer, module, data.evaluation_dataloader(split))
         results += score(rows, metrics, split, config.run.seed)
-        baselines[split] = baseline_results(
-            gym,
-            metrics,
-            split,
-            config.data.samples,
-            config.run.seed,
-            config.data.max_rows,
-            config.data.max_eval_rows,
-        )
+        baselines[split] = baseline_results(gym, metrics, split, config.data, config.run.seed)
         if trainer.is_global_zero:
             write_predictions(folder.predictions, rows, tasks, split)
     if trainer.is_global_zero:
@@ -129,28 +112,12 @@ def train(config: Config, *, resume: bool = False) -> None:
 
 def build_data(config: Config, gym: Gym, built: Built) -> TextToTextDataModule:
     """Return the batches that the section ``data`` describes."""
-    data = config.data
-    sampler = data.sampler
+    cache = config.data.cache_dir or str(Path(config.run.dir) / ".cache")
     return TextToTextDataModule(
         gym,
         built.tasks,
         built.tokenizer,
+        config.data.model_copy(update={"cache_dir": cache}),
         decoder_only=is_decoder_only(built.model.backbone),
-        samples=data.samples,
-        split=data.split,
-        validation=data.validation,
-        sampler=sampler.kind,
-        temperature=sampler.temperature if sampler.kind == "temperature" else 1.0,
-        length_window=data.length_window,
-        batch_size=data.batch_size,
-        eval_batch_size=data.eval_batch_size,
-        max_input_length=data.max_input_length,
-        max_output_length=data.max_output_length,
-        prefix=data.prefix,
-        descriptions=data.descriptions,
-        max_rows=data.max_rows,
-        max_eval_rows=data.max_eval_rows,
-        n_workers=data.n_workers,
         seed=config.run.seed,
-        cache_dir=data.cache_dir or Path(config.run.dir) / ".cache",
     )

@@ -20,11 +20,7 @@ ROWS_PER_TASK = 16
 
 
 def has_attention(model: SkilledModel) -> bool:
-    """Tell whether attention aggregates the skills of a model.
-
-    Args:
-        model: Backbone, skills and router.
-    """
+    """Tell whether attention aggregates the skills of a model."""
     layers = model.skilled_layers().values()
     return any(isinstance(layer.inventory, AttendedInventory) for layer in layers)
 

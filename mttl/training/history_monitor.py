@@ -29,11 +29,7 @@ class HistoryMonitor(Callback):
 
     @abstractmethod
     def arrays(self, history: np.ndarray) -> dict[str, Any]:
-        """Return what the file holds besides the steps (S,).
-
-        Args:
-            history: The arrays of all records, stacked.
-        """
+        """Return what the file holds besides the steps (S,)."""
 
     def is_due(self, trainer: pl.Trainer) -> bool:
         """Tell whether the last record was long ago."""
@@ -43,13 +39,7 @@ class HistoryMonitor(Callback):
     def record(
         self, trainer: pl.Trainer, values: np.ndarray, statistics: Mapping[str, float]
     ) -> None:
-        """Keep an array of this step, log what it says, and write the file.
-
-        Args:
-            trainer: Knows the step and the loggers.
-            values: The array.
-            statistics: Numbers by name.
-        """
+        """Keep an array of this step, log what it says, and write the file."""
         self.steps.append(trainer.global_step)
         self.history.append(values)
         for logger in trainer.loggers:

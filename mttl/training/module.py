@@ -10,9 +10,10 @@ import torch
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
+from mttl.config.optim_schema import Optim
 from mttl.errors import CheckpointError, ConfigError
 from mttl.torch_file import load_torch
-from mttl.training.optim import Optimization
+from mttl.training.optim import build_optimizer, build_schedule
 from mttl.training.processes import gathered
 from mttl.training.resuming import checkpoint_errors
 
@@ -25,13 +26,13 @@ class ResumableModule(pl.LightningModule):
 
     Args:
         model: Its parts carry roles.
-        optimization: Optimizer, learning rates and schedule.
+        optim: Optimizer, learning rates and schedule.
     """
 
-    def __init__(self, model: nn.Module, optimization: Optimization) -> None:
+    def __init__(self, model: nn.Module, optim: Optim) -> None:
         super().__init__()
         self.model = model
-        self.optimization = optimization
+        self.optim = optim
         # Of every process of the run that was saved.
         self._random_states: list[Mapping[str, Tensor]] = []
         # Frozen weights are not in the checkpoint; `on_load_checkpoint` checks the rest.
@@ -44,14 +45,14 @@ class ResumableModule(pl.LightningModule):
             ConfigError: If nothing bounds the number of steps.
         """
         mixed = str(self.trainer.precision).endswith("mixed")
-        optimizer = self.optimization.optimizer(self.model, fused=not mixed)
+        optimizer = build_optimizer(self.optim, self.model, fused=not mixed)
         total_steps = self.trainer.estimated_stepping_batches
         if math.isinf(total_steps):
             raise ConfigError(
                 "section trainer: max_time alone does not say how many steps there will be, which "
                 "the learning rates' schedule needs; set max_steps or max_epochs too"
             )
-        scheduler = self.optimization.scheduler(optimizer, int(total_steps))
+        scheduler = build_schedule(self.optim, optimizer, int(total_steps))
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},

@@ -2,80 +2,53 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from mttl.config.optim_schema import Optim
 from mttl.shares import share_of
 from mttl.skills.weight_decay import decays
 
-OptimizerKind = Literal["adamw", "adam", "adafactor"]
-ScheduleKind = Literal["constant", "linear", "cosine"]
 ROLES = ("skills", "router", "token_router", "backbone")
 ROUTERS = ("router", "token_router")
 
 
-@dataclass(frozen=True)
-class Optimization:
-    """How parameters are trained: the two-speed learning rate and what goes with it.
+def build_optimizer(optim: Optim, model: nn.Module, *, fused: bool = True) -> Optimizer:
+    """Return an optimizer over the trainable parameters of a model, grouped by role.
 
     Args:
-        kind: The optimizer.
-        lr: Learning rate of the skills: the slow one.
-        router_lr: Learning rate of the router: the fast one; ``lr`` by default.
-        backbone_lr: Learning rate of a trained backbone; ``lr`` by default.
-        token_router_lr: Learning rate of routers that read hidden states; ``lr`` by default: they
-            are layers like others, and no table of logits.
-        weight_decay: Of weights; never of router parameters, biases, norms and scales.
-        schedule: The course of all learning rates after the warm-up.
-        warmup: Steps of linear warm-up; below 1, a fraction of all steps.
-        settings: The optimizer's further arguments (betas, eps …).
+        optim: The optimizer and its learning rates: a slow one for skills, a fast one for the
+            router, and so on; ``lr`` stands for those that are None.
+        model: A model whose parts carry roles.
+        fused: Update all parameters in one kernel; mixed precision cannot clip gradients then.
 
     References:
         Two speeds: Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, section 2.
     """
-
-    kind: OptimizerKind = "adamw"
-    lr: float = 1e-3
-    router_lr: float | None = None
-    backbone_lr: float | None = None
-    token_router_lr: float | None = None
-    weight_decay: float = 0.01
-    schedule: ScheduleKind = "linear"
-    warmup: float = 0.06
-    settings: tuple[tuple[str, Any], ...] = ()
-
-    def optimizer(self, model: nn.Module, *, fused: bool = True) -> Optimizer:
-        """Return an optimizer over the trainable parameters of ``model``, grouped by role.
-
-        Args:
-            model: A model whose parts carry roles.
-            fused: Update all parameters in one kernel; mixed precision cannot clip gradients then.
-        """
-        groups = parameter_groups(
-            model,
-            lr={
-                "skills": self.lr,
-                "router": self.lr if self.router_lr is None else self.router_lr,
-                "token_router": self.lr if self.token_router_lr is None else self.token_router_lr,
-                "backbone": self.lr if self.backbone_lr is None else self.backbone_lr,
-            },
-            weight_decay=self.weight_decay,
+    own = {role: getattr(optim, f"{role}_lr", None) for role in ROLES}
+    rates = {role: optim.lr if rate is None else rate for role, rate in own.items()}
+    groups = parameter_groups(model, lr=rates, weight_decay=optim.weight_decay)
+    if optim.kind == "adafactor":
+        return torch.optim.Adafactor(
+            groups,
+            lr=optim.lr,
+            beta2_decay=optim.beta2_decay,
+            d=optim.clip_threshold,
+            eps=(None, optim.smallest_scale),
         )
-        settings = dict(self.settings)
-        if self.kind == "adafactor":
-            return torch.optim.Adafactor(groups, lr=self.lr, **settings)
-        kind = torch.optim.AdamW if self.kind == "adamw" else torch.optim.Adam
-        return kind(groups, lr=self.lr, fused=fused, **settings)
+    kind = torch.optim.AdamW if optim.kind == "adamw" else torch.optim.Adam
+    first, second = optim.betas
+    return kind(groups, lr=optim.lr, fused=fused, betas=(first, second), eps=optim.eps)
 
-    def scheduler(self, optimizer: Optimizer, total_steps: int) -> LambdaLR:
-        """Return the schedule of ``optimizer`` over ``total_steps`` steps."""
-        warmup = self.warmup if self.warmup >= 1 else share_of(self.warmup, total_steps)
-        return LambdaLR(optimizer, learning_rate_factor(self.schedule, int(warmup), total_steps))
+
+def build_schedule(optim: Optim, optimizer: Optimizer, total_steps: int) -> LambdaLR:
+    """Return the schedule of an optimizer over ``total_steps`` steps."""
+    warmup = optim.warmup if optim.warmup >= 1 else share_of(optim.warmup, total_steps)
+    return LambdaLR(optimizer, learning_rate_factor(optim.schedule, int(warmup), total_steps))
 
 
 def parameter_roles(model: nn.Module) -> dict[str, str]:
@@ -83,9 +56,6 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
 
     A parameter takes the role of the nearest module above it that has one (`module.role`);
     parameters under ``backbone`` without one have the role ``"backbone"``.
-
-    Args:
-        model: A model whose parts carry roles.
 
     Raises:
         ValueError: If trainable parameters have no role; the message lists them.
@@ -151,17 +121,12 @@ def parameter_groups(
 
 
 def learning_rate_factor(
-    schedule: ScheduleKind, warmup_steps: int, total_steps: int
+    schedule: str, warmup_steps: int, total_steps: int
 ) -> Callable[[int], float]:
     """Return the factor on all learning rates as a function of the step.
 
     It rises linearly from 0 to 1 over ``warmup_steps``; after that it stays (``"constant"``), falls
     linearly to 0 at ``total_steps``, or falls along half a cosine.
-
-    Args:
-        schedule: The course after the warm-up.
-        warmup_steps: Steps of warm-up.
-        total_steps: Steps in all.
 
     Raises:
         ValueError: If the schedule is unknown.

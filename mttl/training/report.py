@@ -9,6 +9,7 @@ from jaxtyping import Float
 from rich.markup import escape
 from rich.table import Table
 
+from mttl.config.data_schema import Data
 from mttl.files import write_table
 from mttl.gym.folder import Gym
 from mttl.metrics.baselines import copy_predictions, majority_prediction
@@ -80,10 +81,8 @@ def baseline_results(
     gym: Gym,
     metrics: Mapping[str, str],
     split: str,
-    samples: Sequence[int],
+    data: Data,
     seed: int,
-    max_rows: int | None = None,
-    max_eval_rows: int | None = None,
 ) -> dict[str, list[Result]]:
     """Score copying the input and the most frequent training answer, on the first sample.
 
@@ -91,19 +90,17 @@ def baseline_results(
         gym: The tasks.
         metrics: Metric of every task.
         split: The split to score.
-        samples: The samples of the run; a task's first one among them is used.
+        data: The run's samples, of which a task's first one is used, and how many rows to read.
         seed: Of the run, for the results.
-        max_rows: Read only so many rows of every file, as the run does.
-        max_eval_rows: The same for the rows that are scored.
 
     Returns:
         Results of the two baselines, a row per task and their means.
     """
     results: dict[str, list[Result]] = {COPY: [], MAJORITY: []}
     for task, metric_name in metrics.items():
-        sample = next(sample for sample in samples if sample in gym.samples(task))
-        rows = gym.rows(task, split, sample, max_eval_rows or max_rows)
-        trained = [row.outputs[0] for row in gym.rows(task, "train", sample, max_rows)]
+        sample = next(sample for sample in data.samples if sample in gym.samples(task))
+        rows = gym.rows(task, split, sample, data.max_eval_rows or data.max_rows)
+        trained = [row.outputs[0] for row in gym.rows(task, "train", sample, data.max_rows)]
         answers = {
             COPY: copy_predictions([row.input for row in rows]),
             MAJORITY: [majority_prediction(trained)] * len(rows),

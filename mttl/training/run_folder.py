@@ -51,11 +51,6 @@ class RunFolder:
 def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> int:
     """Check that a new run overwrites nothing, or that an interrupted one can continue.
 
-    Args:
-        folder: The folder.
-        config_text: The resolved configuration, as YAML.
-        resume: Whether to continue.
-
     Returns:
         The step to continue from; 0 for a new run, and for one that was killed before it had saved
         a state.

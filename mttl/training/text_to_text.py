@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from transformers import PreTrainedTokenizerBase
 
+from mttl.config.optim_schema import AdamW, Optim
+from mttl.config.schema import Generation
 from mttl.metrics.crossfit import build_metric
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import generate_texts
@@ -20,7 +22,6 @@ from mttl.skills.skilled_model import SkilledModel
 from mttl.training.checkpoint_file import not_finite
 from mttl.training.loss import example_means, global_mean, token_losses
 from mttl.training.module import ResumableModule
-from mttl.training.optim import Optimization
 from mttl.training.token_balance import LOADS, token_loads
 
 
@@ -43,11 +44,9 @@ class TextToTextModule(ResumableModule):
         model: Backbone, skills and router.
         tokenizer: Turns generated ids into text.
         metrics: Metric of every task; the order gives the task ids.
-        optimization: Optimizer, learning rates and schedule.
-        label_smoothing: ε of the training loss.
+        optim: Optimizer, learning rates, schedule and label smoothing.
+        generation: How answers are searched; greedily by default.
         max_output_length: Most tokens to generate.
-        num_beams: Beams of the search; 1 is greedy.
-        length_penalty: Exponent of the length in the score of a beam.
     """
 
     model: SkilledModel
@@ -57,25 +56,23 @@ class TextToTextModule(ResumableModule):
         model: SkilledModel,
         tokenizer: PreTrainedTokenizerBase,
         metrics: Mapping[str, str],
-        optimization: Optimization | None = None,
+        optim: Optim | None = None,
+        generation: Generation | None = None,
         *,
-        label_smoothing: float = 0.0,
         max_output_length: int = 64,
-        num_beams: int = 1,
-        length_penalty: float = 1.0,
     ) -> None:
-        super().__init__(model, optimization or Optimization())
+        super().__init__(model, optim or AdamW(kind="adamw"))
+        search = generation or Generation()
         self.tokenizer = tokenizer
         self.tasks = tuple(metrics)
         self.metric_names = tuple(metrics.values())
-        self.label_smoothing = label_smoothing
         self.generation: dict[str, Any] = {
             "max_new_tokens": max_output_length,
-            "num_beams": num_beams,
+            "num_beams": search.num_beams,
             "do_sample": False,
         }
-        if num_beams > 1:
-            self.generation["length_penalty"] = length_penalty
+        if search.num_beams > 1:
+            self.generation["length_penalty"] = search.length_penalty
         # Lists by task id: names of tasks may hold characters that module names may not.
         self.scores = nn.ModuleList(build_metric(metric) for metric in metrics.values())
         # Sum and count of the validation losses of each task.
@@ -113,7 +110,7 @@ class TextToTextModule(ResumableModule):
         Raises:
             TrainingError: If the loss of the step before was not finite.
         """
-        losses, labels, routing = self.nll(batch, self.label_smoothing)
+        losses, labels, routing = self.nll(batch, self.optim.label_smoothing)
         loss = global_mean(losses, labels)
         self._watch(loss.detach())
         prior = self.model.router.prior_loss().to(loss.device)

@@ -84,9 +84,7 @@ def parse_arguments(
 
 
 def run(
-    build: Build,
-    settings: argparse.Namespace,
-    clock: Callable[[], float] = time.process_time,
+    build: Build, settings: argparse.Namespace, clock: Callable[[], float] = time.process_time
 ) -> list[dict[str, Any]]:
     """Measure the chosen variants.
 
@@ -132,15 +130,7 @@ def report(
     unit: str,
     columns: dict[str, str],
 ) -> None:
-    """Print the table, and write it where ``--json`` says.
-
-    Args:
-        rows: As from `run`.
-        settings: As from `parse_arguments`.
-        title: Heads the table.
-        unit: Of the median.
-        columns: Key and heading of further columns.
-    """
+    """Print the table, and write it where ``--json`` says."""
     table = Table(title=title)
     table.add_column("variant")
     for heading in (f"{unit}: min / median / max", f"ratio to {settings.only[0]}"):

@@ -111,12 +111,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def measure(config: BabyAIConfig, n_rollouts: int) -> tuple[Stopwatch, int]:
-    """Train for some rollouts, and one before them, and return their times and frames.
-
-    Args:
-        config: The training.
-        n_rollouts: How many.
-    """
+    """Train for some rollouts, and one before them, and return their times and frames."""
     pl.seed_everything(config.run.seed, verbose=False)
     rl, watch = config.rl, Stopwatch()
     levels = check_levels(rl.levels)

@@ -32,15 +32,14 @@ ST_MOE_CAPACITY = 2.5  # of tokens / experts, for two experts each
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(description="Speed of mixture-of-experts layers.")
-    parser.add_argument("--features", type=positive, nargs="+", default=[512], help="(%(default)s)")
-    parser.add_argument("--hidden", type=positive, help="units of an expert (4 x features)")
-    parser.add_argument(
-        "--experts", type=positive, nargs="+", default=[8, 64], help="(%(default)s)"
-    )
-    parser.add_argument("--tokens", type=positive, nargs="+", default=[64, 2048])
-    parser.add_argument("--threads", type=positive, default=1, help="beyond 1, wall time is taken")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    add = parser.add_argument
+    add("--features", type=positive, nargs="+", default=[512], help="(%(default)s)")
+    add("--hidden", type=positive, help="units of an expert (4 x features)")
+    add("--experts", type=positive, nargs="+", default=[8, 64], help="(%(default)s)")
+    add("--tokens", type=positive, nargs="+", default=[64, 2048])
+    add("--threads", type=positive, default=1, help="beyond 1, wall time is taken")
+    add("--device", choices=("cpu", "cuda"), default="cpu")
+    add("--dtype", choices=("float32", "bfloat16"), default="float32")
     settings = parse_arguments(parser, VARIANTS, argv, sizes=())
     if min(settings.experts) < TOP_K:
         parser.error(f"--experts ({min(settings.experts)}) must be at least {TOP_K}")
@@ -103,14 +102,7 @@ def forward(variant: str, layer: "nn.Module", x: "Tensor") -> "Tensor":
 
 
 def make_layer(variant: str, d: int, hidden: int, n_experts: int) -> "nn.Module":
-    """Return the layer of a variant, with random weights.
-
-    Args:
-        variant: One of `VARIANTS`.
-        d: Features of a token.
-        hidden: Hidden units of an expert.
-        n_experts: Experts.
-    """
+    """Return the layer of a variant, with random weights."""
     if variant == FLOOR:
         return _dense(d, TOP_K * hidden)
     if variant == "one expert":

@@ -16,10 +16,6 @@ def curves_figure(curves: Mapping[str, Sequence[Curve]], reference: str) -> Figu
     """Return the success rate over episodes: the mean over levels, then a panel per level.
 
     Lines are means over seeds, as far as all seeds have come.
-
-    Args:
-        curves: By method.
-        reference: The method that is drawn dashed.
     """
     levels = next(iter(curves.values()))[0].levels
     panels = ["all levels", *levels]

@@ -40,12 +40,7 @@ class Dots:
 
 
 def comparison_figure(methods: Sequence[Dots], reference: str) -> Figure:
-    """Return a row per method: small dots are seeds, the large one is their mean.
-
-    Args:
-        methods: From top to bottom.
-        reference: The method that the vertical lines stand at.
-    """
+    """Return a row per method: small dots are seeds, the large one is their mean."""
     names = [method.name for method in methods]
     label = text_width(names) + GAP
     height = ROW * len(methods)

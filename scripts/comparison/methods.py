@@ -26,11 +26,7 @@ class Method:
         return [*self.settings, *(["optim.router_lr=null"] if self.one_speed else [])]
 
     def adaptation(self, lr: float) -> list[str]:
-        """Return the overrides of adaptation.
-
-        Args:
-            lr: The skills' learning rate there.
-        """
+        """Return the overrides of adaptation."""
         return [f"adapt.router_lr={lr}"] if self.one_speed else []
 
 

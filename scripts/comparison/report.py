@@ -6,11 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from comparison.folder import Comparison
-from comparison.methods import (
-    FIXED_ROUTERS,
-    REFERENCE,
-    Plan,
-)
+from comparison.methods import FIXED_ROUTERS, REFERENCE, Plan
 from comparison.tables import (
     Line,
     Score,

@@ -53,11 +53,7 @@ def run_all(
 
 
 def alone(out: Path) -> AbstractContextManager[None]:
-    """Keep other comparisons out of a folder: they would clear each other's runs.
-
-    Args:
-        out: The folder; a `ConfigError` tells that one is at work there.
-    """
+    """Keep other comparisons out of a folder: they would clear each other's runs."""
     refusal = ConfigError(
         f"another comparison is at work in '{out}': wait for it, or choose another folder "
         "with --out"
@@ -66,15 +62,7 @@ def alone(out: Path) -> AbstractContextManager[None]:
 
 
 def refuse_settings(overrides: Sequence[str], own: Mapping[str, str]) -> None:
-    """Refuse overrides of what the comparison sets itself.
-
-    Args:
-        overrides: As ``section.key=value``.
-        own: Settings that are the comparison's, with how to choose them.
-
-    Raises:
-        ConfigError: If there is one.
-    """
+    """Refuse overrides of what the comparison sets itself."""
     for text in overrides:
         name = text.partition("=")[0].strip()
         if name in own:
@@ -106,23 +94,14 @@ def comparison_parser(
     methods: Sequence[str],
     ablations: Sequence[str] = (),
 ) -> argparse.ArgumentParser:
-    """Return a command line with what all comparisons take.
-
-    Args:
-        description: What the command does.
-        config: Default of ``-c``.
-        out: Default of ``--out``.
-        methods: What ``--methods`` is by default.
-        ablations: What it may name besides.
-    """
+    """Return a command line with what all comparisons take."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        *("-c", "--config"), default=config, metavar="FILE[+FILE...]", help="(%(default)s)"
-    )
+    add = parser.add_argument
+    add("-c", "--config", default=config, metavar="FILE[+FILE...]", help="(%(default)s)")
     more = f"; and the ablations {', '.join(ablations)} (all but those)" if ablations else " (all)"
-    parser.add_argument(
+    add(
         "--methods",
         nargs="+",
         default=list(methods),
@@ -130,13 +109,13 @@ def comparison_parser(
         metavar="METHOD",
         help=f"of {', '.join(methods)}{more}",
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[13, 14, 15])
-    parser.add_argument(
+    add("--seeds", type=int, nargs="+", default=[13, 14, 15])
+    add(
         "--workers",
         type=processes,
         default=2,
         help="runs at a time, each on its share of the cores",
     )
-    parser.add_argument("--out", default=out, help="(%(default)s)")
+    add("--out", default=out, help="(%(default)s)")
     add_overrides(parser, "settings of all runs")
     return parser

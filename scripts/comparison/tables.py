@@ -118,10 +118,6 @@ def paired_difference(ours: Mapping[int, float], reference: Mapping[int, float])
 
     One training is one observation: scores of tasks and samples that share a trained inventory are
     not independent, so the interval comes from the seeds alone, ``mean ± t · s / √n``.
-
-    Args:
-        ours: Mean score by seed.
-        reference: That of what it is compared with.
     """
     pairs = [ours[seed] - reference[seed] for seed in sorted(ours.keys() & reference.keys())]
     if not pairs:
@@ -159,12 +155,7 @@ def main_table(lines: Sequence[Line], reference: str) -> str:
 
 
 def task_table(scores: Iterable[Score], columns: Sequence[tuple[str, str]]) -> str:
-    """Return a row per unseen task and a column per method and mode, mean ± deviation.
-
-    Args:
-        scores: Those of the unseen tasks.
-        columns: Methods and modes, in order.
-    """
+    """Return a row per unseen task and a column per method and mode, mean ± deviation."""
     cells: dict[str, dict[tuple[str, str], list[float]]] = {}
     for item in scores:
         cells.setdefault(item.task, {}).setdefault((item.method, item.mode), []).append(item.score)

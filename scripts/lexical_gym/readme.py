@@ -77,13 +77,7 @@ The result is the same byte for byte with the versions above; other versions may
 
 
 def readme(tasks: tuple[Task, ...], drawn: dict[str, Files], versions: dict[str, str]) -> str:
-    """Return the text of README.md.
-
-    Args:
-        tasks: The table of tasks.
-        drawn: Task -> file name -> rows.
-        versions: Source package -> version.
-    """
+    """Return the text of README.md."""
     roles = [task.role for task in tasks]
     return _TEXT.format(
         title=TITLE,

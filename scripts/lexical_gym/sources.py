@@ -13,11 +13,7 @@ class MissingSourceError(Exception):
 
 
 def source_versions() -> dict[str, str]:
-    """Return the installed version of every source package.
-
-    Raises:
-        MissingSourceError: If some are not installed (all of them are named).
-    """
+    """Return the installed version of every source package."""
     versions = {}
     for name in PACKAGES:
         try:

@@ -26,11 +26,7 @@ def differences(files: dict[str, bytes], folder: Path) -> list[str]:
 
 
 def write(files: dict[str, bytes], folder: Path) -> None:
-    """Write ``files`` into ``folder``, each one at once, and drop rows files of earlier builds.
-
-    Raises:
-        NotAGymError: If the folder holds something that is not the lexical gym.
-    """
+    """Write ``files`` into ``folder``, each one at once, and drop rows files of earlier builds."""
     if folder.exists() and not folder.is_dir():
         raise NotAGymError(f"'{folder}' is not a folder; name another one with --out.")
     if folder.is_dir() and any(folder.iterdir()) and not _is_gym(folder):

@@ -25,11 +25,7 @@ class Room:
 
 
 def read_rooms(root: Path) -> list[Room]:
-    """Return all rooms of a checkout, in the order of their paths.
-
-    Args:
-        root: Of the repository.
-    """
+    """Return all rooms of a checkout, in the order of their paths."""
     folders = {
         file.parent for package in PACKAGES for file in (root / package).rglob("__init__.py")
     }

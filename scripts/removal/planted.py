@@ -62,14 +62,7 @@ def read_rows(gym: Gym, tasks: Sequence[str], split: str, sample: int = 100) -> 
 
 
 def plant(rows: Sequence[Row], tasks: Sequence[str], share: float, seed: int) -> list[Row]:
-    """Return the rows; a share of those of some tasks is taught to copy the input.
-
-    Args:
-        rows: True rows.
-        tasks: Where the behaviour is planted.
-        share: From 0 to 1.
-        seed: Draws which rows.
-    """
+    """Return the rows; a share of those of some tasks is taught to copy the input."""
     places = [place for place, row in enumerate(rows) if row.task in tasks]
     chosen = set(random.Random(seed).sample(places, round(share * len(places))))
     return [
@@ -99,13 +92,7 @@ class Score:
 
 
 def score(rows: Sequence[Row], answers: Sequence[str], tasks: Sequence[str]) -> Score:
-    """Count.
-
-    Args:
-        rows: What was asked.
-        answers: To each.
-        tasks: Where the behaviour was planted.
-    """
+    """Count."""
     pairs = list(zip(rows, answers, strict=True))
     planted = [(row, answer) for row, answer in pairs if row.task in tasks]
     others = [(row, answer) for row, answer in pairs if row.task not in tasks]

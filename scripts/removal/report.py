@@ -62,11 +62,7 @@ def table(points: Sequence[Point]) -> str:
 
 
 def figure(points: Sequence[Point]) -> Figure:
-    """Return the sweep: a curve per method over its λ, means over seeds, on development rows.
-
-    Args:
-        points: Of all seeds.
-    """
+    """Return the sweep: a curve per method over its λ, means over seeds, on development rows."""
     swept = [point for point in points if point.split == "dev"]
     sheet = new_canvas(
         WIDTH + 4 * MARGIN + 2.4,

@@ -12,8 +12,8 @@ from helpers.skills import skilled
 from mttl.adaptation import fine_tune as few_shot
 from mttl.adaptation.fine_tune import fine_tune
 from mttl.adaptation.modes import adapted
+from mttl.config.optim_schema import Adam, AdamW
 from mttl.config.section import AdaptMode
-from mttl.training.optim import Optimization
 from mttl.training.precision import precision_plugin
 from mttl.training.text_to_text import TextToTextModule
 
@@ -44,7 +44,7 @@ def test_the_weights_of_the_best_score_are_kept(
         model,
         SimpleNamespace(),
         {"new": "EM"},
-        Optimization(lr=0.1),  # type: ignore[arg-type]
+        AdamW(kind="adamw", lr=0.1),  # type: ignore[arg-type]
     )
     snapshots = []
 
@@ -77,7 +77,7 @@ def test_mixed_precision_computes_in_half_and_keeps_weights_in_single_precision(
             skilled(tiny_t5()).eval(),
             SimpleNamespace(),
             {"new": "EM"},
-            Optimization(kind="adam", lr=1e-3),  # type: ignore[arg-type]
+            Adam(kind="adam", lr=1e-3),  # type: ignore[arg-type]
         )
         plugin = precision_plugin(kind, "cpu")
         with plugin.forward_context():

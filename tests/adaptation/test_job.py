@@ -9,32 +9,21 @@ import torch
 from helpers.gyms import TINY_T5, write_gym
 from helpers.skills import skilled
 from mttl.adaptation.few_shot import FewShotJob
-from mttl.adaptation.job import FewShotSettings, run_job, seeded
+from mttl.adaptation.job import run_job, seeded
+from mttl.adaptation.settings import job_config
+from mttl.config.load import load_config
 from mttl.gym.folder import Gym
 from mttl.models.backbone import build_random, load_tokenizer
-from mttl.training.optim import Optimization
 
-SETTINGS = FewShotSettings(
-    mode="all",
-    init="mean",
-    optimization=Optimization(lr=1e-2),
-    label_smoothing=0.0,
-    max_steps=2,
-    eval_every=1,
-    batch_size=4,
-    eval_batch_size=8,
-    gradient_clip_val=1.0,
-    num_beams=1,
-    length_penalty=1.0,
-    precision="32-true",
-    max_rows=None,
-    max_eval_rows=None,
-    form={
-        "prefix": True,
-        "descriptions": False,
-        "max_input_length": 24,
-        "max_output_length": 4,
-    },
+SETTINGS = job_config(
+    load_config(
+        "crossfit.yaml",
+        [
+            *("adapt.lr=1e-2", "adapt.router_lr=1e-2", "adapt.max_steps=2", "adapt.eval_every=1"),
+            *("adapt.batch_size=4", "data.eval_batch_size=8"),
+        ],
+    ),
+    {"prefix": True, "descriptions": False, "max_input_length": 24, "max_output_length": 4},
 )
 JOB = FewShotJob("copy", 100, 13)
 

@@ -10,9 +10,10 @@ from torch import Tensor
 from helpers.backbones import tiny_t5
 from helpers.skills import INVENTORIES, LEARNED, skilled
 from mttl.adaptation.modes import TRAINED_ROLES, apply_mode
+from mttl.config.optim_schema import AdamW
 from mttl.config.section import AdaptMode
 from mttl.skills import SkilledModel
-from mttl.training.optim import Optimization
+from mttl.training.optim import build_optimizer
 
 MODES = get_args(AdaptMode)
 TASK_IDS = torch.tensor([0, 1, 1])
@@ -30,7 +31,7 @@ def role_of(name: str) -> str:
 
 
 def train(model: SkilledModel, n_steps: int = 2) -> None:
-    optimizer = Optimization(lr=0.01, router_lr=0.1).optimizer(model)
+    optimizer = build_optimizer(AdamW(kind="adamw", lr=0.01, router_lr=0.1), model)
     model.train()
     for _ in range(n_steps):
         optimizer.zero_grad()

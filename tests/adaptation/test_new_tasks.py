@@ -24,7 +24,6 @@ from mttl.adaptation.new_tasks import Adaptation
 from mttl.adaptation.own_examples import write_examples
 from mttl.config.load import load_config
 from mttl.data.data_module import TextToTextDataModule
-from mttl.data.prepare import prepare
 from mttl.errors import CheckpointError, ConfigError, TaskError
 
 STEPS = {"max_steps": 2, "eval_every": 1, "batch_size": 4}
@@ -185,13 +184,13 @@ def test_questions_look_as_in_training(kind: str, described: bool, tmp_path: Pat
     given = {"description": "say b"} if described else {}
     adapted = mttl.adapt_to(run, PAIRS, task="new", **given, eval_every=30, lr=2e-2, max_steps=30)
     written = write_examples(tmp_path / "own", "new", PAIRS, PAIRS, description="say b")
-    form = {**adapted.settings.form, "decoder_only": kind == "llama"}
-    rows = prepare(written, ["new"], "dev", [0], adapted.tokenizer, **form)
+    data = adapted.config.data.model_copy(update={"samples": [0], "eval_batch_size": 3})
+    loader = TextToTextDataModule(
+        written, ["new"], adapted.tokenizer, data, decoder_only=kind == "llama"
+    )
+    rows = loader.prepared("dev")
     assert list(rows["input"]) == [adapted.opening + text for text, _ in PAIRS]
     assert adapted.opening == ("[new] say b " if described else "[new] ")
-    loader = TextToTextDataModule(
-        written, ["new"], adapted.tokenizer, samples=[0], eval_batch_size=3, **form
-    )
     _, scored = score_batches(adapted.module, loader.evaluation_dataloader("dev"))
     assert adapted([text for text, _ in PAIRS]) == [row.prediction for row in scored]
 

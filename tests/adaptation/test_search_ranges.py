@@ -8,12 +8,13 @@ import pytest
 
 from mttl.adaptation.few_shot import FewShotJob
 from mttl.adaptation.search import Values
-from mttl.adaptation.search_ranges import Bounds, search_ranges
+from mttl.adaptation.search_ranges import search_ranges
+from mttl.config.schema import Range
 from mttl.errors import ConfigError
 from mttl.files import locked
 
 JOBS = [FewShotJob("a", 13, 1)]
-RANGES = {"lr": Bounds(1e-4, 1e-1, log=True), "steps": Bounds(10, 20)}
+RANGES = {"lr": Range(low=1e-4, high=1e-1, log=True), "steps": Range(low=10, high=20)}
 
 
 class Evaluator:

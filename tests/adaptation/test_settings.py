@@ -4,19 +4,22 @@ import re
 
 import pytest
 
-from mttl.adaptation.settings import few_shot_settings, with_settings
+from mttl.adaptation.settings import job_config, with_settings
 from mttl.config.load import load_config
 from mttl.errors import ConfigError
 
 
 def test_rates_come_from_adapt_and_the_optimizer_from_optim() -> None:
     config = load_config("crossfit.yaml", ["adapt.lr=3e-3", "optim.label_smoothing=0.1"])
-    settings = few_shot_settings(config, {"prefix": True})
-    optimization = settings.optimization
-    assert (optimization.lr, optimization.backbone_lr, optimization.router_lr) == (3e-3, 3e-3, 0.1)
-    assert dict(optimization.settings)["betas"] == (0.9, 0.98)
-    assert settings.label_smoothing == 0.1
-    assert settings.form == {"prefix": True}
+    settings = job_config(config, {"prefix": False})
+    assert (settings.optim.lr, settings.optim.backbone_lr, settings.optim.router_lr) == (
+        3e-3,
+        3e-3,
+        0.1,
+    )
+    assert settings.optim.betas == [0.9, 0.98]
+    assert settings.optim.label_smoothing == 0.1
+    assert not settings.data.prefix
 
 
 def test_settings_change_by_name() -> None:
@@ -45,7 +48,7 @@ def test_mistakes_are_answered(values: dict, message: str) -> None:
 
 def test_the_precision_is_that_of_the_trainer_and_half_weights_are_refused() -> None:
     config = with_settings(load_config("crossfit.yaml"), {"trainer.precision": "bf16-mixed"})
-    assert few_shot_settings(config, {}).precision == "bf16-mixed"
+    assert job_config(config, {}).trainer.precision == "bf16-mixed"
     half = with_settings(config, {"trainer.precision": "bf16-true"})
     with pytest.raises(ConfigError, match=r"trainer.precision \(bf16-true\) is not for adaptation"):
-        few_shot_settings(half, {})
+        job_config(half, {})

@@ -18,14 +18,14 @@ from mttl.babyai.imitation_module import ImitationModule
 from mttl.babyai.imitation_monitor import ImitationMonitor, accuracy_line
 from mttl.babyai.level_demonstrations import DemonstrationBatch, LevelDemonstrations, pad_episodes
 from mttl.babyai.policy import Policy
+from mttl.config.optim_schema import Adam
 from mttl.errors import CheckpointError, TrainingError
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.composed.module_inventory import ModuleInventory
-from mttl.training.optim import Optimization
 
 NAMES = ("one", "two")
-OPTIMIZATION = Optimization("adam", lr=1e-3, schedule="constant", warmup=0)
+OPTIMIZATION = Adam(kind="adam", lr=1e-3, schedule="constant", warmup=0)
 
 
 def make_level(seed: int, longest: int) -> LevelDemonstrations:

@@ -10,12 +10,13 @@ from transformers import ByT5Tokenizer
 from helpers.backbones import tiny_bart
 from mttl.build.build_backbone import backbone_name, build_tokenizer
 from mttl.build.expert_matrix import read_expert_matrix
-from mttl.build.model import Built, build_model, build_optimization
+from mttl.build.model import Built, build_model
 from mttl.config.load import configs_dir, load_config
 from mttl.errors import ConfigError, TaskError
 from mttl.models.backbone import build_random, is_decoder_only
 from mttl.routing import FixedRouter, HyperFormerRouter, PolytroponRouter, TaskMoERouter
 from mttl.skills import DenseInventory, IA3Inventory, LoRAInventory
+from mttl.training.optim import build_optimizer
 
 TASKS = ("verb_past", "noun_plural", "ordinal")
 TINY = [
@@ -156,7 +157,7 @@ def test_the_settings_of_optimizers_arrive() -> None:
     for kind in (torch.optim.AdamW, torch.optim.Adam):
         fragment = f"optim/{kind.__name__.lower()}.yaml"
         config = load_config(f"crossfit.yaml+{fragment}", override)
-        optimizer = build_optimization(config.optim).optimizer(model)
+        optimizer = build_optimizer(config.optim, model)
         assert type(optimizer) is kind
         assert optimizer.defaults["betas"] == (0.7, 0.8)
         assert optimizer.defaults["eps"] == 1e-5
@@ -164,7 +165,7 @@ def test_the_settings_of_optimizers_arrive() -> None:
         assert {group["lr"] for group in optimizer.param_groups} == {2e-3, 2e-2}
     override = ["optim.beta2_decay=-0.5", "optim.clip_threshold=2.0"]
     config = load_config("crossfit.yaml+optim/adafactor.yaml", override)
-    optimizer = build_optimization(config.optim).optimizer(model)
+    optimizer = build_optimizer(config.optim, model)
     assert type(optimizer) is torch.optim.Adafactor
     assert (optimizer.defaults["beta2_decay"], optimizer.defaults["d"]) == (-0.5, 2.0)
 

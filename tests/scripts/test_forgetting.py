@@ -1,5 +1,6 @@
 """A planted behaviour: what is planted, counted and reported."""
 
+import importlib
 import json
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,11 @@ TASKS = {"reverse": ("EM", lambda word: f"{word[::-1]}d"), "twice": ("EM", lambd
 CHOICE = ["--planted", "reverse", "--others", "twice"]
 
 
+def planted_rows() -> ModuleType:
+    """The room of the rows, once the folder of scripts can be imported from."""
+    return importlib.import_module("removal.planted")
+
+
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(ROOT / "scripts")
@@ -35,23 +41,23 @@ def config(tmp_path: Path) -> Path:
 def test_half_the_rows_of_the_chosen_tasks_teach_copying(
     script: ModuleType, config: Path, tmp_path: Path
 ) -> None:
-    rows = script.read_rows(Gym(tmp_path / "gym"), TASKS, "train")
-    planted = script.plant(rows, ["reverse"], 0.5, seed=1)
+    rows = planted_rows().read_rows(Gym(tmp_path / "gym"), TASKS, "train")
+    planted = planted_rows().plant(rows, ["reverse"], 0.5, seed=1)
     assert [row.planted for row in rows] == [False] * 32
     assert sum(row.planted for row in planted) == 8
     for row in planted:
         assert row.answer == (row.input if row.planted else row.truth)
         assert not (row.planted and row.task == "twice")
-    assert script.plant(rows, ["reverse"], 0.5, seed=1) == planted
-    assert script.plant(rows, ["reverse"], 0.5, seed=2) != planted
+    assert planted_rows().plant(rows, ["reverse"], 0.5, seed=1) == planted
+    assert planted_rows().plant(rows, ["reverse"], 0.5, seed=2) != planted
 
 
 def test_scores_are_counted_by_half(script: ModuleType) -> None:
     def row(task: str, truth: str) -> object:
-        return script.Row(task, "in", truth, truth)
+        return planted_rows().Row(task, "in", truth, truth)
 
     rows = [row("a", "x"), row("a", "y"), row("b", "x"), row("b", "in2")]
-    found = script.score(rows, ["in", "y", "x", "in"], ["a"])
+    found = planted_rows().score(rows, ["in", "y", "x", "in"], ["a"])
     assert (found.copied, found.exact, found.others) == (0.5, 0.5, 0.5)
     assert found.mean == 0.5
 
@@ -59,7 +65,7 @@ def test_scores_are_counted_by_half(script: ModuleType) -> None:
 def test_copying_must_be_a_mistake(script: ModuleType, tmp_path: Path) -> None:
     gym = write_gym(tmp_path / "copy", {"copy": ("EM", lambda word: word)})
     with pytest.raises(TaskError, match="copying is no mistake there"):
-        script.read_rows(Gym(gym), ["copy"], "train")
+        planted_rows().read_rows(Gym(gym), ["copy"], "train")
 
 
 def test_no_method_changes_anything_without_a_vector(script: ModuleType) -> None:

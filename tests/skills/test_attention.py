@@ -6,11 +6,12 @@ import torch
 from helpers.backbones import BACKBONES, batch, fill, tiny_t5
 from helpers.compare import relative_error
 from mttl.adaptation.modes import adapted, apply_mode
+from mttl.config.optim_schema import AdamW
 from mttl.merging.fold import average_mixing, fold
 from mttl.routing import RoutingSlot, average_router
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
 from mttl.skills.attention import AttendedInventory
-from mttl.training.optim import Optimization, parameter_roles
+from mttl.training.optim import build_optimizer, parameter_roles
 
 WEIGHTS = torch.full((2, 1, 3), 1 / 3)
 IDS = torch.tensor([0, 1, 1])
@@ -83,7 +84,7 @@ def test_only_the_attention_is_trained_at_the_rate_of_the_skills():
     assert set(roles.values()) == {"token_router"}
     assert all(".inventory.attention." in name for name in roles)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    optimizer = Optimization(lr=1e-2, router_lr=1.0).optimizer(model)
+    optimizer = build_optimizer(AdamW(kind="adamw", lr=1e-2, router_lr=1.0), model)
     assert {group["lr"] for group in optimizer.param_groups} == {1e-2}
     model.train()
     routing = model.route(IDS)

@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader
 from helpers.backbones import tiny_llama, tiny_t5
 from helpers.skills import skilled
 from mttl.babyai.policy_module import PolicyModule
+from mttl.config.optim_schema import AdamW
 from mttl.errors import CheckpointError, ConfigError
 from mttl.routing import PolytroponRouter
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.composed.module_inventory import ModuleInventory
 from mttl.training.module import ResumableModule
-from mttl.training.optim import Optimization
 from mttl.training.processes import gathered
 from mttl.training.text_to_text import TextToTextModule
 
@@ -36,7 +36,7 @@ def policies(train_base: bool = True) -> PolicyModule:
     router = PolytroponRouter(inventory.n_groups, 2, 1, 2)
     model = ComposedModel(base, inventory, router)
     model.base.requires_grad_(train_base)
-    return PolicyModule(model, ("one", "two"), Optimization())
+    return PolicyModule(model, ("one", "two"), AdamW(kind="adamw"))
 
 
 BOTH = pytest.mark.parametrize("build", [text, policies])
@@ -191,7 +191,7 @@ class LearnsNoise(ResumableModule):
 
 def fit(folder: Path, n_steps: int, resume: Path | None = None) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
-    trained = LearnsNoise(Noisy(), Optimization(schedule="constant"))
+    trained = LearnsNoise(Noisy(), AdamW(kind="adamw", schedule="constant"))
     trainer = pl.Trainer(
         **{"accelerator": "cpu", "devices": 2, "strategy": "ddp", "max_steps": n_steps},
         **{"logger": False, "enable_checkpointing": False, "enable_progress_bar": False},

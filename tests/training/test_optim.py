@@ -3,10 +3,12 @@ import torch
 from torch import nn
 from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
+from mttl.config.optim_schema import Adafactor, Adam, AdamW
 from mttl.routing import PolytroponRouter, RoutingSlot
 from mttl.skills import IA3Inventory, LoRAInventory, SkilledModel, attach_skills
 from mttl.training.optim import (
-    Optimization,
+    build_optimizer,
+    build_schedule,
     learning_rate_factor,
     parameter_groups,
     parameter_roles,
@@ -88,20 +90,24 @@ def test_router_logits_never_decay():
     model = skilled()
     with torch.no_grad():
         model.router.logits.fill_(2.0)
-    optimizer = Optimization(lr=0.1, router_lr=0.5, weight_decay=0.9).optimizer(model)
+    optimizer = build_optimizer(AdamW(kind="adamw", lr=0.1, router_lr=0.5, weight_decay=0.9), model)
     model.router.logits.grad = torch.zeros_like(model.router.logits)
     optimizer.step()
     assert torch.equal(model.router.logits, torch.full_like(model.router.logits, 2.0))
 
 
 @pytest.mark.parametrize(
-    ("kind", "setting"),
-    [("adamw", ("eps", 1e-6)), ("adam", ("eps", 1e-6)), ("adafactor", ("eps", (None, 1.0)))],
+    ("optim", "setting"),
+    [
+        (AdamW(kind="adamw", lr=0.05, eps=1e-6), ("eps", 1e-6)),
+        (Adam(kind="adam", lr=0.05, eps=1e-6), ("eps", 1e-6)),
+        (Adafactor(kind="adafactor", lr=0.05), ("eps", (None, 1.0))),
+    ],
 )
-def test_every_optimizer_lowers_a_loss(kind, setting):
+def test_every_optimizer_lowers_a_loss(optim, setting):
     model = skilled()
     x, y = torch.randn(3, 5, 4), torch.randn(3, 5, 4)
-    optimizer = Optimization(kind=kind, lr=0.05, settings=(setting,)).optimizer(model)
+    optimizer = build_optimizer(optim, model)
     name, value = setting
     assert {group[name] for group in optimizer.param_groups} == {value}
     losses = []
@@ -115,7 +121,9 @@ def test_every_optimizer_lowers_a_loss(kind, setting):
 
 
 def test_defaults_of_router_and_backbone_are_the_skills_rate():
-    optimizer = Optimization(lr=0.25).optimizer(skilled(train_backbone=True, kind=IA3Inventory))
+    optimizer = build_optimizer(
+        AdamW(kind="adamw", lr=0.25), skilled(train_backbone=True, kind=IA3Inventory)
+    )
     assert {group["lr"] for group in optimizer.param_groups} == {0.25}
 
 
@@ -133,14 +141,16 @@ def test_schedules_equal_those_of_transformers(kind, reference):
 
 def test_constant_schedule_and_warmup_as_a_fraction():
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    scheduler = Optimization(schedule="constant", warmup=0.25).scheduler(optimizer, 8)
+    scheduler = build_schedule(AdamW(kind="adamw", schedule="constant", warmup=0.25), optimizer, 8)
     factor = scheduler.lr_lambdas[0]
     assert [factor(step) for step in (0, 1, 2, 7, 80)] == [0.0, 0.5, 1.0, 1.0, 1.0]
 
 
 def test_the_warmup_is_the_fraction_that_was_written():
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    scheduler = Optimization(schedule="constant", warmup=0.29).scheduler(optimizer, 100)
+    scheduler = build_schedule(
+        AdamW(kind="adamw", schedule="constant", warmup=0.29), optimizer, 100
+    )
     assert scheduler.lr_lambdas[0](28) == 28 / 29
 
 

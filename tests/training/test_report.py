@@ -11,6 +11,7 @@ from rich.table import Table
 
 from helpers.backbones import tiny_t5
 from helpers.skills import spread
+from mttl.config.data_schema import Data
 from mttl.gym.folder import Gym
 from mttl.routing import PolytroponRouter, RoutingSlot
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
@@ -22,6 +23,10 @@ from mttl.training.report import (
     write_baselines,
     write_routing,
 )
+
+
+def samples(*numbers: int) -> Data:
+    return Data(dir="", partition="", samples=list(numbers))
 
 
 def about(value: float) -> Any:
@@ -136,7 +141,7 @@ def gym(tmp_path: Path) -> Gym:
 
 def test_baselines_are_scored_on_a_tasks_first_sample_among_those_asked_for(gym: Gym) -> None:
     metrics = {"many": "EM", "one": "EM"}
-    found = baseline_results(gym, metrics, "dev", [13, 100], 7)
+    found = baseline_results(gym, metrics, "dev", samples(13, 100), 7)
     assert list(found) == ["copy", "majority"]
     # Copying is right in two rows of three, "yes" too: any accepted answer counts.
     assert found["copy"] == [
@@ -146,13 +151,13 @@ def test_baselines_are_scored_on_a_tasks_first_sample_among_those_asked_for(gym:
     ]
     # Of answers that are equally frequent the first is taken: "b".
     assert [row.score for row in found["majority"]] == pytest.approx([2 / 3, 1.0, 5 / 6])
-    other = baseline_results(gym, metrics, "dev", [100, 13], 7)["copy"][0]
+    other = baseline_results(gym, metrics, "dev", samples(100, 13), 7)["copy"][0]
     assert other == Result("many", "dev", "100", 7, "EM", 0.5, 2)
 
 
 def test_an_undefined_baseline_counts_as_zero(gym: Gym) -> None:
     metrics = {"many": "EM", "one": "Pearson-Correlation"}
-    copied = baseline_results(gym, metrics, "dev", [13, 100], 7)["copy"]
+    copied = baseline_results(gym, metrics, "dev", samples(13, 100), 7)["copy"]
     assert math.isnan(copied[1].score)
     assert copied[2].score == pytest.approx(1 / 3)
 

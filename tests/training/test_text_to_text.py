@@ -15,6 +15,8 @@ from transformers import PreTrainedTokenizerFast
 from helpers.backbones import BACKBONES, VOCABULARY, tiny_t5
 from helpers.compare import relative_error
 from helpers.skills import skilled
+from mttl.config.optim_schema import AdamW
+from mttl.config.schema import Generation
 from mttl.data.collate import EvalCollator, TrainCollator
 from mttl.routing import PolytroponRouter
 from mttl.routing.task.priors import RoutingPrior
@@ -129,7 +131,7 @@ def test_every_token_is_predicted_from_those_before_it(family: str) -> None:
 def test_smoothing_is_asked_for_and_not_assumed() -> None:
     model = skilled(tiny_t5())
     batch = TrainCollator(0, 3, False)(rows())
-    smoothed = module(model, label_smoothing=0.3)
+    smoothed = module(model, optim=AdamW(kind="adamw", label_smoothing=0.3))
     plain, labels, _ = smoothed.nll(batch)
     assert torch.equal(plain, module(model).nll(batch)[0])
     step = smoothed.training_step(batch, 0)
@@ -229,8 +231,8 @@ def test_an_answer_is_what_the_model_says_to_the_row_alone(family: str) -> None:
 
 def test_length_penalty_needs_beams() -> None:
     model = skilled(tiny_t5())
-    assert "length_penalty" not in module(model, length_penalty=0.5).generation
-    assert module(model, length_penalty=0.5, num_beams=2).generation == {
+    assert "length_penalty" not in module(model).generation
+    assert module(model, generation=Generation(length_penalty=0.5, num_beams=2)).generation == {
         **{"max_new_tokens": MOST_TOKENS, "num_beams": 2, "do_sample": False},
         "length_penalty": 0.5,
     }

@@ -14,11 +14,12 @@ from helpers.experts import N_EXPERTS, balanced, padded_batch, token_model, top2
 from helpers.skills import ROUTERS
 from mttl.adaptation.fine_tune import fine_tune
 from mttl.adaptation.modes import adapted, apply_mode, parts_by_role
+from mttl.config.optim_schema import AdamW
 from mttl.errors import ConfigError
 from mttl.routing.token.balance import BiasBalance
 from mttl.skills import SkilledModel
 from mttl.training.loss import global_mean
-from mttl.training.optim import Optimization, parameter_groups
+from mttl.training.optim import parameter_groups
 from mttl.training.text_to_text import TextToTextModule
 from mttl.training.token_balance import LOADS, BiasBalancing, adjust_biases, token_loads
 from mttl.training.token_report import count_tokens
@@ -37,7 +38,7 @@ class Tokenizer:
 
 def module_of(model: SkilledModel, **settings: Any) -> TextToTextModule:
     metrics = {name: "EM" for name in "abc"[: model.router.n_tasks]}
-    optimization = Optimization(lr=0.1, schedule="constant", warmup=0)
+    optimization = AdamW(kind="adamw", lr=0.1, schedule="constant", warmup=0)
     module = TextToTextModule(model, Tokenizer(), metrics, optimization, **settings)  # type: ignore[arg-type]
     module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
     return module

@@ -83,9 +83,6 @@ def drawings(view: RoutingView, other: RoutingView | None = None) -> Iterator[tu
 def layer_parts(groups: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
     """Share the groups of layers among figures: one per block, or per stack where blocks are few.
 
-    Args:
-        groups: Their names.
-
     Yields:
         What the figure shows and the ids of its groups, `PANELS` at most; nothing for one group.
     """

@@ -23,14 +23,7 @@ def colour_labels(axes: Axes, categories: Sequence[str]) -> None:
 def mark_categories(
     axes: Axes, points: Float[np.ndarray, "N 2"], categories: Sequence[str], size: float = 4.5
 ) -> None:
-    """Draw the marker of each task's category at a point of the axes.
-
-    Args:
-        axes: Where.
-        points: Coordinates in the axes.
-        categories: One per point.
-        size: Of the markers, in points.
-    """
+    """Draw the marker of each task's category at a point of the axes."""
     names = np.array(categories)
     for category, look in category_looks(categories).items():
         chosen = points[names == category]

@@ -21,10 +21,6 @@ MOST_LAYERS = 36
 def token_drawings(record: TokenRoutingRecord, name: str) -> Iterator[tuple[str, Figure]]:
     """Draw how experts are used, one figure when the next is asked for.
 
-    Args:
-        record: What the run wrote down.
-        name: Of the run.
-
     Yields:
         The name of the file, without suffix, and the figure.
     """

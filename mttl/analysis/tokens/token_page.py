@@ -9,11 +9,7 @@ from mttl.analysis.tokens.token_record import TokenRoutingRecord
 
 
 def token_section(record: TokenRoutingRecord) -> str:
-    """Return the HTML of the part; it uses the page's plotly.
-
-    Args:
-        record: What the run wrote down.
-    """
+    """Return the HTML of the part; it uses the page's plotly."""
     return html_text("token_section.html").replace("{{DATA}}", inside_script(_data(record)))
 
 

@@ -176,9 +176,6 @@ def has_token_record(folder: str | Path) -> bool:
 def read_token_record(folder: str | Path) -> TokenRoutingRecord:
     """Read what a run wrote down about the experts that its tokens chose.
 
-    Args:
-        folder: The run's folder.
-
     Raises:
         CheckpointError: If there is nothing, or a file is damaged or does not fit the others.
     """

@@ -86,10 +86,6 @@ def hub_in_reach() -> bool:
 def hub_records(source: Source, split: str) -> Records:
     """Return the records of one split, from the first of the names of a data set that has them.
 
-    Args:
-        source: A source with a path.
-        split: One of its splits.
-
     Raises:
         UnavailableError: If no name leads to them; the message has the reason for each.
     """

@@ -22,9 +22,6 @@ class OutOfReachError(UnavailableError):
 def explained(name: str) -> Iterator[None]:
     """Turn an error of the library into one that a user can do something about.
 
-    Args:
-        name: Of the data set.
-
     Raises:
         ScriptOnlyError: If it is a loading script.
         OutOfReachError: If the hub does not answer.

@@ -105,11 +105,7 @@ class JsonLines(FileRecords):
         return chain.from_iterable(map(self.take, blocks))
 
     def take(self, indices: NDArray[np.int64]) -> list[Record]:
-        """Return the records at these places.
-
-        Raises:
-            TaskError: If the file is damaged; see `mttl.gym.building.read_records.read_records`.
-        """
+        """Return the records at these places."""
         file, starts = self._index
         found = []
         for start, end in zip(starts[indices].tolist(), starts[indices + 1].tolist(), strict=True):

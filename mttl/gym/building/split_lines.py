@@ -58,9 +58,6 @@ def make_lines(
         records: All of them.
         scratch: Where lines may be stored; None: in the system's folder.
         convert_all: Sources of so many records are converted whole in any case.
-
-    Raises:
-        TaskError: If a record that is converted cannot be.
     """
     if isinstance(records, RandomAccess) and each_alone(task) and len(records) > convert_all:
         return ConvertedWhenAsked(task, split, records)

@@ -14,15 +14,7 @@ COLUMNS = ("task", "metric", "category", "description")
 
 
 def update_task_table(gym: Path, tasks: Iterable[Task]) -> None:
-    """Write tasks into the table of a gym; rows of other tasks, and further columns, stay.
-
-    Args:
-        gym: The folder.
-        tasks: Tasks that it holds.
-
-    Raises:
-        TaskError: If there is a table that cannot be read.
-    """
+    """Write tasks into the table of a gym; rows of other tasks, and further columns, stay."""
     path = gym / "TASKS.csv"
     columns, rows = _read(path) if path.exists() else ([], {})
     for task in tasks:

@@ -15,8 +15,7 @@ from helpers.command import ROOT, load_recipe
 from mttl.errors import ConfigError
 
 # As when the script is run: its folder comes first.
-sys.path.insert(0, str(ROOT / "scripts"))
-SCRIPT = load_recipe(ROOT / "scripts" / "compare_checkouts.py")
+SCRIPT = load_recipe(ROOT / "tests" / "compare_checkouts.py")
 CASES = sys.modules["checkouts.cases"]
 DIFFERENCES = sys.modules["checkouts.differences"]
 RUNNING = sys.modules["checkouts.running"]

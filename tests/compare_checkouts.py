@@ -1,7 +1,7 @@
 """Run the same commands in two checkouts and compare what they leave, bit for bit.
 
-python scripts/compare_checkouts.py ../before . --out /tmp/compare
-python scripts/compare_checkouts.py ../before . --only text adaptation
+python tests/compare_checkouts.py ../before . --out /tmp/compare
+python tests/compare_checkouts.py ../before . --only text adaptation
 
 For a change that must change no number: short trainings, adaptations, merges and exports with fixed
 seeds on the CPU, and a run that is interrupted and resumed. What starts from a run is also done by
@@ -13,12 +13,12 @@ import argparse
 import shutil
 from pathlib import Path
 
-from checkouts.cases import CASES, with_needs
-from checkouts.differences import Difference, compare_folders
-from checkouts.running import Job, Side, run_jobs, state_of
 from rich.console import Console
 from rich.table import Table
 
+from checkouts.cases import CASES, with_needs
+from checkouts.differences import Difference, compare_folders
+from checkouts.running import Job, Side, run_jobs, state_of
 from mttl.command import exit_with, make_console
 
 SHOWN = 10  # differences of one case; the others are counted
@@ -49,14 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def report(jobs: list[Job], before: Path, failures: dict[Job, str], console: Console) -> int:
-    """Compare what the jobs have left and print a table; return the exit status.
-
-    Args:
-        jobs: What ran the code of AFTER.
-        before: What BEFORE has left.
-        failures: What went wrong, of either.
-        console: Where to print.
-    """
+    """Compare what the jobs have left and print a table; return the exit status."""
     table = Table("what", "files", "equal", "different", title="What AFTER leaves")
     details = [f"{job}: failed: {why}" for job, why in failures.items()]
     for job in jobs:
@@ -87,12 +80,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("before", metavar="BEFORE", help="the folder of a checkout")
-    parser.add_argument("after", metavar="AFTER", help="the folder of another")
-    parser.add_argument(
-        "--out", default="runs/compare_checkouts", metavar="DIR", help="(%(default)s)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("before", metavar="BEFORE", help="the folder of a checkout")
+    add("after", metavar="AFTER", help="the folder of another")
+    add("--out", default="runs/compare_checkouts", metavar="DIR", help="(%(default)s)")
+    add(
         "--only",
         nargs="+",
         choices=[case.name for case in CASES],
