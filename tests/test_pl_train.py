@@ -23,6 +23,7 @@ from mttl.config.load import dump_config, load_config
 from mttl.errors import CheckpointError, ConfigError
 from mttl.gym.partition import load_partition
 from mttl.models.backbone import build_random
+from mttl.text import train_tasks
 from mttl.training.run_folder import RunFolder
 from mttl.training.stopping import StopRequested
 
@@ -404,15 +405,14 @@ def interrupt(config: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., St
     """Return a function that runs the command until a signal arrives."""
 
     def run(name: str, callback: Callback, *overrides: str) -> StopRequested:
-        recipe = load_recipe()
-        build = recipe.build_trainer
+        recipe, build = load_recipe(), train_tasks.build_trainer
 
         def with_callback(*args: Any, **kwargs: Any) -> Trainer:
             trainer = build(*args, **kwargs)
             trainer.callbacks.insert(0, callback)  # type: ignore[attr-defined]
             return trainer
 
-        monkeypatch.setattr(recipe, "build_trainer", with_callback)
+        monkeypatch.setattr(train_tasks, "build_trainer", with_callback)
         before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
         with pytest.raises(StopRequested) as caught:
             recipe.main(["-c", str(config), "-k", f"run.name={name}", *overrides])

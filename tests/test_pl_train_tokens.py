@@ -13,6 +13,7 @@ from torch import Tensor
 from helpers.command import ROOT, load_recipe, train
 from helpers.gyms import write_config, write_gym
 from helpers.interruption import SignalAt
+from mttl.text import train_tasks
 from mttl.training.run_folder import RunFolder
 from mttl.training.stopping import StopRequested
 
@@ -51,15 +52,14 @@ def wholes(config: Path) -> dict[str, RunFolder]:
 
 
 def stop_at(step: int, given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    command = load_recipe()
-    build = command.build_trainer
+    command, build = load_recipe(), train_tasks.build_trainer
 
     def with_signal(*args: Any, **kwargs: Any) -> Trainer:
         trainer = build(*args, **kwargs)
         trainer.callbacks.insert(0, SignalAt(step))  # type: ignore[attr-defined]
         return trainer
 
-    monkeypatch.setattr(command, "build_trainer", with_signal)
+    monkeypatch.setattr(train_tasks, "build_trainer", with_signal)
     with pytest.raises(StopRequested, match="the state was saved, continue with --resume"):
         command.main(given)
 
