@@ -11,6 +11,7 @@ from envs.errors import LevelError, SimulationError
 from envs.game import Game, make_game
 from envs.interface import VIEW, Observation, Transition, check_actions, check_levels, slot_seed
 from envs.levels import LEVELS
+from envs.saved_state import read_state
 from envs.vocabulary import MISSION_LENGTH, encode
 
 # What a state holds.
@@ -122,7 +123,7 @@ class LocalVectorEnv:
             SimulationError: If the environments are closed.
         """
         self._require_open()
-        saved = pickle.loads(state)
+        saved = read_state(state)
         for name in ("levels", "n_slots"):
             theirs, ours = saved[name], getattr(self, name)
             if theirs != ours:

@@ -3,6 +3,7 @@
 So a state is the same however many processes played the slots, and any number can go on from it.
 """
 
+import io
 import pickle
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,19 @@ from typing import Any
 import numpy as np
 
 from envs.interface import Observation
+
+
+class _Reader(pickle.Unpickler):
+    """Finds the class that lay beside the factory when earlier versions saved a state."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        moved = (module, name) == ("envs.vector", "Observation")
+        return Observation if moved else super().find_class(module, name)
+
+
+def read_state(state: bytes) -> dict[str, Any]:
+    """Return what a state holds; it is a pickle, which must come from a trusted place."""
+    return _Reader(io.BytesIO(state)).load()
 
 
 def split_state(state: bytes, levels: tuple[str, ...], widths: Sequence[int]) -> list[bytes]:
@@ -23,7 +37,7 @@ def split_state(state: bytes, levels: tuple[str, ...], widths: Sequence[int]) ->
     Raises:
         ValueError: If it was taken of other levels or another number of slots.
     """
-    whole = pickle.loads(state)
+    whole = read_state(state)
     for name, ours in (("levels", levels), ("n_slots", sum(widths))):
         if whole[name] != ours:
             raise ValueError(f"the state has {name} {whole[name]}; these environments have {ours}")
@@ -39,7 +53,7 @@ def split_state(state: bytes, levels: tuple[str, ...], widths: Sequence[int]) ->
 
 def join_states(states: Sequence[bytes]) -> bytes:
     """Return the state of the vector environment that these groups of slots make up, in order."""
-    parts = [pickle.loads(state) for state in states]
+    parts = [read_state(state) for state in states]
     tables = [_tables(part) for part in parts]
     whole = {name: np.concatenate([table[name] for table in tables], axis=1) for name in tables[0]}
     n_slots = sum(part["n_slots"] for part in parts)

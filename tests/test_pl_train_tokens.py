@@ -59,8 +59,9 @@ def stop_at(step: int, given: list[str], monkeypatch: pytest.MonkeyPatch) -> Non
         trainer.callbacks.insert(0, SignalAt(step))  # type: ignore[attr-defined]
         return trainer
 
-    monkeypatch.setattr(train_tasks, "build_trainer", with_signal)
-    with pytest.raises(StopRequested, match="the state was saved, continue with --resume"):
+    told = "the state was saved, continue with --resume"
+    with monkeypatch.context() as once, pytest.raises(StopRequested, match=told):
+        once.setattr(train_tasks, "build_trainer", with_signal)
         command.main(given)
 
 

@@ -7,6 +7,7 @@ import minigrid  # noqa: F401  registers the levels
 import numpy as np
 import pytest
 
+from envs import vector
 from envs.episodes import episode_seed
 from envs.errors import LevelError, SimulationError
 from envs.interface import Observation, Transition, slot_seed
@@ -244,3 +245,17 @@ def test_closing_twice_is_harmless() -> None:
     env = make()
     env.close()
     env.close()
+
+
+def test_a_state_that_an_earlier_version_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pickle finds the class of observations where it was, beside the factory."""
+    environments = make()
+    environments.reset()
+    new = environments.state()
+    with monkeypatch.context() as earlier:
+        earlier.setattr(Observation, "__module__", "envs.vector")
+        earlier.setattr(vector, "Observation", Observation, raising=False)
+        old = environments.state()
+    assert b"envs.vector" in old
+    assert b"envs.vector" not in new
+    assert_same(make().load_state(old), make().load_state(new))
