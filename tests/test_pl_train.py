@@ -413,9 +413,10 @@ def interrupt(config: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., St
             return trainer
 
         before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-        with monkeypatch.context() as once, pytest.raises(StopRequested) as caught:
+        with monkeypatch.context() as once:
             once.setattr(train_tasks, "build_trainer", with_callback)
-            recipe.main(["-c", str(config), "-k", f"run.name={name}", *overrides])
+            with pytest.raises(StopRequested) as caught:
+                recipe.main(["-c", str(config), "-k", f"run.name={name}", *overrides])
         assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
         return caught.value
 

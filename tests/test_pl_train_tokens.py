@@ -60,9 +60,10 @@ def stop_at(step: int, given: list[str], monkeypatch: pytest.MonkeyPatch) -> Non
         return trainer
 
     told = "the state was saved, continue with --resume"
-    with monkeypatch.context() as once, pytest.raises(StopRequested, match=told):
+    with monkeypatch.context() as once:
         once.setattr(train_tasks, "build_trainer", with_signal)
-        command.main(given)
+        with pytest.raises(StopRequested, match=told):
+            command.main(given)
 
 
 def biases(run: RunFolder) -> dict[str, Tensor]:
