@@ -1,6 +1,6 @@
 """Run the same commands in two checkouts and compare what they leave, bit for bit.
 
-python tests/compare_checkouts.py ../before . --out /tmp/compare
+python tests/compare_checkouts.py ../before . --out runs/compared
 python tests/compare_checkouts.py ../before . --only text adaptation
 
 For a change that must change no number: short trainings, adaptations, merges and exports with fixed

@@ -413,10 +413,11 @@ def interrupt(config: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., St
             trainer.callbacks.insert(0, callback)  # type: ignore[attr-defined]
             return trainer
 
-        monkeypatch.setattr(train_tasks, "build_trainer", with_callback)
         before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-        with pytest.raises(StopRequested) as caught:
-            recipe.main(["-c", str(config), "-k", f"run.name={name}", *overrides])
+        with monkeypatch.context() as once:
+            once.setattr(train_tasks, "build_trainer", with_callback)
+            with pytest.raises(StopRequested) as caught:
+                recipe.main(["-c", str(config), "-k", f"run.name={name}", *overrides])
         assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
         return caught.value
 

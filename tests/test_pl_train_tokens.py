@@ -59,9 +59,11 @@ def stop_at(step: int, given: list[str], monkeypatch: pytest.MonkeyPatch) -> Non
         trainer.callbacks.insert(0, SignalAt(step))  # type: ignore[attr-defined]
         return trainer
 
-    monkeypatch.setattr(train_tasks, "build_trainer", with_signal)
-    with pytest.raises(StopRequested, match="the state was saved, continue with --resume"):
-        command.main(given)
+    told = "the state was saved, continue with --resume"
+    with monkeypatch.context() as once:
+        once.setattr(train_tasks, "build_trainer", with_signal)
+        with pytest.raises(StopRequested, match=told):
+            command.main(given)
 
 
 def biases(run: RunFolder) -> dict[str, Tensor]:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mttl.adaptation import job as few_shot_run
 from mttl.adaptation import modes
 from mttl.adaptation.adapted_model import AdaptedModel
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
+from mttl.adaptation.job import fit, run_job, seeded, task_module
 from mttl.adaptation.own_examples import Example, split_examples, write_examples
 from mttl.adaptation.plan import new_tasks, plan_jobs
 from mttl.adaptation.results import Results, check_folder, inventory_digest
@@ -134,11 +134,11 @@ def adapt_to(
         )
         built = load_run(run)
         model = built.model.to(device_of())
-        with few_shot_run.seeded(seed, device_of()):
+        with seeded(seed, device_of()):
             modes.apply_mode(model, values.adapt.mode, init=values.adapt.init)
-            module = few_shot_run.task_module(model, built.tokenizer, {task: metric}, values)
+            module = task_module(model, built.tokenizer, {task: metric}, values)
             job = FewShotJob(task, 0, seed)
-            result = few_shot_run.fit(module, job, gym, values, score_test=False)
+            result = fit(module, job, gym, values, score_test=False)
     opening = f"[{task}] " if form["prefix"] else ""
     if description is not None:
         opening += f"{description.strip()} "
@@ -236,7 +236,7 @@ class Adaptation:
             score_test: As for `mttl.adaptation.job.run_job`.
             on_step: Called after every optimizer step.
         """
-        return few_shot_run.run_job(
+        return run_job(
             self.run.model,
             self.run.tokenizer,
             job,

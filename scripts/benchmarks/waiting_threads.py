@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from _common import parse_arguments, report, summarise
+from _common import KEEP_MEMORY, parse_arguments, report, summarise
 from rich.console import Console
 from rich.progress import track
 
@@ -62,13 +62,17 @@ def main(argv: list[str] | None = None) -> int:
 def _measure(settings: argparse.Namespace, n_busy: int) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in settings.only}
     rounds = track(
-        range(settings.rounds), f"{n_busy} busy", console=Console(stderr=True), transient=True
+        range(settings.warmup + settings.rounds),
+        f"{n_busy} busy",
+        console=Console(stderr=True),
+        transient=True,
     )
+    memory = KEEP_MEMORY if settings.malloc == "keep" else {}
     with _busy(n_busy):
         for _ in rounds:
             for name in settings.only:
-                times[name].append(_train(settings.steps, VARIANTS[name]))
-    return times
+                times[name].append(_train(settings.steps, VARIANTS[name] | memory))
+    return {name: values[settings.warmup :] for name, values in times.items()}
 
 
 def _train(n_steps: int, variables: dict[str, str]) -> float:
@@ -94,13 +98,13 @@ def _train(n_steps: int, variables: dict[str, str]) -> float:
 
 
 @contextmanager
-def _busy(n_processes: int) -> Iterator[None]:
+def _busy(n_processes: int) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Keep some processors busy while the block runs."""
     loops = [
         subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(n_processes)
     ]
     try:
-        yield
+        yield loops
     finally:
         for loop in loops:
             loop.kill()

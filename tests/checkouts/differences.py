@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from safetensors.torch import load_file
+
+from mttl import yaml12
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def _read(path: Path, root: str) -> dict[str, Any]:
         case ".jsonl":
             return dict(_leaves([json.loads(line) for line in text.splitlines()]))
         case ".yaml":
-            return dict(_leaves(yaml.safe_load(text)))
+            return dict(_leaves(yaml12.parse(text)))
     return {"": text}
 
 
