@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import ByT5Tokenizer
 
-import mttl.checkpoint
 from helpers.backbones import batch, fill, tiny_t5
 from helpers.checksums import note_again
+from mttl import safetensors_file
 from mttl.adaptation.modes import parts_by_role
 from mttl.build.build_backbone import backbone_name
 from mttl.build.model import Built, build_model, inventory_settings, load_run
@@ -211,15 +211,15 @@ def test_an_earlier_inventory_is_replaced_as_a_whole(saved: Path, pretrained: Pa
 def test_an_interrupted_write_leaves_the_earlier_one(
     at: str, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(tensors: dict[str, Tensor], path: Path) -> None:
+    def interrupted(tensors: dict[str, Tensor], path: Path, metadata: None) -> None:
         if f".{at}.safetensors" in path.name:
             path.write_bytes(b"half of the")
             raise KeyboardInterrupt
-        save_file(tensors, path)
+        save_file(tensors, path, metadata)
 
     before = content(saved)
     run = load_run(saved)
-    monkeypatch.setattr(mttl.checkpoint, "save_file", interrupted)
+    monkeypatch.setattr(safetensors_file, "save_file", interrupted)
     with pytest.raises(KeyboardInterrupt):
         save(run, load_config("crossfit.yaml", small(T5)), saved.parent)
     assert content(saved) == before

@@ -73,7 +73,7 @@ def test_leaves_every_file_of_the_contract_and_nothing_else(whole: RunFolder) ->
         *(f"predictions/{task}_{split}.jsonl" for task in TASKS for split in ("dev", "test")),
         *("skills/skills.safetensors", "skills/router.safetensors", "skills/tasks.json"),
         *("skills/meta.json", "skills/backbone.safetensors"),
-        *("plots/routing.npz", "plots/routing_history.npz"),
+        *("plots/routing.npz", "plots/routing_history.npz", ".lock"),
     }
 
 
@@ -528,13 +528,13 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoi
 def test_two_processes_do_not_train_into_one_folder(
     config: Path, interrupt: Callable[..., StopRequested], whole: RunFolder
 ) -> None:
-    interrupt("shared", SignalAt(1, signal.SIGINT))
+    interrupt("taken", SignalAt(1, signal.SIGINT))
     with (
-        locked(whole.path.parent / "shared" / ".lock"),
-        pytest.raises(ConfigError, match=r"another process trains in '.*shared': wait for it"),
+        locked(whole.path.parent / "taken" / ".lock"),
+        pytest.raises(ConfigError, match=r"another process trains in '.*taken': wait for it"),
     ):
-        train(config, "shared", resume=True)
-    assert train(config, "shared", resume=True).results.is_file()
+        train(config, "taken", resume=True)
+    assert train(config, "taken", resume=True).results.is_file()
 
 
 def test_a_moved_run_is_resumed_with_its_best_weights(

@@ -40,9 +40,9 @@ def test_every_router_is_folded_as_it_answers(router):
     inputs = batch(4)
     expected = [model(torch.full((4,), task), **inputs).logits for task in range(3)]
     for task in range(3):
-        merged = merge(model, task_mixing(model.router, task))
-        assert relative_error(merged.backbone(**inputs).logits, expected[task]) < ROUNDING
-        unmerge(merged)
+        folded = fold(model, task_mixing(model.router, task))
+        assert relative_error(folded.backbone(**inputs).logits, expected[task]) < ROUNDING
+        unfold(folded)
 
 
 @pytest.mark.parametrize("family", ["t5", "bart", "llama"])
