@@ -74,7 +74,7 @@ def write_run() -> Callable[..., Path]:
         (skills / "tasks.json").write_text(json.dumps(list(tasks)))
         meta = {
             "format_version": FORMAT_VERSION,
-            "backbone": {"trained": False},
+            "backbone": {"name": "random", "trained": False, "fingerprint": "0" * 64},
             "libraries": {},
             "settings": {
                 "router": {
