@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from helpers.checksums import note_again
 from mttl.analysis.routing_record import RoutingHistory, RoutingRecord
 from mttl.analysis.routing_view import RoutingView
 from mttl.checkpoint import FORMAT_VERSION
@@ -85,6 +86,7 @@ def write_run() -> Callable[..., Path]:
             },
         }
         (skills / "meta.json").write_text(json.dumps(meta))
+        note_again(skills)
 
         gym = folder / "gym"
         gym.mkdir()
