@@ -127,7 +127,16 @@ class TextToTextDataModule(pl.LightningDataModule):
             world_size=self._world_size,
         )
         collate = EvalCollator(pad_id_of(self.tokenizer), len(self.tasks), self.decoder_only)
-        return DataLoader(rows, batch_sampler=batches, collate_fn=collate, **self._options)  # pyright: ignore
+        # Its own generator: a loader draws seeds for workers, kept ones only once, and training must
+        # go on with the same noise whether it validated in this process or in an earlier one.
+        generator = torch.Generator().manual_seed(self.seed)
+        return DataLoader(
+            rows,
+            batch_sampler=batches,  # pyright: ignore
+            collate_fn=collate,
+            generator=generator,
+            **self._options,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the training data."""

@@ -129,6 +129,16 @@ def test_evaluation_is_shared_by_the_processes(make_module):
     assert sorted(rows) == list(range(16))
 
 
+@pytest.mark.parametrize("n_workers", [0, 1])
+def test_evaluation_draws_nothing_of_the_noise_of_training(make_module, n_workers):
+    """Workers are kept: they would draw in the first validation of a process, and then never."""
+    loader = make_module(n_workers=n_workers).val_dataloader()
+    before = torch.get_rng_state()
+    for _ in range(2):
+        list(loader)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_training_is_shared_by_the_processes(make_module):
     whole = list(make_module(batch_size=6).train_dataloader())
     shares = []
