@@ -127,8 +127,8 @@ class TextToTextDataModule(pl.LightningDataModule):
             world_size=self._world_size,
         )
         collate = EvalCollator(pad_id_of(self.tokenizer), len(self.tasks), self.decoder_only)
-        # Its own generator: a loader draws seeds for workers, kept ones only once, and training must
-        # go on with the same noise whether it validated in this process or in an earlier one.
+        # Its own generator: a loader draws seeds for workers, kept ones only once, and training has
+        # to go on with the same noise whether it validated in this process or in an earlier one.
         generator = torch.Generator().manual_seed(self.seed)
         return DataLoader(
             rows,
