@@ -137,7 +137,10 @@ def _held(make: Callable[[], Path], target: Path) -> Iterator[Path]:
     for left_behind in target.parent.glob(f".{glob.escape(target.name)}.????????.part"):
         _remove_unless_held(left_behind)
     while True:
-        temporary = make()
+        try:
+            temporary = make()
+        except FileNotFoundError as error:  # the folder was there a moment ago
+            raise FolderGoneError(errno.ENOENT, GONE, str(target)) from error
         handle = os.open(temporary, os.O_RDONLY)
         # Another process may have found it before it was locked, and removed it.
         if _lock(handle) and target.parent.is_dir() and not temporary.exists():
@@ -247,13 +250,19 @@ def append_line(path: str | Path, line: str) -> None:
     Args:
         path: The file; it is made where it is missing.
         line: Without its end.
+
+    Raises:
+        FolderGoneError: If the folder was removed meanwhile.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    drop_cut_line(path)
-    with Path(path).open("ab") as file:
-        file.write(line.encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        drop_cut_line(path)
+        with Path(path).open("ab") as file:
+            file.write(line.encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except FileNotFoundError as error:  # the folder was there a moment ago
+        raise FolderGoneError(errno.ENOENT, GONE, str(path)) from error
 
 
 def drop_cut_line(path: str | Path) -> None:

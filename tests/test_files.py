@@ -4,11 +4,13 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
+from mttl import files
 from mttl.files import (
     FolderGoneError,
     append_line,
@@ -158,6 +160,23 @@ def test_a_folder_that_may_be_replaced_is(
         raise OSError(28, "full")
     assert os.listdir(tmp_path / "out") == ["second"]
     assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_folder_that_is_removed_just_before_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, make = tmp_path / "gone", tempfile.mkstemp
+
+    def too_late(*given: str) -> tuple[int, str]:
+        shutil.rmtree(folder)
+        return make(*given)
+
+    monkeypatch.setattr(tempfile, "mkstemp", too_late)
+    with pytest.raises(FolderGoneError, match=r"its folder was removed meanwhile: .*file\.txt"):
+        write_text(folder / "file.txt", "text")
+    monkeypatch.setattr(files, "drop_cut_line", lambda path: shutil.rmtree(folder))
+    with pytest.raises(FolderGoneError, match=r"its folder was removed meanwhile: .*lines"):
+        append_line(folder / "lines", "line")
 
 
 def test_a_folder_that_is_removed_meanwhile_is_told(tmp_path: Path) -> None:
