@@ -139,10 +139,12 @@ def _held(make: Callable[[], Path], target: Path) -> Iterator[Path]:
     while True:
         try:
             temporary = make()
-        except FileNotFoundError as error:  # the folder was there a moment ago
+            handle = os.open(temporary, os.O_RDONLY)
+        except FileNotFoundError as error:
+            if target.parent.is_dir():  # another process took it for one that was left behind
+                continue
             raise FolderGoneError(errno.ENOENT, GONE, str(target)) from error
-        handle = os.open(temporary, os.O_RDONLY)
-        # Another process may have found it before it was locked, and removed it.
+        # It may still have been removed before it was locked.
         if _lock(handle) and target.parent.is_dir() and not temporary.exists():
             os.close(handle)
             continue

@@ -162,6 +162,26 @@ def test_a_folder_that_may_be_replaced_is(
     assert os.listdir(tmp_path) == ["out"]
 
 
+def test_what_another_process_takes_for_left_behind_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may look between the making of a temporary file and its lock."""
+    make, taken = tempfile.mkstemp, []
+
+    def taken_once(*given: str) -> tuple[int, str]:
+        handle, name = make(*given)
+        if not taken:
+            taken.append(name)
+            os.unlink(name)
+        return handle, name
+
+    monkeypatch.setattr(tempfile, "mkstemp", taken_once)
+    write_text(tmp_path / "file.txt", "text")
+    assert taken
+    assert (tmp_path / "file.txt").read_text() == "text"
+    assert os.listdir(tmp_path) == ["file.txt"]
+
+
 def test_a_folder_that_is_removed_just_before_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
