@@ -22,6 +22,7 @@ from helpers.new_tasks import NEW, train_source
 from mttl.adaptation.fine_tune import score_batches
 from mttl.adaptation.new_tasks import Adaptation
 from mttl.adaptation.own_examples import write_examples
+from mttl.checkpoint import CHECKSUMS
 from mttl.config.load import load_config
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.opening import task_code
@@ -213,7 +214,7 @@ def test_a_run_of_an_earlier_version_shows_names(run: Path, tmp_path: Path) -> N
     meta = json.loads((old / "skills" / "meta.json").read_text())
     assert meta["settings"]["data"]["prefix"] == "name"
     meta["settings"]["data"]["prefix"] = True
-    del meta["checksums"]
+    del meta[CHECKSUMS]
     (old / "skills" / "meta.json").write_text(json.dumps(meta))
     text = (old / "config.yaml").read_text()
     (old / "config.yaml").write_text(text.replace("prefix: name", "prefix: true"))
