@@ -29,7 +29,8 @@ _TEXT = """\
 {n_tasks} text-to-text tasks in CrossFit's format: {n_operations} operations by {n_languages}
 languages in nine scripts, by the rules of Unicode's CLDR and in number words. What each task is
 made of is known: its language and its operation. So one can ask whether routing finds these
-factors, and whether skills recombine where `de` and `date_long` are trained and `de_date_long` is not.
+factors, and whether skills recombine where `de` and `date_long` are trained and `de_date_long` is
+not.
 
 - `<task>/<task>_<k>_<sample>_{{train,dev,test}}.tsv`: UTF-8 lines `input<TAB>output`.
 - `TASKS.csv`: metric, category, factors (`language=de operation=date_long`), description and source
