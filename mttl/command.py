@@ -15,6 +15,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -22,7 +23,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from mttl.errors import MttlError, StopRequested
-from mttl.files import DISK_REFUSES, FolderGoneError
+from mttl.files import DISK_REFUSES, GONE, FolderGoneError
 from mttl.reading import reason, shown
 from mttl.stop_signals import handling
 from mttl.version import VERSION
@@ -89,10 +90,13 @@ def run_command(main: Callable[[], int]) -> int:
         console.print("interrupted")
         return INTERRUPTED
     except OSError as error:
-        if error.errno not in UNWRITABLE and not isinstance(error, FolderGoneError):
+        if _lost_its_folder(error):
+            console.print(f"error: cannot go on with '{error.filename}': {GONE}", markup=False)
+            return USER_MISTAKE
+        if error.errno not in UNWRITABLE:
             return _fault(console, error)
         where = f" '{error.filename}'" if error.filename else ""
-        advice = UNWRITABLE.get(error.errno or 0, "")
+        advice = UNWRITABLE[error.errno]
         console.print(f"error: cannot write{where}: {error.strerror}{advice}", markup=False)
         return USER_MISTAKE
     except Exception as error:
@@ -109,6 +113,14 @@ def run_command(main: Callable[[], int]) -> int:
             )
             return FAULT
         return _fault(console, error)
+
+
+def _lost_its_folder(error: OSError) -> bool:
+    """Tell whether the folder of a file was removed while a command used it."""
+    if isinstance(error, FolderGoneError):
+        return True
+    named = isinstance(error, FileNotFoundError) and isinstance(error.filename, str)
+    return named and not Path(error.filename).parent.is_dir()
 
 
 def _fault(console: Console, error: Exception) -> int:

@@ -24,6 +24,7 @@ except ImportError:  # Windows
 DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM)
 # What a file system without locks may answer.
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+GONE = "its folder was removed meanwhile"
 
 
 class FolderGoneError(FileNotFoundError):
@@ -147,8 +148,7 @@ def _held(make: Callable[[], Path], target: Path) -> Iterator[Path]:
         except FileNotFoundError as error:
             if temporary.parent.is_dir():
                 raise
-            gone = "its folder was removed meanwhile"
-            raise FolderGoneError(errno.ENOENT, gone, str(target)) from error
+            raise FolderGoneError(errno.ENOENT, GONE, str(target)) from error
         finally:
             os.close(handle)
         return

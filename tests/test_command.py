@@ -95,10 +95,13 @@ def test_a_disk_that_takes_nothing(
     assert capsys.readouterr().err == f"error: cannot write{where}: no way\n"
 
 
-def test_a_folder_that_was_removed(capsys: pytest.CaptureFixture[str]) -> None:
-    error = FolderGoneError(errno.ENOENT, "its folder was removed meanwhile", "runs/a/results.csv")
-    assert run_command(raising(error)) == USER_MISTAKE
-    expected = "error: cannot write 'runs/a/results.csv': its folder was removed meanwhile\n"
+@pytest.mark.parametrize("kind", [FolderGoneError, FileNotFoundError])
+def test_a_folder_that_was_removed(
+    kind: type[OSError], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "gone" / "results.csv")
+    assert run_command(raising(kind(errno.ENOENT, "No such file", path))) == USER_MISTAKE
+    expected = f"error: cannot go on with '{path}': its folder was removed meanwhile\n"
     assert capsys.readouterr().err == expected
 
 

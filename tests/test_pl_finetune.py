@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from helpers.checksums import note_again
 from helpers.command import ROOT, load_recipe
 from helpers.new_tasks import NEW, train_source
 from mttl.adaptation import fine_tune as few_shot
@@ -164,6 +165,7 @@ def test_results_of_another_run_are_not_shown(
     assert recipe.main([*given, "--from", str(tmp_path / "other")]) == 0
     tensors = load_file(skills / "skills.safetensors")
     save_file({name: value + 1 for name, value in tensors.items()}, skills / "skills.safetensors")
+    note_again(skills)
     error = fails(recipe, capsys, [*given, "--from", str(tmp_path / "other")])
     assert "are of another inventory" in error
     assert "--out" in error

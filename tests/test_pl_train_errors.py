@@ -10,7 +10,7 @@ import pytest
 
 from helpers.command import ROOT, arguments, load_recipe
 from helpers.gyms import TASKS, write_config, write_gym
-from mttl.command import INTERRUPTED, USER_MISTAKE, run_command
+from mttl.command import FAULT, INTERRUPTED, USER_MISTAKE, run_command
 
 NAMES = tuple(TASKS)
 
@@ -144,12 +144,15 @@ def test_no_space_to_write(capsys, config, monkeypatch):
     assert not list((config.parent / "runs" / "run").iterdir())
 
 
-def test_other_faults_keep_their_traceback():
+def test_other_faults_keep_their_traceback(capsys, monkeypatch, tmp_path):
     def broken() -> int:
         raise OSError(errno.EIO, "the disk is gone")
 
-    with pytest.raises(OSError, match="the disk is gone"):
-        run_command(broken)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert run_command(broken) == FAULT
+    assert "the disk is gone. This is a fault of the program" in capsys.readouterr().err
+    (kept,) = tmp_path.glob("mttl-fault-*.txt")
+    assert "in broken" in kept.read_text()
 
 
 def test_ctrl_c_before_training(capsys):

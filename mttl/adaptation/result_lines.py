@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from mttl.errors import MttlError
-from mttl.files import FolderGoneError, append_line, drop_cut_line, locked
+from mttl.files import GONE, FolderGoneError, append_line, drop_cut_line, locked
 from mttl.reading import parse_json, read_bytes
 
 
@@ -92,8 +92,7 @@ class ResultLines(Generic[Result]):
             with self.writing():
                 return self.add(result)
         if not self._lock.exists():
-            gone = "its folder was removed meanwhile"
-            raise FolderGoneError(errno.ENOENT, gone, str(self.path))
+            raise FolderGoneError(errno.ENOENT, GONE, str(self.path))
         append_line(self.path, json.dumps(result.row()))
         self.finished[result.job] = result
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from mttl.config.optim_schema import Optim
 from mttl.errors import CheckpointError
 from mttl.skills.composed.composed_model import ComposedModel
-from mttl.training.checkpoint_file import not_finite
 from mttl.training.module import ResumableModule
+from mttl.training.saving.checkpoint_file import not_finite
 
 
 class PolicyModule(ResumableModule):

@@ -37,8 +37,8 @@ from mttl.files import write_text
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.predictions import Result, write_results
 from mttl.training.report import composition_table, write_routing
-from mttl.training.resuming import checkpoint_errors
 from mttl.training.run_folder import RunFolder, check_still_there, step_to_start_from
+from mttl.training.saving.resuming import checkpoint_errors
 
 ROLLOUTS_BETWEEN_CHECKPOINTS = 10
 BATCHES_BETWEEN_CHECKPOINTS = 200  # of demonstrations

@@ -13,14 +13,14 @@ from mttl.config.schema import Config
 from mttl.config.schema import Trainer as TrainerSection
 from mttl.errors import ConfigError
 from mttl.training.annealing import TemperatureAnnealing
-from mttl.training.checkpoint_file import CheckpointFile
 from mttl.training.metrics_file import MetricsFile
 from mttl.training.progress import TrainingProgress
 from mttl.training.routing_monitor import RoutingMonitor
 from mttl.training.run_folder import RunFolder
 from mttl.training.run_lock import RunLock
-from mttl.training.save_best import SaveBest
-from mttl.training.save_last import SaveLast
+from mttl.training.saving.checkpoint_file import CheckpointFile
+from mttl.training.saving.save_best import SaveBest
+from mttl.training.saving.save_last import SaveLast
 from mttl.training.stopping import GracefulStop
 from mttl.training.token_balance import BiasBalancing
 from mttl.training.token_monitor import TokenMonitor

@@ -25,8 +25,8 @@ from mttl.training.report import (
     write_baselines,
     write_routing,
 )
-from mttl.training.resuming import checkpoint_errors
 from mttl.training.run_folder import RunFolder, check_still_there, step_to_start_from
+from mttl.training.saving.resuming import checkpoint_errors
 from mttl.training.text_to_text import TextToTextModule
 from mttl.training.token_report import write_token_routing
 

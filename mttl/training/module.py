@@ -15,7 +15,7 @@ from mttl.errors import CheckpointError, ConfigError
 from mttl.torch_file import load_torch
 from mttl.training.optim import build_optimizer, build_schedule
 from mttl.training.processes import gathered
-from mttl.training.resuming import checkpoint_errors
+from mttl.training.saving.resuming import checkpoint_errors
 
 
 class ResumableModule(pl.LightningModule):

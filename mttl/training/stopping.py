@@ -9,7 +9,7 @@ from pytorch_lightning.callbacks import Checkpoint
 
 from mttl.errors import StopRequested
 from mttl.stop_signals import StopRequest, handling
-from mttl.training.save_last import SaveLast
+from mttl.training.saving.save_last import SaveLast
 
 
 class GracefulStop(Checkpoint):

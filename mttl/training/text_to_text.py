@@ -19,9 +19,9 @@ from mttl.models.generation import generate_texts
 from mttl.models.teacher_forcing import forced_logits
 from mttl.routing.context import Routing
 from mttl.skills.skilled_model import SkilledModel
-from mttl.training.checkpoint_file import not_finite
 from mttl.training.loss import example_means, global_mean, token_losses
 from mttl.training.module import ResumableModule
+from mttl.training.saving.checkpoint_file import not_finite
 from mttl.training.token_balance import LOADS, token_loads
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import mttl
 import mttl.adaptation.modes
+from helpers.checksums import note_again
 from helpers.command import ROOT, load_recipe, train
 from helpers.gyms import TINY_LLAMA, write_config, write_gym
 from helpers.new_tasks import NEW, train_source
@@ -93,6 +94,7 @@ def test_results_of_another_inventory_are_not_returned(run: Path, tmp_path: Path
     assert mttl.adapt(tmp_path / "resumed" / "skills", **given) == first
     path = tmp_path / "resumed" / "skills" / "router.safetensors"
     save_file({name: value + 1 for name, value in load_file(path).items()}, path)
+    note_again(path.parent)
     with pytest.raises(ConfigError, match=r"are of another inventory .*out= in a call"):
         mttl.adapt(tmp_path / "resumed", **given)
 

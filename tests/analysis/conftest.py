@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from helpers.checksums import note_again
 from mttl.analysis.routing_record import RoutingHistory, RoutingRecord
 from mttl.analysis.routing_view import RoutingView
 from mttl.checkpoint import FORMAT_VERSION
@@ -74,7 +75,7 @@ def write_run() -> Callable[..., Path]:
         (skills / "tasks.json").write_text(json.dumps(list(tasks)))
         meta = {
             "format_version": FORMAT_VERSION,
-            "backbone": {"trained": False},
+            "backbone": {"name": "random", "trained": False, "fingerprint": "0" * 64},
             "libraries": {},
             "settings": {
                 "router": {
@@ -85,6 +86,7 @@ def write_run() -> Callable[..., Path]:
             },
         }
         (skills / "meta.json").write_text(json.dumps(meta))
+        note_again(skills)
 
         gym = folder / "gym"
         gym.mkdir()

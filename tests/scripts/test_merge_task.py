@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from helpers.checksums import note_again
 from helpers.command import ROOT, load_recipe, train
 from helpers.compare import relative_error
 from helpers.gyms import write_config, write_gym
@@ -59,6 +60,7 @@ def test_mistakes_end_in_a_message_and_no_folder(
     meta = json.loads((tmp_path / "policies" / "meta.json").read_text())
     del meta["settings"]["backbone"]
     (tmp_path / "policies" / "meta.json").write_text(json.dumps(meta))
+    note_again(tmp_path / "policies")
     given = [str(run), "--average", "--backbone", "t5-small", "--out", str(tmp_path / "x")]
     assert run_command(lambda: SCRIPT.main(given)) == USER_MISTAKE
     assert "holds its own backbone: name no other" in " ".join(capsys.readouterr().err.split())

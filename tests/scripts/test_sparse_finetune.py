@@ -165,7 +165,7 @@ def mistake(main, given: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("t5", ["--mask", "_", "--max-length", "1"], "--max-length (1) leaves no room"),
         ("t5", ["--mask", "_", "--freeze", "x.*"], "--freeze 'x.*' matches no parameter"),
         ("t5", ["--mask", "_", "--freeze", "*"], "--freeze leaves no parameter to train"),
-        ("t5", ["--mask", "_", "--on", "no.safetensors"], "there is no sparse skill"),
+        ("t5", ["--mask", "_", "--on", "no.safetensors"], "'no.safetensors' does not exist"),
         ("llama", ["--mask", "_"], "--mask is only for encoder–decoder models"),
         ("bert", [], "is a masked language model: learn text with --lm masked"),
     ],
@@ -183,7 +183,7 @@ def test_more_mistakes(models, text, tmp_path, capsys):
     empty = tmp_path / "empty.txt"
     empty.write_text("\n \n")
     cases = [
-        (["--text", str(tmp_path / "no.txt")], "cannot be read"),
+        (["--text", str(tmp_path / "no.txt")], "no.txt' does not exist"),
         (["--text", str(empty)], "the text has no line to learn from"),
         (["--task", "copy", "--gym", str(tmp_path), "--lm", "masked"], "--lm is only for --text"),
     ]

@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader
 from mttl.data.loader import ResumableLoader
 from mttl.data.samplers import build_sampler
 from mttl.errors import TrainingError
-from mttl.training.checkpoint_file import CheckpointFile
-from mttl.training.save_best import SaveBest
-from mttl.training.save_last import SaveLast
+from mttl.training.saving.checkpoint_file import CheckpointFile
+from mttl.training.saving.save_best import SaveBest
+from mttl.training.saving.save_last import SaveLast
 
 
 class Scored(pl.LightningModule):

@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Checkpoint
 
-from mttl.training.checkpoint_file import check_weights
+from mttl.training.saving.checkpoint_file import check_weights
 
 
 class SaveBest(Checkpoint):

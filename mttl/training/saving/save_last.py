@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
 
 from mttl.errors import TrainingError
-from mttl.training.checkpoint_file import check_weights
+from mttl.training.saving.checkpoint_file import check_weights
 
 # A run of ten hours should not lose its first hour: the first checkpoint comes after this part of
 # the steps between two, and the distances double until they are as long.

@@ -1,0 +1,1 @@
+"""Checkpoints of a run: written whole, the last one and the best, and put back."""
