@@ -54,7 +54,7 @@ def long_decimals() -> tuple[Decimal, ...]:
 
 @cache
 def round_numbers() -> tuple[Decimal, ...]:
-    """Return numbers from a thousand to a trillion, of three digits before their zeros."""
+    """Return numbers from ten thousand to a trillion, of three digits before their zeros."""
     return tuple(numbers("round", _round_number))
 
 
@@ -115,4 +115,4 @@ def _long_decimal(rng: random.Random) -> Decimal:
 
 def _round_number(rng: random.Random) -> Decimal:
     first = int(digits(rng, 1, 3))
-    return Decimal(first * 10 ** rng.randint(max(0, 4 - len(str(first))), 12 - len(str(first))))
+    return Decimal(first * 10 ** rng.randint(5 - len(str(first)), 12 - len(str(first))))
