@@ -301,7 +301,7 @@ def comparison_table(
     known = [number for number, name in enumerate(view.categories) if name != UNKNOWN]
     categories = [view.categories[number] for number in known]
     n_categories = len(set(categories))
-    table.caption = "chance: mean and 95th percentile over permutations of the tasks"
+    table.caption = "chance: mean and 95th percentile over 1000 permutations of the tasks"
     if n_categories > 1:
         agreement = category_agreement(view.similarity[np.ix_(known, known)], categories)
         add(f"clusters of tasks and their {n_categories} categories (AMI)", agreement)
@@ -310,6 +310,8 @@ def comparison_table(
     for name, values in factors.items():
         what = f"the {len(set(values))} values of {escape(name)}"
         add(f"clusters of tasks and {what} (AMI)", category_agreement(view.similarity, values))
+    if factors:
+        table.caption += "; of matched skills over 100"
     for name, found in factor_recovery(view.probabilities, factors).items() if factors else ():
         add(f"matched skills and {escape(name)} (AMI)", found.agreement)
         add(f"matched skills tell {escape(name)} (AUC)", found.matching)

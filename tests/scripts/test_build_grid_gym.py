@@ -137,15 +137,11 @@ def test_no_two_tasks_have_the_same_rows(files, table):
 
 
 def test_several_scripts(files):
-    scripts = {
-        *("Latin", "ру", "ελ", "فا", "עב", "हि", "ไท", "日", "한"),
-    }
-    text = "".join(row[1] for (_, _, split), rows in files.items() for row in rows if split)
+    text = "".join(row[1] for rows in files.values() for row in rows)
     ranges = {
         **{"cyrillic": "Ѐ-ӿ", "greek": "Ͱ-Ͽ", "arabic": "؀-ۿ", "hebrew": "֐-׿"},
         **{"devanagari": "ऀ-ॿ", "thai": "฀-๿", "kanji": "一-鿿", "kana": "ァ-ヿ", "hangul": "가-힣"},
     }
-    assert len(scripts) == len(ranges)
     for name, letters in ranges.items():
         assert len(re.findall(f"[{letters}]", text)) > 1000, name
 
@@ -168,9 +164,8 @@ def test_the_readme_counts_what_is_there(files, table):
     for name, partition in FILES.items():
         sizes = f"{len(partition.train)} | {len(partition.dev)} | {len(partition.test)}"
         assert f"| `grid_{name}.json` | {sizes} |" in text
-    dropped = set(
-        re.findall(r"`([a-z]{2}_[a-z_]+)`", text.partition("Left out:")[2].partition("##")[0])
-    )
+    left_out = text.partition("Left out:")[2].partition("##")[0]
+    dropped = set(re.findall(r"`([a-z]{2}_[a-z_]+)`", left_out))
     pairs = {f"{a}_{b}" for a in map(language, table) for b in map(operation, table)}
     assert pairs - set(table) <= dropped
 
@@ -338,11 +333,8 @@ def test_what_makes_no_task_is_dropped_with_its_reason(monkeypatch):
     def items(language):
         if language == "de":
             raise LookupError("no data")
-        same = {"en": "a", "fr": "a", "pl": "b", "tr": "long" * 20}[language]
-        return [
-            Item("1", ("1",) if language == "pl" else (same,), ("number:1",)),
-            Item("2", (same,), ()),
-        ]
+        answer = {"en": "a", "fr": "a", "pl": "b", "tr": "long" * 20}[language]
+        return [Item("1", ("1" if language == "pl" else answer,), ()), Item("2", (answer,), ())]
 
     made = Operation("op", "family", "babel", "Do it in {}.", items)
     copy = Operation("copy", "family", "babel", "Do it in {}.", lambda _: [Item("x", ("x",), ())])
