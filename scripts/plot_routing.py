@@ -48,9 +48,9 @@ from mttl.analysis.tokens.token_record import (
 )
 from mttl.checkpoint import read_inventory
 from mttl.command import exit_with, make_console, make_parser
-from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import load_any_config, resolve_folder
 from mttl.config.schema import Config
+from mttl.config.section import Section
 from mttl.errors import CheckpointError, TaskError
 from mttl.files import write_text
 from mttl.gym.table import crossfit
@@ -200,13 +200,13 @@ def task_factors(folder: Path, tasks: Sequence[str]) -> dict[str, list[str]]:
     return {name: given for name, given in values.items() if len(set(given)) > 1}
 
 
-def read_settings(folder: Path) -> Config | BabyAIConfig | None:
+def read_settings(folder: Path) -> Section | None:
     """Return the configuration of a run, if its folder has one."""
     config = folder / "config.yaml"
     return load_any_config([str(config)]) if config.is_file() else None
 
 
-def gym_column(settings: Config | BabyAIConfig | None, column: str) -> dict[str, str]:
+def gym_column(settings: Section | None, column: str) -> dict[str, str]:
     """Return a column of TASKS.csv of the gym of a run, by task; nothing where it is empty."""
     if not isinstance(settings, Config):
         return {}

@@ -47,7 +47,7 @@ def unit(language: str) -> Iterator[Item]:
 
 
 def ago(language: str) -> Iterator[Item]:
-    """Yield -3 day -> vor 3 Tagen."""
+    """Yield -3 day -> il y a 3 jours."""
     for delay in delays():
         count = int(delay.value)
         span = (

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from mttl.config.load import load_config
+from mttl.data.opening import check_codes, opening
 from mttl.errors import TaskError
 from mttl.gym.folder import Gym
 from mttl.gym.partition import load_partition
@@ -269,6 +271,18 @@ def test_the_matrix_of_the_oracle_is_the_factors(table):
             language(task),
             operation(task),
         }
+
+
+@pytest.mark.parametrize("prefix", ["name", "code", "none"])
+def test_no_row_is_cut_off(files, table, prefix):
+    config = load_config("crossfit.yaml+data/grid.yaml+router/expert_grid.yaml")
+    assert config.skills.n_skills == 13 + 15
+    assert tuple(config.data.samples) == SAMPLES
+    check_codes(list(table))
+    for (task, _, _), rows in files.items():
+        start = len(opening(task, prefix))
+        assert all(start + len(row[0].encode()) < config.data.max_input_length for row in rows)
+        assert all(len(row[1].encode()) < config.data.max_output_length for row in rows)
 
 
 # The script.
