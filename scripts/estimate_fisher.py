@@ -84,7 +84,7 @@ def read_batches(options: argparse.Namespace, model: PreTrainedModel) -> list[di
         decoder_only=is_decoder_only(model),
         max_input_length=options.max_input_length,
         max_output_length=options.max_output_length,
-        prefix=not options.no_prefix,
+        prefix="none" if options.no_prefix else "name",
     )
     generator = torch.Generator().manual_seed(options.seed)
     order = torch.randperm(len(rows), generator=generator)[: options.rows].tolist()

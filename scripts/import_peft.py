@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         imported = import_loras(folders, backbone, names, options)
     data = {
-        "prefix": options.prefix,
+        "prefix": "name" if options.prefix else "none",
         "descriptions": False,
         "max_input_length": options.max_input_length,
         "max_output_length": options.max_output_length,

@@ -13,13 +13,16 @@ tells most about a token's expert (its task, itself, or the token before), and t
 expert is chosen for. In a run that routes tokens only, "skills" are experts, and weights are how
 the tokens of a task are shared among them.
 
+Where TASKS.csv of the gym has a column `factors` (language=de operation=date_long), the table says
+how well skills, matched to the values of every factor, recover them, beside chance.
+
 Groups of layers number their skills independently: the third skill of one has nothing to do with
 the third of another. Means over layers therefore show little where there are many groups; trees and
 similarities, which compare tasks within each group, do not depend on the numbers.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -30,6 +33,7 @@ from rich.table import Table
 
 from mttl.analysis.agreement import category_agreement
 from mttl.analysis.chance import Comparison
+from mttl.analysis.factor_recovery import factor_recovery
 from mttl.analysis.layers import ALL, STATISTICS, stack_means
 from mttl.analysis.page import routing_page
 from mttl.analysis.palette import UNKNOWN
@@ -46,6 +50,7 @@ from mttl.checkpoint import read_inventory
 from mttl.command import exit_with, make_console, make_parser
 from mttl.config.load import load_any_config, resolve_folder
 from mttl.config.schema import Config
+from mttl.config.section import Section
 from mttl.errors import CheckpointError, TaskError
 from mttl.files import write_text
 from mttl.gym.table import crossfit
@@ -70,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
     folder = Path(options.out) if options.out else view.record.folder / "plots"
 
     console.print(statistics_table(view))
-    console.print(comparison_table(view, other))
+    console.print(comparison_table(view, other, task_factors(run, view.record.tasks)))
     figures = drawings(view, other)
     if tokens is not None:
         console.print(load_table(tokens))
@@ -161,20 +166,57 @@ def task_categories(folder: Path, tasks: Sequence[str]) -> tuple[str, ...]:
     It stands in the column `category` of the gym's TASKS.csv, else in CrossFit's table; that of a
     level of BabyAI is what it asks for. A task in neither is of the category "unknown".
     """
-    known = {name: info.category for name, info in crossfit().items()}
-    config = folder / "config.yaml"
-    if config.is_file():
-        settings = load_any_config([str(config)])
-        if not isinstance(settings, Config):
-            from envs.levels import find_level
+    settings = read_settings(folder)
+    if settings is not None and not isinstance(settings, Config):
+        from envs.levels import find_level
 
-            return tuple(" ".join(find_level(task).competencies) for task in tasks)
-        table = resolve_folder(settings.data.dir) / "TASKS.csv"
-        if table.exists():
-            for row in read_table(table, TaskError):
-                if row.get("task") and row.get("category"):
-                    known[row["task"].strip()] = row["category"].strip()
+        return tuple(" ".join(find_level(task).competencies) for task in tasks)
+    known = {name: info.category for name, info in crossfit().items()}
+    known |= gym_column(settings, "category")
     return tuple(known.get(task, UNKNOWN) for task in tasks)
+
+
+def task_factors(folder: Path, tasks: Sequence[str]) -> dict[str, list[str]]:
+    """Return the known factors of the tasks: by name of a factor, its value for every task.
+
+    They stand in the column `factors` of the gym's TASKS.csv as ``name=value name=value``. A factor
+    that a task lacks, or that has one value only, is left out.
+
+    Raises:
+        TaskError: If an entry has another form.
+    """
+    factors: list[dict[str, str]] = []
+    column = gym_column(read_settings(folder), "factors")
+    for task in tasks:
+        pairs = [word.partition("=") for word in column.get(task, "").split()]
+        if not all(name and value for name, _, value in pairs):
+            raise TaskError(
+                f"the column 'factors' of TASKS.csv has '{column[task]}' for the task '{task}'; "
+                "write name=value name=value"
+            )
+        factors.append({name: value for name, _, value in pairs})
+    shared = [name for name in factors[0] if all(name in each for each in factors)]
+    values = {name: [each[name] for each in factors] for name in shared}
+    return {name: given for name, given in values.items() if len(set(given)) > 1}
+
+
+def read_settings(folder: Path) -> Section | None:
+    """Return the configuration of a run, if its folder has one."""
+    config = folder / "config.yaml"
+    return load_any_config([str(config)]) if config.is_file() else None
+
+
+def gym_column(settings: Section | None, column: str) -> dict[str, str]:
+    """Return a column of TASKS.csv of the gym of a run, by task; nothing where it is empty."""
+    if not isinstance(settings, Config):
+        return {}
+    table = resolve_folder(settings.data.dir) / "TASKS.csv"
+    rows = read_table(table, TaskError) if table.exists() else []
+    return {
+        row["task"].strip(): row[column].strip()
+        for row in rows
+        if row.get("task") and row.get(column)
+    }
 
 
 def statistics_table(view: RoutingView) -> Table:
@@ -243,8 +285,10 @@ def expert_table(tokens: TokenRoutingRecord) -> Table:
     return table
 
 
-def comparison_table(view: RoutingView, other: RoutingView | None) -> Table:
-    """Return how the tree fits the categories, and one run another, beside chance."""
+def comparison_table(
+    view: RoutingView, other: RoutingView | None, factors: Mapping[str, Sequence[str]]
+) -> Table:
+    """Return how routing fits categories, known factors and another run, beside chance."""
     table = Table(title="Beside chance", title_justify="left")
     table.add_column("", overflow="fold")
     for name in ("value", "chance", "95 %", "p"):
@@ -263,6 +307,14 @@ def comparison_table(view: RoutingView, other: RoutingView | None) -> Table:
         add(f"clusters of tasks and their {n_categories} categories (AMI)", agreement)
     else:
         table.caption += "; no categories: TASKS.csv of the gym names fewer than two"
+    for name, values in factors.items():
+        what = f"the {len(set(values))} values of {escape(name)}"
+        add(f"clusters of tasks and {what} (AMI)", category_agreement(view.similarity, values))
+    if factors:
+        table.caption += "; of matched skills over 100"
+    for name, found in factor_recovery(view.probabilities, factors).items() if factors else ():
+        add(f"matched skills and {escape(name)} (AMI)", found.agreement)
+        add(f"matched skills tell {escape(name)} (AUC)", found.matching)
     if other is not None:
         stability = skill_stability(view.record.weights, other.record.weights)[1]
         add(f"matched skills of {escape(other.name)} (correlation)", stability)

@@ -23,6 +23,7 @@ from mttl.build.model import Built, load_run
 from mttl.checkpoint import read_inventory
 from mttl.config.load import dump_config, load_config, resolve_folder, resolve_path
 from mttl.config.schema import Config
+from mttl.data.opening import opening
 from mttl.errors import ConfigError
 from mttl.gpus import device_of
 from mttl.gym.folder import Gym
@@ -102,7 +103,7 @@ def adapt_to(
     Args:
         run: The run's folder, or its ``skills/``.
         examples: Pairs of input and output; a few dozen are enough.
-        task: Name of the task. Runs trained with the prefix read it before every input.
+        task: Name of the task. Runs trained with a prefix read it, or its code, before every input.
         dev: Pairs to choose the weights by. By default every second example is kept for it.
         metric: By which they are scored; one of CrossFit's seven.
         description: What the task is; for runs trained with descriptions, and only for them.
@@ -139,10 +140,7 @@ def adapt_to(
             module = task_module(model, built.tokenizer, {task: metric}, values)
             job = FewShotJob(task, 0, seed)
             result = fit(module, job, gym, values, score_test=False)
-    opening = f"[{task}] " if form["prefix"] else ""
-    if description is not None:
-        opening += f"{description.strip()} "
-    return AdaptedModel(module, values, result, opening)
+    return AdaptedModel(module, values, result, opening(task, values.data.prefix, description))
 
 
 @dataclass(frozen=True)

@@ -43,24 +43,31 @@ def category_agreement(
     clusters = task_clusters(task_tree(similarity), n_categories) - 1
     generator = np.random.default_rng(seed)
     permuted = [generator.permutation(labels) for _ in range(n_permutations)]
-    scores = _adjusted_mutual_information(np.stack([labels, *permuted]), clusters)
+    scores = adjusted_mutual_information(np.stack([labels, *permuted]), clusters)
     return against_chance(scores[0], scores[1:])
 
 
-def _adjusted_mutual_information(
+def adjusted_mutual_information(
     labels: Int[np.ndarray, "N T"], clusters: Int[np.ndarray, "T"]
 ) -> Float[np.ndarray, "N"]:
-    r"""The score of each row: :math:`(I - E[I]) / ((H_1 + H_2) / 2 - E[I])`.
+    r"""Return the score of each row: :math:`(I - E[I]) / ((H_1 + H_2) / 2 - E[I])`.
 
     Rows are permutations of each other, so that all but the joint entropy are the same for all:
     a thousand rows cost little more than one.
+
+    Args:
+        labels: From 0 on.
+        clusters: Likewise.
     """
-    from sklearn.metrics.cluster import contingency_matrix, expected_mutual_information
+    from sklearn.metrics.cluster import expected_mutual_information
 
     n_clusters = int(clusters.max()) + 1
     joint = np.array([_entropy(row * n_clusters + clusters) for row in labels])
     apart = _entropy(labels[0]) + _entropy(clusters)
-    table = contingency_matrix(labels[0], clusters, sparse=True).astype(np.int64)
+    cells = np.bincount(labels[0] * n_clusters + clusters, minlength=n_clusters)
+    cells = np.append(cells, np.zeros(-len(cells) % n_clusters, dtype=cells.dtype))
+    table = cells.reshape(-1, n_clusters)
+    table = table[:, table.any(0)]
     chance = expected_mutual_information(table, labels.shape[1])
     most = apart / 2 - chance
     # With a category per task every partition is as good as any other.

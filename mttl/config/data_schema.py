@@ -1,8 +1,15 @@
 """The section `data`: the tasks, and how their rows become batches."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from mttl.config.section import Section, once
 
@@ -36,6 +43,14 @@ class Homogeneous(Section):
 Sampler = Annotated[Proportional | Uniform | Temperature | Homogeneous, Field(discriminator="kind")]
 
 
+Prefix = Literal["name", "code", "none"]
+
+
+def prefix_kind(value: Any) -> Any:
+    """Return the choice that a setting names: earlier versions wrote true or false."""
+    return ("name" if value else "none") if isinstance(value, bool) else value
+
+
 class Data(Section):
     """The tasks, and how their rows become batches."""
 
@@ -63,8 +78,9 @@ class Data(Section):
     """Most tokens of an input."""
     max_output_length: PositiveInt = 64
     """Most tokens of an answer."""
-    prefix: bool = True
-    """Put `[task]` before every input."""
+    prefix: Annotated[Prefix, BeforeValidator(prefix_kind)] = "name"
+    """What stands before every input: `[name]` of the task, its `[code]` (six letters that tell
+    nothing of the name), or nothing. Earlier versions wrote true for name and false for none."""
     descriptions: bool = False
     """Put the description from TASKS.csv before every input."""
     skip_missing: bool = False

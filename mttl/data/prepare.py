@@ -14,8 +14,10 @@ from typing import NamedTuple
 from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
 
+from mttl.config.data_schema import Prefix
 from mttl.data.cache import cached
 from mttl.data.encode import TextEncoder, tokenizer_identity
+from mttl.data.opening import check_codes, opening
 from mttl.errors import TaskError, nearest
 from mttl.gym.folder import SPLITS, Gym
 from mttl.gym.tsv import parse_rows
@@ -55,7 +57,7 @@ def prepare(
     decoder_only: bool,
     max_input_length: int,
     max_output_length: int,
-    prefix: bool = True,
+    prefix: Prefix = "name",
     descriptions: bool = False,
     max_rows: int | None = None,
     cache_dir: str | Path | None = None,
@@ -75,7 +77,7 @@ def prepare(
         decoder_only: Whether the backbone is a decoder-only model; see `mttl.data.encode`.
         max_input_length: The most ids of a prompt.
         max_output_length: The most ids of an answer.
-        prefix: Put ``[task]`` before the input.
+        prefix: Put ``[name]`` of the task before the input, ``[code]``, or nothing.
         descriptions: Put the description in TASKS.csv before the input (after the prefix).
         max_rows: Read only so many rows of every file, spread evenly.
         cache_dir: Where the result is kept; None keeps nothing.
@@ -96,6 +98,8 @@ def prepare(
     )
     sources = _read_sources(gym, tasks, split, samples)
     openings = [_opening(gym, task, prefix, descriptions) for task in tasks]
+    if prefix == "code":
+        check_codes(tasks)
 
     def build() -> Dataset:
         return _build(sources, openings, encoder, max_rows)
@@ -147,18 +151,15 @@ def _read_sources(
     return sources
 
 
-def _opening(gym: Gym, task: str, prefix: bool, descriptions: bool) -> str:
+def _opening(gym: Gym, task: str, prefix: Prefix, descriptions: bool) -> str:
     """Return what stands before the inputs of a task."""
-    opening = f"[{task}] " if prefix else ""
-    if descriptions:
-        description = gym.description(task)
-        if description is None:
-            raise TaskError(
-                f"data.descriptions is on, but '{gym.directory / 'TASKS.csv'}' has no description "
-                f"of '{task}'; add one in the column 'description', or turn it off."
-            )
-        opening += f"{description} "
-    return opening
+    description = gym.description(task) if descriptions else None
+    if descriptions and description is None:
+        raise TaskError(
+            f"data.descriptions is on, but '{gym.directory / 'TASKS.csv'}' has no description "
+            f"of '{task}'; add one in the column 'description', or turn it off."
+        )
+    return opening(task, prefix, description)
 
 
 def _build(

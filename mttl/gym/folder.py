@@ -28,7 +28,8 @@ _FILE_NAME = re.compile(r"(?P<task>.+)_(?P<k>\d+)_(?P<sample>\d+)_(?P<split>trai
 
 _HOW_TO_BUILD = (
     "A gym of CrossFit's tasks is built by `python scripts/build_crossfit.py`, the "
-    "lexical gym by `python scripts/build_lexical_gym.py`; data.dir names the folder."
+    "lexical gym by `python scripts/build_lexical_gym.py`, the grid by "
+    "`python scripts/build_grid_gym.py`; data.dir names the folder."
 )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from lightning_fabric.utilities.rank_zero import rank_zero_only
 
 from mttl import yaml12
+from mttl.config.data_schema import prefix_kind
 from mttl.errors import CheckpointError, ConfigError, TrainingError
 from mttl.reading import MOST_YAML, read_text
 from mttl.torch_file import load_torch
@@ -135,6 +136,9 @@ def changed_settings(
         but: Names that may not differ all the same.
     """
     first, second = (_flat(_parsed(text)) for text in (before, now))
+    for settings in (first, second):
+        if "data.prefix" in settings:
+            settings["data.prefix"] = prefix_kind(settings["data.prefix"])
     return [
         f"{name} ({first.get(name)} before, {second.get(name)} now)"
         for name in sorted(first.keys() | second.keys())

@@ -1,15 +1,14 @@
 """Render the whole gym in memory: path -> bytes."""
 
-import csv
-import io
-import json
 from collections.abc import Callable
 
-from lexical_gym.item import Item
+from derived_gym.packages import source_versions
+from derived_gym.rows import partition_json, table, tsv
+
 from lexical_gym.readme import readme
 from lexical_gym.sample import Files, draw
-from lexical_gym.sources import source_versions
-from lexical_gym.tasks import TASKS, Task, partition
+from lexical_gym.sources import PACKAGES
+from lexical_gym.tasks import TASKS, partition
 from lexical_gym.words import Lexicon
 
 
@@ -25,33 +24,20 @@ def build(progress: Callable[[str], None] = lambda _: None) -> dict[str, bytes]:
     Raises:
         MissingSourceError: If a source package is not installed.
     """
-    versions = source_versions()
+    versions = source_versions(PACKAGES, "gym")
     lexicon = Lexicon()
     drawn: dict[str, Files] = {}
     for task in TASKS:
         progress(task.name)
         drawn[task.name] = draw(task, task.items(lexicon))
-    files = {
-        f"{name}/{file}": _tsv(rows) for name, of in drawn.items() for file, rows in of.items()
-    }
-    files["TASKS.csv"] = _table(TASKS)
+    files = {f"{name}/{file}": tsv(rows) for name, of in drawn.items() for file, rows in of.items()}
+    columns = ("task", "metric", "category", "family", "description", "source")
+    cells = [(t.name, t.metric, t.category, t.family, t.description, t.source) for t in TASKS]
+    files["TASKS.csv"] = table(columns, cells)
     files["README.md"] = readme(TASKS, drawn, versions).encode()
     return files
 
 
-def partition_json() -> bytes:
-    """Return the partition file."""
-    return (json.dumps(partition(), indent=2) + "\n").encode()
-
-
-def _tsv(rows: list[Item]) -> bytes:
-    return "".join("\t".join((row.input, *row.outputs)) + "\n" for row in rows).encode()
-
-
-def _table(tasks: tuple[Task, ...]) -> bytes:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("task", "metric", "category", "family", "description", "source"))
-    for t in tasks:
-        writer.writerow((t.name, t.metric, t.category, t.family, t.description, t.source))
-    return text.getvalue().encode()
+def settings() -> dict[str, bytes]:
+    """Return the partition: path under `configs/` -> content."""
+    return {"partitions/lexical.json": partition_json(partition())}

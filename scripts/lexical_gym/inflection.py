@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator
 
-from lexical_gym.item import Item
+from derived_gym.item import Item
+
 from lexical_gym.words import Lexicon, Word
 
 

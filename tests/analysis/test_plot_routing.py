@@ -133,6 +133,48 @@ def test_tasks_without_categories_are_drawn_without_agreement(
     assert not (folder / "plots" / "statistics_over_training.png").exists()
 
 
+def test_known_factors_are_recovered(write_run: Write, tmp_path: Path, capsys: Capture) -> None:
+    """Skills are the languages and operations of the tasks; one factor has a value only."""
+    tasks = [f"{a}_{b}" for a in ("de", "fr", "ja") for b in ("date", "list", "unit", "month")]
+    values = ["de", "fr", "ja", "date", "list", "unit", "month"]
+    weights = np.array([[[float(v in task.split("_")) for v in values] for task in tasks]] * 2)
+    folder = write_run(
+        tmp_path / "run", tasks=tasks, groups=("a", "b"), weights=weights / 2, kind="expert"
+    )
+    lines = [
+        f"{task},ACC,x/{task[3:]},language={task[:2]} operation={task[3:]} metric=ACC\n"
+        for task in tasks
+    ]
+    table = folder / "gym" / "TASKS.csv"
+    table.write_text("task,metric,category,factors\n" + "".join(lines))
+    assert run(folder) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for name, n in (("language", 3), ("operation", 4)):
+        assert f"clusters of tasks and the {n} values of {name} (AMI)" in printed
+        for score in (f"skills and {name} (AMI)", f"skills tell {name} (AUC)"):
+            value, chance = re.search(
+                rf"{re.escape(score)} │ ([\d.-]+) │ ([\d.-]+)", printed
+            ).groups()
+            assert float(value) == 1
+            assert float(chance) < 0.9
+    assert "of metric" not in printed
+
+    table.write_text(table.read_text().replace("language=fr", "french", 1))
+    error = fails(capsys, folder)
+    assert "has 'french operation=date metric=ACC' for the task 'fr_date'; write name=" in error
+
+
+def test_factors_that_some_tasks_lack_are_left_out(
+    write_run: Write, tmp_path: Path, capsys: Capture
+) -> None:
+    folder = write_run(tmp_path / "run")
+    table = folder / "gym" / "TASKS.csv"
+    table.write_text("task,metric,factors\npast,EM,kind=a\nplural,EM,\nclock,EM,kind=b\n")
+    assert SCRIPT.task_factors(folder, ("past", "clock")) == {"kind": ["a", "b"]}
+    assert SCRIPT.task_factors(folder, ("past", "plural", "clock")) == {}
+    assert SCRIPT.task_factors(tmp_path, ("past", "clock")) == {}
+
+
 # Mistakes.
 
 

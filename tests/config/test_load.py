@@ -144,8 +144,28 @@ def test_small_and_large_rates_are_written_with_a_point() -> None:
 
 
 def test_a_word_is_no_boolean(write: Writer) -> None:
-    with pytest.raises(ConfigError, match=r"f.yaml: data.prefix: 'yes' must be true or false"):
-        load_config(write("data: {prefix: yes}"))
+    with pytest.raises(ConfigError, match=r"f.yaml: data.descriptions: 'yes' must be true or"):
+        load_config(write("data: {descriptions: yes}"))
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("true", "name"), ("false", "none"), ("name", "name"), ("code", "code"), ("none", "none")],
+)
+def test_the_prefix_is_a_choice_that_earlier_versions_switched(
+    write: Writer, written: str, meant: str
+) -> None:
+    config = load_config("crossfit.yaml", [f"data.prefix={written}"])
+    assert config.data.prefix == meant
+    assert f"prefix: {meant}\n" in dump_config(config)
+    file = write(f"data: {{prefix: {written}}}")
+    assert load_config(f"crossfit.yaml+{file}").data == config.data
+
+
+@pytest.mark.parametrize("text", ["yes", "1", "null", "[name]"])
+def test_no_other_prefix_is_known(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"data.prefix: .* must be one of name, code, none"):
+        load_config("crossfit.yaml", [f"data.prefix={text}"])
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pytest
 from transformers import ByT5Tokenizer
 
 from mttl.data import prepare as module
+from mttl.data.opening import task_code
 from mttl.errors import TaskError
 from mttl.gym.folder import Gym
 
@@ -59,9 +60,10 @@ def test_ids_follow_the_order_of_the_tasks(gym, byte_tokenizer):
 
 def test_prefix_and_descriptions(gym, byte_tokenizer):
     for prefix, descriptions, expected in (
-        (False, False, "a train 100 0"),
-        (True, True, "[a] Do a. a train 100 0"),
-        (False, True, "Do a. a train 100 0"),
+        ("none", False, "a train 100 0"),
+        ("name", True, "[a] Do a. a train 100 0"),
+        ("none", True, "Do a. a train 100 0"),
+        ("code", False, f"[{task_code('a')}] a train 100 0"),
     ):
         data = prepare(gym, byte_tokenizer, prefix=prefix, descriptions=descriptions)
         assert data[0]["input"] == expected
@@ -129,7 +131,8 @@ def test_a_gym_that_was_moved_uses_the_same_cache(gym, byte_tokenizer, tmp_path,
         {"decoder_only": True},
         {"max_input_length": 63},
         {"max_output_length": 15},
-        {"prefix": False},
+        {"prefix": "none"},
+        {"prefix": "code"},
         {"descriptions": True},
         {"max_rows": 1},
         {"tasks": ("b", "a")},

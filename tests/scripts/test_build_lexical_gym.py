@@ -237,10 +237,10 @@ def test_a_family_is_the_same_whatever_the_hash_seed():
 @needs_packages
 @pytest.mark.usefixtures("package")
 def test_partition_is_that_of_the_table():
-    from lexical_gym.gym import partition_json
+    from lexical_gym.gym import settings
 
     path = ROOT / "configs/partitions/lexical.json"
-    assert path.read_bytes() == partition_json()
+    assert settings() == {"partitions/lexical.json": path.read_bytes()}
 
 
 @needs_packages
@@ -255,11 +255,11 @@ def test_too_small_a_pool_is_an_error():
 
 @pytest.mark.usefixtures("package")
 def test_writing_replaces_only_its_own_files(tmp_path):
-    from lexical_gym.store import NotAGymError, differences, write
+    from derived_gym.store import NotAGymError, differences, write
 
     folder = tmp_path / "gym"
     old = {"README.md": b"# The lexical gym\n", "a/a_32_13_dev.tsv": b"x\ty\n"}
-    write(old, folder)
+    write(old, folder, "# The lexical gym")
     (folder / "a/notes.txt").write_text("mine")
     new = {"README.md": b"# The lexical gym, again\n", "b/b_32_13_dev.tsv": b"x\ty\n"}
     assert [line.split(": ")[1] for line in differences(new, folder)] == [
@@ -267,25 +267,24 @@ def test_writing_replaces_only_its_own_files(tmp_path):
         "missing",
         "does not belong to the gym",
     ]
-    write(new, folder)
+    write(new, folder, "# The lexical gym")
     assert differences(new, folder) == []
     assert not (folder / "a/a_32_13_dev.tsv").exists()
     assert (folder / "a/notes.txt").exists()
 
-    with pytest.raises(NotAGymError, match="is not empty and holds no lexical gym"):
-        write(new, tmp_path)
+    with pytest.raises(NotAGymError, match="is not empty and does not hold this gym"):
+        write(new, tmp_path, "# The lexical gym")
     (tmp_path / "file").write_text("")
     with pytest.raises(NotAGymError, match="is not a folder"):
-        write(new, tmp_path / "file")
+        write(new, tmp_path / "file", "# The lexical gym")
 
 
 @pytest.mark.usefixtures("package")
-def test_missing_packages_are_named_together(monkeypatch):
-    from lexical_gym import sources
+def test_missing_packages_are_named_together():
+    from derived_gym.packages import MissingSourceError, source_versions
 
-    monkeypatch.setattr(sources, "PACKAGES", ("pytest", "no-such-one", "nor-this"))
-    with pytest.raises(sources.MissingSourceError, match=r"missing no-such-one, nor-this: .*gym"):
-        sources.source_versions()
+    with pytest.raises(MissingSourceError, match=r"missing no-such-one, nor-this: .*'\.\[gym\]'"):
+        source_versions(("pytest", "no-such-one", "nor-this"), "gym")
 
 
 @pytest.mark.usefixtures("package")

@@ -116,6 +116,9 @@ def test_other_settings_are_named_with_both_values(interrupted: RunFolder) -> No
         ("trainer: {max_steps: 1}", "trainer: {max_steps: 2, loggers: [x]}", []),
         ("trainers: {a: 1}", "trainers: {a: 2}", ["trainers.a (1 before, 2 now)"]),
         ("a: {trainer: {b: 1}}", "a: {trainer: {b: 2}}", ["a.trainer.b (1 before, 2 now)"]),
+        ("data: {prefix: true}", "data: {prefix: name}", []),  # as earlier versions wrote it
+        ("data: {prefix: false}", "data: {prefix: none}", []),
+        ("data: {prefix: true}", "data: {prefix: code}", ["data.prefix (name before, code now)"]),
     ],
 )
 def test_changed_settings(before: str, now: str, changed: list[str]) -> None:

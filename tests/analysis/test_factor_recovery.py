@@ -1,0 +1,125 @@
+"""Known factors of tasks in what routing learned."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from sklearn.metrics import adjusted_mutual_info_score, roc_auc_score
+
+from mttl.analysis.factor_recovery import factor_recovery, match_factors
+
+LANGUAGES, OPERATIONS = "abcde", "vwxyz"
+TASKS = [pair for pair in product(LANGUAGES, OPERATIONS) if pair not in {("a", "v"), ("c", "z")}]
+FACTORS = {
+    "language": [language for language, _ in TASKS],
+    "operation": [operation for _, operation in TASKS],
+}
+ORACLE = np.array(
+    [[float(value in task) for value in LANGUAGES + OPERATIONS] for task in TASKS]
+)  # (T, K)
+
+
+def test_the_oracle_is_recovered_whatever_its_order_and_scale() -> None:
+    generator = np.random.default_rng(0)
+    groups = np.stack(
+        [ORACLE[:, generator.permutation(10)] * generator.uniform(0.2, 1, 10) for _ in range(3)]
+    )
+    found = factor_recovery(groups, FACTORS, n_permutations=50)
+    assert list(found) == ["language", "operation"]
+    for factor in found.values():
+        assert factor.agreement.value == pytest.approx(1)
+        assert factor.matching.value == pytest.approx(1)
+        assert factor.agreement.percentile_95 < 0.5
+        assert factor.matching.percentile_95 < 0.85
+        assert factor.agreement.p_value == factor.matching.p_value == 1 / 51
+
+
+def test_noise_is_recovered_as_chance_is() -> None:
+    p_values, above = [], []
+    for seed in range(12):
+        noise = np.random.default_rng(seed).random((2, len(TASKS), 10))
+        for factor in factor_recovery(noise, FACTORS, n_permutations=40, seed=seed).values():
+            for score in factor:
+                p_values.append(score.p_value)
+                above.append(score.value - score.mean)
+    assert 0.3 < np.mean(p_values) < 0.7
+    assert abs(np.mean(above)) < 0.02
+
+
+def test_one_factor_alone_is_told_from_the_other() -> None:
+    found = factor_recovery(ORACLE[None, :, :5], FACTORS, n_permutations=50)
+    assert found["language"].agreement.value == pytest.approx(1)
+    assert found["language"].matching.value == pytest.approx(1)
+    # No skill is left for an operation.
+    assert found["operation"].agreement.value == 0
+    assert found["operation"].matching.value == 0.5
+
+
+def test_values_without_a_skill_count_as_untold() -> None:
+    """Three skills for five languages: two values score one half."""
+    found = factor_recovery(ORACLE[None, :, :3], {"language": FACTORS["language"]})["language"]
+    assert found.matching.value == pytest.approx((3 * 1 + 2 * 0.5) / 5)
+    clusters = [language if language in "abc" else "-" for language in FACTORS["language"]]
+    expected = adjusted_mutual_info_score(FACTORS["language"], clusters)
+    assert found.agreement.value == pytest.approx(expected)
+
+
+def test_all_skills_alike_tell_nothing() -> None:
+    alike = np.full((2, len(TASKS), 10), 0.1)
+    for factor in factor_recovery(alike, FACTORS, n_permutations=10).values():
+        assert (factor.agreement.value, factor.matching.value) == (0, 0.5)
+        assert factor.agreement.p_value == factor.matching.p_value == 1
+
+
+def test_groups_are_averaged() -> None:
+    noise = np.random.default_rng(3).random((len(TASKS), 10))
+    both, first, second = (
+        factor_recovery(np.stack(groups), FACTORS, n_permutations=1)["operation"]
+        for groups in ([ORACLE, noise], [ORACLE], [noise])
+    )
+    for one, a, b in zip(both, first, second, strict=True):
+        assert one.value == pytest.approx((a.value + b.value) / 2)
+
+
+def test_areas_are_those_of_scikit_learn_and_the_best_in_all() -> None:
+    """Ties included; of all pairs of skills for two values, the matching has the largest sum."""
+    generator = np.random.default_rng(1)
+    use = generator.integers(0, 4, (12, 3)).astype(float)
+    members = np.array([generator.permutation(12) < 4 for _ in range(2)])
+    areas = np.array([[roc_auc_score(row, use[:, skill]) for skill in range(3)] for row in members])
+    skills, scores = match_factors(use, members)
+    for value, (skill, score) in enumerate(zip(skills, scores, strict=True)):
+        assert score == pytest.approx(areas[value, skill] if skill >= 0 else 0.5)
+    best = max(
+        max(areas[0, i], 0.5) + max(areas[1, j], 0.5)
+        for i, j in product(range(3), repeat=2)
+        if i != j
+    )
+    assert scores.sum() == pytest.approx(best)
+
+
+def test_a_matching_by_hand() -> None:
+    use = np.array([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9]])
+    members = np.array([[False, False, True], [True, True, False], [True, False, False]])
+    skills, scores = match_factors(use, members)
+    # The last value would have liked the first skill too (area 1): 1 + 1 with any of the two.
+    assert skills[0] == 1
+    assert sorted(skills[1:]) == [-1, 0]
+    assert sorted(scores) == [0.5, 1, 1]
+
+
+def test_a_seed_gives_the_same_baseline() -> None:
+    noise = np.random.default_rng(0).random((1, len(TASKS), 6))
+    one, same, other = (
+        factor_recovery(noise, FACTORS, n_permutations=20, seed=seed) for seed in (1, 1, 2)
+    )
+    assert one == same
+    assert one["language"].agreement.mean != other["language"].agreement.mean
+    assert one["language"].agreement.value == other["language"].agreement.value
+
+
+def test_what_cannot_be_recovered_is_refused() -> None:
+    with pytest.raises(ValueError, match="the factor 'language' has 1 values for 2 tasks"):
+        factor_recovery(np.ones((1, 2, 2)), {"language": ["de"]})
+    with pytest.raises(ValueError, match="the factor 'language' has one value only"):
+        factor_recovery(np.ones((1, 2, 2)), {"language": ["de", "de"]})
