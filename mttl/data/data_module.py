@@ -131,7 +131,7 @@ class TextToTextDataModule(pl.LightningDataModule):
         # to go on with the same noise whether it validated in this process or in an earlier one.
         generator = torch.Generator().manual_seed(self.seed)
         return DataLoader(
-            rows,
+            rows,  # pyright: ignore
             batch_sampler=batches,  # pyright: ignore
             collate_fn=collate,
             generator=generator,

@@ -78,7 +78,7 @@ def test_an_interrupted_run_continues_at_its_step(interrupted: RunFolder) -> Non
 
 
 def test_without_a_folder_there_is_nothing_to_resume(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nothing to resume: '.*none' does not exist. Start wit"):
+    with pytest.raises(ConfigError, match=r"nothing to resume: '.*none' does not exist. Start"):
         step_to_start_from(RunFolder(tmp_path / "none"), CONFIG, resume=True)
 
 
