@@ -27,6 +27,7 @@ from mttl.merging.recipe import ElasticCaPE, Ingredient, Recipe
 from mttl.merging.rules import Parts, Rule, make_rule
 from mttl.merging.tensor_file import Entry, write_like
 from mttl.merging.weights_folder import Weights
+from mttl.reading import read_bytes
 
 COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.spm")
 GIBIBYTE = 2**30
@@ -75,6 +76,7 @@ def merge_models(
             done += stop - start
             on_range(done, total)
 
+    beside = _beside_weights(parts.base)
     with new_folder(out) as folder:
         try:
             rule = make_rule(recipe, parts)
@@ -84,12 +86,16 @@ def merge_models(
             raise CheckpointError(
                 f"a model or its Fisher information is damaged: {error}"
             ) from error
-        if parts.base.path.is_dir():
-            for pattern in COPIED:
-                for path in sorted(parts.base.path.glob(pattern)):
-                    shutil.copyfile(path, folder / path.name)
+        for name, content in beside.items():
+            (folder / name).write_bytes(content)
         settings = recipe.model_dump(mode="json", exclude_none=True, exclude={"out"})
         (folder / "merge.yaml").write_text(yaml12.dump(settings), "utf-8")
+
+
+def _beside_weights(base: Weights) -> dict[str, bytes]:
+    """Return the small files of a model's folder by name: its merge has them too."""
+    paths = [path for pattern in COPIED for path in sorted(base.path.glob(pattern))]
+    return {path.name: read_bytes(path, CheckpointError) for path in paths}
 
 
 def open_parts(recipe: Recipe) -> Parts:
