@@ -15,7 +15,7 @@ from mttl.config.data_schema import Data
 from mttl.config.moe_schema import MoE
 from mttl.config.optim_schema import Optim
 from mttl.config.router_schema import Router
-from mttl.config.section import AdaptMode, NonNegative, Section, Seeds
+from mttl.config.section import AdaptMode, NonNegative, RowInit, Section, Seeds
 from mttl.config.skills_schema import Aggregation, Mixture, Skills
 from mttl.errors import nearest
 
@@ -53,8 +53,9 @@ class Adapt(Section):
 
     mode: AdaptMode = "all"
     """What to train; see `mttl.adaptation.modes`."""
-    init: Literal["mean", "fresh"] = "mean"
-    """How the routing of a new task starts: at the mean of the trained tasks, or untrained."""
+    init: RowInit = "mean"
+    """How the routing of a new task starts: at the mean of the trained tasks, untrained, at its row
+    of the Expert's matrix, with a skill of its own (`from_scratch`), or a row of Polytropon's."""
     lr: PositiveFloat = 1e-3
     """Learning rate of the skills, and of the backbone in the mode `full`."""
     router_lr: PositiveFloat = 0.1
@@ -73,6 +74,22 @@ class Adapt(Section):
     """Largest norm of the gradients."""
     seeds: Seeds = [13]
     """Every sample is repeated with each."""
+    examples: Annotated[int, Field(ge=0)] | None = None
+    """Training rows of every job, drawn by its seed, and as many development rows; all by default.
+    0 trains nothing and scores the start."""
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        if self.init == "own" and self.mode != "from_scratch":
+            raise ValueError(
+                f"init 'own' gives a new task a fresh skill and needs mode 'from_scratch', not "
+                f"'{self.mode}'"
+            )
+        if self.init in ("matrix", "learned") and self.mode == "average":
+            raise ValueError(
+                f"mode 'average' mixes all skills alike and takes no init '{self.init}'"
+            )
+        return self
 
 
 class Range(Section):
@@ -118,8 +135,9 @@ class Search(Section):
     def _checked(self) -> Self:
         if self.grid and self.ranges:
             raise ValueError("grid and ranges cannot both be searched; empty one of them with {}")
-        # Seeds are repetitions, not a choice.
-        allowed = [f"adapt.{name}" for name in Adapt.model_fields if name != "seeds"]
+        # Seeds and rows are what is compared on, not a choice.
+        kept = ("seeds", "examples")
+        allowed = [f"adapt.{name}" for name in Adapt.model_fields if name not in kept]
         for name in (*self.grid, *self.ranges):
             if name not in allowed:
                 hint = nearest(name, allowed) or f" There are: {', '.join(allowed)}."
@@ -214,6 +232,11 @@ class Config(Section):
         problems: list[str] = []
         if self.data.validation == "none" and self.trainer.early_stopping is not None:
             problems.append("trainer.early_stopping needs data.validation: dev")
+        wanted, most = self.adapt.examples, self.data.max_rows
+        if wanted is not None and most is not None and wanted > most:
+            problems.append(
+                f"adapt.examples ({wanted}) cannot be more than data.max_rows ({most}) reads"
+            )
         problems += self._task_problems()
         problems += self._token_problems()
         if problems:

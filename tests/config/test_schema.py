@@ -122,6 +122,11 @@ def test_defaults() -> None:
             "'adapt.rl' is no setting that can be searched. Did you mean 'adapt.lr'",
         ),
         (["search.grid={adapt.seeds: [1]}"], "'adapt.seeds' is no setting that can be searched"),
+        (["search.grid={adapt.examples: [1]}"], "'adapt.examples' is no setting that can be"),
+        (
+            ["adapt.examples=9", "data.max_rows=8"],
+            "adapt.examples (9) cannot be more than data.max_rows (8) reads",
+        ),
         (["search.grid={adapt.lr: []}"], "must have at least 1 item"),
         (["search.grid={adapt.lr: [1, 1.0]}"], "adapt.lr ([1, 1.0]) must name each value only"),
         (
