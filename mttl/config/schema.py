@@ -112,10 +112,12 @@ class Range(Section):
 
 
 class Search(Section):
-    """Which settings of adaptation `pl_search.py` tries: a grid, or ranges."""
+    """Which settings of adaptation `pl_search.py` tries: a grid, points, or ranges."""
 
     grid: dict[str, Annotated[list[int | float | bool | str], Field(min_length=1)]] = {}
     """Values by setting, such as `adapt.lr: [1e-3, 1e-4]`; every combination is a trial."""
+    points: list[dict[str, int | float | bool | str]] = []
+    """Trials as they stand, such as `{adapt.lr: 1e-3, adapt.router_lr: 1e-2}`."""
     ranges: dict[str, Range] = {}
     """Bounds by setting, such as `adapt.lr: {low: 1e-4, high: 1e-2, log: true}`; needs Optuna."""
     trials: PositiveInt = 20
@@ -133,12 +135,15 @@ class Search(Section):
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
-        if self.grid and self.ranges:
-            raise ValueError("grid and ranges cannot both be searched; empty one of them with {}")
+        given = [name for name in ("grid", "points", "ranges") if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(
+                f"{' and '.join(given)} cannot both be searched; empty one of them with {{}} or []"
+            )
         # Seeds and rows are what is compared on, not a choice.
         kept = ("seeds", "examples")
         allowed = [f"adapt.{name}" for name in Adapt.model_fields if name not in kept]
-        for name in (*self.grid, *self.ranges):
+        for name in (*self.grid, *self.ranges, *(name for point in self.points for name in point)):
             if name not in allowed:
                 hint = nearest(name, allowed) or f" There are: {', '.join(allowed)}."
                 raise ValueError(f"'{name}' is no setting that can be searched.{hint}")

@@ -1,0 +1,103 @@
+"""An interval of a mean over tasks, from scores of several trainings and few-shot samples each."""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Float, Int
+
+# Task, fold, seed and few-shot sample of a score.
+Key = tuple[str, int, int, int]
+N_DRAWS = 2000
+MOST_NUMBERS = 2**22  # drawn at a time
+
+
+def mean_and_interval(
+    scores: Mapping[Key, float], *, level: float = 0.95, n_draws: int = N_DRAWS, seed: int = 0
+) -> tuple[float, float, float]:
+    """Return the mean over tasks and its interval by a hierarchical bootstrap.
+
+    Tasks are drawn with replacement, the seeds of every fold within, and the few-shot samples
+    within those. A training belongs to many tasks at once, so one draw takes the same seeds for
+    all tasks of a fold: what a training does to all of them does not average out. The interval is
+    about tasks like these, trained and adapted again. It is that of the percentiles, too narrow
+    where there are few of anything: by a factor of about √(1 - 1/n) for n tasks.
+
+    Args:
+        scores: By task, fold, seed and few-shot sample. A task's mean is that of its trainings.
+        level: Probability that the interval covers.
+        n_draws: Bootstrap draws.
+        seed: Of the draws.
+
+    Returns:
+        The mean, and the ends of the interval: NaN of a single score, and all of none.
+    """
+    if not scores:
+        return math.nan, math.nan, math.nan
+    values, counts = table(scores)
+    mean = float(task_means(values, counts).mean())
+    if len(scores) == 1:
+        return mean, math.nan, math.nan
+    means = draw_means(values, counts, n_draws, np.random.default_rng(seed))
+    low, high = np.nanquantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return mean, float(low), float(high)
+
+
+def table(
+    scores: Mapping[Key, float],
+) -> tuple[Float[np.ndarray, "T F S M"], Int[np.ndarray, "T F S"]]:
+    """Return the scores by task, fold and seed, samples side by side, and how many there are."""
+    places = [{name: i for i, name in enumerate(sorted(set(names)))} for names in zip(*scores)]  # noqa: B905 -- keys have one length
+    shape = tuple(len(place) for place in places)
+    values, counts = np.zeros(shape), np.zeros(shape[:3], dtype=np.int64)
+    for key in sorted(scores):
+        cell = tuple(place[name] for place, name in zip(places[:3], key[:3], strict=True))
+        values[*cell, counts[cell]] = scores[key]
+        counts[cell] += 1
+    return values, counts
+
+
+def task_means(
+    values: Float[np.ndarray, "*D T F S M"], counts: Int[np.ndarray, "*D T F S"]
+) -> Float[np.ndarray, "*D T"]:
+    """Return the mean of every task over its trainings; NaN of a task that has none."""
+    counted = np.arange(values.shape[-1]) < counts[..., None]
+    cells = (values * counted).sum(-1) / np.maximum(counts, 1)
+    n_trainings = (counts > 0).sum((-1, -2))
+    with np.errstate(invalid="ignore"):
+        return cells.sum((-1, -2)) / n_trainings
+
+
+def draw_means(
+    values: Float[np.ndarray, "T F S M"],
+    counts: Int[np.ndarray, "T F S"],
+    n_draws: int,
+    rng: np.random.Generator,
+) -> Float[np.ndarray, "n_draws"]:
+    """Return means over tasks that are drawn again, with their seeds and samples.
+
+    Args:
+        values: Scores, see `table`.
+        counts: How many samples there are of each training.
+        n_draws: Bootstrap draws.
+        rng: Draws.
+    """
+    n_tasks, n_folds, n_seeds, n_samples = values.shape
+    folds = np.arange(n_folds)[:, None]
+    found = []
+    left = n_draws
+    while left:
+        n = min(left, max(1, MOST_NUMBERS // values.size))
+        left -= n
+        tasks = rng.integers(n_tasks, size=(n, n_tasks))[:, :, None, None]
+        seeds = rng.integers(n_seeds, size=(n, 1, n_folds, n_seeds))
+        drawn = counts[tasks, folds, seeds]
+        samples = np.zeros((*drawn.shape, n_samples), dtype=np.int64)
+        if n_samples > 1:
+            samples = (rng.random(samples.shape) * drawn[..., None]).astype(np.int64)
+        cells = (tasks[..., None], folds[..., None], seeds[..., None], samples)
+        means = task_means(values[cells], drawn)
+        with np.errstate(invalid="ignore"):
+            known = ~np.isnan(means)
+            found.append(np.where(known, means, 0).sum(1) / known.sum(1))
+    return np.concatenate(found)
