@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -34,27 +35,48 @@ def mean_and_interval(
     """
     if not scores:
         return math.nan, math.nan, math.nan
-    values, counts = table(scores)
-    mean = float(task_means(values, counts).mean())
+    cells = table(scores)
+    mean = float(task_means(cells.values, cells.counts).mean())
     if len(scores) == 1:
         return mean, math.nan, math.nan
-    means = draw_means(values, counts, n_draws, np.random.default_rng(seed))
+    means = draw_means(cells, n_draws, np.random.default_rng(seed))
     low, high = np.nanquantile(means, [(1 - level) / 2, (1 + level) / 2])
     return mean, float(low), float(high)
 
 
-def table(
-    scores: Mapping[Key, float],
-) -> tuple[Float[np.ndarray, "T F S M"], Int[np.ndarray, "T F S"]]:
-    """Return the scores by task, fold and seed, samples side by side, and how many there are."""
-    places = [{name: i for i, name in enumerate(sorted(set(names)))} for names in zip(*scores)]  # noqa: B905 -- keys have one length
-    shape = tuple(len(place) for place in places)
-    values, counts = np.zeros(shape), np.zeros(shape[:3], dtype=np.int64)
+class Cells(NamedTuple):
+    """Scores by task, fold and seed; a task has F of all folds.
+
+    Attributes:
+        values: Few-shot samples side by side, those that there are first.
+        counts: How many samples there are.
+        folds: Which folds a task has, from 0 on.
+    """
+
+    values: Float[np.ndarray, "T F S M"]
+    counts: Int[np.ndarray, "T F S"]
+    folds: Int[np.ndarray, "T F"]
+
+
+def table(scores: Mapping[Key, float]) -> Cells:
+    """Return scores as arrays."""
+    tasks, folds, seeds, samples = (
+        {name: place for place, name in enumerate(sorted(set(names)))}
+        for names in zip(*scores, strict=True)
+    )
+    own: dict[str, dict[int, int]] = {task: {} for task in tasks}
+    for task, fold, *_ in sorted(scores):
+        own[task].setdefault(fold, len(own[task]))
+    shape = (len(tasks), max(map(len, own.values())), len(seeds))
+    values, counts = np.zeros((*shape, len(samples))), np.zeros(shape, dtype=np.int64)
+    folds_of = np.zeros(shape[:2], dtype=np.int64)
     for key in sorted(scores):
-        cell = tuple(place[name] for place, name in zip(places[:3], key[:3], strict=True))
+        task, fold, seed, _ = key
+        cell = tasks[task], own[task][fold], seeds[seed]
         values[*cell, counts[cell]] = scores[key]
         counts[cell] += 1
-    return values, counts
+        folds_of[cell[:2]] = folds[fold]
+    return Cells(values, counts, folds_of)
 
 
 def task_means(
@@ -69,34 +91,32 @@ def task_means(
 
 
 def draw_means(
-    values: Float[np.ndarray, "T F S M"],
-    counts: Int[np.ndarray, "T F S"],
-    n_draws: int,
-    rng: np.random.Generator,
+    cells: Cells, n_draws: int, rng: np.random.Generator
 ) -> Float[np.ndarray, "n_draws"]:
     """Return means over tasks that are drawn again, with their seeds and samples.
 
     Args:
-        values: Scores, see `table`.
-        counts: How many samples there are of each training.
+        cells: Scores, see `table`.
         n_draws: Bootstrap draws.
         rng: Draws.
     """
-    n_tasks, n_folds, n_seeds, n_samples = values.shape
-    folds = np.arange(n_folds)[:, None]
+    values, counts, folds = cells
+    n_tasks, n_own, n_seeds, n_samples = values.shape
+    own = np.arange(n_own)[:, None]
     found = []
     left = n_draws
     while left:
         n = min(left, max(1, MOST_NUMBERS // values.size))
         left -= n
-        tasks = rng.integers(n_tasks, size=(n, n_tasks))[:, :, None, None]
-        seeds = rng.integers(n_seeds, size=(n, 1, n_folds, n_seeds))
-        drawn = counts[tasks, folds, seeds]
-        samples = np.zeros((*drawn.shape, n_samples), dtype=np.int64)
+        tasks = rng.integers(n_tasks, size=(n, n_tasks))
+        of_folds = rng.integers(n_seeds, size=(n, folds.max() + 1, n_seeds))
+        seeds = of_folds[np.arange(n)[:, None, None], folds[tasks]]
+        place = tasks[:, :, None, None], own, seeds
+        drawn, rows = counts[place], values[place]
         if n_samples > 1:
-            samples = (rng.random(samples.shape) * drawn[..., None]).astype(np.int64)
-        cells = (tasks[..., None], folds[..., None], seeds[..., None], samples)
-        means = task_means(values[cells], drawn)
+            samples = (rng.random(rows.shape) * drawn[..., None]).astype(np.int64)
+            rows = np.take_along_axis(rows, samples, -1)
+        means = task_means(rows, drawn)
         with np.errstate(invalid="ignore"):
             known = ~np.isnan(means)
             found.append(np.where(known, means, 0).sum(1) / known.sum(1))

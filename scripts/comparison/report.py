@@ -14,13 +14,12 @@ from comparison.tables import (
     Score,
     by_seed,
     label,
-    lines_csv,
     main_table,
     paired_difference,
     read_seen,
     read_unseen,
-    scores_csv,
     task_table,
+    to_csv,
 )
 from mttl.analysis.tokens.token_record import has_token_record, read_token_record
 from mttl.checkpoint import count_saved
@@ -83,8 +82,8 @@ def write_tables(comparison: Comparison, plans: list[Plan]) -> str:
     ]
     save_figure(comparison_figure(dots, REFERENCE), comparison.out / "comparison")
     write_text(comparison.out / "table.md", text)
-    write_text(comparison.out / "table.csv", lines_csv(lines))
-    write_text(comparison.out / "scores.csv", scores_csv(scores))
+    write_text(comparison.out / "table.csv", to_csv(lines))
+    write_text(comparison.out / "scores.csv", to_csv(scores))
     return text
 
 
@@ -149,30 +148,38 @@ def n_trained_in(comparison: Comparison, item: Plan, mode: str) -> int:
     return parse_json(first, f"'{path}'", MttlError, dict)["n_trained"]
 
 
-def _caption(comparison: Comparison, plans: list[Plan]) -> str:
-    """Return the budget and what the columns mean."""
+def budget(comparison: Comparison, plans: list[Plan]) -> str:
+    """Return what every training and adaptation had, and how much of it has ended."""
     seeds = sorted({item.seed for item in plans})
     ended = sum(comparison.has_ended(item) for item in plans)
-    unfinished = f" {ended} of {len(plans)} runs have ended." if ended < len(plans) else ""
-    samples = f", few-shot samples {comparison.samples}" if comparison.samples else ""
+    overrides = f" `-k {' '.join(comparison.overrides)}`" if comparison.overrides else ""
+    text = (
+        f"`{comparison.config}`{overrides}: {comparison.steps} steps of training, "
+        f"{comparison.adapt_steps} of each adaptation, seeds {', '.join(map(str, seeds))}"
+    )
+    if comparison.samples:
+        text += f", few-shot samples {comparison.samples}"
     if comparison.examples is not None:
-        samples += f", {comparison.examples} rows of each unseen task"
-    folds = ""
+        text += f", {comparison.examples} rows of each unseen task"
+    text += ". "
+    if ended < len(plans):
+        text += f"{ended} of {len(plans)} runs have ended. "
     if comparison.n_folds is not None:
-        folds = (
+        text += (
             f"Every task is unseen once, in {comparison.n_folds} folds: each trains on the tasks "
             "of the others. "
         )
-    rates = RATES_CAPTION if comparison.search_rates else ""
-    overrides = f" `-k {' '.join(comparison.overrides)}`" if comparison.overrides else ""
+    return text
+
+
+def _caption(comparison: Comparison, plans: list[Plan]) -> str:
+    """Return the budget and what the columns mean."""
     return (
-        f"`{comparison.config}`{overrides}: {comparison.steps} steps of training, "
-        f"{comparison.adapt_steps} of each adaptation, "
-        f"seeds {', '.join(map(str, seeds))}{samples}.{unfinished} {folds}Mean test "
-        "scores over tasks in per cent; in brackets the 95 % interval of the paired "
-        "difference, by a hierarchical bootstrap over tasks, seeds and few-shot samples. "
-        "Trained parameters are those of skills and router, or what a mode trains; minutes are processor time per run; memory is the "
-        f"peak of a process.{rates}"
+        f"{budget(comparison, plans)}Mean test scores over tasks in per cent; in brackets the 95 % "
+        "interval of the paired difference, by a hierarchical bootstrap over tasks, seeds and "
+        "few-shot samples. Trained parameters are those of skills and router, or what a mode "
+        "trains; minutes are processor time per run; memory is the peak of a process."
+        + (RATES_CAPTION if comparison.search_rates else "")
         + (TOKEN_CAPTION if any(item.name.startswith("token") for item in plans) else "")
     )
 

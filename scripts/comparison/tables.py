@@ -4,7 +4,7 @@ import csv
 import io
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -81,6 +81,23 @@ class Line:
     load_entropy: float = math.nan
     dropped: float = math.nan
     rates: str = ""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a curve over the number of examples.
+
+    Attributes:
+        method: Its name; a way to adapt other than ``all`` follows a colon.
+        examples: Rows of every unseen task.
+        score: Mean over tasks in per cent, with its interval.
+        difference: To the reference with as many rows.
+    """
+
+    method: str
+    examples: int
+    score: Mean
+    difference: Mean
 
 
 def read_seen(path: Path, method: str, seed: int, fold: int = 0) -> list[Score]:
@@ -190,35 +207,26 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
-def lines_csv(lines: Iterable[Line]) -> str:
-    """Return the main table as CSV."""
-    return _csv([flat_line(line) for line in lines])
+def to_csv(rows: Sequence[Score] | Sequence[Line] | Sequence[Point]) -> str:
+    """Return rows as CSV, one line each, intervals as columns of their own."""
+    flat = [_flat(row) for row in rows]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(flat[0]), lineterminator="\n")
+    writer.writeheader()
+    for row in flat:
+        tidy = {name: f"{x:.4f}" if isinstance(x, float) else x for name, x in row.items()}
+        writer.writerow(tidy)
+    return text.getvalue()
 
 
-def scores_csv(scores: Iterable[Score]) -> str:
-    """Return every score as CSV, one line each."""
-    return _csv([asdict(score) for score in scores])
-
-
-def flat_line(line: Line) -> dict[str, object]:
-    """Return a line whose intervals are columns of their own."""
+def _flat(row: Score | Line | Point) -> dict[str, object]:
     flat: dict[str, object] = {}
-    for name, value in asdict(line).items():
+    for name, value in asdict(row).items():
         if isinstance(value, dict):
             flat |= {f"{name}_{end}": number for end, number in value.items()}
         else:
             flat[name] = value
     return flat
-
-
-def _csv(rows: Sequence[Mapping[str, object]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        tidy = {name: f"{x:.4f}" if isinstance(x, float) else x for name, x in row.items()}
-        writer.writerow(tidy)
-    return text.getvalue()
 
 
 def _spread(values: Sequence[float]) -> str:
