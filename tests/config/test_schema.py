@@ -133,6 +133,11 @@ def test_defaults() -> None:
             ["search.grid={adapt.lr: [1]}", "search.ranges={adapt.lr: {low: 1, high: 2}}"],
             "grid and ranges cannot both be searched",
         ),
+        (
+            ["search.points=[{adapt.lr: 1}]", "search.grid={adapt.lr: [1]}"],
+            "grid and points cannot both be searched",
+        ),
+        (["search.points=[{adapt.rl: 1}]"], "'adapt.rl' is no setting that can be searched"),
         (["search.ranges={adapt.lr: {low: 2, high: 1}}"], "low (2) must be below high (1)"),
         (
             ["search.ranges={adapt.lr: {low: 0, high: 1, log: true}}"],
