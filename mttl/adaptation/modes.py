@@ -75,10 +75,11 @@ def apply_mode(
     """
     device = next(model.parameters()).device
     router = adapted_router(model.router, mode, n_tasks, init=init, rows=rows)
-    _check_mode(model, router, mode)
+    drawn_anew = mode == "from_scratch" or init == "own"
+    _check_mode(model, router, mode, drawn_anew=drawn_anew)
     model.router = router.to(device).train(model.router.training)
     parts = parts_by_role(model)
-    if mode == "from_scratch":
+    if drawn_anew:
         for part in (*parts["skills"], *parts["router"]):
             if part is not model.router:
                 part.reset_parameters()  # type: ignore[operator]
@@ -105,7 +106,7 @@ def adapted_router(
     | ``mean`` | the mean of the trained ones; ``fresh`` in the mode ``from_scratch`` |
     | ``fresh`` | as an untrained router of the same kind starts |
     | ``matrix`` | given and fixed: the Expert baseline, whose matrix names new tasks too |
-    | ``own`` | all on one skill, and fixed: the Private baseline, where skills are drawn anew |
+    | ``own`` | all on one skill, fixed, and skills are drawn anew: the Private baseline |
     | ``learned`` | Polytropon's, untrained, over skills that any router has trained |
 
     Args:
@@ -186,7 +187,9 @@ def attention_parts(inventory: Inventory) -> list[nn.Module]:
     return [module for module in inventory.modules() if getattr(module, "role", None) in ROUTERS]
 
 
-def _check_mode(model: SkilledModel, router: TaskRouter, mode: AdaptMode) -> None:
+def _check_mode(
+    model: SkilledModel, router: TaskRouter, mode: AdaptMode, *, drawn_anew: bool
+) -> None:
     layers = model.token_layers().values()
     require_trainable(mode, router, *parts_by_role(model)["router"][1:])
     attention = [attention_parts(layer.inventory) for layer in model.skilled_layers().values()]
@@ -200,10 +203,11 @@ def _check_mode(model: SkilledModel, router: TaskRouter, mode: AdaptMode) -> Non
             "mode 'average' mixes alike what tasks choose, and here only tokens choose. Use "
             "'skills_only', which leaves their routers as they are"
         )
-    if mode == "from_scratch" and any(layer.base is None for layer in layers):
+    if drawn_anew and any(layer.base is None for layer in layers):
         raise ConfigError(
-            "mode 'from_scratch' needs the backbone's feed-forward blocks, which its experts "
-            "replaced in training. Use another mode, or experts beside the blocks (lora, adapter)"
+            f"mode '{mode}' from fresh skills needs the backbone's feed-forward blocks, which its "
+            "experts replaced in training. Use another mode, or experts beside the blocks (lora, "
+            "adapter)"
         )
 
 

@@ -55,7 +55,7 @@ class Adapt(Section):
     """What to train; see `mttl.adaptation.modes`."""
     init: RowInit = "mean"
     """How the routing of a new task starts: at the mean of the trained tasks, untrained, at its row
-    of the Expert's matrix, with a skill of its own (`from_scratch`), or a row of Polytropon's."""
+    of the Expert's matrix, with a fresh skill of its own, or a row of Polytropon's."""
     lr: PositiveFloat = 1e-3
     """Learning rate of the skills, and of the backbone in the mode `full`."""
     router_lr: PositiveFloat = 0.1
@@ -80,10 +80,10 @@ class Adapt(Section):
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
-        if self.init == "own" and self.mode != "from_scratch":
+        if self.init == "own" and self.mode in ("zero_shot", "router_only", "average"):
             raise ValueError(
-                f"init 'own' gives a new task a fresh skill and needs mode 'from_scratch', not "
-                f"'{self.mode}'"
+                "init 'own' gives a new task a fresh skill, which mode "
+                f"'{self.mode}' does not train; use 'skills_only', or 'full'"
             )
         if self.init in ("matrix", "learned") and self.mode == "average":
             raise ValueError(

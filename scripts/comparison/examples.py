@@ -9,7 +9,7 @@ from comparison.tables import Point, Score, label, markdown, mean_cell, mean_of,
 NUMBERS = (0, 1, 2, 4, 8, 16, 32)
 # Methods, and the ways to adapt them.
 CURVES: dict[str, tuple[str, ...]] = {
-    REFERENCE: ("all", "router_only", "full"),
+    REFERENCE: ("all", "router_only", "full", "bare_full"),
     "shared": ("all",),
     "private": ("all",),
     "expert": ("all",),
@@ -26,8 +26,7 @@ def curve_plans(
 ) -> list[Plan]:
     """Return what to run: each way with every number of rows.
 
-    With no rows all ways of a method start alike, but for those that draw skills anew, so they
-    share that point.
+    With no rows the ways of a method that start alike are one, so they share that point.
     """
     folds = range(1, n_folds + 1) if n_folds else (0,)
     plans = []
@@ -39,10 +38,16 @@ def curve_plans(
                     known[way].with_examples(number)
                     for way in CURVES[name]
                     for number in dict.fromkeys(numbers)
-                    if number or way == CURVES[name][0]
+                    if number or way == _start(name, way)
                 )
                 plans.append(Plan(name, seed, ways, fold))
     return plans
+
+
+def _start(method: str, way: str) -> str:
+    """Return the way whose start is that of a way."""
+    (own,) = (known for known in ALL[method].ways if known.name == way)
+    return way if own.starts_apart else CURVES[method][0]
 
 
 def curve_points(scores: Sequence[Score], numbers: Sequence[int]) -> list[Point]:
@@ -54,7 +59,7 @@ def curve_points(scores: Sequence[Score], numbers: Sequence[int]) -> list[Point]
     for method, ways in CURVES.items():
         for way in ways:
             for number in numbers:
-                own = found.get((method, f"{way if number else ways[0]}-{number}"))
+                own = found.get((method, f"{way if number else _start(method, way)}-{number}"))
                 if own:
                     reference = found.get((REFERENCE, f"all-{number}"), [])
                     difference = paired_difference(own, reference)

@@ -167,7 +167,8 @@ class Comparison:
                 f"--search-rates needs development tasks, and '{data.partition}' has none"
             )
         most = 0
-        for item in plans:
+        # Seeds and folds are all alike.
+        for item in {item.name: item for item in plans}.values():
             training = load_config(self.files(item), self.training(item))
             n_skills = getattr(training.skills, "n_skills", None)
             if training.router.kind == "expert" and isinstance(n_skills, int):

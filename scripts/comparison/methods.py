@@ -28,6 +28,11 @@ class Way:
         """Whether it has a learning rate."""
         return "adapt.mode=zero_shot" not in self.settings
 
+    @property
+    def starts_apart(self) -> bool:
+        """Whether new tasks start otherwise than at the mean row."""
+        return any(setting.startswith("adapt.init=") for setting in self.settings)
+
     def with_examples(self, n_examples: int) -> "Way":
         """Return the same way with so many training rows."""
         settings = (*self.settings, f"adapt.examples={n_examples}")
@@ -36,10 +41,12 @@ class Way:
 
 MODE_WAYS = tuple(Way(mode, (f"adapt.mode={mode}", *MODE_SETTINGS.get(mode, ()))) for mode in MODES)
 MEAN_ROW = Way("mean_row", ("adapt.mode=all",))
+# Full fine-tuning of the backbone, with nothing of the inventory.
+BARE_FULL = Way("bare_full", ("adapt.mode=full", "adapt.init=own", *MODE_SETTINGS["full"]))
 FRESH_ROW = Way("fresh_row", ("adapt.mode=all", "adapt.init=fresh"))
 # As published: a new task has a skill of its own …
 PRIVATE_WAYS = (
-    Way("all", ("adapt.mode=from_scratch", "adapt.init=own")),
+    Way("all", ("adapt.mode=skills_only", "adapt.init=own")),
     Way("best_row", ("adapt.mode=router_only", "adapt.init=learned")),
     MEAN_ROW,
 )
@@ -78,7 +85,7 @@ def _polytropon(*settings: str) -> Method:
 
 UNBALANCED = ("moe.balance.switch=0", "moe.balance.z=0")
 METHODS: dict[str, Method] = {
-    "polytropon": Method("router/polytropon.yaml", ways=(*MODE_WAYS, FRESH_ROW)),
+    "polytropon": Method("router/polytropon.yaml", ways=(*MODE_WAYS, FRESH_ROW, BARE_FULL)),
     "shared": Method("router/shared.yaml"),
     "private": Method("router/private.yaml", ways=PRIVATE_WAYS),
     "expert": Method("router/expert.yaml", ways=EXPERT_WAYS),

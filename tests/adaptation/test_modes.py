@@ -11,7 +11,7 @@ from helpers.backbones import tiny_t5
 from helpers.skills import INVENTORIES, LEARNED, skilled
 from mttl.adaptation.modes import TRAINED_ROLES, adapted, apply_mode, count_trained
 from mttl.config.optim_schema import AdamW
-from mttl.config.section import AdaptMode
+from mttl.config.section import AdaptMode, RowInit
 from mttl.routing import PolytroponRouter
 from mttl.skills import SkilledModel
 from mttl.training.optim import build_optimizer
@@ -73,14 +73,17 @@ def test_adapting_alone_changes_no_skill_but_those_from_scratch(mode: AdaptMode)
     assert model.router.n_tasks == 2
 
 
+@pytest.mark.parametrize(("mode", "init"), [("from_scratch", "mean"), ("full", "own")])
 @pytest.mark.parametrize("inventory", INVENTORIES)
-def test_from_scratch_is_the_bare_backbone_at_first(inventory: str) -> None:
+def test_from_scratch_is_the_bare_backbone_at_first(
+    inventory: str, mode: AdaptMode, init: RowInit
+) -> None:
     model = skilled(tiny_t5(), inventory=inventory)
     bare = copy.deepcopy(model)
     for layer in bare.skilled_layers().values():
         for parameter in layer.inventory.parameters():
             torch.nn.init.zeros_(parameter)
-    apply_mode(model, "from_scratch", 2).eval()
+    apply_mode(model, mode, 2, init=init).eval()
     expected = bare.eval()(TASK_IDS, **INPUTS).logits
     assert torch.equal(model(TASK_IDS, **INPUTS).logits, expected)
 
@@ -162,13 +165,16 @@ def train_alone(model: SkilledModel) -> None:
     optimizer.step()
 
 
-def test_a_new_task_of_private_learns_with_a_fresh_skill_as_if_it_were_alone() -> None:
+@pytest.mark.parametrize("mode", ["skills_only", "all", "from_scratch", "full"])
+def test_a_new_task_of_private_learns_with_a_fresh_skill_as_if_it_were_alone(
+    mode: AdaptMode,
+) -> None:
     """Against a model of a single skill on the same backbone, drawn alike."""
     many, one = (skilled(tiny_t5(), router="expert", n_skills=k) for k in (3, 1))
     before = snapshot(many)
     losses, counts = [], []
     for model in (many, one):
-        with adapted(model, "from_scratch", init="own") as own:
+        with adapted(model, mode, init="own") as own:
             stacks = [
                 value
                 for layer in own.skilled_layers().values()
@@ -182,7 +188,9 @@ def test_a_new_task_of_private_learns_with_a_fresh_skill_as_if_it_were_alone() -
             losses.append(own.eval()(torch.zeros_like(TASK_IDS), **INPUTS).loss)
             counts.append(count_trained(own))
     torch.testing.assert_close(losses[0], losses[1])
-    assert counts[0] == counts[1] == sum(value.numel() for value in stacks)
+    backbone = sum(x.numel() for n, x in one.named_parameters() if role_of(n) == "backbone")
+    assert counts[0] == counts[1]
+    assert counts[1] == sum(x.numel() for x in stacks) + (mode == "full") * backbone
     assert all(torch.equal(many.state_dict()[name], value) for name, value in before.items())
 
 

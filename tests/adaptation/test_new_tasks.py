@@ -155,7 +155,11 @@ def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
         ({"max_stops": 3}, ConfigError, "Did you mean 'max_steps'"),
         ({"lr": -1}, ConfigError, "adapt.lr: '-1' must be greater than 0"),
         ({"mode": "some"}, ConfigError, "adapt.mode: 'some' must be one of zero_shot"),
-        ({"init": "own"}, ConfigError, "needs mode 'from_scratch', not 'all'"),
+        (
+            {"init": "own", "mode": "zero_shot"},
+            ConfigError,
+            "which mode 'zero_shot' does not train",
+        ),
         ({"init": "matrix", "mode": "average"}, ConfigError, "takes no init 'matrix'"),
         ({"init": "matrix"}, ConfigError, "needs a run of the Expert router"),
         ({"examples": -1}, ConfigError, "adapt.examples: '-1' must be greater than or equal to 0"),
