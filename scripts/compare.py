@@ -2,29 +2,34 @@
 
 python scripts/pretrain_denoiser.py
 python scripts/compare.py --out runs/compare
+python scripts/compare.py --folds 5 --search-rates --out runs/folds
 python scripts/compare.py --methods polytropon shared --seeds 13 --steps 200 --out runs/try
 
 A method is `pl_train.py -c crossfit.yaml+<fragment>` and then `pl_finetune.py`, each in a process
-of its own. What has ended is read, not repeated; what was interrupted goes on. The tables are
-written to OUT/table.md, table.csv and scores.csv whenever a method has ended.
+of its own; with --folds F, so often for each seed. What has ended is read, not repeated; what was
+interrupted goes on. The tables are written to OUT/table.md, table.csv and scores.csv whenever a
+method has ended.
 """
 
 import argparse
 from pathlib import Path
 
-from comparison.folder import Comparison
-from comparison.methods import ABLATIONS, METHODS, MODES, REFERENCE, plan
+from comparison.folder import Comparison, carry_out
+from comparison.methods import ABLATIONS, DEFAULT_WAYS, METHODS, WAYS, plan
 from comparison.report import write_tables
-from comparison.running import alone, comparison_parser, run_all
+from comparison.running import add_text_options, comparison_parser
 
 from mttl.command import exit_with, make_console, positive
 from mttl.libraries import check_libraries
+
+# Tasks that one fold trains on thousands of rows are new to another, which gets a few of them.
+FEW = 32
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run what is missing, and print and write the tables."""
     options = parse(arguments)
-    check_libraries("matplotlib", "scipy")
+    check_libraries("matplotlib")
     comparison = Comparison(
         out=Path(options.out),
         config=options.config,
@@ -33,19 +38,13 @@ def main(arguments: list[str] | None = None) -> int:
         tasks=options.tasks,
         samples=options.samples,
         overrides=tuple(options.override),
+        examples=FEW if options.folds and options.examples is None else options.examples,
+        n_folds=options.folds,
+        search_rates=options.search_rates,
     )
-    plans = plan(options.methods, options.modes, options.seeds)
-    comparison.check(plans)
-    with alone(comparison.out):
-        comparison.keep_settings()
-        run_all(
-            [item for item in plans if not comparison.has_ended(item)],
-            comparison.run,
-            n_workers=options.workers,
-            name=lambda item: f"{item.name}, seed {item.seed}",
-            ended=lambda: write_tables(comparison, plans),
-        )
-    make_console().print(write_tables(comparison, plans), markup=False, soft_wrap=True)
+    plans = plan(options.methods, options.modes, options.seeds, options.folds)
+    text = carry_out(comparison, plans, options.workers, lambda: write_tables(comparison, plans))
+    make_console().print(text, markup=False, soft_wrap=True)
     make_console().print(f"The tables are in {options.out}")
     return 0
 
@@ -59,19 +58,28 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         methods=list(METHODS),
         ablations=list(ABLATIONS),
     )
+    add_text_options(parser)
     add = parser.add_argument
     add(
         "--modes",
         nargs="*",
-        default=list(MODES),
-        choices=MODES,
+        default=list(DEFAULT_WAYS),
+        choices=WAYS,
         metavar="MODE",
-        help=f"adaptation modes on top of {REFERENCE} (all)",
+        help=f"further ways to adapt, of {', '.join(WAYS)}, for methods that have them "
+        f"({', '.join(DEFAULT_WAYS)})",
     )
-    add("--steps", type=positive, default=500, help="of training (%(default)s)")
-    add("--adapt-steps", type=positive, default=60, help="of each adaptation job (%(default)s)")
-    add("--tasks", default="test", help="as for pl_finetune.py (%(default)s)")
-    add("--samples", metavar="N[,N...]", help="few-shot samples of every unseen task (all)")
+    add(
+        "--examples",
+        type=positive,
+        metavar="N",
+        help=f"training rows of every unseen task (all; {FEW} with --folds)",
+    )
+    add(
+        "--search-rates",
+        action="store_true",
+        help="adapt every method with the rates that are best on development tasks",
+    )
     return parser.parse_args(arguments)
 
 

@@ -167,7 +167,7 @@ def test_mistakes_are_answered(
 ) -> None:
     out = tmp_path / "out"
     message = fails(recipe, capsys, arguments(folder, out))
-    assert "search.grid and search.ranges are empty" in message
+    assert "search.grid, search.points and search.ranges are empty" in message
     message = fails(recipe, capsys, arguments(folder, out, "search.grid={adapt.lr: [1e-3, -1]}"))
     assert "trial adapt.lr=-1: adapt.lr: '-1' must be greater than 0" in message
     low = "search.ranges={adapt.warmup: {low: -1, high: 0.5}}"

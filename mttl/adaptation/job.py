@@ -1,14 +1,17 @@
 """One adaptation job from its settings to its scores."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.fine_tune import fine_tune, score_batches
-from mttl.adaptation.modes import adapted
+from mttl.adaptation.modes import adapted, count_trained
 from mttl.config.schema import Config
 from mttl.data.data_module import TextToTextDataModule
 from mttl.gym.folder import Gym
@@ -25,6 +28,7 @@ def run_job(
     gym: Gym,
     config: Config,
     *,
+    row: Float[Tensor, "1 K"] | None = None,
     score_test: bool = True,
     on_step: Callable[[], object] = lambda: None,
 ) -> FewShotResult:
@@ -38,12 +42,13 @@ def run_job(
         job: Task, sample and seed.
         gym: Where the rows are.
         config: Made by `mttl.adaptation.settings.job_config`.
+        row: Weights of the task in the Expert's matrix, where routing starts there.
         score_test: Read and answer the test rows; else the test score is undefined.
         on_step: Called after every optimizer step.
     """
     with (
         seeded(job.seed, next(model.parameters()).device),
-        adapted(model, config.adapt.mode, init=config.adapt.init),
+        adapted(model, config.adapt.mode, init=config.adapt.init, rows=row),
     ):
         module = task_module(model, tokenizer, {job.task: gym.metric(job.task)}, config)
         return fit(module, job, gym, config, score_test=score_test, on_step=on_step)
@@ -95,22 +100,24 @@ def fit(
         config.data.model_copy(update={"samples": [job.sample]}),
         decoder_only=is_decoder_only(module.model.backbone),
         seed=job.seed,
+        n_examples=config.adapt.examples,
     )
     precision = precision_plugin(config.trainer.precision, module.device.type)
-    step, dev, rows = fine_tune(
-        module,
-        data.train_dataloader(),
-        data.evaluation_dataloader("dev"),
-        n_steps=config.adapt.max_steps,
-        eval_every=config.adapt.eval_every,
-        gradient_clip_val=config.adapt.gradient_clip_val,
-        precision=precision,
-        on_step=on_step,
-    )
-    test = float("nan")
+    step, dev, rows = 0, math.nan, []
+    if config.adapt.examples != 0:
+        step, dev, rows = fine_tune(
+            module,
+            data.train_dataloader(),
+            data.evaluation_dataloader("dev"),
+            n_steps=config.adapt.max_steps,
+            eval_every=config.adapt.eval_every,
+            gradient_clip_val=config.adapt.gradient_clip_val,
+            precision=precision,
+            on_step=on_step,
+        )
+    test = math.nan
     if score_test:
         test, rows = score_batches(module, data.evaluation_dataloader("test"), precision)
-    trained = (value for value in module.model.parameters() if value.requires_grad)
     (metric,) = module.metric_names
     return FewShotResult(
         **{"task": job.task, "sample": job.sample, "seed": job.seed},
@@ -118,7 +125,7 @@ def fit(
         dev=dev,
         test=test,
         step=step,
-        n_trained=sum(value.numel() for value in trained),
+        n_trained=count_trained(module.model),
         n_empty=sum(not row.prediction for row in rows),
         n_answers=len(rows),
     )

@@ -5,11 +5,13 @@ from contextlib import contextmanager
 from typing import get_args
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
-from mttl.config.section import AdaptMode
+from mttl.config.section import AdaptMode, RowInit
 from mttl.errors import ConfigError
-from mttl.routing.task.fixed import average_router
+from mttl.routing.task.fixed import FixedRouter, average_router, expert_router
+from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.task_router import TaskRouter
 from mttl.skills.inventory import Inventory
 from mttl.skills.skilled_model import SkilledModel
@@ -28,7 +30,12 @@ TRAINED_ROLES: dict[AdaptMode, tuple[str, ...]] = {
 
 
 def apply_mode(
-    model: SkilledModel, mode: AdaptMode, n_tasks: int = 1, *, init: str = "mean"
+    model: SkilledModel,
+    mode: AdaptMode,
+    n_tasks: int = 1,
+    *,
+    init: RowInit = "mean",
+    rows: Float[Tensor, "T K"] | None = None,
 ) -> SkilledModel:
     """Give a trained model a router for new tasks, and freeze what the mode does not train.
 
@@ -51,14 +58,14 @@ def apply_mode(
         model: Trained backbone, skills and router.
         mode: What to train.
         n_tasks: How many new tasks.
-        init: ``"mean"`` starts new rows at the mean of the trained ones, ``"fresh"`` as an
-            untrained router starts.
+        init: How new rows start; see `adapted_router`.
+        rows: Weights of the new tasks, for the start ``"matrix"``.
 
     Returns:
         The same model.
 
     Raises:
-        ValueError: If the mode is unknown.
+        ValueError: If the mode is unknown, or the rows are missing.
         ConfigError: If the mode trains a router that has nothing to train, averages where no task
             mixes skills, or draws anew experts that replaced parts of the backbone.
 
@@ -67,11 +74,12 @@ def apply_mode(
         ``average`` Caccia et al., arXiv:2211.03831.
     """
     device = next(model.parameters()).device
-    router = adapted_router(model.router, mode, n_tasks, init=init)
-    _check_mode(model, mode)
+    router = adapted_router(model.router, mode, n_tasks, init=init, rows=rows)
+    drawn_anew = mode == "from_scratch" or init == "own"
+    _check_mode(model, router, mode, drawn_anew=drawn_anew)
     model.router = router.to(device).train(model.router.training)
     parts = parts_by_role(model)
-    if mode == "from_scratch":
+    if drawn_anew:
         for part in (*parts["skills"], *parts["router"]):
             if part is not model.router:
                 part.reset_parameters()  # type: ignore[operator]
@@ -84,24 +92,51 @@ def apply_mode(
 
 
 def adapted_router(
-    known: TaskRouter, mode: AdaptMode, n_tasks: int, *, init: str = "mean"
+    known: TaskRouter,
+    mode: AdaptMode,
+    n_tasks: int,
+    *,
+    init: RowInit = "mean",
+    rows: Float[Tensor, "T K"] | None = None,
 ) -> TaskRouter:
     """Return the router of new tasks that a mode begins with.
+
+    | start | rows of the new tasks |
+    |---|---|
+    | ``mean`` | the mean of the trained ones; ``fresh`` in the mode ``from_scratch`` |
+    | ``fresh`` | as an untrained router of the same kind starts |
+    | ``matrix`` | given and fixed: the Expert baseline, whose matrix names new tasks too |
+    | ``own`` | all on one skill, fixed, and skills are drawn anew: the Private baseline |
+    | ``learned`` | Polytropon's, untrained, over skills that any router has trained |
 
     Args:
         known: The trained one.
         mode: What to train.
         n_tasks: How many new tasks.
-        init: How new rows start; fresh ones do in the mode ``from_scratch``.
+        init: How new rows start.
+        rows: Weights of the new tasks, for the start ``"matrix"``.
 
     Raises:
-        ValueError: If the mode is unknown.
+        ValueError: If the mode is unknown, or the rows are missing.
+
+    References:
+        Private and Expert: Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, section 2.5.
     """
     if mode not in TRAINED_ROLES:
         raise ValueError(f"mode ('{mode}') must be one of {', '.join(get_args(AdaptMode))}")
     if mode == "average":
         return average_router(known.n_groups, n_tasks, known.n_skills, known.n_heads)
-    return known.for_new_tasks(n_tasks, init="fresh" if mode == "from_scratch" else init)
+    if init == "matrix":
+        if rows is None:
+            raise ValueError("init 'matrix' needs rows, the weights of the new tasks")
+        return expert_router(rows, known.n_groups, known.n_heads)
+    if init == "own":
+        only = torch.eye(known.n_skills)[:1].repeat(n_tasks, 1)
+        return FixedRouter(only, known.n_groups, known.n_heads)
+    if init == "learned":
+        return PolytroponRouter(known.n_groups, n_tasks, known.n_heads, known.n_skills)
+    start = "fresh" if mode == "from_scratch" else init
+    return known.for_new_tasks(n_tasks, init=start)
 
 
 def require_trainable(mode: AdaptMode, *routers: nn.Module) -> None:
@@ -131,14 +166,32 @@ def parts_by_role(model: SkilledModel) -> dict[str, list[nn.Module]]:
     return {"skills": skills, "router": routers}
 
 
+def count_trained(model: SkilledModel) -> int:
+    """Return how many parameters are trained, without skills that a fixed router never uses."""
+    router = model.router
+    n_used = router.n_skills
+    if isinstance(router, FixedRouter):
+        n_used = int((router.weights > 0).any(0).sum())
+    layers = model.skilled_layers().values()
+    stacked = {id(value) for layer in layers for value in layer.inventory.parameters()}
+    counts = []
+    for value in model.parameters():
+        by_skill = id(value) in stacked and value.shape[:1] == (router.n_skills,)
+        share = n_used / router.n_skills if by_skill else 1.0
+        counts.append(round(share * value.numel()) if value.requires_grad else 0)
+    return sum(counts)
+
+
 def attention_parts(inventory: Inventory) -> list[nn.Module]:
     """Return what routes within an inventory: the attention of a fusion."""
     return [module for module in inventory.modules() if getattr(module, "role", None) in ROUTERS]
 
 
-def _check_mode(model: SkilledModel, mode: AdaptMode) -> None:
+def _check_mode(
+    model: SkilledModel, router: TaskRouter, mode: AdaptMode, *, drawn_anew: bool
+) -> None:
     layers = model.token_layers().values()
-    require_trainable(mode, *parts_by_role(model)["router"])
+    require_trainable(mode, router, *parts_by_role(model)["router"][1:])
     attention = [attention_parts(layer.inventory) for layer in model.skilled_layers().values()]
     if mode == "average" and any(attention):
         raise ConfigError(
@@ -150,16 +203,22 @@ def _check_mode(model: SkilledModel, mode: AdaptMode) -> None:
             "mode 'average' mixes alike what tasks choose, and here only tokens choose. Use "
             "'skills_only', which leaves their routers as they are"
         )
-    if mode == "from_scratch" and any(layer.base is None for layer in layers):
+    if drawn_anew and any(layer.base is None for layer in layers):
         raise ConfigError(
-            "mode 'from_scratch' needs the backbone's feed-forward blocks, which its experts "
-            "replaced in training. Use another mode, or experts beside the blocks (lora, adapter)"
+            f"mode '{mode}' from fresh skills needs the backbone's feed-forward blocks, which its "
+            "experts replaced in training. Use another mode, or experts beside the blocks (lora, "
+            "adapter)"
         )
 
 
 @contextmanager
 def adapted(
-    model: SkilledModel, mode: AdaptMode, n_tasks: int = 1, *, init: str = "mean"
+    model: SkilledModel,
+    mode: AdaptMode,
+    n_tasks: int = 1,
+    *,
+    init: RowInit = "mean",
+    rows: Float[Tensor, "T K"] | None = None,
 ) -> Iterator[SkilledModel]:
     """Adapt a model for the length of a ``with`` block; afterwards it is as it was.
 
@@ -170,12 +229,13 @@ def adapted(
         mode: What to train.
         n_tasks: How many new tasks.
         init: How new rows start.
+        rows: Weights of the new tasks, for the start ``"matrix"``.
     """
     router, training = model.router, model.training
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
     before = [(value, value.detach().clone()) for value in _changing(model, mode)]
     try:
-        yield apply_mode(model, mode, n_tasks, init=init)
+        yield apply_mode(model, mode, n_tasks, init=init, rows=rows)
     finally:
         model.router = router
         with torch.no_grad():

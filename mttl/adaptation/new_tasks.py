@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxtyping import Float
+from torch import Tensor
+
 from mttl.adaptation import modes
 from mttl.adaptation.adapted_model import AdaptedModel
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
@@ -19,6 +22,7 @@ from mttl.adaptation.own_examples import Example, split_examples, write_examples
 from mttl.adaptation.plan import new_tasks, plan_jobs
 from mttl.adaptation.results import Results, check_folder, inventory_digest
 from mttl.adaptation.settings import job_config, with_settings
+from mttl.build.expert_matrix import read_expert_matrix
 from mttl.build.model import Built, load_run
 from mttl.checkpoint import read_inventory
 from mttl.config.load import dump_config, load_config, resolve_folder, resolve_path
@@ -127,7 +131,8 @@ def adapt_to(
     if form["descriptions"] != (description is not None):
         how, what = ("with", "give one") if form["descriptions"] else ("without", "leave it out")
         raise ConfigError(f"description: '{run}' was trained {how} descriptions of tasks; {what}")
-    given = with_settings(given, {"data.max_rows": None, "data.max_eval_rows": None})
+    every = ("data.max_rows", "data.max_eval_rows", "adapt.examples")
+    given = with_settings(given, dict.fromkeys(every))
     values = job_config(given, form)
     with tempfile.TemporaryDirectory() as folder:
         gym = write_examples(
@@ -136,7 +141,8 @@ def adapt_to(
         built = load_run(run)
         model = built.model.to(device_of())
         with seeded(seed, device_of()):
-            modes.apply_mode(model, values.adapt.mode, init=values.adapt.init)
+            rows = _expert_rows(values, read_inventory(run).meta, model.router.n_skills, [task])
+            modes.apply_mode(model, values.adapt.mode, init=values.adapt.init, rows=rows.get(task))
             module = task_module(model, built.tokenizer, {task: metric}, values)
             job = FewShotJob(task, 0, seed)
             result = fit(module, job, gym, values, score_test=False)
@@ -155,6 +161,7 @@ class Adaptation:
         form: How rows became text in training.
         skills: The folder ``skills/`` that the model was read from.
         inventory: Its digest, to tell results of one inventory from those of another.
+        rows: Weights of the new tasks in the Expert's matrix, where routing starts there.
     """
 
     run: Built
@@ -164,6 +171,7 @@ class Adaptation:
     form: dict[str, Any]
     skills: Path
     inventory: str
+    rows: dict[str, Float[Tensor, "1 K"]]
 
     @classmethod
     def of(
@@ -197,8 +205,15 @@ class Adaptation:
             skip_missing=config.data.skip_missing,
             allow_seen=allow_seen,
         )
-        jobs = plan_jobs(gym, names, config.adapt.seeds, samples=samples, splits=splits)
-        return cls(built, gym, names, jobs, saved.meta["settings"]["data"], saved.folder, inventory)
+        jobs = plan_jobs(
+            *(gym, names, config.adapt.seeds),
+            samples=samples,
+            splits=splits,
+            n_examples=config.adapt.examples,
+        )
+        form = saved.meta["settings"]["data"]
+        rows = _expert_rows(config, saved.meta, built.model.router.n_skills, names)
+        return cls(built, gym, names, jobs, form, saved.folder, inventory, rows)
 
     def check_folder(self, folder: Path, config: Config) -> None:
         """Note in a folder what its results are made from, or refuse to mix them with others."""
@@ -240,6 +255,7 @@ class Adaptation:
             job,
             self.gym,
             job_config(config, self.form),
+            row=self.rows.get(job.task),
             score_test=score_test,
             on_step=on_step,
         )
@@ -257,6 +273,22 @@ def _settings_of(run: str | Path, config: str | Path | None, settings: Mapping[s
             )
         given = load_config([str(own)])
     return with_settings(given, {f"adapt.{name}": value for name, value in settings.items()})
+
+
+def _expert_rows(
+    config: Config, meta: Mapping[str, Any], n_skills: int, tasks: Sequence[str]
+) -> dict[str, Float[Tensor, "1 K"]]:
+    """Return the rows of new tasks in the matrix of the run, where routing starts there."""
+    if config.adapt.init != "matrix":
+        return {}
+    router = meta["settings"]["router"]
+    if router["kind"] != "expert":
+        raise ConfigError(
+            f"adapt.init 'matrix' needs a run of the Expert router, and this one's is "
+            f"'{router['kind']}'; use 'mean' or 'fresh', or train with router/expert.yaml"
+        )
+    rows = read_expert_matrix(router["matrix"], tasks, n_skills)
+    return dict(zip(tasks, rows.split(1), strict=True))
 
 
 def _form_of(run: str | Path) -> dict[str, Any]:

@@ -72,6 +72,7 @@ def plan_jobs(
     *,
     samples: Sequence[int] | None = None,
     splits: Sequence[str] = ("dev", "test"),
+    n_examples: int | None = None,
 ) -> list[FewShotJob]:
     """Return a job per task, few-shot sample and seed.
 
@@ -83,10 +84,11 @@ def plan_jobs(
         seeds: Of noise and order.
         samples: Which few-shot samples, each once; all of a task by default.
         splits: The splits that will be scored; files of others need not exist.
+        n_examples: Training rows of every job; all by default.
 
     Raises:
         TaskError: If a task has no metric, or a sample is absent, lacks a split, holds a malformed
-            row, or has fewer training rows than its k.
+            row, or has fewer training rows than its k, or than are wanted.
     """
     if samples is not None and not samples:
         raise TaskError("samples is empty; name some, or leave it out to take all")
@@ -102,6 +104,11 @@ def plan_jobs(
                 raise TaskError(
                     f"'{gym.file(task, 'train', sample)}' has {n_rows} rows, fewer than the "
                     f"{k} in its name. Build the task again"
+                )
+            if n_examples is not None and n_rows < n_examples:
+                raise TaskError(
+                    f"adapt.examples ({n_examples}) must be at most {n_rows}, the training rows in "
+                    f"'{gym.file(task, 'train', sample)}'; lower it, or leave it out to take all"
                 )
             jobs += [FewShotJob(task, sample, seed) for seed in seeds]
     return jobs

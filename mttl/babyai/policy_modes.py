@@ -1,12 +1,12 @@
 """Adaptation modes for policies: the router of new levels, and what is trained."""
 
 from mttl.adaptation.modes import TRAINED_ROLES, adapted_router, require_trainable
-from mttl.config.section import AdaptMode
+from mttl.config.section import AdaptMode, RowInit
 from mttl.skills.composed.composed_model import ComposedModel
 
 
 def adapt_policies(
-    model: ComposedModel, mode: AdaptMode, n_levels: int = 1, *, init: str = "mean"
+    model: ComposedModel, mode: AdaptMode, n_levels: int = 1, *, init: RowInit = "mean"
 ) -> ComposedModel:
     """Give trained policies a router for new levels, and freeze what the mode does not train.
 

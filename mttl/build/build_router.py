@@ -6,7 +6,6 @@ import torch
 
 from mttl.build.expert_matrix import read_expert_matrix
 from mttl.config.router_schema import Router
-from mttl.errors import ConfigError
 from mttl.routing.task.fixed import (
     FixedRouter,
     average_router,
@@ -59,12 +58,7 @@ def build_router(
     if router.kind == "average":
         return average_router(n_groups, len(tasks), n_skills, n_heads)
     if router.kind == "expert":
-        matrix = read_expert_matrix(router.matrix, tasks)
-        if matrix.shape[1] != n_skills:
-            raise ConfigError(
-                f"'{router.matrix}' has columns for {matrix.shape[1]} skills, but skills.n_skills "
-                f"is {n_skills}; they must be equal"
-            )
+        matrix = read_expert_matrix(router.matrix, tasks, n_skills)
         return expert_router(matrix, n_groups, n_heads)
     settings = router.model_dump(exclude={"kind", "granularity"})
     if router.kind == "polytropon":

@@ -6,25 +6,26 @@ import math
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from mttl.config.load import resolve_path
 from mttl.errors import ConfigError, nearest
 from mttl.reading import read_text
 
 
-def read_expert_matrix(name: str, tasks: Sequence[str]) -> torch.Tensor:
+def read_expert_matrix(name: str, tasks: Sequence[str], n_skills: int) -> Float[Tensor, "T K"]:
     """Read the weights of the Expert baseline.
 
     Args:
         name: A CSV file: a header ``task`` and the skills' names, then a row per task; looked up as
             given, then under the shipped configurations.
         tasks: The tasks whose rows to return, in this order; the file may hold more.
-
-    Returns:
-        Weights, shape (T, K).
+        n_skills: Skills K of the inventory.
 
     Raises:
-        ConfigError: If the file is missing or malformed, or a task has no row or no skill.
+        ConfigError: If the file is missing or malformed, has columns for another number of skills,
+            or a task has no row or no skill.
     """
     path = resolve_path(name)
     rows: dict[str, list[float]] = {}
@@ -52,4 +53,9 @@ def read_expert_matrix(name: str, tasks: Sequence[str]) -> torch.Tensor:
             raise ConfigError(f"'{path}': the weights of '{task}' must be finite and at least 0")
         if not any(rows[task]):
             raise ConfigError(f"'{path}' gives the task '{task}' no skill; its weights are all 0")
+    if len(header) - 1 != n_skills:
+        raise ConfigError(
+            f"'{name}' has columns for {len(header) - 1} skills, but skills.n_skills is "
+            f"{n_skills}; they must be equal"
+        )
     return torch.tensor([rows[task] for task in tasks])

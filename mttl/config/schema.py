@@ -15,7 +15,7 @@ from mttl.config.data_schema import Data
 from mttl.config.moe_schema import MoE
 from mttl.config.optim_schema import Optim
 from mttl.config.router_schema import Router
-from mttl.config.section import AdaptMode, NonNegative, Section, Seeds
+from mttl.config.section import AdaptMode, NonNegative, RowInit, Section, Seeds
 from mttl.config.skills_schema import Aggregation, Mixture, Skills
 from mttl.errors import nearest
 
@@ -53,8 +53,9 @@ class Adapt(Section):
 
     mode: AdaptMode = "all"
     """What to train; see `mttl.adaptation.modes`."""
-    init: Literal["mean", "fresh"] = "mean"
-    """How the routing of a new task starts: at the mean of the trained tasks, or untrained."""
+    init: RowInit = "mean"
+    """How the routing of a new task starts: at the mean of the trained tasks, untrained, at its row
+    of the Expert's matrix, with a fresh skill of its own, or a row of Polytropon's."""
     lr: PositiveFloat = 1e-3
     """Learning rate of the skills, and of the backbone in the mode `full`."""
     router_lr: PositiveFloat = 0.1
@@ -73,6 +74,22 @@ class Adapt(Section):
     """Largest norm of the gradients."""
     seeds: Seeds = [13]
     """Every sample is repeated with each."""
+    examples: Annotated[int, Field(ge=0)] | None = None
+    """Training rows of every job, drawn by its seed, and as many development rows; all by default.
+    0 trains nothing and scores the start."""
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        if self.init == "own" and self.mode in ("zero_shot", "router_only", "average"):
+            raise ValueError(
+                "init 'own' gives a new task a fresh skill, which mode "
+                f"'{self.mode}' does not train; use 'skills_only', or 'full'"
+            )
+        if self.init in ("matrix", "learned") and self.mode == "average":
+            raise ValueError(
+                f"mode 'average' mixes all skills alike and takes no init '{self.init}'"
+            )
+        return self
 
 
 class Range(Section):
@@ -95,10 +112,12 @@ class Range(Section):
 
 
 class Search(Section):
-    """Which settings of adaptation `pl_search.py` tries: a grid, or ranges."""
+    """Which settings of adaptation `pl_search.py` tries: a grid, points, or ranges."""
 
     grid: dict[str, Annotated[list[int | float | bool | str], Field(min_length=1)]] = {}
     """Values by setting, such as `adapt.lr: [1e-3, 1e-4]`; every combination is a trial."""
+    points: list[dict[str, int | float | bool | str]] = []
+    """Trials as they stand, such as `{adapt.lr: 1e-3, adapt.router_lr: 1e-2}`."""
     ranges: dict[str, Range] = {}
     """Bounds by setting, such as `adapt.lr: {low: 1e-4, high: 1e-2, log: true}`; needs Optuna."""
     trials: PositiveInt = 20
@@ -116,11 +135,15 @@ class Search(Section):
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
-        if self.grid and self.ranges:
-            raise ValueError("grid and ranges cannot both be searched; empty one of them with {}")
-        # Seeds are repetitions, not a choice.
-        allowed = [f"adapt.{name}" for name in Adapt.model_fields if name != "seeds"]
-        for name in (*self.grid, *self.ranges):
+        given = [name for name in ("grid", "points", "ranges") if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(
+                f"{' and '.join(given)} cannot both be searched; empty one of them with {{}} or []"
+            )
+        # Seeds and rows are what is compared on, not a choice.
+        kept = ("seeds", "examples")
+        allowed = [f"adapt.{name}" for name in Adapt.model_fields if name not in kept]
+        for name in (*self.grid, *self.ranges, *(name for point in self.points for name in point)):
             if name not in allowed:
                 hint = nearest(name, allowed) or f" There are: {', '.join(allowed)}."
                 raise ValueError(f"'{name}' is no setting that can be searched.{hint}")
@@ -214,6 +237,11 @@ class Config(Section):
         problems: list[str] = []
         if self.data.validation == "none" and self.trainer.early_stopping is not None:
             problems.append("trainer.early_stopping needs data.validation: dev")
+        wanted, most = self.adapt.examples, self.data.max_rows
+        if wanted is not None and most is not None and wanted > most:
+            problems.append(
+                f"adapt.examples ({wanted}) cannot be more than data.max_rows ({most}) reads"
+            )
         problems += self._task_problems()
         problems += self._token_problems()
         if problems:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 from datasets import Dataset
@@ -35,6 +36,8 @@ class TextToTextDataModule(pl.LightningDataModule):
             partition are not read, and without a ``cache_dir`` nothing is kept.
         decoder_only: Whether the backbone is a decoder-only model.
         seed: Of the order of the training rows.
+        n_examples: Training and development rows to keep of all that there are: the first of an
+            order that seed and samples draw, so that fewer rows are among more. All by default.
     """
 
     def __init__(
@@ -46,12 +49,14 @@ class TextToTextDataModule(pl.LightningDataModule):
         *,
         decoder_only: bool,
         seed: int = 13,
+        n_examples: int | None = None,
     ):
         super().__init__()
         # With fewer rows than processes, some have nothing to evaluate.
         self.allow_zero_length_dataloader_with_multiple_devices = True
         self.gym, self.tasks, self.data = gym, list(tasks), data
         self.tokenizer, self.decoder_only, self.seed = tokenizer, decoder_only, seed
+        self.n_examples = n_examples
         self._train_loader: ResumableLoader | None = None
         self._position_to_load: dict[str, Any] = {}
 
@@ -65,7 +70,7 @@ class TextToTextDataModule(pl.LightningDataModule):
         return self._prepared(split, self.data.max_eval_rows or self.data.max_rows)
 
     def _prepared(self, split: str, max_rows: int | None) -> Dataset:
-        return prepare(
+        rows = prepare(
             *(self.gym, self.tasks, split, self.data.samples, self.tokenizer),
             decoder_only=self.decoder_only,
             max_input_length=self.data.max_input_length,
@@ -75,6 +80,10 @@ class TextToTextDataModule(pl.LightningDataModule):
             max_rows=max_rows,
             cache_dir=self.data.cache_dir,
         )
+        if self.n_examples is None or split == "test":
+            return rows
+        order = np.random.default_rng([self.seed, *self.data.samples]).permutation(len(rows))
+        return rows.select(sorted(order[: self.n_examples]))
 
     def prepare_data(self) -> None:
         """Tokenise on one process of each node, so that the others find it done."""

@@ -136,6 +136,20 @@ class Gym:
         """Return what TASKS.csv says the task is, or None."""
         return self._table.get(task, {}).get("description") or None
 
+    def category(self, task: str) -> str:
+        """Return the category that TASKS.csv gives a task.
+
+        Raises:
+            TaskError: If it gives none.
+        """
+        category = self._table.get(task, {}).get("category")
+        if not category:
+            raise TaskError(
+                f"'{self.directory / 'TASKS.csv'}' has no category of '{task}'; add one in the "
+                "column 'category'"
+            )
+        return category
+
     @cached_property
     def _files(self) -> dict[str, dict[tuple[int, str], _File]]:
         """Task -> (sample, split) -> file."""

@@ -64,7 +64,7 @@ def search_run(
     folder = Path(out) if out else adaptation.folder(name)
     adaptation.check_folder(folder, config)
     adaptation.to_device()
-    points = grid_points(search.grid) if search.grid else []
+    points = search.points or (grid_points(search.grid) if search.grid else [])
     n_trials = len(points) or search.trials
     # The best is sought among all trials of the folder, those of earlier grids too.
     earlier = finished_trials(folder / "trials", adaptation.jobs)
@@ -119,14 +119,16 @@ def check_search(config: Config) -> Search:
         ConfigError: If there is nothing to search, or a value would be refused.
     """
     search = config.search
-    if not (search.grid or search.ranges):
+    if not (search.grid or search.points or search.ranges):
         raise ConfigError(
-            "search.grid and search.ranges are empty: there is nothing to try. Add a file to -c, "
-            "such as crossfit.yaml+search/mhr.yaml, or -k 'search.grid={adapt.lr: [1e-3, 1e-4]}'"
+            "search.grid, search.points and search.ranges are empty: there is nothing to try. Add "
+            "a file to -c, such as crossfit.yaml+search/mhr.yaml, or "
+            "-k 'search.grid={adapt.lr: [1e-3, 1e-4]}'"
         )
     lows = {name: bounds.low for name, bounds in search.ranges.items()}
     highs = {name: bounds.high for name, bounds in search.ranges.items()}
-    for values in grid_points(search.grid) if search.grid else (lows, highs):
+    bounds = (lows, highs) if search.ranges else ()
+    for values in search.points or (grid_points(search.grid) if search.grid else bounds):
         try:
             with_settings(config, values)
         except ConfigError as error:

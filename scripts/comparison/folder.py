@@ -1,16 +1,25 @@
 """The folder of a comparison: its settings, and running what is missing in it."""
 
-from dataclasses import dataclass
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
-from comparison.methods import ALL, MODE_SETTINGS, Plan
-from comparison.running import keep_config, refuse_settings
+from comparison.folds import deal, partitions
+from comparison.methods import ALL, Plan, Way
+from comparison.rates import chosen_rates, search_points
+from comparison.running import alone, keep_config, refuse_settings, run_all
 from comparison.stages import Cost, Processes, start_again
 from mttl import yaml12
 from mttl.adaptation.plan import new_tasks, plan_jobs, read_samples
+from mttl.build.expert_matrix import read_expert_matrix
 from mttl.config.load import dump_config, load_config, resolve_folder, resolve_path
+from mttl.config.schema import Config
+from mttl.errors import ConfigError
+from mttl.files import write_text
 from mttl.gym.folder import Gym
-from mttl.gym.partition import load_partition, select_tasks
+from mttl.gym.partition import SIDES, Partition, load_partition, select_tasks
 
 ROOT = Path(__file__).resolve().parents[2]
 # What the comparison sets itself, and how to choose it.
@@ -21,9 +30,14 @@ OWN_SETTINGS = {
     "data.evaluate": "",
     "trainer.max_steps": " (--steps)",
     "adapt.mode": " (--modes)",
+    "adapt.init": "",
     "adapt.seeds": " (--seeds)",
+    "adapt.examples": " (--examples)",
     "adapt.max_steps": " (--adapt-steps)",
 }
+# Folds and their development tasks are the same in every comparison of a gym.
+FOLD_SEED = 13
+N_DEV = 4
 
 
 @dataclass(frozen=True)
@@ -35,9 +49,12 @@ class Comparison:
         config: Configuration files.
         steps: Optimizer steps of every training.
         adapt_steps: Optimizer steps of every adaptation job.
-        tasks: Which unseen tasks.
+        tasks: Which unseen tasks; those of each fold where there are folds.
         samples: Which few-shot samples of them, joined by commas; all by default.
         overrides: Settings of all runs.
+        examples: Rows of every unseen task; all by default.
+        n_folds: In how many folds every task is unseen once; none takes the partition as it is.
+        search_rates: Whether each way of adaptation gets the best of a few rates.
     """
 
     out: Path
@@ -47,45 +64,81 @@ class Comparison:
     tasks: str
     samples: str | None = None
     overrides: tuple[str, ...] = ()
+    examples: int | None = None
+    n_folds: int | None = None
+    search_rates: bool = False
+
+    def group(self, item: Plan) -> Path:
+        """Return the folder of a method's trainings."""
+        return self.out / (f"fold{item.fold}" if item.fold else "") / item.name
 
     def run_folder(self, item: Plan) -> Path:
         """Return where one training goes."""
-        return self.out / item.name / f"seed{item.seed}"
+        return self.group(item) / f"seed{item.seed}"
 
     def cost_file(self, item: Plan, stage: str) -> Path:
         """Return where the cost of a stage is written down: beside the run, not in it."""
-        return self.out / item.name / f"seed{item.seed}-{stage}.json"
+        return self.group(item) / f"seed{item.seed}-{stage}.json"
 
     def cost(self, item: Plan, stage: str) -> Cost:
         """Return what a stage has cost so far."""
         return Cost.read(self.cost_file(item, stage))
 
+    def partition_file(self, fold: int) -> Path:
+        """Return where the partition of a fold is written."""
+        return self.out / "folds" / f"fold{fold}.json"
+
     def files(self, item: Plan) -> str:
         """Return the configuration files of one training."""
         return f"{self.config}+{ALL[item.name].fragment}"
 
+    def shared(self, item: Plan) -> list[str]:
+        """Return the settings that training and adaptation share."""
+        fold = [f"data.partition={self.partition_file(item.fold)}"] if item.fold else []
+        return [*self.overrides, *fold]
+
     def training(self, item: Plan) -> list[str]:
         """Return the settings of one training."""
         return [
-            *(f"run.dir={self.out / item.name}", f"run.name=seed{item.seed}"),
+            *(f"run.dir={self.group(item)}", f"run.name=seed{item.seed}"),
             *(f"run.seed={item.seed}", f"trainer.max_steps={self.steps}"),
             *(f"trainer.val_check_interval={self.steps}", "data.evaluate=[test]"),
             f"data.cache_dir={self.out / '.cache'}",
-            *self.overrides,
+            *self.shared(item),
             *ALL[item.name].training(),
         ]
 
-    def adaptation(self, item: Plan, mode: str) -> list[str]:
+    def adaptation(self, item: Plan, way: Way) -> list[str]:
         """Return the settings of one adaptation."""
+        examples = [f"adapt.examples={self.examples}"] if self.examples is not None else []
         common = [
-            *(f"adapt.mode={mode}", f"adapt.seeds=[{item.seed}]"),
-            f"adapt.max_steps={self.adapt_steps}",
+            *(f"adapt.seeds=[{item.seed}]", f"adapt.max_steps={self.adapt_steps}"),
             f"adapt.eval_every={max(1, self.adapt_steps // 2)}",
-            *MODE_SETTINGS.get(mode, ()),
-            *self.overrides,
+            *(*examples, *way.settings, *self.shared(item)),
         ]
         lr = load_config(self.config, common).adapt.lr
         return [*common, *ALL[item.name].adaptation(lr)]
+
+    @cached_property
+    def gym(self) -> Gym:
+        """The tasks on disk."""
+        return Gym(resolve_folder(self._common.data.dir))
+
+    @cached_property
+    def partitions(self) -> list[Partition]:
+        """The partition of the configuration; with folds, one for each."""
+        data = self._common.data
+        whole = load_partition(resolve_path(data.partition))
+        if self.n_folds is None:
+            return [whole]
+        tasks = [task for side in SIDES for task in getattr(whole, side)]
+        held = select_tasks(tasks, self.gym, data.skip_missing)
+        folds = deal({task: self.gym.category(task) for task in held}, self.n_folds, FOLD_SEED)
+        return partitions(folds, N_DEV if self.search_rates else 0, FOLD_SEED)
+
+    @property
+    def _common(self) -> Config:
+        return load_config(self.config, list(self.overrides))
 
     def check(self, plans: list[Plan]) -> None:
         """See that everything can run: a mistake should not cost the runs before it.
@@ -94,15 +147,38 @@ class Comparison:
             MttlError: If a configuration, a task or a sample does not exist or is not allowed.
         """
         refuse_settings(self.overrides, OWN_SETTINGS)
-        for item in plans:
-            load_config(self.files(item), self.training(item))
-            for mode in item.modes:
-                load_config(self.config, self.adaptation(item, mode))
-        data = load_config(self.config, list(self.overrides)).data
-        gym, partition = Gym(resolve_folder(data.dir)), resolve_path(data.partition)
-        seen = select_tasks(load_partition(partition).train, gym, data.skip_missing)
-        unseen = new_tasks(self.tasks, partition, gym, seen, skip_missing=data.skip_missing)
-        plan_jobs(gym, unseen, [plans[0].seed], samples=read_samples(self.samples))
+        if self.n_folds is not None and self.tasks != "test":
+            raise ConfigError(
+                f"--tasks {self.tasks} has no meaning with --folds, where every task is unseen "
+                "once; leave one of them out"
+            )
+        data, partition = self._common.data, self.partitions[0]
+        if self.n_folds is None:
+            seen = select_tasks(partition.train, self.gym, data.skip_missing)
+            file = resolve_path(data.partition)
+            unseen = new_tasks(self.tasks, file, self.gym, seen, skip_missing=data.skip_missing)
+        else:
+            seen = unseen = [task for side in SIDES for task in getattr(partition, side)]
+        dev: list[str] = []
+        for own in self.partitions if self.search_rates else ():
+            dev += select_tasks(own.dev, self.gym, data.skip_missing) if own.dev else []
+        if self.search_rates and not dev:
+            raise ConfigError(
+                f"--search-rates needs development tasks, and '{data.partition}' has none"
+            )
+        most = 0
+        # Seeds and folds are all alike.
+        for item in {item.name: item for item in plans}.values():
+            training = load_config(self.files(item), self.training(item))
+            n_skills = getattr(training.skills, "n_skills", None)
+            if training.router.kind == "expert" and isinstance(n_skills, int):
+                read_expert_matrix(training.router.matrix, [*seen, *unseen, *dev], n_skills)
+            for way in item.ways:
+                adapt = load_config(self.config, self.adaptation(item, way)).adapt
+                most = max(most, adapt.examples or 0)
+        samples = read_samples(self.samples)
+        plan_jobs(self.gym, unseen, [0], samples=samples, n_examples=most or None)
+        plan_jobs(self.gym, dev, [0], samples=data.samples[:1], splits=("dev",), n_examples=most)
 
     def keep_settings(self) -> None:
         """Write down what all runs share, or refuse to mix runs of different budgets."""
@@ -113,6 +189,9 @@ class Comparison:
             "tasks": self.tasks,
             "samples": self.samples,
             "overrides": list(self.overrides),
+            "examples": self.examples,
+            "folds": self.n_folds,
+            "search_rates": self.search_rates or None,
         }
         keep_config(
             self.out / "comparison.yaml",
@@ -131,24 +210,84 @@ class Comparison:
                 f"began: {changed}. Change them back, or use another folder with --out"
             ),
         )
+        if self.n_folds is not None:
+            for number, partition in enumerate(self.partitions, 1):
+                text = json.dumps(asdict(partition), indent=1) + "\n"
+                write_text(self.partition_file(number), text)
+
+    def stages(self, item: Plan) -> list[str]:
+        """Return the names of all that has to be run."""
+        return ["train", *(stage for way in item.ways for stage in self.stages_of(way))]
+
+    def stages_of(self, way: Way) -> list[str]:
+        """Return the names of what a way of adaptation runs."""
+        search = [f"search-{way.name}"] if self.search_rates and way.trains else []
+        return [*search, f"adapt-{way.name}"]
 
     def has_ended(self, item: Plan) -> bool:
         """Return whether nothing is left to do."""
-        stages = ("train", *(f"adapt-{mode}" for mode in item.modes))
-        return all(self.cost(item, stage).ended for stage in stages)
+        return all(self.cost(item, stage).ended for stage in self.stages(item))
+
+    def rates(self, item: Plan, way: Way) -> list[str]:
+        """Return the settings of the rates that were found for a way of adaptation."""
+        if f"search-{way.name}" not in self.stages_of(way):
+            return []
+        return chosen_rates(self.run_folder(item) / f"search-{way.name}")
 
     def run(self, item: Plan, processes: Processes) -> None:
-        """Train and adapt, leaving out what has ended."""
-        run = self.run_folder(item)
-        log = self.out / item.name / f"seed{item.seed}.log"
+        """Train, search and adapt, leaving out what has ended."""
         if not self.cost(item, "train").ended:
-            resume = start_again(run)
-            command = [str(ROOT / "pl_train.py"), "-c", self.files(item), *resume]
-            command += ["-k", *self.training(item)]
-            processes.run(command, log, self.cost_file(item, "train"))
-        for mode in item.modes:
-            if not self.cost(item, f"adapt-{mode}").ended:
-                command = [str(ROOT / "pl_finetune.py"), "-c", self.config, "--from", str(run)]
-                command += ["--samples", self.samples] if self.samples else []
-                command += ["--tasks", self.tasks, "-k", *self.adaptation(item, mode)]
-                processes.run(command, log, self.cost_file(item, f"adapt-{mode}"))
+            command = [str(ROOT / "pl_train.py"), "-c", self.files(item)]
+            command += [*start_again(self.run_folder(item)), "-k", *self.training(item)]
+            self._command(item, "train", command, processes)
+        for way in item.ways:
+            for stage in self.stages_of(way):
+                if not self.cost(item, stage).ended:
+                    command = self._search if stage.startswith("search-") else self._adapt
+                    self._command(item, stage, command(item, way), processes)
+
+    def _command(self, item: Plan, stage: str, command: list[str], processes: Processes) -> None:
+        log = self.group(item) / f"seed{item.seed}.log"
+        processes.run(command, log, self.cost_file(item, stage))
+
+    def _adapt(self, item: Plan, way: Way) -> list[str]:
+        run = self.run_folder(item)
+        command = [str(ROOT / "pl_finetune.py"), "-c", self.config, "--from", str(run)]
+        command += ["--samples", self.samples] if self.samples else []
+        command += ["--tasks", self.tasks, "--out", str(run / f"adapt-{way.name}")]
+        return [*command, "-k", *self.adaptation(item, way), *self.rates(item, way)]
+
+    def _search(self, item: Plan, way: Way) -> list[str]:
+        run, given = self.run_folder(item), self.adaptation(item, way)
+        config = load_config(self.config, given)
+        command = [str(ROOT / "pl_search.py"), "-c", self.config, "--from", str(run)]
+        command += ["--tasks", "dev", "--samples", str(config.data.samples[0])]
+        command += ["--out", str(run / f"search-{way.name}")]
+        return [*command, "-k", *given, f"search.points={search_points(config.adapt)}"]
+
+
+def carry_out(
+    comparison: Comparison, plans: list[Plan], n_workers: int, write: Callable[[], str]
+) -> str:
+    """Run what is missing, and write tables whenever something has ended.
+
+    Args:
+        comparison: The folder.
+        plans: What belongs to it.
+        n_workers: How many trainings at a time.
+        write: Writes tables of what has ended, and returns them.
+
+    Returns:
+        The tables of everything.
+    """
+    comparison.check(plans)
+    with alone(comparison.out):
+        comparison.keep_settings()
+        run_all(
+            [item for item in plans if not comparison.has_ended(item)],
+            comparison.run,
+            n_workers=n_workers,
+            name=str,
+            ended=write,
+        )
+    return write()

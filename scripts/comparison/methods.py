@@ -1,10 +1,57 @@
 """The methods that are compared: configuration fragments and settings on top of a common file."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from mttl.errors import MttlError
 
 REFERENCE = "polytropon"
+MODES = ("all", "zero_shot", "router_only", "skills_only", "average", "from_scratch", "full")
+# The whole model breaks at the rate that skills bear.
+MODE_SETTINGS = {"full": ("adapt.lr=1e-3",)}
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to adapt a trained inventory.
+
+    Args:
+        name: In tables and folders; ``"all"`` is that of every method.
+        settings: Overrides of adaptation.
+    """
+
+    name: str
+    settings: tuple[str, ...]
+
+    @property
+    def trains(self) -> bool:
+        """Whether it has a learning rate."""
+        return "adapt.mode=zero_shot" not in self.settings
+
+    @property
+    def starts_apart(self) -> bool:
+        """Whether new tasks start otherwise than at the mean row."""
+        return any(setting.startswith("adapt.init=") for setting in self.settings)
+
+    def with_examples(self, n_examples: int) -> "Way":
+        """Return the same way with so many training rows."""
+        settings = (*self.settings, f"adapt.examples={n_examples}")
+        return Way(f"{self.name}-{n_examples}", settings)
+
+
+MODE_WAYS = tuple(Way(mode, (f"adapt.mode={mode}", *MODE_SETTINGS.get(mode, ()))) for mode in MODES)
+MEAN_ROW = Way("mean_row", ("adapt.mode=all",))
+# Full fine-tuning of the backbone, with nothing of the inventory.
+BARE_FULL = Way("bare_full", ("adapt.mode=full", "adapt.init=own", *MODE_SETTINGS["full"]))
+FRESH_ROW = Way("fresh_row", ("adapt.mode=all", "adapt.init=fresh"))
+# As published: a new task has a skill of its own …
+PRIVATE_WAYS = (
+    Way("all", ("adapt.mode=skills_only", "adapt.init=own")),
+    Way("best_row", ("adapt.mode=router_only", "adapt.init=learned")),
+    MEAN_ROW,
+)
+# … or those that a person gives it.
+EXPERT_WAYS = (Way("all", ("adapt.mode=all", "adapt.init=matrix")), MEAN_ROW)
 
 
 @dataclass(frozen=True)
@@ -15,11 +62,13 @@ class Method:
         fragment: Configuration file merged onto the common one.
         settings: Overrides of training.
         one_speed: Give the router the learning rate of the skills, in adaptation too.
+        ways: How its inventory can be adapted; the first is the method's own.
     """
 
     fragment: str
     settings: tuple[str, ...] = ()
     one_speed: bool = False
+    ways: tuple[Way, ...] = MODE_WAYS[:1]
 
     def training(self) -> list[str]:
         """Return the overrides of training."""
@@ -36,10 +85,10 @@ def _polytropon(*settings: str) -> Method:
 
 UNBALANCED = ("moe.balance.switch=0", "moe.balance.z=0")
 METHODS: dict[str, Method] = {
-    "polytropon": _polytropon(),
+    "polytropon": Method("router/polytropon.yaml", ways=(*MODE_WAYS, FRESH_ROW, BARE_FULL)),
     "shared": Method("router/shared.yaml"),
-    "private": Method("router/private.yaml"),
-    "expert": Method("router/expert.yaml"),
+    "private": Method("router/private.yaml", ways=PRIVATE_WAYS),
+    "expert": Method("router/expert.yaml", ways=EXPERT_WAYS),
     # A network makes its weights: it learns at the pace of the skills.
     "hyperformer": Method("router/hyperformer.yaml", one_speed=True),
     "task_moe": Method("router/task_moe.yaml"),
@@ -63,11 +112,11 @@ ABLATIONS: dict[str, Method] = {
     "token_hybrid": Method("router/token_hybrid.yaml"),
 }
 ALL = METHODS | ABLATIONS
-# The whole model breaks at the rate that skills bear.
-MODE_SETTINGS = {"full": ("adapt.lr=1e-3",)}
 # What these have instead of a learned router has no parameters.
 FIXED_ROUTERS = ("shared", "private", "average", "expert", "none")
-MODES = ("all", "zero_shot", "router_only", "skills_only", "average", "from_scratch", "full")
+# The ways that --modes names, beside the one of every method.
+WAYS = tuple(dict.fromkeys(way.name for method in ALL.values() for way in method.ways))
+DEFAULT_WAYS = (*MODES, "best_row")
 
 
 @dataclass(frozen=True)
@@ -77,32 +126,50 @@ class Plan:
     Args:
         name: The method's name.
         seed: Seed of training and of adaptation.
-        modes: Adaptation modes.
+        ways: How it is adapted.
+        fold: Which tasks are unseen, from 1; 0 takes those of the partition.
     """
 
     name: str
     seed: int
-    modes: tuple[str, ...] = field(default=("all",))
+    ways: tuple[Way, ...] = MODE_WAYS[:1]
+    fold: int = 0
+
+    def __str__(self) -> str:
+        """Name it for the progress on screen."""
+        fold = f"fold {self.fold}, " if self.fold else ""
+        return f"{self.name}, {fold}seed {self.seed}"
 
 
-def plan(names: list[str], modes: list[str], seeds: list[int]) -> list[Plan]:
-    """Return what to run: every seed of every method, and all modes on top of the reference.
+def plan(
+    names: Sequence[str],
+    modes: Sequence[str],
+    seeds: Sequence[int],
+    n_folds: int | None = None,
+) -> list[Plan]:
+    """Return what to run: every seed and fold of every method, with the ways that it has.
 
     The first seed of all methods comes first, so that a comparison that was stopped early compares.
 
     Args:
         names: Methods.
-        modes: Modes of the reference beside ``all``, which every method is adapted with.
+        modes: Further ways to adapt, of the methods that have them.
         seeds: Seeds.
+        n_folds: How many folds; none takes the partition as it is.
 
     Raises:
         MttlError: If the reference is missing, to which the differences are taken.
     """
     if REFERENCE not in names:
         raise MttlError(f"--methods must contain {REFERENCE}: differences are taken to it")
-    extra = tuple(mode for mode in modes if mode != "all")
+    folds = range(1, n_folds + 1) if n_folds else (0,)
+    ways = {
+        name: (own.ways[0], *(way for way in own.ways[1:] if way.name in modes))
+        for name, own in ALL.items()
+    }
     return [
-        Plan(name, seed, ("all", *extra) if name == REFERENCE else ("all",))
+        Plan(name, seed, ways[name], fold)
         for seed in dict.fromkeys(seeds)
+        for fold in folds
         for name in dict.fromkeys(names)
     ]

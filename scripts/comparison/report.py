@@ -2,23 +2,24 @@
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
 from comparison.folder import Comparison
-from comparison.methods import FIXED_ROUTERS, REFERENCE, Plan
+from comparison.methods import FIXED_ROUTERS, REFERENCE, Plan, Way
+from comparison.rates import FACTORS
 from comparison.tables import (
     Line,
     Score,
     by_seed,
     label,
-    lines_csv,
     main_table,
     paired_difference,
     read_seen,
     read_unseen,
-    scores_csv,
     task_table,
+    to_csv,
 )
 from mttl.analysis.tokens.token_record import has_token_record, read_token_record
 from mttl.checkpoint import count_saved
@@ -31,6 +32,11 @@ TOKEN_CAPTION = (
     " Where tokens choose experts: the entropy of the experts' loads over its maximum and the "
     "share of choices that found no room, on test rows, means over layers."
 )
+RATES_CAPTION = (
+    " Each method was adapted with its own best rates of skills and router (with how many "
+    f"trainings chose them): the configured ones times {', '.join(f'{x:g}' for x in FACTORS)}, "
+    "by development rows of development tasks, which are neither trained nor unseen."
+)
 
 
 def read_scores(comparison: Comparison, plans: list[Plan]) -> list[Score]:
@@ -39,11 +45,11 @@ def read_scores(comparison: Comparison, plans: list[Plan]) -> list[Score]:
     for item in plans:
         run = comparison.run_folder(item)
         if comparison.cost(item, "train").ended:
-            found += read_seen(run / "results.csv", item.name, item.seed)
-        for mode in item.modes:
-            if comparison.cost(item, f"adapt-{mode}").ended:
-                path = run / f"adapt-{mode}" / "results.jsonl"
-                found += read_unseen(path, item.name, mode, item.seed)
+            found += read_seen(run / "results.csv", item.name, item.seed, item.fold)
+        for way in item.ways:
+            if comparison.cost(item, f"adapt-{way.name}").ended:
+                path = run / f"adapt-{way.name}" / "results.jsonl"
+                found += read_unseen(path, item.name, way.name, item.seed, item.fold)
     return found
 
 
@@ -53,8 +59,8 @@ def write_tables(comparison: Comparison, plans: list[Plan]) -> str:
     if not scores:
         return ""
     ended = {(score.method, score.mode) for score in scores if score.mode}
-    columns = [column for column in _columns(plans) if column in ended]
-    lines = [_line(comparison, *column, plans, scores) for column in columns]
+    columns = {column: way for column, way in _columns(plans).items() if column in ended}
+    lines = [_line(comparison, method, way, plans, scores) for (method, _), way in columns.items()]
     text = f"{_caption(comparison, plans)}\n\n{main_table(lines, REFERENCE)}"
     for heading, kept in (
         ("Unseen tasks, every method:", [column for column in columns if column[1] == "all"]),
@@ -69,42 +75,57 @@ def write_tables(comparison: Comparison, plans: list[Plan]) -> str:
     dots = [
         Dots(
             label(*column),
-            seen=list(_means(scores, column[0], "").values()) if column[1] == "all" else [],
-            unseen=list(_means(scores, *column).values()),
+            seen=_seeds(scores, column[0], "") if column[1] == "all" else [],
+            unseen=_seeds(scores, *column),
         )
         for column in columns
     ]
     save_figure(comparison_figure(dots, REFERENCE), comparison.out / "comparison")
     write_text(comparison.out / "table.md", text)
-    write_text(comparison.out / "table.csv", lines_csv(lines))
-    write_text(comparison.out / "scores.csv", scores_csv(scores))
+    write_text(comparison.out / "table.csv", to_csv(lines))
+    write_text(comparison.out / "scores.csv", to_csv(scores))
     return text
 
 
 def _line(
-    comparison: Comparison, method: str, mode: str, plans: list[Plan], scores: list[Score]
+    comparison: Comparison, method: str, way: Way, plans: list[Plan], scores: list[Score]
 ) -> Line:
     """Return one row of the main table."""
+    mode = way.name
     items = [item for item in plans if item.name == method]
     training = [cost for item in items if (cost := comparison.cost(item, "train")).ended]
-    adapting = [cost for item in items if (cost := comparison.cost(item, f"adapt-{mode}")).ended]
-    first = next(item for item in items if comparison.cost(item, f"adapt-{mode}").ended)
+    adapted = [item for item in items if comparison.cost(item, f"adapt-{mode}").ended]
+    stages = comparison.stages_of(way)
+    adapting = [comparison.cost(item, stage) for item in adapted for stage in stages]
     # A mode changes nothing about the tasks of training.
-    seen = _means(scores, method, "") if mode == "all" else {}
-    unseen = _means(scores, method, mode)
+    seen = _scores(scores, method, "") if mode == "all" else []
+    unseen = _scores(scores, method, mode)
+    reference = _scores(scores, REFERENCE, "all")
     return Line(
         label(method, mode),
-        trained=n_trained_in(comparison, first, mode),
-        n_seeds=len(unseen),
-        seen=_mean(seen.values()),
-        unseen=_mean(unseen.values()),
-        seen_difference=paired_difference(seen, _means(scores, REFERENCE, "")),
-        unseen_difference=paired_difference(unseen, _means(scores, REFERENCE, "all")),
+        trained=n_trained_in(comparison, adapted[0], mode),
+        n_seeds=len(by_seed(unseen)),
+        seen=_mean(by_seed(seen).values()),
+        unseen=_mean(by_seed(unseen).values()),
+        seen_difference=paired_difference(seen, _scores(scores, REFERENCE, "")),
+        unseen_difference=paired_difference(unseen, reference),
         training_minutes=_mean(cost.cpu_minutes for cost in training if seen),
-        adaptation_minutes=_mean(cost.cpu_minutes for cost in adapting),
+        adaptation_minutes=sum(cost.cpu_minutes for cost in adapting) / len(adapted),
         peak_mib=max(cost.peak_mib for cost in training + adapting),
+        rates=_rates(comparison, adapted, way),
         **_loads(comparison, items if mode == "all" else []),
     )
+
+
+def _rates(comparison: Comparison, items: list[Plan], way: Way) -> str:
+    """Return the rates of skills and router that were found, with how often."""
+    found = Counter(tuple(comparison.rates(item, way)) for item in items)
+    texts = [
+        " / ".join(f"{float(rate.partition('=')[2]):g}" for rate in rates) + f" ({count})"
+        for rates, count in found.most_common()
+        if rates
+    ]
+    return ", ".join(texts)
 
 
 def _loads(comparison: Comparison, items: list[Plan]) -> dict[str, float]:
@@ -118,7 +139,7 @@ def _loads(comparison: Comparison, items: list[Plan]) -> dict[str, float]:
 
 
 def n_trained_in(comparison: Comparison, item: Plan, mode: str) -> int:
-    """Return how many parameters of skills and router a training, or a mode, trains."""
+    """Return how many parameters of skills and router a training, or a way to adapt, trains."""
     run = comparison.run_folder(item)
     if mode == "all":
         return n_trained(run)
@@ -127,21 +148,38 @@ def n_trained_in(comparison: Comparison, item: Plan, mode: str) -> int:
     return parse_json(first, f"'{path}'", MttlError, dict)["n_trained"]
 
 
-def _caption(comparison: Comparison, plans: list[Plan]) -> str:
-    """Return the budget and what the columns mean."""
+def budget(comparison: Comparison, plans: list[Plan]) -> str:
+    """Return what every training and adaptation had, and how much of it has ended."""
     seeds = sorted({item.seed for item in plans})
     ended = sum(comparison.has_ended(item) for item in plans)
-    unfinished = f" {ended} of {len(plans)} runs have ended." if ended < len(plans) else ""
-    samples = f", few-shot samples {comparison.samples}" if comparison.samples else ""
     overrides = f" `-k {' '.join(comparison.overrides)}`" if comparison.overrides else ""
-    return (
+    text = (
         f"`{comparison.config}`{overrides}: {comparison.steps} steps of training, "
-        f"{comparison.adapt_steps} of each adaptation, "
-        f"seeds {', '.join(map(str, seeds))}{samples}.{unfinished} Mean test "
-        "scores over tasks in per cent; in brackets the 95 % interval of the paired "
-        "difference, from the seeds (Student's t). Trained parameters are those of skills and "
-        "router, or what a mode trains; minutes are processor time per run; memory is the "
-        "peak of a process."
+        f"{comparison.adapt_steps} of each adaptation, seeds {', '.join(map(str, seeds))}"
+    )
+    if comparison.samples:
+        text += f", few-shot samples {comparison.samples}"
+    if comparison.examples is not None:
+        text += f", {comparison.examples} rows of each unseen task"
+    text += ". "
+    if ended < len(plans):
+        text += f"{ended} of {len(plans)} runs have ended. "
+    if comparison.n_folds is not None:
+        text += (
+            f"Every task is unseen once, in {comparison.n_folds} folds: each trains on the tasks "
+            "of the others. "
+        )
+    return text
+
+
+def _caption(comparison: Comparison, plans: list[Plan]) -> str:
+    """Return the budget and what the columns mean."""
+    return (
+        f"{budget(comparison, plans)}Mean test scores over tasks in per cent; in brackets the 95 % "
+        "interval of the paired difference, by a hierarchical bootstrap over tasks, seeds and "
+        "few-shot samples. Trained parameters are those of skills and router, or what a mode "
+        "trains; minutes are processor time per run; memory is the peak of a process."
+        + (RATES_CAPTION if comparison.search_rates else "")
         + (TOKEN_CAPTION if any(item.name.startswith("token") for item in plans) else "")
     )
 
@@ -157,15 +195,20 @@ def n_trained(run: Path) -> int:
     return count_saved(skills / "skills.safetensors") + routers
 
 
-def _columns(plans: list[Plan]) -> list[tuple[str, str]]:
-    """Return methods, then the further modes of the reference."""
-    columns = dict.fromkeys((item.name, mode) for item in plans for mode in item.modes)
-    return sorted(columns, key=lambda column: column[1] != "all")
+def _columns(plans: list[Plan]) -> dict[tuple[str, str], Way]:
+    """Return methods, then the further ways to adapt them."""
+    columns = {(item.name, way.name): way for item in plans for way in item.ways}
+    return dict(sorted(columns.items(), key=lambda item: item[0][1] != "all"))
 
 
-def _means(scores: list[Score], method: str, mode: str) -> dict[int, float]:
-    """Return the mean over tasks by seed; of the tasks of training where there is no mode."""
-    return by_seed(score for score in scores if (score.method, score.mode) == (method, mode))
+def _seeds(scores: list[Score], method: str, mode: str) -> list[float]:
+    """Return the mean over tasks of every seed."""
+    return list(by_seed(_scores(scores, method, mode)).values())
+
+
+def _scores(scores: list[Score], method: str, mode: str) -> list[Score]:
+    """Return the scores of a way to adapt; of the tasks of training where it is empty."""
+    return [score for score in scores if (score.method, score.mode) == (method, mode)]
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from comparison.stages import Processes
-from mttl.command import add_overrides, make_console, processes
+from mttl.command import add_overrides, make_console, positive, processes
 from mttl.errors import ConfigError
 from mttl.files import locked, write_text
 from mttl.progress_bar import counting_bar
@@ -119,3 +119,18 @@ def comparison_parser(
     add("--out", default=out, help="(%(default)s)")
     add_overrides(parser, "settings of all runs")
     return parser
+
+
+def add_text_options(parser: argparse.ArgumentParser) -> None:
+    """Let a command line take what comparisons on a gym take."""
+    add = parser.add_argument
+    add("--steps", type=positive, default=500, help="of training (%(default)s)")
+    add("--adapt-steps", type=positive, default=60, help="of each adaptation job (%(default)s)")
+    add("--tasks", default="test", help="as for pl_finetune.py (%(default)s)")
+    add("--samples", metavar="N[,N...]", help="few-shot samples of every unseen task (all)")
+    add(
+        "--folds",
+        type=positive,
+        metavar="F",
+        help="train F times, so that every task of the partition is unseen once",
+    )

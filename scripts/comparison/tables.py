@@ -4,11 +4,11 @@ import csv
 import io
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from comparison.intervals import half_width
+from comparison.bootstrap import Key, mean_and_interval
 from mttl.errors import MttlError
 from mttl.reading import parse_json, read_table, read_text, to_number
 
@@ -25,6 +25,7 @@ class Score:
         task: Which task.
         sample: Its few-shot sample.
         score: Per cent; NaN where the metric is undefined.
+        fold: Which tasks were unseen in training; 0 without folds.
     """
 
     method: str
@@ -34,11 +35,12 @@ class Score:
     task: str
     sample: int
     score: float
+    fold: int = 0
 
 
 @dataclass(frozen=True)
-class Difference:
-    """Mean of paired differences and the ends of its 95 % interval (NaN with a single pair)."""
+class Mean:
+    """A mean over tasks and the ends of its 95 % interval (NaN with a single score)."""
 
     mean: float
     low: float
@@ -55,13 +57,15 @@ class Line:
         n_seeds: How many seeds have ended.
         seen: Mean over the training tasks.
         unseen: Mean over the unseen tasks, after adaptation.
-        seen_difference: To the reference, paired by seed.
+        seen_difference: To the reference, paired by task, fold, seed and few-shot sample.
         unseen_difference: The same on unseen tasks.
         training_minutes: Processor time of training and scoring.
-        adaptation_minutes: Processor time of adapting to all unseen tasks.
+        adaptation_minutes: Processor time of adapting to all unseen tasks, and of the search for
+            rates before it.
         peak_mib: Largest resident memory of either.
         load_entropy: Entropy of the experts' loads over its maximum; NaN where tokens choose none.
         dropped: Share of choices that found no room, in per cent; NaN as well.
+        rates: Rates of adaptation that were found, with how often; empty without a search.
     """
 
     method: str
@@ -69,78 +73,103 @@ class Line:
     n_seeds: int
     seen: float
     unseen: float
-    seen_difference: Difference
-    unseen_difference: Difference
+    seen_difference: Mean
+    unseen_difference: Mean
     training_minutes: float
     adaptation_minutes: float
     peak_mib: float
     load_entropy: float = math.nan
     dropped: float = math.nan
+    rates: str = ""
 
 
-def read_seen(path: Path, method: str, seed: int) -> list[Score]:
+@dataclass(frozen=True)
+class Point:
+    """One point of a curve over the number of examples.
+
+    Attributes:
+        method: Its name; a way to adapt other than ``all`` follows a colon.
+        examples: Rows of every unseen task.
+        score: Mean over tasks in per cent, with its interval.
+        difference: To the reference with as many rows.
+    """
+
+    method: str
+    examples: int
+    score: Mean
+    difference: Mean
+
+
+def read_seen(path: Path, method: str, seed: int, fold: int = 0) -> list[Score]:
     """Read the test scores of the training tasks from ``results.csv``."""
     return [
         Score(
             *(method, "", seed, "seen", row["task"]),
             sample=int(to_number(row["sample"], f"'{path}': a sample", MttlError)),
             score=100 * to_number(row["score"], f"'{path}': a score", MttlError),
+            fold=fold,
         )
         for row in read_table(path, MttlError, ["task", "split", "sample", "score"])
         if row["split"] == "test" and row["task"] != "mean"
     ]
 
 
-def read_unseen(path: Path, method: str, mode: str, seed: int) -> list[Score]:
+def read_unseen(path: Path, method: str, mode: str, seed: int, fold: int = 0) -> list[Score]:
     """Read the test scores of the unseen tasks from ``results.jsonl``."""
     scores = []
     for line in read_text(path, MttlError).splitlines():
         row = parse_json(line, f"'{path}'", MttlError, dict)
         score = math.nan if row["test"] is None else 100 * row["test"]
-        scores.append(Score(method, mode, seed, "unseen", row["task"], row["sample"], score))
+        found = (row["task"], row["sample"], score, fold)
+        scores.append(Score(method, mode, seed, "unseen", *found))
     return scores
 
 
 def by_seed(scores: Iterable[Score]) -> dict[int, float]:
-    """Return the mean over tasks of every seed; samples are averaged first, NaN counts as 0."""
+    """Return the mean over tasks of every seed; samples and folds first, NaN counts as 0."""
     found: dict[int, dict[str, list[float]]] = {}
     for item in scores:
-        score = 0.0 if math.isnan(item.score) else item.score
-        found.setdefault(item.seed, {}).setdefault(item.task, []).append(score)
+        found.setdefault(item.seed, {}).setdefault(item.task, []).append(_known(item.score))
     return {
         seed: statistics.fmean(statistics.fmean(group) for group in tasks.values())
         for seed, tasks in found.items()
     }
 
 
-def paired_difference(ours: Mapping[int, float], reference: Mapping[int, float]) -> Difference:
-    """Return the mean difference of the seeds that both have, with Student's 95 % interval.
+def keyed(scores: Iterable[Score]) -> dict[Key, float]:
+    """Return scores of one method by what they are paired by; NaN counts as 0."""
+    return {(x.task, x.fold, x.seed, x.sample): _known(x.score) for x in scores}
 
-    One training is one observation: scores of tasks and samples that share a trained inventory are
-    not independent, so the interval comes from the seeds alone, ``mean ± t · s / √n``.
-    """
-    pairs = [ours[seed] - reference[seed] for seed in sorted(ours.keys() & reference.keys())]
-    if not pairs:
-        return Difference(math.nan, math.nan, math.nan)
-    mean, half = statistics.fmean(pairs), half_width(pairs)
-    return Difference(mean, mean - half, mean + half)
+
+def mean_of(scores: Iterable[Score]) -> Mean:
+    """Return the mean over tasks of one method, with the 95 % interval of the bootstrap."""
+    return Mean(*mean_and_interval(keyed(scores)))
+
+
+def paired_difference(ours: Iterable[Score], reference: Iterable[Score]) -> Mean:
+    """Return the mean difference of what both have scored, with its 95 % interval."""
+    own, other = keyed(ours), keyed(reference)
+    pairs = {key: own[key] - other[key] for key in own if key in other}
+    return Mean(*mean_and_interval(pairs))
 
 
 def main_table(lines: Sequence[Line], reference: str) -> str:
     """Return the main table as Markdown, with loads of experts where any method has them."""
     tokens = any(not math.isnan(line.load_entropy) for line in lines)
+    searched = any(line.rates for line in lines)
     rows = [
         (
             f"`{line.method}`",
             f"{line.trained:,}",
             str(line.n_seeds),
             _number(line.seen),
-            _difference(line.seen_difference) if line.method != reference else "",
+            mean_cell(line.seen_difference, "+") if line.method != reference else "",
             _number(line.unseen),
-            _difference(line.unseen_difference) if line.method != reference else "",
+            mean_cell(line.unseen_difference, "+") if line.method != reference else "",
             _number(line.training_minutes),
             _number(line.adaptation_minutes),
             f"{line.peak_mib:.0f}",
+            *((line.rates,) if searched else ()),
             *((_number(line.load_entropy, 3), _number(line.dropped)) if tokens else ()),
         )
         for line in lines
@@ -149,6 +178,7 @@ def main_table(lines: Sequence[Line], reference: str) -> str:
         *("method", "trained", "seeds", "seen", f"− `{reference}`"),
         *("unseen", f"− `{reference}`"),
         *("training, CPU min", "adaptation, CPU min", "peak MiB"),
+        *(("rate of adaptation",) if searched else ()),
         *(("load entropy", "dropped, %") if tokens else ()),
     )
     return markdown(heads, rows)
@@ -177,20 +207,21 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
-def lines_csv(lines: Iterable[Line]) -> str:
-    """Return the main table as CSV."""
-    return _csv([flat_line(line) for line in lines])
+def to_csv(rows: Sequence[Score] | Sequence[Line] | Sequence[Point]) -> str:
+    """Return rows as CSV, one line each, intervals as columns of their own."""
+    flat = [_flat(row) for row in rows]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(flat[0]), lineterminator="\n")
+    writer.writeheader()
+    for row in flat:
+        tidy = {name: f"{x:.4f}" if isinstance(x, float) else x for name, x in row.items()}
+        writer.writerow(tidy)
+    return text.getvalue()
 
 
-def scores_csv(scores: Iterable[Score]) -> str:
-    """Return every score as CSV, one line each."""
-    return _csv([asdict(score) for score in scores])
-
-
-def flat_line(line: Line) -> dict[str, object]:
-    """Return a line whose intervals are columns of their own."""
+def _flat(row: Score | Line | Point) -> dict[str, object]:
     flat: dict[str, object] = {}
-    for name, value in asdict(line).items():
+    for name, value in asdict(row).items():
         if isinstance(value, dict):
             flat |= {f"{name}_{end}": number for end, number in value.items()}
         else:
@@ -198,31 +229,26 @@ def flat_line(line: Line) -> dict[str, object]:
     return flat
 
 
-def _csv(rows: Sequence[Mapping[str, object]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        tidy = {name: f"{x:.4f}" if isinstance(x, float) else x for name, x in row.items()}
-        writer.writerow(tidy)
-    return text.getvalue()
-
-
 def _spread(values: Sequence[float]) -> str:
     if not values:
         return ""
-    known = [0.0 if math.isnan(value) else value for value in values]
+    known = [_known(value) for value in values]
     deviation = f" ± {statistics.stdev(known):.1f}" if len(known) > 1 else ""
     return f"{statistics.fmean(known):.1f}{deviation}"
+
+
+def _known(score: float) -> float:
+    return 0.0 if math.isnan(score) else score
 
 
 def _number(value: float, digits: int = 1) -> str:
     return "" if math.isnan(value) else f"{value:.{digits}f}"
 
 
-def _difference(value: Difference) -> str:
+def mean_cell(value: Mean, sign: str = "") -> str:
+    """Return a mean and its interval; a ``+`` writes the sign of positive numbers too."""
     if math.isnan(value.mean):
         return ""
     if math.isnan(value.low):
-        return f"{value.mean:+.1f}"
-    return f"{value.mean:+.1f} [{value.low:+.1f}, {value.high:+.1f}]"
+        return f"{value.mean:{sign}.1f}"
+    return f"{value.mean:{sign}.1f} [{value.low:{sign}.1f}, {value.high:{sign}.1f}]"

@@ -2,10 +2,12 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+import mttl.adaptation.job as job_file
 from helpers.gyms import TINY_T5, write_gym
 from helpers.skills import skilled
 from mttl.adaptation.few_shot import FewShotJob
@@ -40,6 +42,30 @@ def test_a_job_without_test_rows_is_the_same_job_without_its_test_score(tmp_path
     assert blind.row()["test"] is None
     assert (whole.n_answers, blind.n_answers) == (3, 5)  # rows of test, rows of dev
     assert (blind.dev, blind.step, blind.n_trained) == (whole.dev, whole.step, whole.n_trained)
+
+
+@pytest.mark.parametrize("examples", [None, 0, 1, 4])
+def test_as_many_rows_are_read_as_examples_are_given(
+    examples: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gym = write_gym(tmp_path)
+    read: dict[str, list[int]] = {"train": [], "dev": []}
+
+    def listing(module: object, training: Any, development: Any, **more: Any) -> tuple:
+        for split, batches in (("train", training), ("dev", development)):
+            read[split] = [row for batch in batches for row in batch["task_ids"]]
+        return 0, 0.5, []
+
+    monkeypatch.setattr(job_file, "fine_tune", listing)
+    settings = SETTINGS.model_copy(
+        update={"adapt": SETTINGS.adapt.model_copy(update={"examples": examples})}
+    )
+    model, tokenizer = skilled(build_random("t5", TINY_T5["config"])), load_tokenizer("byte")
+    result = run_job(model, tokenizer, JOB, Gym(gym), settings)
+    expected = (16, 5) if examples is None else (examples, examples)
+    assert (len(read["train"]), len(read["dev"])) == expected
+    assert math.isnan(result.dev) == (examples == 0)
+    assert result.n_answers == 3  # all rows of the test
 
 
 def test_empty_answers_are_counted_where_the_test_is_not_scored(

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from helpers.backbones import tiny_t5
 from helpers.skills import INVENTORIES, LEARNED, skilled
-from mttl.adaptation.modes import TRAINED_ROLES, apply_mode
+from mttl.adaptation.modes import TRAINED_ROLES, adapted, apply_mode, count_trained
 from mttl.config.optim_schema import AdamW
-from mttl.config.section import AdaptMode
+from mttl.config.section import AdaptMode, RowInit
 from mttl.routing import PolytroponRouter
 from mttl.skills import SkilledModel
 from mttl.training.optim import build_optimizer
@@ -73,16 +73,20 @@ def test_adapting_alone_changes_no_skill_but_those_from_scratch(mode: AdaptMode)
     assert model.router.n_tasks == 2
 
 
+@pytest.mark.parametrize(("mode", "init"), [("from_scratch", "mean"), ("full", "own")])
 @pytest.mark.parametrize("inventory", INVENTORIES)
-def test_from_scratch_is_the_bare_backbone_at_first(inventory: str) -> None:
+def test_from_scratch_is_the_bare_backbone_at_first(
+    inventory: str, mode: AdaptMode, init: RowInit
+) -> None:
     model = skilled(tiny_t5(), inventory=inventory)
     bare = copy.deepcopy(model)
     for layer in bare.skilled_layers().values():
         for parameter in layer.inventory.parameters():
             torch.nn.init.zeros_(parameter)
-    apply_mode(model, "from_scratch", 2).eval()
-    expected = bare.eval()(TASK_IDS, **INPUTS).logits
-    assert torch.equal(model(TASK_IDS, **INPUTS).logits, expected)
+    apply_mode(model, mode, 2, init=init).eval()
+    with torch.no_grad():  # gradients of the backbone would choose other kernels
+        expected = bare.eval()(TASK_IDS, **INPUTS).logits
+        assert torch.equal(model(TASK_IDS, **INPUTS).logits, expected)
 
 
 def test_router_only_equals_a_loop_over_the_same_logits() -> None:
@@ -118,3 +122,91 @@ def test_a_router_without_parameters_cannot_be_trained_alone(router: str) -> Non
 def test_an_unknown_mode_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"mode \('frozen'\) must be one of zero_shot"):
         apply_mode(skilled(tiny_t5()), "frozen")  # type: ignore[arg-type]
+
+
+# How the published baselines treat a new task.
+
+
+def same_but_for_the_row(model: SkilledModel, row: Tensor) -> Tensor:
+    """Return the logits of a model whose tasks all mix by one row."""
+    routing = model.route(torch.zeros_like(TASK_IDS))
+    weights = row.expand(model.router.n_groups, len(TASK_IDS), model.router.n_heads, -1)
+    routing.weights = weights.unbind(0)
+    with model.slot.use(routing):
+        return model.backbone(**INPUTS).logits
+
+
+@pytest.mark.parametrize("mode", ["zero_shot", "skills_only", "all", "full"])
+def test_a_new_task_of_expert_has_the_row_that_its_matrix_gives(mode: AdaptMode) -> None:
+    model = skilled(tiny_t5(), router="expert").eval()
+    given = torch.eye(model.router.n_skills)[1:2] * 3
+    expected = same_but_for_the_row(model, given / 3)
+    apply_mode(model, mode, init="matrix", rows=given)
+    # Rounding: gradients of the backbone choose another kernel.
+    torch.testing.assert_close(model(torch.zeros_like(TASK_IDS), **INPUTS).logits, expected)
+    if mode != "zero_shot":
+        before = snapshot(model)
+        train_alone(model)
+        after = model.state_dict()
+        stacks = [name for name in after if ".inventory." in name and "support" not in name]
+        for name in stacks:
+            changed = [
+                not torch.equal(old, new)
+                for old, new in zip(before[name], after[name], strict=True)
+            ]
+            assert changed == [n == 1 for n in range(model.router.n_skills)], name
+
+
+def train_alone(model: SkilledModel) -> None:
+    """One step without weight decay, which moves what has no gradient."""
+    settings = AdamW(kind="adamw", lr=0.01, router_lr=0.1, weight_decay=0.0)
+    optimizer = build_optimizer(settings, model)
+    model.train()
+    model(torch.zeros_like(TASK_IDS), **INPUTS).loss.backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("mode", ["skills_only", "all", "from_scratch", "full"])
+def test_a_new_task_of_private_learns_with_a_fresh_skill_as_if_it_were_alone(
+    mode: AdaptMode,
+) -> None:
+    """Against a model of a single skill on the same backbone, drawn alike."""
+    many, one = (skilled(tiny_t5(), router="expert", n_skills=k) for k in (3, 1))
+    before = snapshot(many)
+    losses, counts = [], []
+    for model in (many, one):
+        with adapted(model, mode, init="own") as own:
+            stacks = [
+                value
+                for layer in own.skilled_layers().values()
+                for value in layer.inventory.parameters()
+            ]
+            for value in stacks:
+                drawn = torch.linspace(-0.1, 0.1, value[0].numel()).view_as(value[0])
+                value.data.copy_(drawn.expand_as(value))
+            for _ in range(2):
+                train_alone(own)
+            losses.append(own.eval()(torch.zeros_like(TASK_IDS), **INPUTS).loss)
+            counts.append(count_trained(own))
+    torch.testing.assert_close(losses[0], losses[1])
+    backbone = sum(x.numel() for n, x in one.named_parameters() if role_of(n) == "backbone")
+    assert counts[0] == counts[1]
+    assert counts[1] == sum(x.numel() for x in stacks) + (mode == "full") * backbone
+    assert all(torch.equal(many.state_dict()[name], value) for name, value in before.items())
+
+
+def test_a_row_of_polytropon_is_learned_over_skills_of_any_router() -> None:
+    model = skilled(tiny_t5(), router="expert")
+    before = snapshot(model)
+    with adapted(model, "router_only", init="learned") as rows:
+        assert isinstance(rows.router, PolytroponRouter)
+        assert count_trained(rows) == rows.router.logits.numel()
+        train_alone(rows)
+        assert rows.router.logits.grad is not None
+    after = model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+def test_a_given_row_must_be_given() -> None:
+    with pytest.raises(ValueError, match="init 'matrix' needs rows, the weights of the new tasks"):
+        apply_mode(skilled(tiny_t5(), router="expert"), "all", init="matrix")

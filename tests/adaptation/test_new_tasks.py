@@ -99,6 +99,37 @@ def test_results_of_another_inventory_are_not_returned(run: Path, tmp_path: Path
         mttl.adapt(tmp_path / "resumed", **given)
 
 
+def test_results_of_another_number_of_examples_are_not_returned(run: Path, tmp_path: Path) -> None:
+    given = {"tasks": "first", "out": tmp_path, **STEPS}
+    (four, _) = mttl.adapt(run, examples=4, **given)
+    with pytest.raises(ConfigError, match=r"adapt\.examples \(4 before, None now\)"):
+        mttl.adapt(run, **given)
+    with pytest.raises(ConfigError, match=r"adapt\.examples \(4 before, 3 now\)"):
+        mttl.adapt(run, examples=3, **given)
+    assert mttl.adapt(run, examples=4, **given)[0] == four
+
+
+def test_new_tasks_of_expert_are_routed_as_its_matrix_says(run: Path, tmp_path: Path) -> None:
+    matrix = tmp_path / "matrix.csv"
+    matrix.write_text("task,a,b\ncopy,1,0\nreverse,1,0\nnumber,0,1\ntwice,0,1\n")
+    expert = train(
+        run.parents[1] / "tiny.yaml",
+        "expert",
+        *("trainer.max_steps=2", "trainer.val_check_interval=2", "skills.n_skills=2"),
+        *("router.kind=expert", f"router.matrix={matrix}"),
+    ).path
+    given = {"init": "matrix", "samples": [13], **STEPS}
+    (result,) = mttl.adapt(expert, tasks="twice", **given)
+    (mean,) = mttl.adapt(expert, tasks="twice", **(given | {"init": "mean"}))
+    assert 2 * result.n_trained == mean.n_trained
+    assert mttl.adapt_to(expert, PAIRS, task="twice", init="matrix", **STEPS)(["ab"])
+    with pytest.raises(ConfigError, match="has no row for the task 'first'"):
+        mttl.adapt(expert, tasks="first", **given)
+    matrix.write_text("task,a,b,c\ntwice,0,0,1\n")
+    with pytest.raises(ConfigError, match="has columns for 3 skills"):
+        mttl.adapt(expert, tasks="twice", **given)
+
+
 def test_a_sample_named_twice_is_adapted_to_once(run: Path) -> None:
     results = mttl.adapt(run, tasks="first", mode="zero_shot", samples=[13, 13])
     assert [result.sample for result in results] == [13]
@@ -128,6 +159,19 @@ def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
         ({"max_stops": 3}, ConfigError, "Did you mean 'max_steps'"),
         ({"lr": -1}, ConfigError, "adapt.lr: '-1' must be greater than 0"),
         ({"mode": "some"}, ConfigError, "adapt.mode: 'some' must be one of zero_shot"),
+        (
+            {"init": "own", "mode": "zero_shot"},
+            ConfigError,
+            "which mode 'zero_shot' does not train",
+        ),
+        ({"init": "matrix", "mode": "average"}, ConfigError, "takes no init 'matrix'"),
+        ({"init": "matrix"}, ConfigError, "needs a run of the Expert router"),
+        ({"examples": -1}, ConfigError, "adapt.examples: '-1' must be greater than or equal to 0"),
+        (
+            {"examples": 17},
+            TaskError,
+            "adapt.examples (17) must be at most 16, the training",
+        ),
         ({"tasks": "first_"}, TaskError, "Did you mean 'first'"),
         ({"tasks": ["copy"]}, TaskError, "allow_seen=True"),
         ({"tasks": "dev"}, TaskError, "has no dev tasks"),

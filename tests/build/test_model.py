@@ -266,10 +266,10 @@ def matrix(folder: Path, content: str | bytes) -> str:
 def test_rows_are_returned_in_the_order_of_the_tasks(tmp_path: Path) -> None:
     content = "task,a,b\nordinal,1,0\nverb_past,0.5,2\nmore,0,0\nnoun_plural,0,1\n"
     expected = [[0.5, 2.0], [0.0, 1.0], [1.0, 0.0]]
-    assert read_expert_matrix(matrix(tmp_path, content), TASKS).tolist() == expected
+    assert read_expert_matrix(matrix(tmp_path, content), TASKS, 2).tolist() == expected
     # Spreadsheets write a byte-order mark, and end lines as Windows does.
     content = b"\xef\xbb\xbf" + content.replace("\n", "\r\n").encode()
-    assert read_expert_matrix(matrix(tmp_path, content), TASKS).tolist() == expected
+    assert read_expert_matrix(matrix(tmp_path, content), TASKS, 2).tolist() == expected
 
 
 def test_rows_are_normalised_in_the_router(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ WEIGHTS = "the weights of 'b' must be finite and at least 0"
 def test_mistakes_in_a_matrix(content: str | bytes, message: str, tmp_path: Path) -> None:
     path = matrix(tmp_path, content)
     with pytest.raises(ConfigError, match=re.escape(message)) as caught:
-        read_expert_matrix(path, ("a", "b"))
+        read_expert_matrix(path, ("a", "b"), 2)
     assert f"'{path}'" in str(caught.value)
 
 

@@ -122,12 +122,22 @@ def test_defaults() -> None:
             "'adapt.rl' is no setting that can be searched. Did you mean 'adapt.lr'",
         ),
         (["search.grid={adapt.seeds: [1]}"], "'adapt.seeds' is no setting that can be searched"),
+        (["search.grid={adapt.examples: [1]}"], "'adapt.examples' is no setting that can be"),
+        (
+            ["adapt.examples=9", "data.max_rows=8"],
+            "adapt.examples (9) cannot be more than data.max_rows (8) reads",
+        ),
         (["search.grid={adapt.lr: []}"], "must have at least 1 item"),
         (["search.grid={adapt.lr: [1, 1.0]}"], "adapt.lr ([1, 1.0]) must name each value only"),
         (
             ["search.grid={adapt.lr: [1]}", "search.ranges={adapt.lr: {low: 1, high: 2}}"],
             "grid and ranges cannot both be searched",
         ),
+        (
+            ["search.points=[{adapt.lr: 1}]", "search.grid={adapt.lr: [1]}"],
+            "grid and points cannot both be searched",
+        ),
+        (["search.points=[{adapt.rl: 1}]"], "'adapt.rl' is no setting that can be searched"),
         (["search.ranges={adapt.lr: {low: 2, high: 1}}"], "low (2) must be below high (1)"),
         (
             ["search.ranges={adapt.lr: {low: 0, high: 1, log: true}}"],

@@ -1,4 +1,5 @@
 import warnings
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -272,3 +273,24 @@ def test_the_real_crossfit_files(crossfit, byte_tokenizer, tmp_path):
     assert batch["input_ids"].shape == (32, 32)
     assert batch["task_ids"].unique().numel() > 10
     assert len(next(iter(data.evaluation_dataloader("test")))["references"]) > 50
+
+
+def test_fewer_examples_are_among_more_and_the_test_rows_stay(gym, byte_tokenizer):
+    def rows(n_examples, split, seed=1):
+        data = data_of(samples=[100, 13])
+        module = TextToTextDataModule(
+            *(gym, ["a", "b"], byte_tokenizer, data),
+            decoder_only=False,
+            seed=seed,
+            n_examples=n_examples,
+        )
+        return module.train_rows["row"][:] if split == "train" else module.prepared(split)["row"][:]
+
+    every = list(range(N_ROWS))
+    assert rows(None, "train") == rows(N_ROWS, "train") == every
+    kept = [set(rows(n, "train")) for n in (1, 2, 4, 8)]
+    assert [len(found) for found in kept] == [1, 2, 4, 8]
+    assert all(few < more for few, more in pairwise(kept))
+    assert rows(8, "train", seed=2) != rows(8, "train")
+    assert rows(2, "test") == rows(None, "test")
+    assert len(rows(2, "dev")) == 2

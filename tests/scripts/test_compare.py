@@ -12,12 +12,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
-from scipy import stats
 
 from helpers.command import ROOT, load_recipe
 from helpers.gyms import TASKS, write_config, write_gym
@@ -31,6 +31,7 @@ SCRIPT = load_recipe(ROOT / "scripts" / "compare.py")
 STAGES = sys.modules["comparison.stages"]
 TABLES = sys.modules["comparison.tables"]
 METHODS = sys.modules["comparison.methods"]
+FOLDER = sys.modules["comparison.folder"]
 BUDGET = ("--steps", "1", "--adapt-steps", "1", "--workers", "1")
 
 
@@ -40,6 +41,8 @@ def config(tmp_path: Path) -> Path:
     gym = write_gym(tmp_path / "gym")
     names = list(TASKS)
     (gym / "partition.json").write_text(json.dumps({"train": names[1:], "test": names[:1]}))
+    rows = [f"{name},{metric},string/word\n" for name, (metric, _) in TASKS.items()]
+    (gym / "TASKS.csv").write_text("task,metric,category\n" + "".join(rows))
     return write_config(tmp_path / "tiny.yaml", gym)
 
 
@@ -136,9 +139,19 @@ def test_mistakes_cost_no_training(config: Path, tmp_path: Path) -> None:
         (("--tasks", "copi"), "Did you mean 'copy'"),
         (("--tasks", "reverse"), "was trained on reverse"),
         (("--samples", "7"), "sample"),
+        (("--examples", "17"), r"adapt\.examples \(17\) must be at most 16"),
+        (("-k", "adapt.init=fresh"), r"adapt\.init is set by the comparison itself"),
+        (("--folds", "4"), "--folds 4 must lie between 2 and 3, the number of tasks"),
+        (("--folds", "3", "--tasks", "dev"), "--tasks dev has no meaning with --folds"),
+        (("--search-rates",), "--search-rates needs development tasks, and .* has none"),
+        (("--methods", "polytropon", "expert"), "no row for the task 'reverse'"),
     ):
         with pytest.raises(METHODS.MttlError, match=message):
-            compare(config, tmp_path / "out", *given)
+            compare(config, tmp_path / "out", "--methods", "polytropon", *given)
+    table = config.parent / "gym" / "TASKS.csv"
+    table.write_text(table.read_text().replace("string/word", ""))
+    with pytest.raises(METHODS.MttlError, match="has no category of 'reverse'; add one"):
+        compare(config, tmp_path / "out", "--methods", "polytropon", "--folds", "3")
     assert not (tmp_path / "out").exists()
 
 
@@ -151,7 +164,8 @@ def test_two_comparisons_do_not_share_a_folder(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with locked(tmp_path / "out" / ".lock"):
-        assert run_command(lambda: compare(config, tmp_path / "out")) == USER_MISTAKE
+        given = ("--methods", "polytropon")
+        assert run_command(lambda: compare(config, tmp_path / "out", *given)) == USER_MISTAKE
     assert "another comparison is at work" in " ".join(capsys.readouterr().err.split())
 
 
@@ -175,12 +189,110 @@ def test_a_training_that_has_begun_goes_on(tmp_path: Path) -> None:
 def test_every_method_is_a_configuration(name: str) -> None:
     method = METHODS.ALL[name]
     config = load_config(f"crossfit.yaml+{method.fragment}", method.training())
-    if method.one_speed:
-        assert config.optim.router_lr is None
-        adapting = load_config("crossfit.yaml", method.adaptation(0.5))
-        assert adapting.adapt.router_lr == 0.5
-    else:
-        assert config.optim.router_lr is not None
+    assert method.ways[0].name == "all"
+    for way in method.ways:
+        adapting = load_config("crossfit.yaml", [*way.settings, *method.adaptation(0.5)])
+        if method.one_speed:
+            assert adapting.adapt.router_lr == 0.5
+    assert (config.optim.router_lr is None) == method.one_speed
+
+
+def test_a_way_to_adapt_is_that_of_the_methods_that_have_it() -> None:
+    names = ["polytropon", "private", "expert", "shared"]
+    plans = METHODS.plan(names, ["best_row", "full"], [13])
+    found = {item.name: [way.name for way in item.ways] for item in plans}
+    assert found == {
+        "polytropon": ["all", "full"],
+        "private": ["all", "best_row"],
+        "expert": ["all"],
+        "shared": ["all"],
+    }
+
+
+def test_baselines_treat_new_tasks_as_published(
+    config: Path, tmp_path: Path, commands: list[list[str]]
+) -> None:
+    matrix = tmp_path / "matrix.csv"
+    matrix.write_text("task,a,b\ncopy,0,1\nreverse,1,0\nnumber,0,1\n")
+    fragment = tmp_path / "expert.yaml"
+    fragment.write_text(
+        f"# By hand.\nskills: {{n_skills: 2}}\nrouter: {{kind: expert, matrix: {matrix}}}\n"
+    )
+    monkeypatched = METHODS.Method(str(fragment), ways=METHODS.EXPERT_WAYS)
+    given = ("--methods", "polytropon", "private", "expert", "--modes", "best_row", "--seeds", "13")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(METHODS.ALL, "expert", monkeypatched)
+        assert compare(config, tmp_path / "out", *given) == 0
+    with (tmp_path / "out" / "table.csv").open() as file:
+        lines = {row["method"]: row for row in csv.DictReader(file)}
+    assert list(lines) == ["polytropon", "private", "expert", "private: best_row"]
+
+    def n_trained(run: str, way: str) -> int:
+        path = tmp_path / "out" / run / "seed13" / f"adapt-{way}" / "results.jsonl"
+        return json.loads(path.read_text())["n_trained"]
+
+    one_skill = int(lines["expert"]["trained"]) // 2
+    assert n_trained("private", "all") == n_trained("expert", "all") == one_skill
+    n_groups = 12  # projections of attention, each with a row
+    assert (
+        n_trained("private", "best_row")
+        == 2 * n_groups
+        == int(lines["private: best_row"]["trained"])
+    )
+
+
+def test_every_task_is_unseen_once_and_rates_are_found_on_others(
+    config: Path,
+    tmp_path: Path,
+    commands: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(FOLDER, "N_DEV", 1)
+    given = ("--methods", "polytropon", "--modes", "zero_shot", "--seeds", "13", "--folds", "3")
+    given += ("--search-rates", "--examples", "2")
+    out = tmp_path / "out"
+    assert compare(config, out, *given) == 0
+    scripts = [Path(command[0]).stem for command in commands]
+    one_fold = ["pl_train", "pl_search", "pl_finetune", "pl_finetune"]  # nothing to find for one
+    assert scripts == 3 * one_fold
+    unseen = []
+    for fold in (1, 2, 3):
+        partition = json.loads((out / "folds" / f"fold{fold}.json").read_text())
+        assert sorted(chain(*partition.values())) == sorted(TASKS)
+        unseen += partition["test"]
+        run = out / f"fold{fold}" / "polytropon" / "seed13"
+        assert json.loads((run / "skills" / "tasks.json").read_text()) == partition["train"]
+        with (run / "search-all" / "trials.csv").open() as file:
+            trials = list(csv.DictReader(file))
+        assert [float(row["adapt.lr"]) for row in trials] == [1e-3, 3e-4, 3e-3]
+        assert [float(row["adapt.router_lr"]) for row in trials] == [0.1, 0.03, 0.3]
+        assert f"dev/{partition['dev'][0]}" in trials[0]
+        settings = (run / "adapt-all" / "config.yaml").read_text()
+        best = max(trials, key=lambda row: float(row["score"]))
+        assert f"lr: {float(best['adapt.lr'])}" in settings
+        assert "examples: 2" in settings
+    assert sorted(unseen) == sorted(TASKS)
+    with (out / "scores.csv").open() as file:
+        scores = list(csv.DictReader(file))
+    assert {(row["fold"], row["task"]) for row in scores if row["side"] == "unseen"} == {
+        (str(fold), task) for fold, task in zip((1, 2, 3), unseen, strict=True)
+    }
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Every task is unseen once, in 3 folds" in printed
+    assert "rate of adaptation" in printed
+    assert compare(config, out, *given) == 0
+    assert len(commands) == 12
+    with (out / "table.csv").open() as file:
+        rates = {row["method"]: row["rates"] for row in csv.DictReader(file)}
+    assert "(" in rates["polytropon"]
+    assert rates["polytropon: zero_shot"] == ""
+
+
+def test_a_damaged_search_is_named(tmp_path: Path) -> None:
+    (tmp_path / "best.yaml").write_text("adapt: {lr: fast}\n")
+    with pytest.raises(METHODS.MttlError, match=r"best\.yaml' is damaged .*Delete it"):
+        FOLDER.chosen_rates(tmp_path)
 
 
 def script(path: Path, text: str) -> Path:
@@ -298,15 +410,24 @@ exit_with(main)
     assert (tmp_path / "signals").read_text() == "1"
 
 
-def test_the_interval_is_students() -> None:
-    ours, reference = {1: 10.0, 2: 12.0, 3: 17.0}, {1: 8.0, 2: 11.0, 3: 11.0, 4: 0.0}
+def test_differences_are_paired_by_task_fold_seed_and_sample() -> None:
+    def score(method: str, task: str, seed: int, sample: int, value: float) -> object:
+        return TABLES.Score(method, "all", seed, "unseen", task, sample, value)
+
+    ours = [score("m", "a", 1, 1, 10.0), score("m", "a", 2, 1, 14.0), score("m", "b", 1, 1, 5.0)]
+    reference = [
+        score("r", "a", 1, 1, 8.0),
+        score("r", "a", 2, 1, 10.0),
+        score("r", "b", 1, 1, math.nan),
+        score("r", "b", 1, 2, 90.0),  # nothing to pair it with
+    ]
     found = TABLES.paired_difference(ours, reference)
-    low, high = stats.ttest_rel([10, 12, 17], [8, 11, 11]).confidence_interval(0.95)
-    assert (found.mean, found.low, found.high) == pytest.approx((3.0, low, high))
-    single = TABLES.paired_difference({1: 2.0}, {1: 1.0})
-    assert single.mean == 1.0
+    assert found.mean == pytest.approx(((2 + 4) / 2 + 5) / 2)
+    assert found.low <= found.mean <= found.high
+    single = TABLES.paired_difference(ours[:1], reference)
+    assert single.mean == 2.0
     assert math.isnan(single.low)
-    assert math.isnan(TABLES.paired_difference({}, {1: 1.0}).mean)
+    assert math.isnan(TABLES.paired_difference([], reference).mean)
 
 
 def test_samples_are_averaged_before_tasks_and_undefined_scores_count_as_zero() -> None:

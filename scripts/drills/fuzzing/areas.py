@@ -209,7 +209,7 @@ AREAS: dict[str, Area] = {
     "expert matrix": Area(
         "gym",
         ("expert.csv",),
-        lambda folder: read_expert_matrix(str(folder / "expert.csv"), samples.TASKS),
+        lambda folder: read_expert_matrix(str(folder / "expert.csv"), samples.TASKS, 2),
     ),
     "task definitions": Area("tasks", ("*.yaml",), lambda f: load_tasks(f / "tasks.yaml")),
     "records JSONL": Area("tasks", ("rows.jsonl",), _records("rows.jsonl")),

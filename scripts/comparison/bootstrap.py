@@ -1,0 +1,123 @@
+"""An interval of a mean over tasks, from scores of several trainings and few-shot samples each."""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+# Task, fold, seed and few-shot sample of a score.
+Key = tuple[str, int, int, int]
+N_DRAWS = 2000
+MOST_NUMBERS = 2**22  # drawn at a time
+
+
+def mean_and_interval(
+    scores: Mapping[Key, float], *, level: float = 0.95, n_draws: int = N_DRAWS, seed: int = 0
+) -> tuple[float, float, float]:
+    """Return the mean over tasks and its interval by a hierarchical bootstrap.
+
+    Tasks are drawn with replacement, the seeds of every fold within, and the few-shot samples
+    within those. A training belongs to many tasks at once, so one draw takes the same seeds for
+    all tasks of a fold: what a training does to all of them does not average out. The interval is
+    about tasks like these, trained and adapted again. It is that of the percentiles, too narrow
+    where there are few of anything: by a factor of about √(1 - 1/n) for n tasks.
+
+    Args:
+        scores: By task, fold, seed and few-shot sample. A task's mean is that of its trainings.
+        level: Probability that the interval covers.
+        n_draws: Bootstrap draws.
+        seed: Of the draws.
+
+    Returns:
+        The mean, and the ends of the interval: NaN of a single score, and all of none.
+    """
+    if not scores:
+        return math.nan, math.nan, math.nan
+    cells = table(scores)
+    mean = float(task_means(cells.values, cells.counts).mean())
+    if len(scores) == 1:
+        return mean, math.nan, math.nan
+    means = draw_means(cells, n_draws, np.random.default_rng(seed))
+    low, high = np.nanquantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return mean, float(low), float(high)
+
+
+class Cells(NamedTuple):
+    """Scores by task, fold and seed; a task has F of all folds.
+
+    Attributes:
+        values: Few-shot samples side by side, those that there are first.
+        counts: How many samples there are.
+        folds: Which folds a task has, from 0 on.
+    """
+
+    values: Float[np.ndarray, "T F S M"]
+    counts: Int[np.ndarray, "T F S"]
+    folds: Int[np.ndarray, "T F"]
+
+
+def table(scores: Mapping[Key, float]) -> Cells:
+    """Return scores as arrays."""
+    tasks, folds, seeds, samples = (
+        {name: place for place, name in enumerate(sorted(set(names)))}
+        for names in zip(*scores, strict=True)
+    )
+    own: dict[str, dict[int, int]] = {task: {} for task in tasks}
+    for task, fold, *_ in sorted(scores):
+        own[task].setdefault(fold, len(own[task]))
+    shape = (len(tasks), max(map(len, own.values())), len(seeds))
+    values, counts = np.zeros((*shape, len(samples))), np.zeros(shape, dtype=np.int64)
+    folds_of = np.zeros(shape[:2], dtype=np.int64)
+    for key in sorted(scores):
+        task, fold, seed, _ = key
+        cell = tasks[task], own[task][fold], seeds[seed]
+        values[*cell, counts[cell]] = scores[key]
+        counts[cell] += 1
+        folds_of[cell[:2]] = folds[fold]
+    return Cells(values, counts, folds_of)
+
+
+def task_means(
+    values: Float[np.ndarray, "*D T F S M"], counts: Int[np.ndarray, "*D T F S"]
+) -> Float[np.ndarray, "*D T"]:
+    """Return the mean of every task over its trainings; NaN of a task that has none."""
+    counted = np.arange(values.shape[-1]) < counts[..., None]
+    cells = (values * counted).sum(-1) / np.maximum(counts, 1)
+    n_trainings = (counts > 0).sum((-1, -2))
+    with np.errstate(invalid="ignore"):
+        return cells.sum((-1, -2)) / n_trainings
+
+
+def draw_means(
+    cells: Cells, n_draws: int, rng: np.random.Generator
+) -> Float[np.ndarray, "n_draws"]:
+    """Return means over tasks that are drawn again, with their seeds and samples.
+
+    Args:
+        cells: Scores, see `table`.
+        n_draws: Bootstrap draws.
+        rng: Draws.
+    """
+    values, counts, folds = cells
+    n_tasks, n_own, n_seeds, n_samples = values.shape
+    own = np.arange(n_own)[:, None]
+    found = []
+    left = n_draws
+    while left:
+        n = min(left, max(1, MOST_NUMBERS // values.size))
+        left -= n
+        tasks = rng.integers(n_tasks, size=(n, n_tasks))
+        of_folds = rng.integers(n_seeds, size=(n, folds.max() + 1, n_seeds))
+        seeds = of_folds[np.arange(n)[:, None, None], folds[tasks]]
+        place = tasks[:, :, None, None], own, seeds
+        drawn, rows = counts[place], values[place]
+        if n_samples > 1:
+            samples = (rng.random(rows.shape) * drawn[..., None]).astype(np.int64)
+            rows = np.take_along_axis(rows, samples, -1)
+        means = task_means(rows, drawn)
+        with np.errstate(invalid="ignore"):
+            known = ~np.isnan(means)
+            found.append(np.where(known, means, 0).sum(1) / known.sum(1))
+    return np.concatenate(found)

@@ -1,0 +1,97 @@
+"""Score unseen tasks with few and with many rows of each: a curve per method and way to adapt.
+
+python scripts/pretrain_denoiser.py
+python scripts/examples_curve.py --out runs/examples
+python scripts/examples_curve.py --methods polytropon shared --examples 0 8 --out runs/try
+
+Trainings and adaptations are those of `compare.py`, each in a process of its own. What has ended is
+read, not repeated; what was interrupted goes on. OUT/examples.md, examples.csv, examples.svg and
+scores.csv are written whenever a training and its adaptations have ended.
+"""
+
+import argparse
+from pathlib import Path
+
+from comparison.examples import CURVES, NUMBERS, curve_plans, curve_points, curve_tables
+from comparison.folder import Comparison, carry_out
+from comparison.methods import REFERENCE, Plan
+from comparison.report import budget, read_scores
+from comparison.running import add_text_options, comparison_parser
+from comparison.tables import to_csv
+
+from mttl.command import exit_with, make_console, natural
+from mttl.files import write_text
+from mttl.libraries import check_libraries
+
+MEANING = (
+    "Mean test scores over unseen tasks in per cent, adapted with so many of their rows; in "
+    "brackets 95 % intervals by a hierarchical bootstrap over tasks, seeds and few-shot samples."
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what is missing, and print and write the table."""
+    options = parse(arguments)
+    check_libraries("matplotlib")
+    comparison = Comparison(
+        out=Path(options.out),
+        config=options.config,
+        steps=options.steps,
+        adapt_steps=options.adapt_steps,
+        tasks=options.tasks,
+        samples=options.samples,
+        overrides=tuple(options.override),
+        n_folds=options.folds,
+    )
+    plans = curve_plans(options.methods, options.examples, options.seeds, options.folds)
+    text = carry_out(
+        comparison,
+        plans,
+        options.workers,
+        lambda: write_curves(comparison, plans, options.examples),
+    )
+    make_console().print(text, markup=False, soft_wrap=True)
+    make_console().print(f"The table and the figure are in {options.out}")
+    return 0
+
+
+def write_curves(comparison: Comparison, plans: list[Plan], numbers: list[int]) -> str:
+    """Write table and figure of what has ended, and return the table as Markdown."""
+    scores = [score for score in read_scores(comparison, plans) if score.side == "unseen"]
+    points = curve_points(scores, numbers)
+    if not points:
+        return ""
+    from comparison.examples_figure import examples_figure  # it needs matplotlib
+
+    from mttl.analysis.figures import save_figure
+
+    text = f"{budget(comparison, plans)}{MEANING}\n\n{curve_tables(points)}"
+    save_figure(examples_figure(points, REFERENCE), comparison.out / "examples")
+    write_text(comparison.out / "examples.md", text)
+    write_text(comparison.out / "examples.csv", to_csv(points))
+    write_text(comparison.out / "scores.csv", to_csv(scores))
+    return text
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = comparison_parser(
+        __doc__,
+        config="crossfit.yaml+backbone/denoiser.yaml",
+        out="runs/examples",
+        methods=list(CURVES),
+    )
+    add_text_options(parser)
+    parser.add_argument(
+        "--examples",
+        type=natural,
+        nargs="+",
+        default=list(NUMBERS),
+        metavar="N",
+        help=f"rows of every unseen task ({' '.join(map(str, NUMBERS))})",
+    )
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    exit_with(main)

@@ -1,0 +1,129 @@
+"""The bootstrap over tasks, seeds and samples: against plain loops and cases with known answers."""
+
+import math
+import random
+import statistics
+import sys
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from helpers.command import ROOT
+
+sys.path.insert(0, str(ROOT / "scripts"))
+from comparison.bootstrap import Key, draw_means, mean_and_interval, table
+
+
+def drawn_by_a_loop(scores: dict[Key, float], rng: random.Random) -> float:
+    """Draw once, with nothing but loops over the scores."""
+    tasks = sorted({key[0] for key in scores})
+    seeds = sorted({key[2] for key in scores})
+    folds = sorted({key[1] for key in scores})
+    chosen = {fold: rng.choices(seeds, k=len(seeds)) for fold in folds}
+    means = []
+    for task in rng.choices(tasks, k=len(tasks)):
+        trainings = []
+        for fold in folds:
+            for seed in chosen[fold]:
+                own = [v for key, v in sorted(scores.items()) if key[:3] == (task, fold, seed)]
+                if own:
+                    trainings.append(statistics.fmean(rng.choices(own, k=len(own))))
+        means.append(statistics.fmean(trainings))
+    return statistics.fmean(means)
+
+
+def simulated(
+    rng: np.random.Generator,
+    *,
+    n_tasks: int = 40,
+    n_folds: int = 1,
+    n_seeds: int = 3,
+    n_samples: int = 2,
+    spread: tuple[float, float, float] = (1.0, 0.3, 0.5),
+) -> dict[Key, float]:
+    """Return scores around 0 of tasks that are unseen in one fold each."""
+    of_training = spread[1] * rng.standard_normal((n_folds, n_seeds))
+    scores: dict[Key, float] = {}
+    for task in range(n_tasks):
+        of_task, fold = spread[0] * rng.standard_normal(), task % n_folds
+        for seed in range(n_seeds):
+            for sample in range(n_samples):
+                noise = spread[2] * rng.standard_normal()
+                key = (f"{task:03}", fold, seed, sample)
+                scores[key] = of_task + of_training[fold, seed] + noise
+    return scores
+
+
+@pytest.mark.parametrize("n_folds", [1, 2])
+def test_draws_are_those_of_a_loop(n_folds: int) -> None:
+    """Tasks of unlike numbers of samples; means and deviations of draws, to their own errors."""
+    scores = simulated(np.random.default_rng(0), n_tasks=5, n_folds=n_folds, n_samples=3)
+    scores = {key: x for key, x in scores.items() if key[3] == 0 or key[0] != "001"}
+    ours = draw_means(table(scores), 20_000, np.random.default_rng(1))
+    rng = random.Random(2)
+    theirs = [drawn_by_a_loop(scores, rng) for _ in range(2000)]
+    deviation = statistics.stdev(theirs)
+    assert ours.mean() == pytest.approx(statistics.fmean(theirs), abs=4 * deviation / 2000**0.5)
+    assert ours.std() == pytest.approx(deviation, rel=4 / (2 * 2000) ** 0.5)
+    for quantile in (0.025, 0.975):
+        assert np.quantile(ours, quantile) == pytest.approx(
+            np.quantile(theirs, quantile), abs=0.2 * deviation
+        )
+
+
+def test_where_only_tasks_vary_the_interval_is_the_analytic_one() -> None:
+    scores = simulated(np.random.default_rng(3), n_tasks=300, spread=(1.0, 0.0, 0.0))
+    values = [x for key, x in scores.items() if key[2:] == (0, 0)]
+    mean, low, high = mean_and_interval(scores, n_draws=20_000)
+    expected = stats.norm.interval(0.95, np.mean(values), stats.sem(values))
+    assert mean == pytest.approx(np.mean(values))
+    # The quantiles of 20,000 draws have an error of about 0.02 deviations.
+    assert (low, high) == pytest.approx(expected, abs=0.1 * stats.sem(values))
+
+
+def test_where_only_trainings_vary_all_tasks_move_together() -> None:
+    """Seeds drawn for every task apart would make the interval √40 times too narrow."""
+    scores = simulated(np.random.default_rng(4), n_seeds=30, n_samples=1, spread=(0.0, 1.0, 0.0))
+    values = [x for key, x in scores.items() if key[0] == "000"]
+    _, low, high = mean_and_interval(scores, n_draws=20_000)
+    error = statistics.pstdev(values) / len(values) ** 0.5
+    assert high - low == pytest.approx(2 * 1.96 * error, rel=0.05)
+
+
+@pytest.mark.parametrize(("n_folds", "n_seeds"), [(1, 6), (5, 3)])
+def test_intervals_cover(n_folds: int, n_seeds: int) -> None:
+    """Of 200 simulated comparisons: 95 % less what few seeds cost, to three standard errors."""
+    rng = np.random.default_rng(5)
+    covered = 0
+    for _ in range(200):
+        scores = simulated(rng, n_folds=n_folds, n_seeds=n_seeds)
+        _, low, high = mean_and_interval(scores, n_draws=400)
+        covered += low <= 0 <= high
+    assert 0.86 <= covered / 200 <= 0.985
+
+
+def test_the_mean_counts_every_task_once() -> None:
+    scores = {("a", 0, 13, 1): 10.0, ("a", 0, 13, 2): 30.0, ("a", 0, 14, 1): 40.0}
+    scores |= {("b", 0, 13, 1): 60.0}
+    mean, low, high = mean_and_interval(scores)
+    assert mean == ((20 + 40) / 2 + 60) / 2
+    assert low < mean < high
+    assert mean_and_interval(scores) == (mean, low, high)  # the same draws
+
+
+def test_tasks_that_were_seen_in_several_folds_share_their_trainings() -> None:
+    """Two folds of one seed each: a draw has both, so only tasks vary."""
+    scores = {
+        (task, fold, 13, 1): x + fold
+        for task, x in zip("abc", (0, 3, 6), strict=True)
+        for fold in (1, 2)
+    }
+    means = draw_means(table(scores), 500, np.random.default_rng(0))
+    assert {round(x, 6) for x in means} <= {1.5, 3.0, 4.5}
+
+
+def test_a_single_score_has_no_interval() -> None:
+    assert mean_and_interval({("a", 0, 13, 1): 5.0})[0] == 5.0
+    assert all(math.isnan(x) for x in mean_and_interval({("a", 0, 13, 1): 5.0})[1:])
+    assert all(math.isnan(x) for x in mean_and_interval({}))
