@@ -3,6 +3,7 @@
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mttl.config.backbone_schema import Backbone
+from mttl.config.load import resolve_folder
 from mttl.errors import ConfigError
 from mttl.models.backbone import (
     build_random,
@@ -22,8 +23,9 @@ def build_tokenizer(backbone: Backbone) -> PreTrainedTokenizerBase:
     if backbone.kind == "random":
         return load_tokenizer(backbone.tokenizer)
     if backbone.tokenizer is not None:
-        return load_tokenizer(backbone.tokenizer)
-    return load_tokenizer(backbone.name, revision=backbone.revision, gguf_file=backbone.gguf_file)
+        return load_tokenizer(_place(backbone.tokenizer))
+    name = _place(backbone.name)
+    return load_tokenizer(name, revision=backbone.revision, gguf_file=backbone.gguf_file)
 
 
 def build_backbone(backbone: Backbone) -> PreTrainedModel:
@@ -33,7 +35,7 @@ def build_backbone(backbone: Backbone) -> PreTrainedModel:
         scale_initial_weights(model, backbone.initial_scale)
     else:
         model = load_pretrained(
-            backbone.name,
+            _place(backbone.name),
             revision=backbone.revision,
             gguf_file=backbone.gguf_file,
             dtype=backbone.dtype,
@@ -50,3 +52,9 @@ def check_vocabulary(name: str, n_tokens: int, model: PreTrainedModel) -> None:
             f"backbone.config.vocab_size ({size}) must be at least {n_tokens}, the number of "
             f"tokens of the tokenizer '{name}'"
         )
+
+
+def _place(name: str) -> str:
+    """Return the path of a folder, as given or beside ``configs/``; else the name of the hub."""
+    folder = resolve_folder(name)
+    return str(folder) if folder.is_dir() else name

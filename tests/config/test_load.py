@@ -282,11 +282,11 @@ def test_text_reads_back_as_text(text: str) -> None:
 
 
 def test_an_empty_mapping_empties_a_setting_and_no_section() -> None:
-    config = load_config("crossfit.yaml", ["backbone.initial_scale={}"])
+    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml", ["backbone.initial_scale={}"])
     assert config.backbone.initial_scale == {}
     assert merge({"a": {"b": 1}}, {"a": {}}, "x", {}) == {"a": {"b": 1}}
 
 
 def test_another_model_type_keeps_the_kind() -> None:
-    config = load_config("crossfit.yaml", ["backbone.model_type=bart"])
+    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml", ["backbone.model_type=bart"])
     assert (config.backbone.kind, config.backbone.config) == ("random", {})
