@@ -30,6 +30,7 @@ from mttl.files import new_folder, write_text
 from mttl.gym.folder import SPLITS, Gym
 
 GYMS = ("data/lexical", "data/grid")
+DTYPES = ("float16", "bfloat16", "float32")
 # Share of a text that is replaced, and the longest span.
 CORRUPTIONS = ((0.0, 1), (0.15, 3), (0.3, 3), (0.3, 6), (0.5, 6), (0.8, 12))
 SCORED = (0.3, 3)
@@ -60,13 +61,9 @@ def main(arguments: list[str] | None = None) -> int:
     backbone = build_backbone(config.backbone)
     settings = [
         *(f"data.dir={work / 'gym'}", f"data.partition={work / 'partition.json'}"),
-        *(
-            "data.samples=[100]",
-            "data.prefix=false",
-            "data.validation=none",
-            "data.evaluate=[test]",
-        ),
-        *(f"data.max_input_length={options.max_length}", f"data.batch_size={options.batch_size}"),
+        *("data.samples=[100]", "data.prefix=false", "data.validation=none"),
+        *("data.evaluate=[test]", f"data.batch_size={options.batch_size}"),
+        f"data.max_input_length={options.max_length}",
         f"data.max_output_length={options.max_length}",
         *(f"run.dir={work}", "run.name=run", f"run.seed={options.seed}"),
         *(f"trainer.max_steps={options.steps}", f"trainer.precision={options.precision}"),
@@ -131,8 +128,9 @@ def write_rows(work: Path, gyms: Mapping[str, Gym], copies: int, generator: rand
         write_file(work / "gym", name, "train", rows)
         scored = sorted(texts_of(gym, ["dev"]))
         scored = generator.sample(scored, min(MOST_SCORED, len(scored)))
-        rows = [(corrupt(text, generator, *SCORED), text) for text in scored]
-        write_file(work / "gym", name, "test", rows)
+        for split in SPLITS[1:]:
+            rows = [(corrupt(text, generator, *SCORED), text) for text in scored]
+            write_file(work / "gym", name, split, rows)
     write_text(
         work / "gym" / "TASKS.csv", "task,metric\n" + "".join(f"{name},ACC\n" for name in gyms)
     )
@@ -169,14 +167,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add("--gyms", nargs="+", default=GYMS, metavar="DIR", help=f"whose text ({' '.join(GYMS)})")
     add("--steps", type=int, default=4000, help="optimizer steps (%(default)s)")
-    add("--batch-size", type=int, default=256, help="texts per step (%(default)s)")
-    add("--lr", type=float, default=3e-3, help="learning rate (%(default)s)")
-    add("--copies", type=int, default=6, help="corruptions of a text (%(default)s)")
+    add("--batch-size", type=int, default=64, help="texts per step (%(default)s)")
+    add("--lr", type=float, default=2e-3, help="learning rate (%(default)s)")
+    add("--copies", type=int, default=4, help="corruptions of a text (%(default)s)")
     add("--max-length", type=int, default=64, help="bytes of a text (%(default)s)")
     add("--precision", default="bf16-mixed", help="of products: trainer.precision (%(default)s)")
-    add(
-        "--dtype", default="float16", choices=("float16", "bfloat16", "float32"), help="of the file"
-    )
+    add("--dtype", default="float16", choices=DTYPES, help="of the file (%(default)s)")
     add("--seed", type=int, default=13)
     add("--out", default="models/backbone", help="folder of the model (%(default)s)")
     return parser.parse_args(arguments)
