@@ -18,13 +18,19 @@ def backbone_name(backbone: Backbone) -> str:
     return backbone.name if backbone.kind == "pretrained" else f"random {backbone.model_type}"
 
 
+def place_of(name: str) -> str:
+    """Return the path of a folder, as given or beside ``configs/``; else the name of the hub."""
+    folder = resolve_folder(name)
+    return str(folder) if folder.is_dir() else name
+
+
 def build_tokenizer(backbone: Backbone) -> PreTrainedTokenizerBase:
     """Load the tokenizer that the configuration names."""
     if backbone.kind == "random":
         return load_tokenizer(backbone.tokenizer)
     if backbone.tokenizer is not None:
-        return load_tokenizer(_place(backbone.tokenizer))
-    name = _place(backbone.name)
+        return load_tokenizer(place_of(backbone.tokenizer))
+    name = place_of(backbone.name)
     return load_tokenizer(name, revision=backbone.revision, gguf_file=backbone.gguf_file)
 
 
@@ -35,7 +41,7 @@ def build_backbone(backbone: Backbone) -> PreTrainedModel:
         scale_initial_weights(model, backbone.initial_scale)
     else:
         model = load_pretrained(
-            _place(backbone.name),
+            place_of(backbone.name),
             revision=backbone.revision,
             gguf_file=backbone.gguf_file,
             dtype=backbone.dtype,
@@ -52,9 +58,3 @@ def check_vocabulary(name: str, n_tokens: int, model: PreTrainedModel) -> None:
             f"backbone.config.vocab_size ({size}) must be at least {n_tokens}, the number of "
             f"tokens of the tokenizer '{name}'"
         )
-
-
-def _place(name: str) -> str:
-    """Return the path of a folder, as given or beside ``configs/``; else the name of the hub."""
-    folder = resolve_folder(name)
-    return str(folder) if folder.is_dir() else name

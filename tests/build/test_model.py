@@ -8,7 +8,7 @@ import torch
 from transformers import ByT5Tokenizer
 
 from helpers.backbones import tiny_bart
-from mttl.build.build_backbone import backbone_name, build_tokenizer
+from mttl.build.build_backbone import backbone_name, build_tokenizer, place_of
 from mttl.build.expert_matrix import read_expert_matrix
 from mttl.build.model import Built, build_model
 from mttl.config.load import configs_dir, load_config
@@ -180,6 +180,19 @@ def test_gradient_checkpointing_is_switched_on() -> None:
 
     assert not enabled(build())
     assert enabled(build("", "backbone.gradient_checkpointing=true"))
+
+
+def test_the_shipped_backbone_is_found_from_anywhere_and_others_keep_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    built = build_model(load_config("crossfit.yaml"), TASKS)
+    trained = {name for name, value in built.model.named_parameters() if value.requires_grad}
+    assert all(".inventory." in name or name.startswith("router.") for name in trained)
+    assert place_of("data/backbone") == str(configs_dir().parent / "data" / "backbone")
+    assert place_of("google-t5/t5-small") == "google-t5/t5-small"
+    Path("data/backbone").mkdir(parents=True)  # one's own goes before
+    assert place_of("data/backbone") == str(Path("data/backbone"))
 
 
 def test_another_tokenizer_than_the_models_own(tmp_path: Path) -> None:

@@ -227,7 +227,10 @@ def test_a_malformed_value() -> None:
         ("data: {samples: [a]}", "f.yaml: data.samples.0: 'a' must be a whole number"),
         ("run: {name: 3}", "f.yaml: run.name: '3' must be text (quote it if"),
         ("optim: {lr: '1e-3'}", "f.yaml: optim.lr: '1e-3' must be a number"),
-        ("backbone: {kind: random, model_type: t5, config: 3}", "f.yaml: backbone.config: '3' must be a mapping of settings"),
+        (
+            "backbone: {kind: random, model_type: t5, config: 3}",
+            "f.yaml: backbone.config: '3' must be a mapping of settings",
+        ),
     ],
 )
 def test_mistakes_name_file_key_value_and_alternatives(
