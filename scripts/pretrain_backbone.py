@@ -89,7 +89,7 @@ def export(run: Path, settings: Backbone, out: Path, dtype: torch.dtype) -> None
         for name, value in trained.items():
             parameters[name].copy_(value)
     with new_folder(out) as building:
-        backbone.to(dtype).save_pretrained(building)
+        backbone.to(dtype).save_pretrained(building)  # pyright: ignore[reportArgumentType]
 
 
 def first_linear(backbone: nn.Module) -> str:
