@@ -1,5 +1,6 @@
 """Train every method with the same budget and seeds, adapt it to all unseen tasks, and tabulate.
 
+python scripts/pretrain_backbone.py --gyms data/lexical
 python scripts/compare.py --out runs/compare
 python scripts/compare.py --methods polytropon shared --seeds 13 --steps 200 --out runs/try
 
@@ -53,7 +54,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = comparison_parser(
         __doc__,
-        config="crossfit.yaml",
+        config="crossfit.yaml+backbone/denoiser.yaml",
         out="runs/compare",
         methods=list(METHODS),
         ablations=list(ABLATIONS),

@@ -19,7 +19,7 @@ class Pretrained(_AnyBackbone):
 
     kind: Literal["pretrained"]
     name: str
-    """Name on the hub, or a folder; `data/backbone` is shipped."""
+    """Name on the hub, or a folder."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     gguf_file: str | None = None

@@ -182,17 +182,14 @@ def test_gradient_checkpointing_is_switched_on() -> None:
     assert enabled(build("", "backbone.gradient_checkpointing=true"))
 
 
-def test_the_shipped_backbone_is_found_from_anywhere_and_others_keep_their_names(
+def test_a_folder_beside_the_configurations_is_found_from_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    built = build_model(load_config("crossfit.yaml"), TASKS)
-    trained = {name for name, value in built.model.named_parameters() if value.requires_grad}
-    assert all(".inventory." in name or name.startswith("router.") for name in trained)
-    assert place_of("data/backbone") == str(configs_dir().parent / "data" / "backbone")
+    assert place_of("data/lexical") == str(configs_dir().parent / "data" / "lexical")
     assert place_of("google-t5/t5-small") == "google-t5/t5-small"
-    Path("data/backbone").mkdir(parents=True)  # one's own goes before
-    assert place_of("data/backbone") == str(Path("data/backbone"))
+    Path("data/lexical").mkdir(parents=True)  # one's own goes before
+    assert place_of("data/lexical") == str(Path("data/lexical"))
 
 
 def test_another_tokenizer_than_the_models_own(tmp_path: Path) -> None:
