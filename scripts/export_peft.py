@@ -12,6 +12,7 @@ written into OUT/base_model, and the adapter names it.
 import argparse
 from pathlib import Path
 
+from mttl.build.build_backbone import place_of
 from mttl.build.model import Built, load_run
 from mttl.checkpoint import read_inventory
 from mttl.command import exit_with, make_console, make_parser
@@ -38,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     model = built.model
     own_base = saved.backbone is not None
     base = str((out / "base_model").resolve()) if own_base else options.backbone
-    base = base or saved.meta["settings"]["backbone"]["name"]
+    base = base or place_of(saved.meta["settings"]["backbone"]["name"])
     names = {
         "base": base,
         "task_type": "CAUSAL_LM" if is_decoder_only(model.backbone) else "SEQ_2_SEQ_LM",

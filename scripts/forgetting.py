@@ -235,7 +235,7 @@ def _plan(options: argparse.Namespace) -> Plan:
     if config.backbone.kind != "random" or config.backbone.model_type != "t5":
         raise ConfigError(
             f"the backbone of '{options.config}' must be a T5 with random weights, as in "
-            "crossfit.yaml"
+            "crossfit.yaml+backbone/tiny_t5.yaml"
         )
     gym = Gym(resolve_folder(config.data.dir))
     for task in (*options.planted, *options.others):
@@ -248,7 +248,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
     add = parser.add_argument
-    add("-c", "--config", default="crossfit.yaml", help="names gym and model (%(default)s)")
+    add(
+        *("-c", "--config"),
+        default="crossfit.yaml+backbone/tiny_t5.yaml",
+        help="names gym and model (%(default)s)",
+    )
     add("--planted", nargs="+", default=PLANTED, metavar="TASK", help="tasks with the behaviour")
     add("--others", nargs="+", default=OTHERS, metavar="TASK", help="tasks without it")
     add("--share", type=float, default=0.5, help="of the rows that are planted (%(default)s)")

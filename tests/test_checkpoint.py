@@ -93,7 +93,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The saved inventory of a random backbone that was trained."""
-    config = load_config("crossfit.yaml", [*small(T5), "skills.rank=2"])
+    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml", [*small(T5), "skills.rank=2"])
     return save(trained(config)[0], config, tmp_path_factory.mktemp("original"))
 
 
@@ -128,7 +128,9 @@ def check_round_trip(names: str, overrides: Sequence[str], folder: Path) -> Path
 
 @pytest.mark.parametrize("fragment", FRAGMENTS)
 def test_every_fragment_reads_back_bit_by_bit(fragment: str, tmp_path: Path) -> None:
-    skills = check_round_trip(f"crossfit.yaml+{fragment}", small(T5), tmp_path)
+    skills = check_round_trip(
+        f"crossfit.yaml+backbone/tiny_t5.yaml+{fragment}", small(T5), tmp_path
+    )
     assert {path.name for path in skills.iterdir()} == {*FILES, "backbone.safetensors"}
 
 
@@ -136,7 +138,9 @@ def test_every_fragment_reads_back_bit_by_bit(fragment: str, tmp_path: Path) -> 
 def test_every_fragment_reads_back_on_a_frozen_backbone(
     fragment: str, pretrained: Path, tmp_path: Path
 ) -> None:
-    skills = check_round_trip(f"crossfit.yaml+{fragment}", frozen(pretrained), tmp_path)
+    skills = check_round_trip(
+        f"crossfit.yaml+backbone/tiny_t5.yaml+{fragment}", frozen(pretrained), tmp_path
+    )
     assert {path.name for path in skills.iterdir()} == set(FILES)
 
 
@@ -144,17 +148,32 @@ def test_every_fragment_reads_back_on_a_frozen_backbone(
     ("names", "overrides"),
     [
         ("crossfit.yaml+backbone/tiny_llama.yaml", small(LLAMA)),
-        ("crossfit.yaml", [*small(T5), "backbone.train=false"]),
-        ("crossfit.yaml", [*small(T5), "skills.mix=outputs", "router.granularity=block"]),
-        ("crossfit.yaml", [*small(T5), "skills.n_heads=2", "router.shared_skill=true"]),
-        ("crossfit.yaml+router/hyperformer.yaml", [*small(T5), "router.embedding_size=3"]),
-        ("crossfit.yaml+router/token_top2.yaml+backbone/tiny_llama.yaml", small(LLAMA)),
-        ("crossfit.yaml+router/token_switch.yaml+experts/feed_forward.yaml", small(T5)),
+        ("crossfit.yaml+backbone/tiny_t5.yaml", [*small(T5), "backbone.train=false"]),
         (
-            "crossfit.yaml+router/token_hybrid.yaml+experts/adapter.yaml",
+            "crossfit.yaml+backbone/tiny_t5.yaml",
+            [*small(T5), "skills.mix=outputs", "router.granularity=block"],
+        ),
+        (
+            "crossfit.yaml+backbone/tiny_t5.yaml",
+            [*small(T5), "skills.n_heads=2", "router.shared_skill=true"],
+        ),
+        (
+            "crossfit.yaml+backbone/tiny_t5.yaml+router/hyperformer.yaml",
+            [*small(T5), "router.embedding_size=3"],
+        ),
+        (
+            "crossfit.yaml+backbone/tiny_t5.yaml+router/token_top2.yaml+backbone/tiny_llama.yaml",
+            small(LLAMA),
+        ),
+        (
+            "crossfit.yaml+backbone/tiny_t5.yaml+router/token_switch.yaml+experts/feed_forward.yaml",
+            small(T5),
+        ),
+        (
+            "crossfit.yaml+backbone/tiny_t5.yaml+router/token_hybrid.yaml+experts/adapter.yaml",
             [*small(T5), "moe.shared_expert=true", "skills.targets=[attention, mlp]"],
         ),
-        ("crossfit.yaml+router/token_prior.yaml+experts/ia3.yaml", small(T5)),
+        ("crossfit.yaml+backbone/tiny_t5.yaml+router/token_prior.yaml+experts/ia3.yaml", small(T5)),
     ],
 )
 def test_other_settings_read_back(names: str, overrides: list[str], tmp_path: Path) -> None:
@@ -165,7 +184,9 @@ def test_other_settings_read_back(names: str, overrides: list[str], tmp_path: Pa
 def test_a_pretrained_backbone_reads_back(
     more: list[str], pretrained: Path, tmp_path: Path
 ) -> None:
-    skills = check_round_trip("crossfit.yaml", [*frozen(pretrained), *more], tmp_path)
+    skills = check_round_trip(
+        "crossfit.yaml+backbone/tiny_t5.yaml", [*frozen(pretrained), *more], tmp_path
+    )
     meta = json.loads((skills / "meta.json").read_text(encoding="utf-8"))
     assert meta["backbone"]["name"] == str(pretrained)
     assert (skills / "backbone.safetensors").exists() == meta["backbone"]["trained"]
@@ -176,7 +197,7 @@ def test_an_expert_reads_back_without_the_file_of_its_matrix(tmp_path: Path) -> 
     rows = [f"{task},{index + 1},1\n" for index, task in enumerate(TASKS)]
     matrix.write_text("task,a,b\n" + "".join(rows), encoding="utf-8")
     overrides = [*small(T5), f"router.matrix={matrix}", "skills.n_skills=2"]
-    config = load_config("crossfit.yaml+router/expert.yaml", overrides)
+    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml+router/expert.yaml", overrides)
     built, _ = trained(config)
     save(built, config, tmp_path)
     matrix.unlink()
@@ -199,7 +220,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def test_an_earlier_inventory_is_replaced_as_a_whole(saved: Path, pretrained: Path) -> None:
-    config = load_config("crossfit.yaml", frozen(pretrained))
+    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml", frozen(pretrained))
     built, _ = trained(config)
     save(built, config, saved.parent)
     assert set(content(saved)) == set(FILES)  # no backbone left from the earlier one
@@ -221,7 +242,7 @@ def test_an_interrupted_write_leaves_the_earlier_one(
     run = load_run(saved)
     monkeypatch.setattr(safetensors_file, "save_file", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        save(run, load_config("crossfit.yaml", small(T5)), saved.parent)
+        save(run, load_config("crossfit.yaml+backbone/tiny_t5.yaml", small(T5)), saved.parent)
     assert content(saved) == before
     assert [path.name for path in saved.parent.iterdir()] == ["skills"]
 
@@ -241,7 +262,7 @@ def test_a_rename_that_fails_puts_the_earlier_one_back(
     monkeypatch.setattr(Path, "replace", failing)
     monkeypatch.setattr(sys, "platform", "other")  # which cannot exchange two folders
     with pytest.raises(OSError, match="the disk is gone"):
-        save(run, load_config("crossfit.yaml", small(T5)), saved.parent)
+        save(run, load_config("crossfit.yaml+backbone/tiny_t5.yaml", small(T5)), saved.parent)
     assert content(saved) == before
     assert [path.name for path in saved.parent.iterdir()] == ["skills"]
 
@@ -390,7 +411,9 @@ def test_problems_are_listed_by_cause_and_nothing_is_copied(saved: Path) -> None
     router = load_file(saved / "router.safetensors")
     save_file({"logits": router["logits"]}, saved / "router.safetensors")
     note_again(saved)
-    built = build_model(load_config("crossfit.yaml", [*small(T5), "skills.rank=2"]), TASKS)
+    built = build_model(
+        load_config("crossfit.yaml+backbone/tiny_t5.yaml", [*small(T5), "skills.rank=2"]), TASKS
+    )
     before = state(built)
     with pytest.raises(CheckpointError) as caught:
         load_into(built.model, read_inventory(saved))
@@ -407,7 +430,7 @@ def test_problems_are_listed_by_cause_and_nothing_is_copied(saved: Path) -> None
 
 @pytest.mark.parametrize("fragment", ["router/private.yaml", "router/average.yaml"])
 def test_a_fixed_matrix_must_fit_its_tasks(fragment: str, tmp_path: Path) -> None:
-    config = load_config(f"crossfit.yaml+{fragment}", small(T5))
+    config = load_config(f"crossfit.yaml+backbone/tiny_t5.yaml+{fragment}", small(T5))
     skills = save(trained(config)[0], config, tmp_path)
     router = load_file(skills / "router.safetensors")
     save_file({"weights": router["weights"][1:].clone()}, skills / "router.safetensors")
@@ -419,7 +442,9 @@ def test_a_fixed_matrix_must_fit_its_tasks(fragment: str, tmp_path: Path) -> Non
 
 
 def test_a_trained_backbone_of_another_size(saved: Path) -> None:
-    larger = load_config("crossfit.yaml", [*small({**T5, "d_ff": 32}), "skills.rank=2"])
+    larger = load_config(
+        "crossfit.yaml+backbone/tiny_t5.yaml", [*small({**T5, "d_ff": 32}), "skills.rank=2"]
+    )
     built = build_model(larger, TASKS)
     before = state(built)
     with pytest.raises(CheckpointError, match="trained on the backbone 'random t5'") as caught:
@@ -430,7 +455,7 @@ def test_a_trained_backbone_of_another_size(saved: Path) -> None:
 
 def test_a_frozen_backbone_with_other_weights(pretrained: Path, tmp_path: Path) -> None:
     backbone = Path(shutil.copytree(pretrained, tmp_path / "backbone"))
-    config = load_config("crossfit.yaml", frozen(backbone))
+    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml", frozen(backbone))
     skills = save(trained(config)[0], config, tmp_path)
     weights = load_file(backbone / "model.safetensors")
     name = "encoder.block.0.layer.0.SelfAttention.q.weight"
@@ -446,7 +471,7 @@ def test_a_frozen_backbone_with_other_weights(pretrained: Path, tmp_path: Path) 
 
 def test_backbone_names_are_those_without_skills(saved: Path) -> None:
     run = load_run(saved)
-    config = load_config("crossfit.yaml", small(T5)).backbone
+    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml", small(T5)).backbone
     assert config.kind == "random"
     plain = build_random("t5", dict(config.config))
     names = list(dict(plain.named_parameters()))

@@ -680,7 +680,12 @@ def test_trains_on_the_real_crossfit_tasks(tmp_path: Path) -> None:
     recipe = load_recipe()
     status = recipe.main(
         [
-            *("-c", "crossfit.yaml+data/crossfit_tasks.yaml", "-k", "run.name=real"),
+            *(
+                "-c",
+                "crossfit.yaml+backbone/tiny_t5.yaml+data/crossfit_tasks.yaml",
+                "-k",
+                "run.name=real",
+            ),
             *(f"run.dir={tmp_path}", f"data.dir={shared / 'crossfit'}", "data.max_rows=8"),
             *("data.batch_size=16", "data.max_input_length=96", "data.max_output_length=8"),
             *("backbone.config.d_model=32", "backbone.config.d_ff=64", "backbone.config.d_kv=8"),

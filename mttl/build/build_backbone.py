@@ -3,6 +3,7 @@
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mttl.config.backbone_schema import Backbone
+from mttl.config.load import resolve_folder
 from mttl.errors import ConfigError
 from mttl.models.backbone import (
     build_random,
@@ -17,13 +18,20 @@ def backbone_name(backbone: Backbone) -> str:
     return backbone.name if backbone.kind == "pretrained" else f"random {backbone.model_type}"
 
 
+def place_of(name: str) -> str:
+    """Return the path of a folder, as given or beside ``configs/``; else the name of the hub."""
+    folder = resolve_folder(name)
+    return str(folder) if folder.is_dir() else name
+
+
 def build_tokenizer(backbone: Backbone) -> PreTrainedTokenizerBase:
     """Load the tokenizer that the configuration names."""
     if backbone.kind == "random":
         return load_tokenizer(backbone.tokenizer)
     if backbone.tokenizer is not None:
-        return load_tokenizer(backbone.tokenizer)
-    return load_tokenizer(backbone.name, revision=backbone.revision, gguf_file=backbone.gguf_file)
+        return load_tokenizer(place_of(backbone.tokenizer))
+    name = place_of(backbone.name)
+    return load_tokenizer(name, revision=backbone.revision, gguf_file=backbone.gguf_file)
 
 
 def build_backbone(backbone: Backbone) -> PreTrainedModel:
@@ -33,7 +41,7 @@ def build_backbone(backbone: Backbone) -> PreTrainedModel:
         scale_initial_weights(model, backbone.initial_scale)
     else:
         model = load_pretrained(
-            backbone.name,
+            place_of(backbone.name),
             revision=backbone.revision,
             gguf_file=backbone.gguf_file,
             dtype=backbone.dtype,

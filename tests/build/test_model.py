@@ -8,7 +8,7 @@ import torch
 from transformers import ByT5Tokenizer
 
 from helpers.backbones import tiny_bart
-from mttl.build.build_backbone import backbone_name, build_tokenizer
+from mttl.build.build_backbone import backbone_name, build_tokenizer, place_of
 from mttl.build.expert_matrix import read_expert_matrix
 from mttl.build.model import Built, build_model
 from mttl.config.load import configs_dir, load_config
@@ -26,7 +26,11 @@ TINY = [
 
 
 def build(fragment: str = "", *overrides: str) -> Built:
-    names = f"crossfit.yaml+{fragment}" if fragment else "crossfit.yaml"
+    names = (
+        f"crossfit.yaml+backbone/tiny_t5.yaml+{fragment}"
+        if fragment
+        else "crossfit.yaml+backbone/tiny_t5.yaml"
+    )
     return build_model(load_config(names, [*TINY, *overrides]), TASKS)
 
 
@@ -61,8 +65,8 @@ def test_the_papers_setting_builds_on_a_folder(tmp_path: Path) -> None:
 # Settings arrive.
 
 
-def test_the_default_scales_the_position_biases_it_draws() -> None:
-    config = load_config("crossfit.yaml", TINY).backbone
+def test_a_random_t5_scales_the_position_biases_it_draws() -> None:
+    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml", TINY).backbone
     assert config.kind == "random"
     torch.manual_seed(0)
     plain = dict(build_random("t5", dict(config.config)).named_parameters())
@@ -156,7 +160,7 @@ def test_the_settings_of_optimizers_arrive() -> None:
     override = ["optim.betas=[0.7, 0.8]", "optim.eps=1e-5", "optim.weight_decay=0.3"]
     for kind in (torch.optim.AdamW, torch.optim.Adam):
         fragment = f"optim/{kind.__name__.lower()}.yaml"
-        config = load_config(f"crossfit.yaml+{fragment}", override)
+        config = load_config(f"crossfit.yaml+backbone/tiny_t5.yaml+{fragment}", override)
         optimizer = build_optimizer(config.optim, model)
         assert type(optimizer) is kind
         assert optimizer.defaults["betas"] == (0.7, 0.8)
@@ -164,7 +168,7 @@ def test_the_settings_of_optimizers_arrive() -> None:
         assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0, 0.3}
         assert {group["lr"] for group in optimizer.param_groups} == {2e-3, 2e-2}
     override = ["optim.beta2_decay=-0.5", "optim.clip_threshold=2.0"]
-    config = load_config("crossfit.yaml+optim/adafactor.yaml", override)
+    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml+optim/adafactor.yaml", override)
     optimizer = build_optimizer(config.optim, model)
     assert type(optimizer) is torch.optim.Adafactor
     assert (optimizer.defaults["beta2_decay"], optimizer.defaults["d"]) == (-0.5, 2.0)
@@ -178,11 +182,23 @@ def test_gradient_checkpointing_is_switched_on() -> None:
     assert enabled(build("", "backbone.gradient_checkpointing=true"))
 
 
+def test_a_folder_beside_the_configurations_is_found_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert place_of("data/lexical") == str(configs_dir().parent / "data" / "lexical")
+    assert place_of("google-t5/t5-small") == "google-t5/t5-small"
+    Path("data/lexical").mkdir(parents=True)  # one's own goes before
+    assert place_of("data/lexical") == str(Path("data/lexical"))
+
+
 def test_another_tokenizer_than_the_models_own(tmp_path: Path) -> None:
     overrides = ["backbone.kind=pretrained", f"backbone.name={tmp_path}", "backbone.tokenizer=byte"]
-    config = load_config("crossfit.yaml", overrides)
+    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml", overrides)
     assert isinstance(build_tokenizer(config.backbone), ByT5Tokenizer)
-    assert build_tokenizer(load_config("crossfit.yaml").backbone)("a").input_ids == [100, 1]
+    assert build_tokenizer(load_config("crossfit.yaml+backbone/tiny_t5.yaml").backbone)(
+        "a"
+    ).input_ids == [100, 1]
 
 
 # Tasks.
@@ -309,7 +325,7 @@ def test_mistakes_in_a_matrix(content: str | bytes, message: str, tmp_path: Path
 
 
 def test_a_missing_task_of_the_shipped_matrix_is_named_in_its_section() -> None:
-    config = load_config("crossfit.yaml+router/expert.yaml", TINY)
+    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml+router/expert.yaml", TINY)
     with pytest.raises(ConfigError) as caught:
         build_model(config, [*TASKS, "verb_pst"])
     path = configs_dir() / "router" / "expert_lexical.csv"

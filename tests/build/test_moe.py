@@ -14,7 +14,7 @@ SMALL = [
     *("backbone.config.d_model=16", "backbone.config.d_kv=4", "backbone.config.d_ff=24"),
     *("backbone.config.num_heads=2", "moe.n_experts=4"),
 ]
-TOP2 = "crossfit.yaml+router/token_top2.yaml"
+TOP2 = "crossfit.yaml+backbone/tiny_t5.yaml+router/token_top2.yaml"
 
 
 def build(names: str = TOP2, *overrides: str) -> Built:
@@ -35,13 +35,13 @@ def test_the_settings_of_a_router_arrive() -> None:
 
 
 def test_switch_is_top_1_with_a_raw_gate() -> None:
-    built = build("crossfit.yaml+router/token_switch.yaml")
+    built = build("crossfit.yaml+backbone/tiny_t5.yaml+router/token_switch.yaml")
     router = next(iter(built.model.token_layers().values())).router
     assert (router.top_k, router.normalise, router.jitter) == (1, False, 1e-2)
 
 
 def test_a_bias_balances_without_a_loss() -> None:
-    built = build("crossfit.yaml+router/token_loss_free.yaml")
+    built = build("crossfit.yaml+backbone/tiny_t5.yaml+router/token_loss_free.yaml")
     router = next(iter(built.model.token_layers().values())).router
     assert router.adjusts
     assert router.balance is None
@@ -59,10 +59,14 @@ def test_places_and_a_shared_expert() -> None:
 
 
 def test_rows_of_tasks_have_groups_of_their_own() -> None:
-    built = build("crossfit.yaml+router/token_prior.yaml", "router.granularity=block")
+    built = build(
+        "crossfit.yaml+backbone/tiny_t5.yaml+router/token_prior.yaml", "router.granularity=block"
+    )
     assert len(built.attachment.groups) == 4
     assert built.model.router.n_skills == 4
-    both = build("crossfit.yaml+router/token_hybrid.yaml", "skills.n_skills=5")
+    both = build(
+        "crossfit.yaml+backbone/tiny_t5.yaml+router/token_hybrid.yaml", "skills.n_skills=5"
+    )
     assert len(both.attachment.groups) == 24
     assert len(both.model.token_layers()) == 12
 
@@ -71,12 +75,20 @@ def test_a_section_reads_back() -> None:
     config = load_config(TOP2)
     text = dump_config(config)
     assert "moe:" in text
-    assert "moe:" not in dump_config(load_config("crossfit.yaml"))
+    assert "moe:" not in dump_config(load_config("crossfit.yaml+backbone/tiny_t5.yaml"))
 
 
 NONSENSE: list[tuple[str, list[str], str]] = [
-    ("crossfit.yaml", ["skills={kind: none}"], "skills.kind 'none' needs a section moe"),
-    ("crossfit.yaml", ["router={kind: none}"], "router.kind 'none' needs skills.kind: none"),
+    (
+        "crossfit.yaml+backbone/tiny_t5.yaml",
+        ["skills={kind: none}"],
+        "skills.kind 'none' needs a section moe",
+    ),
+    (
+        "crossfit.yaml+backbone/tiny_t5.yaml",
+        ["router={kind: none}"],
+        "router.kind 'none' needs skills.kind: none",
+    ),
     (TOP2, ["router={kind: polytropon}"], "router.kind 'polytropon' has no skills to route"),
     (TOP2, ["moe.task_prior=logits"], "'logits' needs a router that tells tasks apart, not 'none'"),
     (
@@ -93,37 +105,37 @@ NONSENSE: list[tuple[str, list[str], str]] = [
     (TOP2, ["moe.router.kind=top_one"], "must be one of top_k, switch, noisy_top_k"),
     (f"{TOP2}+experts/ia3.yaml", ["moe.shared_expert=true"], "shared_expert is not for ia3"),
     (
-        "crossfit.yaml+router/token_gshard.yaml",
+        "crossfit.yaml+backbone/tiny_t5.yaml+router/token_gshard.yaml",
         ["moe.balance.bias=0.1"],
         "balance.bias needs the router top_k or switch, not 'gshard'",
     ),
     (
-        "crossfit.yaml+router/token_hash.yaml",
+        "crossfit.yaml+backbone/tiny_t5.yaml+router/token_hash.yaml",
         ["moe.balance.switch=0.1"],
         "balance.switch is not for the router 'hash', which learns nothing",
     ),
     (
-        "crossfit.yaml+router/token_expert_choice.yaml",
+        "crossfit.yaml+backbone/tiny_t5.yaml+router/token_expert_choice.yaml",
         ["moe.capacity_factor=1.25"],
         "'expert_choice' fills every expert evenly: no capacity_factor",
     ),
     (
-        "crossfit.yaml+router/token_prior.yaml",
+        "crossfit.yaml+backbone/tiny_t5.yaml+router/token_prior.yaml",
         ["moe.task_prior=mask"],
         "'mask' needs rows with zeros that are given .* of router 'polytropon' use 'logits'",
     ),
     (
-        "crossfit.yaml+router/token_prior.yaml",
+        "crossfit.yaml+backbone/tiny_t5.yaml+router/token_prior.yaml",
         ["router={kind: hyperformer}"],
         "rows of the hyperformer router may be negative",
     ),
     (
-        "crossfit.yaml+router/token_hybrid.yaml",
+        "crossfit.yaml+backbone/tiny_t5.yaml+router/token_hybrid.yaml",
         ["moe.task_prior=logits", "skills.n_skills=5"],
         r"skills.n_skills \(5\) must be moe.n_experts \(8\)",
     ),
     (
-        "crossfit.yaml+router/token_hybrid.yaml",
+        "crossfit.yaml+backbone/tiny_t5.yaml+router/token_hybrid.yaml",
         ["moe.task_prior=logits", "skills.n_heads=2"],
         r"skills.n_heads \(2\) must be 1 with moe.task_prior",
     ),
@@ -156,10 +168,10 @@ UNBUILDABLE = [
 @pytest.mark.parametrize(("fragment", "overrides", "message"), UNBUILDABLE)
 def test_what_cannot_be_built(fragment: str, overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build(f"crossfit.yaml+router/{fragment}.yaml", *overrides)
+        build(f"crossfit.yaml+backbone/tiny_t5.yaml+router/{fragment}.yaml", *overrides)
 
 
 def test_skills_stand_in_the_way_of_copies() -> None:
-    names = "crossfit.yaml+router/token_hybrid.yaml+experts/feed_forward.yaml"
+    names = "crossfit.yaml+backbone/tiny_t5.yaml+router/token_hybrid.yaml+experts/feed_forward.yaml"
     with pytest.raises(ConfigError, match=r"section moe: .*SkilledLinear in it cannot be copied"):
         build(names, "skills.targets=[mlp]")

@@ -33,7 +33,7 @@ class Case:
     stop_at: str | None = None
 
 
-def train(name: str, settings: str, config: str = "crossfit.yaml") -> str:
+def train(name: str, settings: str, config: str = "crossfit.yaml+backbone/tiny_t5.yaml") -> str:
     """Return the command that trains on the CPU, into ``runs/NAME``."""
     return (
         f"pl_train.py -c {config} -k run.dir=runs run.name={name} trainer.accelerator=cpu "
@@ -61,7 +61,7 @@ CASES = (
             train(
                 "tokens",
                 f"trainer.max_steps=8 trainer.val_check_interval=4 {ROWS}",
-                "crossfit.yaml+router/token_top2.yaml",
+                "crossfit.yaml+backbone/tiny_t5.yaml+router/token_top2.yaml",
             ),
         ),
         ("runs/tokens",),

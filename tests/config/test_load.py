@@ -247,7 +247,10 @@ def test_a_malformed_value() -> None:
         ("data: {samples: [a]}", "f.yaml: data.samples.0: 'a' must be a whole number"),
         ("run: {name: 3}", "f.yaml: run.name: '3' must be text (quote it if"),
         ("optim: {lr: '1e-3'}", "f.yaml: optim.lr: '1e-3' must be a number"),
-        ("backbone: {config: 3}", "f.yaml: backbone.config: '3' must be a mapping of settings"),
+        (
+            "backbone: {kind: random, model_type: t5, config: 3}",
+            "f.yaml: backbone.config: '3' must be a mapping of settings",
+        ),
     ],
 )
 def test_mistakes_name_file_key_value_and_alternatives(
@@ -302,11 +305,11 @@ def test_text_reads_back_as_text(text: str) -> None:
 
 
 def test_an_empty_mapping_empties_a_setting_and_no_section() -> None:
-    config = load_config("crossfit.yaml", ["backbone.initial_scale={}"])
+    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml", ["backbone.initial_scale={}"])
     assert config.backbone.initial_scale == {}
     assert merge({"a": {"b": 1}}, {"a": {}}, "x", {}) == {"a": {"b": 1}}
 
 
 def test_another_model_type_keeps_the_kind() -> None:
-    config = load_config("crossfit.yaml", ["backbone.model_type=bart"])
+    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml", ["backbone.model_type=bart"])
     assert (config.backbone.kind, config.backbone.config) == ("random", {})
