@@ -41,6 +41,7 @@ FRAGMENTS = [
     path.relative_to(configs_dir()).as_posix()
     for room in ("router", "skills")
     for path in sorted((configs_dir() / room).glob("*.yaml"))
+    if path.stem != "expert_grid"  # its matrix is of other tasks
 ]
 FILES = ("skills.safetensors", "router.safetensors", "tasks.json", "meta.json")
 AGAIN = "Copy the whole folder again from where it was written, or write it again"
