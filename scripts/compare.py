@@ -1,6 +1,5 @@
 """Train every method with the same budget and seeds, adapt it to all unseen tasks, and tabulate.
 
-python scripts/pretrain_backbone.py --gyms data/lexical
 python scripts/compare.py --out runs/compare
 python scripts/compare.py --folds 5 --search-rates --out runs/folds
 python scripts/compare.py --methods polytropon shared --seeds 13 --steps 200 --out runs/try

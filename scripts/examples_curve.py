@@ -1,6 +1,5 @@
 """Score unseen tasks with few and with many rows of each: a curve per method and way to adapt.
 
-python scripts/pretrain_denoiser.py
 python scripts/examples_curve.py --out runs/examples
 python scripts/examples_curve.py --methods polytropon shared --examples 0 8 --out runs/try
 

@@ -136,3 +136,16 @@ def test_corruption_only_replaces_spans(text: str, kind: tuple[float, int], seed
     assert len(text) - round(kind[0] * len(text)) <= len(kept) <= len(text)
     letters = iter(text)  # what is left stands in the same order
     assert all(letter in letters for letter in kept)
+
+
+def test_the_shipped_model_is_small_and_whole() -> None:
+    folder = ROOT / "data" / "backbone"
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 8e6
+    small = load_config("crossfit.yaml+backbone/small_t5.yaml")
+    described = dict(build_backbone(small.backbone).named_parameters())
+    frozen = load_config("crossfit.yaml+backbone/denoiser.yaml")
+    shipped = dict(build_backbone(frozen.backbone).named_parameters())
+    assert {name: x.shape for name, x in shipped.items()} == {
+        name: x.shape for name, x in described.items()
+    }
+    assert all(x.dtype == torch.float32 and not x.requires_grad for x in shipped.values())
