@@ -36,8 +36,13 @@ def test_the_first_signal_asks_and_the_second_acts(
 
 
 def test_only_the_signals_that_are_named_are_handled() -> None:
-    with pytest.raises(KeyboardInterrupt), handling(leave, [signal.SIGTERM]):
-        signal.raise_signal(signal.SIGINT)
+    # A shell lets what it starts in the background ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), handling(leave, [signal.SIGTERM]):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_another_thread_handles_no_signal() -> None:
