@@ -11,7 +11,6 @@ method has ended.
 """
 
 import argparse
-from pathlib import Path
 
 from comparison.folder import Comparison, carry_out
 from comparison.methods import ABLATIONS, DEFAULT_WAYS, METHODS, WAYS, plan
@@ -29,18 +28,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run what is missing, and print and write the tables."""
     options = parse(arguments)
     check_libraries("matplotlib")
-    comparison = Comparison(
-        out=Path(options.out),
-        config=options.config,
-        steps=options.steps,
-        adapt_steps=options.adapt_steps,
-        tasks=options.tasks,
-        samples=options.samples,
-        overrides=tuple(options.override),
-        examples=FEW if options.folds and options.examples is None else options.examples,
-        n_folds=options.folds,
-        search_rates=options.search_rates,
-    )
+    examples = FEW if options.folds and options.examples is None else options.examples
+    comparison = Comparison.of_options(options, examples, search_rates=options.search_rates)
     plans = plan(options.methods, options.modes, options.seeds, options.folds)
     text = carry_out(comparison, plans, options.workers, lambda: write_tables(comparison, plans))
     make_console().print(text, markup=False, soft_wrap=True)

@@ -9,7 +9,6 @@ scores.csv are written whenever a training and its adaptations have ended.
 """
 
 import argparse
-from pathlib import Path
 
 from comparison.examples import CURVES, NUMBERS, curve_plans, curve_points, curve_tables
 from comparison.folder import Comparison, carry_out
@@ -32,16 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run what is missing, and print and write the table."""
     options = parse(arguments)
     check_libraries("matplotlib")
-    comparison = Comparison(
-        out=Path(options.out),
-        config=options.config,
-        steps=options.steps,
-        adapt_steps=options.adapt_steps,
-        tasks=options.tasks,
-        samples=options.samples,
-        overrides=tuple(options.override),
-        n_folds=options.folds,
-    )
+    comparison = Comparison.of_options(options)
     plans = curve_plans(options.methods, options.examples, options.seeds, options.folds)
     text = carry_out(
         comparison,

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 # Before torch and transformers are imported, here and in processes that tests start.
@@ -18,10 +17,11 @@ from hypothesis import settings
 # Test modules are imported one by one (importlib mode), so `helpers` needs a way to be found.
 sys.path.insert(0, str(Path(__file__).parent))
 
-# Every annotated shape in these rooms is checked on every call. It has to happen before the first
-# import of any of them.
+# Every annotated shape in these rooms is checked on every call that their own tests make; others
+# would pay a fifth of their time for it. The hook has to come before the first import of a room.
 CHECKED = ["mttl.skills", "mttl.routing", "mttl.aggregation", "mttl.moe", "mttl.babyai.rl"]
 jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
+ROOMS = tuple(Path(__file__).parent.joinpath(*room.split(".")[1:]) for room in CHECKED)
 
 torch.set_num_threads(1)
 
@@ -33,12 +33,18 @@ settings.load_profile("mttl")
 @pytest.fixture(autouse=True)
 def seed() -> None:
     """Start every test from the same random state."""
-    torch.manual_seed(0)
+    # Not `torch.manual_seed`, which keeps a stack for every device that is not there.
+    torch.default_generator.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def checked_shapes(request: pytest.FixtureRequest) -> None:
+    """Check shapes where a test is one of a checked room."""
+    checked = any(room in request.path.parents for room in ROOMS)
+    jaxtyping.config.update("jaxtyping_disable", not checked)
 
 
 @pytest.fixture
-def unchecked_shapes() -> Iterator[None]:
+def unchecked_shapes(checked_shapes: None) -> None:
     """Switch the shape checks off for one test: `torch.compile` cannot trace them."""
     jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)

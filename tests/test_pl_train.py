@@ -587,7 +587,11 @@ def test_a_frozen_backbone_from_a_folder_is_not_saved_but_recognised(
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 1)], ids=["SIGINT", "SIGTERM"]
+    ("number", "status"),
+    [
+        pytest.param(signal.SIGINT, 130, id="SIGINT", marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 1, id="SIGTERM"),
+    ],
 )
 def test_a_signal_to_the_process_gives_its_exit_status(
     config: Path, number: signal.Signals, status: int
@@ -656,7 +660,7 @@ def test_learns_two_groups_of_tasks_jointly(folder: Path) -> None:
         backbone={"config": learner},
         skills={"n_skills": 2, "rank": 4, "targets": ["attention", "mlp"]},
         optim={"lr": 4e-3, "router_lr": 4e-2, "betas": [0.9, 0.98]},
-        trainer={"max_steps": 500, "val_check_interval": 500, "log_every_n_steps": 25},
+        trainer={"max_steps": 300, "val_check_interval": 300, "log_every_n_steps": 25},
     )
     run = train(config, "groups")
     (score,) = column(run.metrics, "val/score").values()
@@ -666,7 +670,7 @@ def test_learns_two_groups_of_tasks_jointly(folder: Path) -> None:
         if (row["task"], row["split"]) == ("mean", "dev")
     )
     assert floor < 0.2
-    assert score > 0.6
+    assert score > 0.4
 
 
 # The real tasks.

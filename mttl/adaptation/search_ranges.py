@@ -53,7 +53,25 @@ def search_ranges(
     )
     with locked(journal.with_name(".lock"), refusal):
         drop_cut_line(journal)
-        _search(optuna, ranges, evaluate, n_trials, seed, jobs, journal)
+        backend = optuna.storages.journal.JournalFileBackend(str(journal), _Held())
+        study = optuna.create_study(
+            storage=optuna.storages.JournalStorage(backend),
+            study_name=_digest(ranges, seed, jobs),
+            direction="maximize",
+            load_if_exists=True,
+        )
+        states = optuna.trial.TrialState
+        for trial in study.get_trials(states=(states.RUNNING,)):
+            study.tell(trial.number, state=states.FAIL)  # it was interrupted
+        finished = study.get_trials(states=(states.COMPLETE,))[:n_trials]
+        for trial in finished:
+            evaluate({name: trial.params[name] for name in ranges})
+        for number in range(len(finished), n_trials):
+            # A seed for each trial: one for all would begin its draws again after every start.
+            study.sampler = optuna.samplers.TPESampler(seed=_seed_of(seed, number))
+            trial = study.ask()
+            values = {name: _draw(trial, name, bounds) for name, bounds in ranges.items()}
+            study.tell(trial, evaluate(values))
 
 
 class _Held:
@@ -64,36 +82,6 @@ class _Held:
 
     def release(self) -> None:
         pass
-
-
-def _search(
-    optuna: Any,
-    ranges: Mapping[str, Range],
-    evaluate: Callable[[Values], float],
-    n_trials: int,
-    seed: int,
-    jobs: Sequence[FewShotJob],
-    journal: Path,
-) -> None:
-    backend = optuna.storages.journal.JournalFileBackend(str(journal), _Held())
-    study = optuna.create_study(
-        storage=optuna.storages.JournalStorage(backend),
-        study_name=_digest(ranges, seed, jobs),
-        direction="maximize",
-        load_if_exists=True,
-    )
-    states = optuna.trial.TrialState
-    for trial in study.get_trials(states=(states.RUNNING,)):
-        study.tell(trial.number, state=states.FAIL)  # it was interrupted
-    finished = study.get_trials(states=(states.COMPLETE,))[:n_trials]
-    for trial in finished:
-        evaluate({name: trial.params[name] for name in ranges})
-    for number in range(len(finished), n_trials):
-        # A seed for each trial: one for all would begin its draws again after every start.
-        study.sampler = optuna.samplers.TPESampler(seed=_seed_of(seed, number))
-        trial = study.ask()
-        values = {name: _draw(trial, name, bounds) for name, bounds in ranges.items()}
-        study.tell(trial, evaluate(values))
 
 
 def _seed_of(seed: int, number: int) -> int:

@@ -1,10 +1,12 @@
 """The folder of a comparison: its settings, and running what is missing in it."""
 
 import json
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 from comparison.folds import deal, partitions
 from comparison.methods import ALL, Plan, Way
@@ -67,6 +69,30 @@ class Comparison:
     examples: int | None = None
     n_folds: int | None = None
     search_rates: bool = False
+
+    @classmethod
+    def of_options(
+        cls, options: Namespace, examples: int | None = None, *, search_rates: bool = False
+    ) -> Self:
+        """Return the comparison of a command line.
+
+        Args:
+            options: What `comparison.running.comparison_parser` and `add_text_options` read.
+            examples: As above.
+            search_rates: As above.
+        """
+        return cls(
+            out=Path(options.out),
+            config=options.config,
+            steps=options.steps,
+            adapt_steps=options.adapt_steps,
+            tasks=options.tasks,
+            samples=options.samples,
+            overrides=tuple(options.override),
+            examples=examples,
+            n_folds=options.folds,
+            search_rates=search_rates,
+        )
 
     def group(self, item: Plan) -> Path:
         """Return the folder of a method's trainings."""

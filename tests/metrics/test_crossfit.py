@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import pearsonr
 from sklearn.metrics import f1_score, matthews_corrcoef
 
+from helpers.together import run_together
 from mttl.metrics.crossfit import METRICS, build_metric, score_answers
 
 # A final NUL is no part of a string for NumPy, and so for scikit-learn.
@@ -223,4 +223,4 @@ def _score_on_one_process(rank, folder, n_rows, expected):
 @pytest.mark.parametrize("n_rows", [2, 5], ids=["uneven", "one without rows"])
 def test_two_processes_equal_one(tmp_path: Path, n_rows):
     expected = {name: score_answers(name, *rows()) for name in METRICS}
-    mp.spawn(_score_on_one_process, (str(tmp_path), n_rows, expected), nprocs=2)
+    run_together(_score_on_one_process, str(tmp_path), n_rows, expected)

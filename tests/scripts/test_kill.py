@@ -21,12 +21,10 @@ def drill(out: Path, *options: str) -> str:
 
 
 @linux
-def test_a_dozen_kills_leave_no_trace(tmp_path: Path) -> None:
-    table = drill(
-        tmp_path / "drill", "--kills", "12", "--only", "train", "sparse", "merge", "build"
-    )
+def test_a_few_kills_leave_no_trace(tmp_path: Path) -> None:
+    table = drill(tmp_path / "drill", "--kills", "5", "--only", "train", "build")
     (faults,) = re.findall(r"│ all +│ +\d+ │ +(\d+) │", table)
-    assert int(faults) >= 6  # a chain may end before all of its faults have met it
+    assert int(faults) >= 5
 
 
 @linux

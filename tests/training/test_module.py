@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from helpers.backbones import tiny_llama, tiny_t5
 from helpers.skills import skilled
+from helpers.together import run_together
 from mttl.babyai.policy_module import PolicyModule
 from mttl.config.optim_schema import AdamW
 from mttl.errors import CheckpointError, ConfigError
@@ -219,7 +220,7 @@ def test_two_processes_go_on_as_if_undisturbed(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_resume, (str(tmp_path), port), nprocs=2)
+    run_together(_resume, str(tmp_path), port)
 
 
 @BOTH

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
+from helpers.together import run_together
 from mttl.babyai.rollouts import RolloutDataModule
 from mttl.training.processes import gathered, rank
 from mttl.training.token_monitor import TokenMonitor
@@ -70,4 +70,4 @@ def _each_process_plays_on(number: int) -> None:
 
 
 def test_two_processes(tmp_path: Path) -> None:
-    mp.spawn(_run, (str(tmp_path),), nprocs=2)
+    run_together(_run, str(tmp_path))

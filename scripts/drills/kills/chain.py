@@ -17,7 +17,6 @@ BAD = (
     *("traceback", "wrong status", "left running"),
 )
 KINDS: tuple[Kind | str, ...] = ("kill", "kill", "cut", "time", "time", "full", "readonly", "gone")
-DISK = ("full", "readonly")
 
 
 @dataclass

@@ -3,14 +3,17 @@
 Importing takes ten times as long as the commands of the drill themselves.
 """
 
+import contextlib
 import importlib.util
 import multiprocessing
 import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,8 @@ PATIENCE = 15.0  # seconds until these must have ended after the command
 TIMEOUT = 400.0
 TRACEBACK = "Traceback (most recent call last)"
 _CONTEXT = multiprocessing.get_context("forkserver")
+# A status can be read once, and a start reads those of all processes, also of other threads.
+_STATUSES = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -92,19 +97,20 @@ def attempt(
     given = (script, arguments, str(folder), str(temporary), str(logs), fault or Fault(), mark)
     process: Any = _CONTEXT.Process(target=_run, args=given)
     begun = time.monotonic()
-    process.start()
-    process.join(TIMEOUT if kill_after is None else kill_after)
-    hung = kill_after is None and process.is_alive()
-    killed = process.is_alive()
+    with _STATUSES:
+        process.start()
+    killed = not wait([process.sentinel], TIMEOUT if kill_after is None else kill_after)
     if killed:
         _kill_group(process.pid)
-        process.join()
+        wait([process.sentinel])
+    with _STATUSES:
+        status = process.exitcode
     seconds = time.monotonic() - begun
     changes = logs / "changes"
     return Attempt(
-        None if hung else process.exitcode,
+        None if killed and kill_after is None else status,
         (logs / "output").read_text(errors="replace") if (logs / "output").exists() else "",
-        (killed and process.exitcode != 0) or (logs / "struck").exists(),
+        (killed and status != 0) or (logs / "struck").exists(),
         int(changes.read_text()) if changes.exists() else 0,
         seconds,
         _end_marked(mark),
@@ -155,8 +161,9 @@ def _run(
 def _kill_group(pid: int) -> None:
     try:
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:  # it has not come so far as to have one
-        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:  # it has not come so far as to have one, or has just ended
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _end_marked(mark: str) -> int:
