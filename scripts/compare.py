@@ -41,7 +41,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = comparison_parser(
         __doc__,
-        config="crossfit.yaml+backbone/denoiser.yaml",
+        config="crossfit.yaml",
         out="runs/compare",
         methods=list(METHODS),
         ablations=list(ABLATIONS),

@@ -1,7 +1,7 @@
 """Pretrain a small language model on the text of gyms, to freeze it below skills as large ones are.
 
 python scripts/pretrain_backbone.py --out models/backbone
-python pl_train.py -c crossfit.yaml+backbone/denoiser.yaml -k backbone.name=models/backbone
+python pl_train.py -c crossfit.yaml -k backbone.name=models/backbone
 
 The model learns to restore text in which spans of characters were replaced by `_`: BART's text
 infilling (Lewis et al., ACL 2020, arXiv:1910.13461), with spans short and long, few and many, as in
