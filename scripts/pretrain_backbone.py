@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import pl_train
-from mttl.build.build_backbone import build_backbone
+from mttl.build.build_backbone import build_backbone, build_tokenizer
 from mttl.checkpoint import read_inventory
 from mttl.command import exit_with, make_console, make_parser
 from mttl.config.backbone_schema import Backbone
@@ -90,6 +90,7 @@ def export(run: Path, settings: Backbone, out: Path, dtype: torch.dtype) -> None
             parameters[name].copy_(value)
     with new_folder(out) as building:
         backbone.to(dtype).save_pretrained(building)  # pyright: ignore[reportArgumentType]
+        build_tokenizer(settings).save_pretrained(building)
 
 
 def first_linear(backbone: nn.Module) -> str:

@@ -1,8 +1,9 @@
 """Train every router and every kind of skill on the main job's tasks, and print one table.
 
 python scripts/train_all_kinds.py --steps 800 --out runs/all_kinds
+python scripts/train_all_kinds.py -c crossfit.yaml+backbone/tiny_t5.yaml --out runs/trained_along
 
-Each run is `pl_train.py -c crossfit.yaml+<fragment>` with the same budget and seed, in a process of
+Each run is `pl_train.py -c CONFIG+<fragment>` with the same budget and seed, in a process of
 its own. Runs that have ended are read, not repeated; an interrupted one is resumed.
 """
 
@@ -58,13 +59,13 @@ def main(arguments: list[str] | None = None) -> int:
     out = Path(options.out)
     rows = []
     for fragment in track(options.fragments, description="training", transient=True):
-        rows.append(train(fragment, options.steps, options.seed, out))
+        rows.append(train(options.config, fragment, options.steps, options.seed, out))
         write_text(out / "table.md", markdown(rows, options.steps, options.seed))
     Console().print(markdown(rows, options.steps, options.seed), markup=False, highlight=False)
     return 0
 
 
-def train(fragment: str, steps: int, seed: int, out: Path) -> Row:
+def train(config: str, fragment: str, steps: int, seed: int, out: Path) -> Row:
     """Run one fragment, unless it has ended before, and read its scores."""
     from mttl.checkpoint import count_saved
 
@@ -72,7 +73,7 @@ def train(fragment: str, steps: int, seed: int, out: Path) -> Row:
     folder = out / name
     minutes = folder / "minutes.json"
     if not minutes.is_file():
-        files = f"crossfit.yaml+{fragment}.yaml"
+        files = f"{config}+{fragment}.yaml"
         settings = [
             f"run.dir={out}",
             f"run.name={name}",
@@ -120,6 +121,7 @@ def markdown(rows: list[Row], steps: int, seed: int) -> str:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
+    parser.add_argument("-c", "--config", default="crossfit.yaml", help="files below the fragments")
     parser.add_argument("--steps", type=int, default=800, help="optimizer steps of each run")
     parser.add_argument("--seed", type=int, default=13)
     parser.add_argument("--out", default="runs/all_kinds", help="folder of the runs and the table")

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections import Counter
+from fnmatch import fnmatch
 from pathlib import Path
 
 import grimp
@@ -58,3 +59,10 @@ print(sorted({absent!r} & set(sys.modules)))
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
+
+
+def test_no_folder_of_tests_is_left_out(pytestconfig: pytest.Config):
+    patterns = pytestconfig.getini("norecursedirs")
+    folders = {path.parent for path in Path(__file__).parent.rglob("test_*.py")}
+    left_out = [folder for folder in folders if any(fnmatch(folder.name, p) for p in patterns)]
+    assert left_out == []

@@ -85,7 +85,7 @@ def test_a_support_from_a_file_survives_saving_and_the_file(config, tmp_path):
 
 def test_a_support_that_does_not_fit_is_the_users_mistake(config, tmp_path):
     files = f"{config}+skills/sparse.yaml"
-    with pytest.raises(ConfigError, match=r"skills\.support .*there is no sparse skill"):
+    with pytest.raises(ConfigError, match=r"skills\.support .*does not exist"):
         build_model(load_config(files, ["skills.support=nowhere.safetensors"]), ["one"])
     path = tmp_path / "support.safetensors"
     SparseSkill({}).save(path)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers.checksums import note_again
 from helpers.command import train
 from helpers.gyms import write_config, write_gym
 from mttl.build.model import build_model, load_run
@@ -72,6 +73,7 @@ def test_no_run_and_a_fusion_are_refused(first: Path, tmp_path: Path) -> None:
     text = meta.read_text()
     try:
         meta.write_text(text.replace('"kind": "mixture"', '"kind": "fusion"'))
+        note_again(first / "skills")
         with pytest.raises(CheckpointError, match="is a fusion itself; name the run of its skills"):
             build_model(second(first, "skills.n_skills=3"), ["copy"])
     finally:

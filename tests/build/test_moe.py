@@ -93,7 +93,7 @@ NONSENSE: list[tuple[str, list[str], str]] = [
     (TOP2, ["moe.task_prior=logits"], "'logits' needs a router that tells tasks apart, not 'none'"),
     (
         TOP2,
-        ["moe.task_prior=logits", "router={kind: polytropon, straight_through: true}"],
+        ["moe.task_prior=logits", "router={kind: polytropon}", "router.straight_through=true"],
         "straight_through may leave a task none; set router.straight_through: false",
     ),
     (TOP2, ["moe.router.top_k=9"], r"router.top_k \(9\) must not exceed n_experts \(8\)"),
