@@ -55,7 +55,7 @@ class Data(Section):
     """The tasks, and how their rows become batches."""
 
     dir: str
-    """Folder of the gym: `<task>/<task>_<k>_<sample>_<split>.tsv`."""
+    """Folder of the gym: `<task>/<task>_<k>_<sample>_<split>.tsv`, or `.jsonl`."""
     partition: str
     """JSON file with the lists train, dev and test of tasks."""
     samples: Annotated[list[int], Field(min_length=1), AfterValidator(once)] = [100]

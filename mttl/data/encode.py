@@ -81,6 +81,15 @@ class TextEncoder:
         """Return the ids of each answer, the end token included."""
         return self._encode(texts, self._answer_ends, self._max_lengths[1])
 
+    def lost_characters(self, texts: Sequence[str]) -> list[str]:
+        """Return what texts hold and the tokenizer cannot give back: line breaks, tabs."""
+        return [
+            name
+            for character, name in (("\n", "line breaks"), ("\t", "tabs"))
+            if any(character in text for text in texts)
+            and character not in self.tokenizer.decode(_bare(self.tokenizer, f"a{character}b"))
+        ]
+
     def _encode(
         self, texts: Sequence[str], ends: tuple[list[int], list[int]], max_length: int
     ) -> list[list[int]]:

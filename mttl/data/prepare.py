@@ -20,7 +20,7 @@ from mttl.data.encode import TextEncoder, tokenizer_identity
 from mttl.data.opening import check_codes, opening
 from mttl.errors import TaskError, nearest
 from mttl.gym.folder import SPLITS, Gym
-from mttl.gym.tsv import parse_rows
+from mttl.gym.rows import parse_rows
 
 _log = logging.getLogger(__name__)
 
@@ -176,6 +176,13 @@ def _build(
         inputs += [openings[source.task_id] + row.input for row in rows]
         references += [list(row.outputs) for row in rows]
     _log.info("tokenising %d rows of %d files", len(inputs), len(sources))
+    lost = encoder.lost_characters([outputs[0] for outputs in references])
+    if lost:
+        _log.warning(
+            "the tokenizer does not keep %s, which answers hold: they are learned without. Set "
+            "backbone.tokenizer to one that does, such as byte",
+            " and ".join(lost),
+        )
     columns = {
         "row": list(range(len(inputs))),
         "task_id": task_ids,

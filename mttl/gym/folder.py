@@ -1,7 +1,8 @@
 """A gym: a folder of few-shot tasks in the format of CrossFit's NLP Few-shot Gym.
 
-``<directory>/<task>/<task>_<k>_<sample>_{train,dev,test}.tsv``, and optionally
-``<directory>/TASKS.csv`` with at least the columns `task` and `metric` (and `description`).
+``<directory>/<task>/<task>_<k>_<sample>_{train,dev,test}.tsv``, or the same with ``.jsonl`` (see
+`mttl.gym.rows`), and optionally ``<directory>/TASKS.csv`` with at least the columns `task` and
+`metric` (and `description`).
 
 References:
     Ye, Lin and Ren, CrossFit: A Few-shot Learning Challenge for Cross-task Generalization in NLP,
@@ -16,15 +17,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mttl.errors import TaskError, nearest
+from mttl.gym.rows import ENDINGS, Row, read_rows
 from mttl.gym.table import metric_of
-from mttl.gym.tsv import Row, read_rows
 from mttl.metrics.metric_names import METRIC_NAMES
 from mttl.reading import check_name, read_text
 
 SPLITS = ("train", "dev", "test")
 
 # Parsed from the end: a task's own name may hold underscores and digits.
-_FILE_NAME = re.compile(r"(?P<task>.+)_(?P<k>\d+)_(?P<sample>\d+)_(?P<split>train|dev|test)\.tsv")
+_FILE_NAME = re.compile(r"(?P<task>.+)_(?P<k>\d+)_(?P<sample>\d+)_(?P<split>train|dev|test)")
 
 _HOW_TO_BUILD = (
     "A gym of CrossFit's tasks is built by `python scripts/build_crossfit.py`, the "
@@ -56,7 +57,7 @@ class Gym:
         if not self._files:
             raise TaskError(
                 f"the gym '{self.directory}' holds no task: no file is named "
-                f"<task>/<task>_<k>_<sample>_train.tsv. {_HOW_TO_BUILD}"
+                f"<task>/<task>_<k>_<sample>_train.tsv, nor .jsonl. {_HOW_TO_BUILD}"
             )
 
     def tasks(self) -> list[str]:
@@ -156,8 +157,8 @@ class Gym:
         tasks = {}
         for folder in sorted(path for path in self.directory.iterdir() if path.is_dir()):
             files: dict[tuple[int, str], _File] = {}
-            for path in sorted(folder.glob("*.tsv")):
-                match = _FILE_NAME.fullmatch(path.name)
+            for path in sorted(folder.iterdir()):
+                match = _FILE_NAME.fullmatch(path.stem) if path.suffix in ENDINGS else None
                 if match is None or match["task"] != folder.name:
                     continue
                 key = int(match["sample"]), match["split"]

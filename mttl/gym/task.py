@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from mttl.gym.md5_sums import published_sums
+from mttl.gym.rows import JSON_LINES, TSV
 from mttl.metrics.metric_names import MetricName
 
 Kind = Literal["classification", "text-to-text"]
@@ -108,3 +110,8 @@ class Task:
         Distinct answers were published in the order of a Python set, which no one can know.
         """
         return self.references != "distinct"
+
+    @property
+    def ending(self) -> str:
+        """Of its files: those of CrossFit are TSV, as published; all others are JSON Lines."""
+        return TSV if self.name in published_sums() else JSON_LINES

@@ -4,7 +4,7 @@ import pytest
 
 from mttl.errors import TaskError
 from mttl.gym.folder import Gym
-from mttl.gym.tsv import Row
+from mttl.gym.rows import Row
 
 ODD_NAMES = ["blimp-ellipsis_n_bar_1", "dbpedia_14", "ade_corpus_v2-dosage", "a_1_2_train"]
 

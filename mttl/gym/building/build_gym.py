@@ -20,6 +20,7 @@ from mttl.gym.building.sources import local_files, open_records
 from mttl.gym.building.split_lines import Lines, make_lines
 from mttl.gym.building.unavailable import UnavailableError
 from mttl.gym.md5_sums import published_sums
+from mttl.gym.rows import TSV
 from mttl.gym.sampling import SAMPLES, Indices, cut, few_shot
 from mttl.gym.task import Task
 
@@ -96,6 +97,9 @@ def build_task(
             folder.rmdir()
     record = _read_record(folder)
     before = record.get("files", {}) if record.get("made_from") == made_from else {}
+    if task.ending != TSV:  # what earlier versions wrote
+        for name in sums:
+            (folder / name).with_suffix(TSV).unlink(missing_ok=True)
     content = {"made_from": made_from, "files": before | sums}
     write_text(folder / RECORD, json.dumps(content, indent=1) + "\n")
     return _compared(task, sums)
@@ -139,7 +143,8 @@ def count_files(task: Task, out: Path, samples: Sequence[int] = SAMPLES) -> tupl
 
 def file_names(task: Task, samples: Sequence[int]) -> list[str]:
     """Return the names of a task's files."""
-    return [f"{task.name}_{task.k}_{s}_{split}.tsv" for s in samples for split in SPLITS]
+    stems = [f"{task.name}_{task.k}_{s}_{split}" for s in samples for split in SPLITS]
+    return [stem + task.ending for stem in stems]
 
 
 def _write(
