@@ -25,7 +25,7 @@ from mttl.reading import check_name, read_text
 SPLITS = ("train", "dev", "test")
 
 # Parsed from the end: a task's own name may hold underscores and digits.
-_FILE_NAME = re.compile(r"(?P<task>.+)_(?P<k>\d+)_(?P<sample>\d+)_(?P<split>train|dev|test)")
+_FILE_NAME = re.compile(r"(?P<task>.+)_(?P<k>\d+|all)_(?P<sample>\d+)_(?P<split>train|dev|test)")
 
 _HOW_TO_BUILD = (
     "A gym of CrossFit's tasks is built by `python scripts/build_crossfit.py`, the "
@@ -35,7 +35,7 @@ _HOW_TO_BUILD = (
 
 
 class _File(NamedTuple):
-    k: int
+    k: str
     path: Path
 
 
@@ -68,8 +68,8 @@ class Gym:
         """Return the samples that ``task`` has a file of, in ascending order."""
         return sorted({sample for sample, _ in self._files_of(task)})
 
-    def shots(self, task: str) -> int:
-        """Return `k`, the number the task's files carry in their names.
+    def shots(self, task: str) -> int | None:
+        """Return `k`, which the task's files carry in their names; None where they hold all rows.
 
         Raises:
             TaskError: If its files disagree.
@@ -77,10 +77,10 @@ class Gym:
         ks = sorted({file.k for file in self._files_of(task).values()})
         if len(ks) > 1:
             raise TaskError(
-                f"task '{task}' has files of several k ({', '.join(map(str, ks))}) in "
+                f"task '{task}' has files of several k ({', '.join(ks)}) in "
                 f"'{self.directory / task}'; keep one."
             )
-        return ks[0]
+        return None if ks[0] == "all" else int(ks[0])
 
     def file(self, task: str, split: str, sample: int) -> Path:
         """Return the path of one file.
@@ -167,7 +167,7 @@ class Gym:
                         f"task '{folder.name}' has two {key[1]} files for sample {key[0]}: "
                         f"'{files[key].path}' and '{path}'; keep one."
                     )
-                files[key] = _File(int(match["k"]), path)
+                files[key] = _File(match["k"], path)
             if files:
                 tasks[folder.name] = files
         return tasks

@@ -87,6 +87,15 @@ def test_files_of_several_k(make_gym):
         Gym(gym.directory).shots("one")
 
 
+def test_files_of_all_rows_name_no_number(make_gym):
+    gym = make_gym({"one": 2})
+    for path in list((gym.directory / "one").iterdir()):
+        path.rename(path.with_name(path.name.replace("_16_", "_all_")))
+    gym = Gym(gym.directory)
+    assert gym.shots("one") is None
+    assert len(gym.rows("one", "dev", 13)) == 4
+
+
 def test_a_malformed_file_is_named(make_gym):
     gym = make_gym({"one": 2})
     path = gym.directory / "one" / "one_16_100_train.tsv"

@@ -1,7 +1,9 @@
 import errno
 import json
 import os
+import re
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -138,6 +140,64 @@ def test_what_an_earlier_version_wrote_is_replaced(raw, out):
     build_task(make_task(), out, raw=raw, samples=[13])
     assert not old.exists()
     assert len(Gym(out).rows("colours", "train", 13)) == 6
+
+
+@pytest.fixture
+def three_files(tmp_path):
+    """Records that are split already."""
+    sizes = {"train": 31, "dev": 8, "test": 5}
+    for split, n in sizes.items():
+        write_jsonl(
+            tmp_path / f"{split}.jsonl", [{**r, "text": f"{split}, {r['text']}"} for r in rows(n)]
+        )
+    return {split: str(tmp_path / f"{split}.jsonl") for split in sizes}
+
+
+def test_all_rows_of_files_that_are_split_already(three_files, out):
+    task = make_task(source=Source(None, **three_files), k=None)
+    assert build_task(task, out, samples=[13]).status == "built"
+    gym = Gym(out)
+    for split, n in (("train", 31), ("dev", 8), ("test", 5)):
+        inputs = [row.input for row in gym.rows("colours", split, 13)]
+        assert inputs == [f"text: {split}, text {i}" for i in range(n)]
+    assert gym.shots("colours") is None
+    assert build_task(task, out, samples=[13]).skipped
+    write_jsonl(out.parent / "dev.jsonl", rows(9))
+    assert not build_task(task, out, samples=[13]).skipped
+
+
+def test_a_few_rows_of_files_that_are_split_already(three_files, out):
+    """Each split gives its own: train is drawn as if there were no dev, and k may be all it has."""
+    build_task(make_task(source=Source(None, **three_files)), out, samples=[13])
+    gym = Gym(out)
+    for split, n in (("train", 6), ("dev", 6), ("test", 5)):
+        inputs = [row.input for row in gym.rows("colours", split, 13)]
+        assert len(inputs) == n
+        assert all(text.startswith(f"text: {split}, ") for text in inputs)
+    assert build_task(make_task(source=Source(None, **three_files), k=99), out).status == "built"
+
+
+@pytest.mark.parametrize(
+    ("task", "k", "message"),
+    [
+        (make_task, 20, r"k is 20, and train would take all of the commonest output of the lines "
+         r"to draw from \(20\), so that none is left for dev; k must be below 20, or 'dev' in "),
+        (copying_task, 48, r"k is 48, and train would take all of the lines to draw from \(48\)"),
+    ],
+)  # fmt: skip
+def test_a_k_that_leaves_nothing_for_dev(raw, out, task, k, message):
+    outcome = build_task(task(k=k), out, raw=raw)
+    assert outcome.status == "failed"
+    assert re.search(message, outcome.detail)
+    assert list(out.iterdir()) == []
+    assert build_task(task(k=k - 1), out, raw=raw).status == "built"
+
+
+def test_a_dev_file_without_records(three_files, out):
+    Path(three_files["dev"]).write_text("")
+    outcome = build_task(make_task(source=Source(None, **three_files)), out)
+    assert outcome.status == "failed"
+    assert "dev.jsonl') are none" in outcome.detail
 
 
 def test_published_tasks_stay_tsv():
