@@ -184,6 +184,7 @@ class Adaptation:
         samples: Sequence[int] | None = None,
         allow_seen: bool = False,
         splits: Sequence[str] = ("dev", "test"),
+        backbone: str | Path | None = None,
     ) -> "Adaptation":
         """Load a run, and plan its jobs on the gym of a configuration.
 
@@ -194,9 +195,11 @@ class Adaptation:
             samples: Which few-shot samples; all by default.
             allow_seen: Take tasks of training too.
             splits: The splits that will be scored.
+            backbone: Where the pretrained backbone is now, if not where it was in training.
         """
         saved = read_inventory(run)
-        inventory, built = inventory_digest(saved.folder), load_run(run)
+        inventory = inventory_digest(saved.folder)
+        built = load_run(run, backbone=backbone)
         gym = open_gym(config.data, samples)
         names = new_tasks(tasks, config.data, gym, built.tasks, allow_seen=allow_seen)
         jobs = plan_jobs(

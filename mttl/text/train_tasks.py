@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 
-from mttl.build.build_backbone import backbone_name
+from mttl.build.build_backbone import backbone_name, places_of
 from mttl.build.model import Built, build_model, inventory_settings
 from mttl.build.trainer import build_trainer
 from mttl.checkpoint import save_inventory
@@ -93,6 +93,7 @@ def train(config: Config, *, resume: bool = False) -> None:
             # Random weights come from nowhere else, frozen or not.
             backbone_trained=config.backbone.train or config.backbone.kind == "random",
             settings=inventory_settings(config),
+            places=places_of(config.backbone),
         )
         if groups := built.attachment.groups:
             attention = None
