@@ -118,6 +118,8 @@ def load_run(folder: str | Path, *, backbone: str | Path | None = None) -> Built
 def inventory_settings(config: Config) -> dict[str, Any]:
     """Return what a saved inventory needs to be built again, as JSON."""
     form = {"prefix", "descriptions", "max_input_length", "max_output_length"}
+    if config.data.truncate != "end":  # runs of before keep their digest
+        form.add("truncate")
     names = [name for name in ModelSettings.model_fields if name != "data"]
     sections = config.model_dump(mode="json", include=set(names))
     own = {name: sections[name] for name in names}

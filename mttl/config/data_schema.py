@@ -44,6 +44,7 @@ Sampler = Annotated[Proportional | Uniform | Temperature | Homogeneous, Field(di
 
 
 Prefix = Literal["name", "code", "none"]
+Truncate = Literal["start", "end"]
 
 
 def prefix_kind(value: Any) -> Any:
@@ -82,6 +83,9 @@ class Data(Section):
     """Most tokens of an input."""
     max_output_length: PositiveInt = 64
     """Most tokens of an answer."""
+    truncate: Truncate = "end"
+    """Which side of an input is cut that is longer; what stands before it (`prefix`,
+    `descriptions`) stays."""
     prefix: Annotated[Prefix, BeforeValidator(prefix_kind)] = "name"
     """What stands before every input: `[name]` of the task, its `[code]` (six letters that tell
     nothing of the name), or nothing. Earlier versions wrote true for name and false for none."""

@@ -13,6 +13,7 @@ from mttl.config.load import dump_config
 from mttl.config.schema import Config
 from mttl.data.chosen_tasks import open_gym, partition_of
 from mttl.data.data_module import TextToTextDataModule
+from mttl.data.encode import check_positions
 from mttl.files import write_text
 from mttl.gym.folder import Gym
 from mttl.gym.partition import select_tasks
@@ -47,6 +48,12 @@ def train(config: Config, *, resume: bool = False) -> None:
     tasks = select_tasks(partition_of(config.data, gym).train, gym, config.data.skip_missing)
     metrics = {task: gym.metric(task) for task in tasks}
     built = build_model(config, tasks)
+    check_positions(
+        getattr(built.model.backbone.config, "max_position_embeddings", None),
+        decoder_only=is_decoder_only(built.model.backbone),
+        max_input_length=config.data.max_input_length,
+        max_output_length=config.data.max_output_length,
+    )
     data = build_data(config, gym, built)
     folder = RunFolder(Path(config.run.dir) / config.run.name)
     text = dump_config(config)

@@ -100,6 +100,21 @@ def test_equal_test_files_are_read_once_and_others_all(gym, byte_tokenizer):
     assert data["sample"][:] == [100] * 6 + [13] * 4
 
 
+def test_what_is_cut_is_told_from_the_cache_too(gym, byte_tokenizer, caplog, tmp_path):
+    caplog.set_level(logging.INFO)
+    short = {"tasks": ["a"], "samples": [100], "max_input_length": 10, "cache_dir": tmp_path / "c"}
+    told = "2 of 2 inputs are longer than data.max_input_length: 16 tokens are cut at their end"
+    for _ in range(2):
+        caplog.clear()
+        prepare(gym, byte_tokenizer, **short)
+        assert told in caplog.messages
+    data = prepare(gym, byte_tokenizer, **short, truncate="start")
+    assert data[0]["input_ids"] == byte_tokenizer("[a] 100 0")["input_ids"]
+    caplog.clear()
+    prepare(gym, byte_tokenizer)
+    assert "longer than" not in caplog.text
+
+
 def test_max_rows(gym, byte_tokenizer):
     assert len(prepare(gym, byte_tokenizer, max_rows=1)) == 4
 
