@@ -68,6 +68,7 @@ def save_inventory(
     backbone_name: str,
     backbone_trained: bool,
     settings: Mapping[str, Any],
+    places: Mapping[str, str] | None = None,
 ) -> None:
     """Write a folder ``skills/``, whole or not at all.
 
@@ -78,6 +79,7 @@ def save_inventory(
         backbone_name: What the backbone is called, for people.
         backbone_trained: Whether its weights changed and have to be kept.
         settings: What is needed to build the same model again; must be JSON.
+        places: Folders that the settings of the backbone name, by setting, wherever they are read.
     """
     parameters = own_parameters(model)
     meta = {
@@ -86,6 +88,7 @@ def save_inventory(
             "name": backbone_name,
             "trained": backbone_trained,
             "fingerprint": fingerprint(parameters, values=not backbone_trained),
+            **({"places": dict(places)} if places else {}),
         },
         "libraries": {name: _version(name) for name in LIBRARIES},
         "settings": dict(settings),
@@ -143,6 +146,10 @@ def _check_meta(folder: Path, meta: dict[str, Any]) -> None:
     backbone = {} if wrong else meta["backbone"]
     kinds = {"name": str, "trained": bool, "fingerprint": str}
     wrong += [name for name, kind in kinds.items() if type(backbone.get(name)) is not kind]
+    places = backbone.get("places", {})
+    known = type(places) is dict and places.keys() <= {"name", "tokenizer"}
+    if not known or any(type(place) is not str for place in places.values()):
+        wrong.append("places")
     if strange or wrong:
         found = f"unknown: {', '.join(strange)}" if strange else f"wrong: {', '.join(wrong)}"
         raise CheckpointError(_unreadable(path, f"damaged ({found})"))

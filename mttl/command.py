@@ -243,6 +243,9 @@ def add_run(parser: argparse.ArgumentParser, *, tasks: str, out: str) -> None:
     )
     parser.add_argument("--allow-seen", action="store_true", help="take tasks of training too")
     parser.add_argument("--out", metavar="DIR", help=out)
+    parser.add_argument(
+        "--backbone", metavar="DIR", help="where the pretrained backbone is now, if it has moved"
+    )
 
 
 def add_overrides(parser: argparse.ArgumentParser, what: str) -> None:

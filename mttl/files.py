@@ -192,7 +192,9 @@ def _flush(path: Path) -> None:
 
 
 @contextmanager
-def locked(path: str | Path, refusal: Exception | None = None) -> Iterator[None]:
+def locked(
+    path: str | Path, refusal: Exception | None = None, *, wait: bool = False
+) -> Iterator[None]:
     """Hold a file for this process alone while the block runs.
 
     Where the file system has no locks, nothing is held.
@@ -200,11 +202,12 @@ def locked(path: str | Path, refusal: Exception | None = None) -> Iterator[None]
     Args:
         path: The file; it is made where it is missing, and stays. The lock ends with the process.
         refusal: Raised if another process holds it; a `BlockingIOError` by default.
+        wait: Wait for that process instead.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
     try:
-        lock.acquire(blocking=False)
+        lock.acquire(blocking=wait)
     except Timeout as error:
         busy = BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path))
         raise refusal or busy from error

@@ -27,7 +27,7 @@ MOST_DEPTH, MOST_NODES = 50, 100_000
 MOST_NAME = 200
 # A spreadsheet takes a cell that begins so for a formula.
 _FORMULA = ("=", "+", "@", "-")
-_SURROGATE = re.compile("[\ud800-\udfff]")
+SURROGATE = re.compile("[\ud800-\udfff]")
 _KINDS = {dict: "an object", list: "a list"}
 
 
@@ -349,7 +349,7 @@ def _tree_problem(value: Any) -> str | None:
                 below += [*item.keys(), *item.values()]
             elif isinstance(item, list):
                 below += item
-            elif isinstance(item, str) and _SURROGATE.search(item):
+            elif isinstance(item, str) and SURROGATE.search(item):
                 return f"{shown(item)} holds half a character (a surrogate): write it whole"
         level, depth = below, depth + 1
     return None

@@ -83,14 +83,9 @@ def choose(names: Sequence[str] | None, partition: str | None, config: str | Non
         Those named by any of the three; all of CrossFit's where there is none.
 
     Raises:
-        TaskError: If a name is unknown, or one's own task has the name of one of CrossFit's.
+        TaskError: If a name is unknown.
     """
     own = {} if config is None else load_tasks(config)
-    taken = [name for name in own if name in crossfit()]
-    if taken:
-        raise TaskError(
-            f"'{config}' defines '{taken[0]}', which is a task of CrossFit's: give it another name."
-        )
     known = {**crossfit(), **own}
     wanted = list(names or ())
     if partition is not None:

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mttl.command import exit_with, make_console, make_parser
-from mttl.config.load import load_config, resolve_folder
+from mttl.config.load import load_config
+from mttl.data.chosen_tasks import open_gym
 from mttl.errors import ConfigError
 from mttl.files import locked, write_text
-from mttl.gym.folder import Gym
 from mttl.libraries import check_libraries
 from mttl.reading import read_json
 
@@ -140,7 +140,7 @@ def run_seed(
     from mttl.build.build_backbone import build_backbone, build_tokenizer
 
     config = load_config(plan.config, [])
-    gym, tasks = Gym(resolve_folder(config.data.dir)), (*plan.planted, *plan.others)
+    gym, tasks = open_gym(config.data), (*plan.planted, *plan.others)
     rows = plant(read_rows(gym, tasks, "train"), plan.planted, plan.share, seed)
     scored = {split: read_rows(gym, tasks, split) for split in ("dev", "test")}
     tuner = Tuner(build_tokenizer(config.backbone), plan.batch_size, seed)
@@ -237,7 +237,7 @@ def _plan(options: argparse.Namespace) -> Plan:
             f"the backbone of '{options.config}' must be a T5 with random weights, as in "
             "crossfit.yaml+backbone/tiny_t5.yaml"
         )
-    gym = Gym(resolve_folder(config.data.dir))
+    gym = open_gym(config.data)
     for task in (*options.planted, *options.others):
         gym.file(task, "test", 100)  # a mistake should not cost the training before it
     values = {name: getattr(options, name) for name in Plan.__dataclass_fields__}

@@ -13,6 +13,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from mttl.build.build_backbone import places_of
 from mttl.build.build_imported import Imported, build_imported
 from mttl.checkpoint import save_inventory
 from mttl.command import exit_with, make_console, make_parser
@@ -54,6 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
             backbone_name=backbone.name,
             backbone_trained=False,
             settings=imported.settings | {"data": data},
+            places=places_of(backbone),
         )
         write_routing(
             temporary / "plots" / "routing.npz",

@@ -48,9 +48,10 @@ from mttl.analysis.tokens.token_record import (
 )
 from mttl.checkpoint import read_inventory
 from mttl.command import exit_with, make_console, make_parser
-from mttl.config.load import load_any_config, resolve_folder
+from mttl.config.load import load_any_config
 from mttl.config.schema import Config
 from mttl.config.section import Section
+from mttl.data.chosen_tasks import gym_folder
 from mttl.errors import CheckpointError, TaskError
 from mttl.files import write_text
 from mttl.gym.table import crossfit
@@ -210,7 +211,7 @@ def gym_column(settings: Section | None, column: str) -> dict[str, str]:
     """Return a column of TASKS.csv of the gym of a run, by task; nothing where it is empty."""
     if not isinstance(settings, Config):
         return {}
-    table = resolve_folder(settings.data.dir) / "TASKS.csv"
+    table = gym_folder(settings.data) / "TASKS.csv"
     rows = read_table(table, TaskError) if table.exists() else []
     return {
         row["task"].strip(): row[column].strip()

@@ -28,6 +28,7 @@ from mttl.config.load import load_config, resolve_folder
 from mttl.errors import ConfigError
 from mttl.files import new_folder, write_text
 from mttl.gym.folder import SPLITS, Gym
+from mttl.gym.rows import JSON_LINES, line_of
 
 GYMS = ("data/lexical", "data/grid")
 DTYPES = ("float16", "bfloat16", "float32")
@@ -153,8 +154,8 @@ def corrupt(text: str, generator: random.Random, share: float, longest: int) -> 
 
 def write_file(gym: Path, task: str, split: str, rows: Sequence[tuple[str, str]]) -> None:
     """Write one file of a task."""
-    lines = "".join(f"{given}\t{wanted}\n" for given, wanted in rows)
-    write_text(gym / task / f"{task}_{len(rows)}_100_{split}.tsv", lines)
+    lines = "".join(line_of(JSON_LINES, given, [wanted]) for given, wanted in rows)
+    write_text(gym / task / f"{task}_{len(rows)}_100_{split}{JSON_LINES}", lines)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

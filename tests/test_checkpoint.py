@@ -18,12 +18,12 @@ from helpers.backbones import batch, fill, tiny_t5
 from helpers.checksums import note_again
 from mttl import safetensors_file
 from mttl.adaptation.modes import parts_by_role
-from mttl.build.build_backbone import backbone_name
+from mttl.build.build_backbone import backbone_name, places_of
 from mttl.build.model import Built, build_model, inventory_settings, load_run
 from mttl.checkpoint import FORMAT_VERSION, count_saved, load_into, read_inventory, save_inventory
 from mttl.config.load import configs_dir, load_config
 from mttl.config.schema import Config
-from mttl.errors import CheckpointError
+from mttl.errors import CheckpointError, ConfigError
 from mttl.model_tensors import backbone_parameters, fingerprint, skill_tensors
 from mttl.models.backbone import build_random
 
@@ -77,6 +77,7 @@ def save(built: Built, config: Config, folder: Path) -> Path:
         backbone_name=backbone_name(config.backbone),
         backbone_trained=config.backbone.train or config.backbone.kind == "random",
         settings=inventory_settings(config),
+        places=places_of(config.backbone),
     )
     return folder / "skills"
 
@@ -506,3 +507,34 @@ def test_parameters_are_counted_from_the_header(tmp_path: Path) -> None:
     tensors = {"a": torch.zeros(2, 3), "b": torch.zeros(4), "temperature": torch.tensor(1.0)}
     save_file(tensors, path, metadata={"format": "pt"})
     assert count_saved(path) == 10
+
+
+def test_a_run_finds_its_backbone_from_another_directory(
+    tmp_path: Path, pretrained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trained where the folder was named as `models/base`, used where it is not."""
+    shutil.copytree(pretrained, tmp_path / "models" / "base")
+    monkeypatch.chdir(tmp_path)
+    overrides = ["backbone.kind=pretrained", "backbone.name=models/base"]
+    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml", overrides)
+    skills = save(build_model(config, TASKS), config, tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    load_run(skills)
+    (tmp_path / "models").rename(tmp_path / "moved")
+    with pytest.raises(ConfigError, match=r"backbone\.name \('models/base'\)"):
+        load_run(skills)
+    load_run(skills, backbone=tmp_path / "moved" / "base")
+
+
+def test_a_place_that_is_no_text_is_damage(tmp_path: Path, pretrained: Path) -> None:
+    config = load_config(
+        "crossfit.yaml+backbone/tiny_t5.yaml",
+        ["backbone.kind=pretrained", f"backbone.name={pretrained}"],
+    )
+    skills = save(build_model(config, TASKS), config, tmp_path)
+    meta = json.loads((skills / "meta.json").read_text())
+    meta["backbone"]["places"] = {"name": 3}
+    (skills / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(CheckpointError, match="wrong: places"):
+        read_inventory(skills)

@@ -62,8 +62,10 @@ class AdaptedModel:
             decoder_only=decoder_only,
             max_input_length=data.max_input_length,
             max_output_length=data.max_output_length,
+            truncate=data.truncate,
         )
-        prompts = encoder.prompts([self.opening + text.strip() for text in inputs])
+        texts = [self.opening + text.strip() for text in inputs]
+        prompts = encoder.prompts(texts, [self.opening] * len(texts))
         size, device = data.eval_batch_size, self.module.device
         precision = precision_plugin(self.config.trainer.precision, device.type)
         self.module.eval()

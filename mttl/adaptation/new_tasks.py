@@ -25,8 +25,9 @@ from mttl.adaptation.settings import job_config, with_settings
 from mttl.build.expert_matrix import read_expert_matrix
 from mttl.build.model import Built, load_run
 from mttl.checkpoint import read_inventory
-from mttl.config.load import dump_config, load_config, resolve_folder, resolve_path
+from mttl.config.load import dump_config, load_config
 from mttl.config.schema import Config
+from mttl.data.chosen_tasks import open_gym
 from mttl.data.opening import opening
 from mttl.errors import ConfigError
 from mttl.gpus import device_of
@@ -70,7 +71,7 @@ def adapt(
     """
     given = _settings_of(run, config, settings)
     if gym is not None:
-        given = with_settings(given, {"data.dir": str(gym)})
+        given = with_settings(given, {"data.dir": str(gym), "data.tasks": None})
     names = tasks if isinstance(tasks, str) else ",".join(tasks)
     adaptation = Adaptation.of(given, run, names, samples=samples, allow_seen=allow_seen)
     finished: dict[FewShotJob, FewShotResult] = {}
@@ -183,6 +184,7 @@ class Adaptation:
         samples: Sequence[int] | None = None,
         allow_seen: bool = False,
         splits: Sequence[str] = ("dev", "test"),
+        backbone: str | Path | None = None,
     ) -> "Adaptation":
         """Load a run, and plan its jobs on the gym of a configuration.
 
@@ -193,18 +195,13 @@ class Adaptation:
             samples: Which few-shot samples; all by default.
             allow_seen: Take tasks of training too.
             splits: The splits that will be scored.
+            backbone: Where the pretrained backbone is now, if not where it was in training.
         """
         saved = read_inventory(run)
-        inventory, built = inventory_digest(saved.folder), load_run(run)
-        gym = Gym(resolve_folder(config.data.dir))
-        names = new_tasks(
-            tasks,
-            resolve_path(config.data.partition),
-            gym,
-            built.tasks,
-            skip_missing=config.data.skip_missing,
-            allow_seen=allow_seen,
-        )
+        inventory = inventory_digest(saved.folder)
+        built = load_run(run, backbone=backbone)
+        gym = open_gym(config.data, samples)
+        names = new_tasks(tasks, config.data, gym, built.tasks, allow_seen=allow_seen)
         jobs = plan_jobs(
             *(gym, names, config.adapt.seeds),
             samples=samples,

@@ -7,7 +7,9 @@ from pathlib import Path
 from mttl.errors import TaskError, nearest
 from mttl.files import write_table, write_text
 from mttl.gym.folder import Gym
+from mttl.gym.rows import JSON_LINES, line_of
 from mttl.metrics.crossfit import METRICS
+from mttl.reading import SURROGATE
 
 Example = tuple[str, str]
 
@@ -23,7 +25,7 @@ def split_examples(
             16 and 16.
 
     Raises:
-        TaskError: If there are too few, or one is no pair of texts on one line each.
+        TaskError: If there are too few, or one is no pair of texts.
     """
     for name, pairs in (("examples", examples), ("dev", dev)):
         for place, pair in enumerate(() if pairs is None else pairs):
@@ -69,8 +71,9 @@ def write_examples(
         allowed = ", ".join(METRICS)
         raise TaskError(f"metric ('{metric}') must be one of {allowed}.{nearest(metric, METRICS)}")
     for split, rows in (("train", training), ("dev", development)):
-        path = folder / task / f"{task}_{len(training)}_0_{split}.tsv"
-        write_text(path, "".join(f"{source}\t{answer}\n" for source, answer in rows))
+        path = folder / task / f"{task}_{len(training)}_0_{split}{JSON_LINES}"
+        lines = [line_of(JSON_LINES, source, [answer]) for source, answer in rows]
+        write_text(path, "".join(lines))
     row = {"task": task, "metric": metric, "description": description}
     write_table(folder / "TASKS.csv", list(row), [row])
     return Gym(folder)
@@ -83,7 +86,8 @@ def _check(pair: object, place: str) -> None:
     for name, text in zip(("input", "output"), pair, strict=True):  # type: ignore[arg-type]
         if not text.strip():
             raise TaskError(f"{place} has an empty {name}; leave that example out")
-        if re.search(r"[\t\r\n]", text):
+        if not text.isascii() and SURROGATE.search(text):
             raise TaskError(
-                f"{place} has a tab or a line end in its {name} ({text!r}); put blanks there"
+                f"{place} has half a character (a lone surrogate) in its {name} ({text!r}); write "
+                "it whole"
             )

@@ -1,41 +1,42 @@
 """The few-shot jobs to run, and how several processes share them."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from mttl.adaptation.few_shot import FewShotJob
+from mttl.config.data_schema import Data
+from mttl.data.chosen_tasks import partition_of
 from mttl.errors import TaskError
 from mttl.gym.folder import Gym
-from mttl.gym.partition import load_partition, select_tasks
+from mttl.gym.partition import select_tasks
 
 
 def new_tasks(
     wanted: str,
-    partition: Path,
+    data: Data,
     gym: Gym,
     seen: Sequence[str],
     *,
-    skip_missing: bool = False,
     allow_seen: bool = False,
 ) -> list[str]:
     """Return the tasks to adapt to.
 
     Args:
         wanted: ``"test"`` or ``"dev"`` for that side of the partition, or names joined by commas.
-        partition: The partition's file.
+        data: Says which tasks are on that side, and whether those that the gym lacks are left out.
         gym: Where the rows are.
         seen: Tasks that the inventory was trained on.
-        skip_missing: Leave out tasks that the gym does not hold.
         allow_seen: Take tasks of training too.
 
     Raises:
         TaskError: If there is none, one is not in the gym, or one was seen in training.
     """
     if wanted in ("test", "dev"):
-        names = getattr(load_partition(partition), wanted)
+        names = getattr(partition_of(data, gym), wanted)
         if not names:
-            raise TaskError(f"'{partition}' has no {wanted} tasks; name tasks with --tasks a,b")
-        tasks = select_tasks(names, gym, skip_missing)
+            raise TaskError(
+                f"'{data.partition}' has no {wanted} tasks; name tasks with --tasks a,b"
+            )
+        tasks = select_tasks(names, gym, data.skip_missing)
     else:
         tasks = list(dict.fromkeys(name.strip() for name in wanted.split(",") if name.strip()))
         if not tasks:
@@ -100,7 +101,7 @@ def plan_jobs(
             for split in splits:
                 gym.rows(task, split, sample)
             n_rows = len(gym.rows(task, "train", sample))
-            if n_rows < k:
+            if k is not None and n_rows < k:
                 raise TaskError(
                     f"'{gym.file(task, 'train', sample)}' has {n_rows} rows, fewer than the "
                     f"{k} in its name. Build the task again"

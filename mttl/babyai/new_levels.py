@@ -29,7 +29,7 @@ from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.metrics_file import MetricsFile
 from mttl.training.progress import TrainingProgress
 
-FOR_TEXT = {"samples": None, "reference": None, "workers": 1, "shard": Shard()}
+FOR_TEXT = {"samples": None, "reference": None, "workers": 1, "shard": Shard(), "backbone": None}
 ROLLOUTS = 10  # over which a success rate is averaged
 
 

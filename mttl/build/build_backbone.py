@@ -1,11 +1,15 @@
 """From the section `backbone` to a language model and its tokenizer."""
 
+from collections.abc import Mapping
+from pathlib import Path
+
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mttl.config.backbone_schema import Backbone
 from mttl.config.load import resolve_folder
 from mttl.errors import ConfigError
 from mttl.models.backbone import (
+    BYTE_TOKENIZER,
     build_random,
     load_pretrained,
     load_tokenizer,
@@ -24,6 +28,28 @@ def place_of(name: str) -> str:
     return str(folder) if folder.is_dir() else name
 
 
+def places_of(backbone: Backbone) -> dict[str, str]:
+    """Return where the folders lie that the section names, by setting."""
+    names = {"name": getattr(backbone, "name", None), "tokenizer": backbone.tokenizer}
+    given = {key: place_of(name) for key, name in names.items() if name and name != BYTE_TOKENIZER}
+    return {key: str(Path(place).resolve()) for key, place in given.items() if Path(place).is_dir()}
+
+
+def found_again(backbone: Backbone, places: Mapping[str, str]) -> Backbone:
+    """Return the section with folders where they were in training, unless they are found as named.
+
+    Args:
+        backbone: The section of a run, which may be used from another directory.
+        places: What `places_of` returned in training.
+    """
+    moved = {
+        key: place
+        for key, place in places.items()
+        if not Path(place_of(str(getattr(backbone, key)))).is_dir() and Path(place).is_dir()
+    }
+    return backbone.model_copy(update=moved)
+
+
 def build_tokenizer(backbone: Backbone) -> PreTrainedTokenizerBase:
     """Load the tokenizer that the configuration names."""
     if backbone.kind == "random":
@@ -31,7 +57,8 @@ def build_tokenizer(backbone: Backbone) -> PreTrainedTokenizerBase:
     if backbone.tokenizer is not None:
         return load_tokenizer(place_of(backbone.tokenizer))
     name = place_of(backbone.name)
-    return load_tokenizer(name, revision=backbone.revision, gguf_file=backbone.gguf_file)
+    where = {"revision": backbone.revision, "gguf_file": backbone.gguf_file}
+    return load_tokenizer(name, key="backbone.name", **where)
 
 
 def build_backbone(backbone: Backbone) -> PreTrainedModel:
@@ -50,11 +77,22 @@ def build_backbone(backbone: Backbone) -> PreTrainedModel:
     return model
 
 
-def check_vocabulary(name: str, n_tokens: int, model: PreTrainedModel) -> None:
+def check_vocabulary(
+    backbone: Backbone, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
+) -> None:
     """Refuse a backbone that has fewer embeddings than its tokenizer has tokens."""
     size = model.get_input_embeddings().weight.shape[0]  # type: ignore[union-attr]
-    if size < n_tokens:
+    n_tokens = len(tokenizer)
+    if size >= n_tokens:
+        return
+    if backbone.kind == "random":
         raise ConfigError(
             f"backbone.config.vocab_size ({size}) must be at least {n_tokens}, the number of "
-            f"tokens of the tokenizer '{name}'"
+            f"tokens of the tokenizer '{backbone.tokenizer}'"
         )
+    raise ConfigError(
+        f"backbone.tokenizer ('{backbone.tokenizer or backbone.name}') has {n_tokens} tokens, and "
+        f"the backbone '{backbone.name}' embeddings for {size}; it must have at most as many. Name "
+        "the tokenizer that the backbone was trained with, or give the backbone more embeddings "
+        "(resize_token_embeddings of transformers) and save both in one folder"
+    )

@@ -8,7 +8,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from mttl.build.build_backbone import build_backbone, build_tokenizer, check_vocabulary
+from mttl.build.build_backbone import (
+    build_backbone,
+    build_tokenizer,
+    check_vocabulary,
+    found_again,
+)
 from mttl.build.build_moe import build_experts
 from mttl.build.build_router import build_router
 from mttl.build.fusion_source import load_source
@@ -98,8 +103,10 @@ def load_run(folder: str | Path, *, backbone: str | Path | None = None) -> Built
     if backbone is not None:
         if settings.backbone.kind == "random":
             raise ConfigError(f"'{saved.folder}' holds its own backbone: name no other")
-        moved = settings.backbone.model_copy(update={"name": str(backbone)})
-        settings = settings.model_copy(update={"backbone": moved})
+        where = settings.backbone.model_copy(update={"name": str(backbone)})
+    else:
+        where = found_again(settings.backbone, saved.meta["backbone"].get("places", {}))
+    settings = settings.model_copy(update={"backbone": where})
     built = _build(settings, saved.tasks, trained=True)
     if settings.skills.kind == "sparse":  # supports may differ in size from those drawn
         place_supports(built.model.skilled_layers(), saved_supports(saved.skills))
@@ -111,6 +118,8 @@ def load_run(folder: str | Path, *, backbone: str | Path | None = None) -> Built
 def inventory_settings(config: Config) -> dict[str, Any]:
     """Return what a saved inventory needs to be built again, as JSON."""
     form = {"prefix", "descriptions", "max_input_length", "max_output_length"}
+    if config.data.truncate != "end":  # runs of before keep their digest
+        form.add("truncate")
     names = [name for name in ModelSettings.model_fields if name != "data"]
     sections = config.model_dump(mode="json", include=set(names))
     own = {name: sections[name] for name in names}
@@ -123,8 +132,7 @@ def _build(
     backbone = settings.backbone
     tokenizer = build_tokenizer(backbone)
     network = build_backbone(backbone)
-    if backbone.kind == "random":
-        check_vocabulary(backbone.tokenizer, len(tokenizer), network)
+    check_vocabulary(backbone, tokenizer, network)
     model, attachment, token_layers = assemble(network, settings, tasks, trained=trained)
     if backbone.gradient_checkpointing:
         model.enable_gradient_checkpointing()

@@ -44,6 +44,7 @@ Sampler = Annotated[Proportional | Uniform | Temperature | Homogeneous, Field(di
 
 
 Prefix = Literal["name", "code", "none"]
+Truncate = Literal["start", "end"]
 
 
 def prefix_kind(value: Any) -> Any:
@@ -54,10 +55,14 @@ def prefix_kind(value: Any) -> Any:
 class Data(Section):
     """The tasks, and how their rows become batches."""
 
-    dir: str
-    """Folder of the gym: `<task>/<task>_<k>_<sample>_<split>.tsv`."""
-    partition: str
-    """JSON file with the lists train, dev and test of tasks."""
+    dir: str | None = None
+    """Folder of the gym: `<task>/<task>_<k>_<sample>_<split>.tsv`, or `.jsonl`. With `tasks` it may
+    be left out: then it lies beside their file and has its name, as `my_tasks.gym`."""
+    tasks: str | None = None
+    """YAML file of tasks of one's own, which are built into the gym when a command starts."""
+    partition: str | dict[str, list[str]] = "auto"
+    """JSON file with the lists train, dev and test of tasks, or these lists; `auto`: every task of
+    `tasks` on its `side`, or without `tasks` every task of the gym in train."""
     samples: Annotated[list[int], Field(min_length=1), AfterValidator(once)] = [100]
     """Which few-shot samples of every task."""
     split: Literal["train", "train+dev"] = "train"
@@ -78,6 +83,9 @@ class Data(Section):
     """Most tokens of an input."""
     max_output_length: PositiveInt = 64
     """Most tokens of an answer."""
+    truncate: Truncate = "end"
+    """Which side of an input is cut that is longer; what stands before it (`prefix`,
+    `descriptions`) stays."""
     prefix: Annotated[Prefix, BeforeValidator(prefix_kind)] = "name"
     """What stands before every input: `[name]` of the task, its `[code]` (six letters that tell
     nothing of the name), or nothing. Earlier versions wrote true for name and false for none."""
@@ -96,6 +104,11 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
+        if self.dir is None and self.tasks is None:
+            raise ValueError(
+                "dir must name the folder of a gym; only with tasks, a YAML file of tasks of one's "
+                "own, may it be left out"
+            )
         if self.validation == "dev" and self.split == "train+dev":
             raise ValueError(
                 "validation 'dev' would score rows that split 'train+dev' trains on; set "

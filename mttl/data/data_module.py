@@ -77,6 +77,7 @@ class TextToTextDataModule(pl.LightningDataModule):
             max_output_length=self.data.max_output_length,
             prefix=self.data.prefix,
             descriptions=self.data.descriptions,
+            truncate=self.data.truncate,
             max_rows=max_rows,
             cache_dir=self.data.cache_dir,
         )

@@ -8,8 +8,8 @@ Elsewhere it would be dropped, doubled or, for bytes, spend a position on nothin
 
 Special tokens are the tokenizer's own. Encoder-decoder: inputs and answers both carry them, and
 an answer always ends with the end token. Decoder-only: beginning + input + newline, then answer +
-end; the newline tells the model where the input is over. What is too long loses its tail: the
-prefix, the newline and the end token stay.
+end; the newline tells the model where the input is over. What is too long loses its tail, or an
+input its beginning: the prefix, the newline and the end token stay.
 """
 
 import hashlib
@@ -20,6 +20,7 @@ from typing import Any
 import transformers
 from transformers import PreTrainedTokenizerBase
 
+from mttl.config.data_schema import Truncate
 from mttl.errors import ConfigError
 
 _PROBE = "the"
@@ -34,6 +35,7 @@ class TextEncoder:
         decoder_only: The kind of model.
         max_input_length: The most ids of a prompt, special tokens included.
         max_output_length: The most ids of an answer, special tokens included.
+        truncate: Which side of an input that is too long is cut.
 
     Raises:
         ConfigError: If there is no end token, or a length leaves no room for text.
@@ -46,6 +48,7 @@ class TextEncoder:
         decoder_only: bool,
         max_input_length: int,
         max_output_length: int,
+        truncate: Truncate = "end",
     ):
         eos_id: Any = tokenizer.eos_token_id
         if eos_id is None:
@@ -53,7 +56,7 @@ class TextEncoder:
                 f"{type(tokenizer).__name__} has no end token, so generation could not stop; set "
                 "its eos_token."
             )
-        self.tokenizer = tokenizer
+        self.tokenizer, self.truncate = tokenizer, truncate
         self.leading_space = " " if wants_leading_space(tokenizer) else ""
         before, after = special_ids(tokenizer)
         ends = after if eos_id in after else [*after, eos_id]
@@ -73,26 +76,88 @@ class TextEncoder:
                     "number of special tokens around the text."
                 )
 
-    def prompts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each input."""
-        return self._encode(texts, self._prompt_ends, self._max_lengths[0])
+    def prompts(
+        self, texts: Sequence[str], openings: Sequence[str] = (), lost: list[int] | None = None
+    ) -> list[list[int]]:
+        """Return the ids of each input.
 
-    def answers(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each answer, the end token included."""
-        return self._encode(texts, self._answer_ends, self._max_lengths[1])
+        Args:
+            texts: The inputs.
+            openings: What each begins with and keeps, where their beginnings are cut.
+            lost: Gets the number of ids that are cut, for each text that is too long.
+        """
+        kept = openings if self.truncate == "start" else None
+        return self._encode(texts, self._prompt_ends, self._max_lengths[0], lost, kept)
+
+    def answers(self, texts: Sequence[str], lost: list[int] | None = None) -> list[list[int]]:
+        """Return the ids of each answer, the end token included; `lost` as for `prompts`."""
+        return self._encode(texts, self._answer_ends, self._max_lengths[1], lost)
+
+    def lost_characters(self, texts: Sequence[str]) -> list[str]:
+        """Return what texts hold and the tokenizer cannot give back: line breaks, tabs."""
+        return [
+            name
+            for character, name in (("\n", "line breaks"), ("\t", "tabs"))
+            if any(character in text for text in texts)
+            and character not in self.tokenizer.decode(_bare(self.tokenizer, f"a{character}b"))
+        ]
 
     def _encode(
-        self, texts: Sequence[str], ends: tuple[list[int], list[int]], max_length: int
+        self,
+        texts: Sequence[str],
+        ends: tuple[list[int], list[int]],
+        max_length: int,
+        lost: list[int] | None = None,
+        openings: Sequence[str] | None = None,
     ) -> list[list[int]]:
         before, after = ends
         room = max_length - len(before) - len(after)
         encoded = self._ids([self.leading_space + text for text in texts])
-        return [[*before, *ids[:room], *after] for ids in encoded]
+        for place, ids in enumerate(encoded):
+            if len(ids) > room:
+                if lost is not None:
+                    lost.append(len(ids) - room)
+                # Of the text to cut from, what stays at its beginning.
+                n_kept = room
+                if openings is not None:
+                    n_kept = min(room, self._n_ids(openings[place]) if openings else 0)
+                encoded[place] = ids[:n_kept] + ids[len(ids) - (room - n_kept) :]
+        return [[*before, *ids, *after] for ids in encoded]
+
+    def _n_ids(self, opening: str) -> int:
+        # The blank at its end may be part of the next word's token.
+        return len(self._ids([self.leading_space + opening.rstrip()])[0]) if opening else 0
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
         # verbose=False: a text over the model's length is cut here, and needs no warning.
         encoded = self.tokenizer(texts, add_special_tokens=False, verbose=False)
         return encoded["input_ids"]  # pyright: ignore[reportReturnType]
+
+
+def check_positions(
+    n_positions: int | None, *, decoder_only: bool, max_input_length: int, max_output_length: int
+) -> None:
+    """Refuse lengths that a model has no positions for.
+
+    Args:
+        n_positions: Of the model; None where it has no limit, as T5.
+        decoder_only: Whether input and answer are one sequence.
+        max_input_length: The most ids of a prompt.
+        max_output_length: The most ids of an answer.
+
+    Raises:
+        ConfigError: If they are longer.
+    """
+    lengths = {"data.max_input_length": max_input_length}
+    lengths["data.max_output_length"] = max_output_length
+    if decoder_only:
+        lengths = {" + ".join(lengths): max_input_length + max_output_length}
+    for name, length in lengths.items():
+        if n_positions is not None and length > n_positions:
+            raise ConfigError(
+                f"{name} ({length}) must be at most {n_positions}, the positions that the backbone "
+                "has; lower it, or take a backbone with more"
+            )
 
 
 def wants_leading_space(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -14,13 +14,13 @@ from typing import NamedTuple
 from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
 
-from mttl.config.data_schema import Prefix
+from mttl.config.data_schema import Prefix, Truncate
 from mttl.data.cache import cached
 from mttl.data.encode import TextEncoder, tokenizer_identity
 from mttl.data.opening import check_codes, opening
 from mttl.errors import TaskError, nearest
 from mttl.gym.folder import SPLITS, Gym
-from mttl.gym.tsv import parse_rows
+from mttl.gym.rows import parse_rows
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +59,7 @@ def prepare(
     max_output_length: int,
     prefix: Prefix = "name",
     descriptions: bool = False,
+    truncate: Truncate = "end",
     max_rows: int | None = None,
     cache_dir: str | Path | None = None,
 ) -> Dataset:
@@ -79,6 +80,7 @@ def prepare(
         max_output_length: The most ids of an answer.
         prefix: Put ``[name]`` of the task before the input, ``[code]``, or nothing.
         descriptions: Put the description in TASKS.csv before the input (after the prefix).
+        truncate: Which side of an input that is too long is cut.
         max_rows: Read only so many rows of every file, spread evenly.
         cache_dir: Where the result is kept; None keeps nothing.
 
@@ -95,6 +97,7 @@ def prepare(
         decoder_only=decoder_only,
         max_input_length=max_input_length,
         max_output_length=max_output_length,
+        truncate=truncate,
     )
     sources = _read_sources(gym, tasks, split, samples)
     openings = [_opening(gym, task, prefix, descriptions) for task in tasks]
@@ -105,7 +108,7 @@ def prepare(
         return _build(sources, openings, encoder, max_rows)
 
     if cache_dir is None:
-        return build()
+        return _telling_what_was_cut(build())
     settings = {
         "format": FORMAT_VERSION,
         "tokenizer": tokenizer_identity(tokenizer),
@@ -115,9 +118,11 @@ def prepare(
         "decoder_only": decoder_only,
         "lengths": [max_input_length, max_output_length],
         "max_rows": max_rows,
+        **({} if truncate == "end" else {"truncate": truncate}),
     }
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    return cached(build, f"{split.replace('+', '-')}-{digest[:24]}", cache_dir)
+    key = f"{split.replace('+', '-')}-{digest[:24]}"
+    return _telling_what_was_cut(cached(build, key, cache_dir))
 
 
 def _read_sources(
@@ -176,13 +181,40 @@ def _build(
         inputs += [openings[source.task_id] + row.input for row in rows]
         references += [list(row.outputs) for row in rows]
     _log.info("tokenising %d rows of %d files", len(inputs), len(sources))
+    lost = encoder.lost_characters([outputs[0] for outputs in references])
+    if lost:
+        _log.warning(
+            "the tokenizer does not keep %s, which answers hold: they are learned without. Set "
+            "backbone.tokenizer to one that does, such as byte",
+            " and ".join(lost),
+        )
+    lost: dict[str, list[int]] = {"max_input_length": [], "max_output_length": []}
+    before = [openings[task_id] for task_id in task_ids]
     columns = {
         "row": list(range(len(inputs))),
         "task_id": task_ids,
         "sample": samples,
         "input": inputs,
         "references": references,
-        "input_ids": encoder.prompts(inputs),
-        "labels": encoder.answers([outputs[0] for outputs in references]),
+        "input_ids": encoder.prompts(inputs, before, lost["max_input_length"]),
+        "labels": encoder.answers(
+            [outputs[0] for outputs in references], lost["max_output_length"]
+        ),
     }
-    return Dataset.from_dict(columns, features=COLUMNS)
+    dataset = Dataset.from_dict(columns, features=COLUMNS)
+    # Kept with the rows, so that a run on cached ones tells it too.
+    dataset.info.description = "; ".join(
+        f"{len(cut):,} of {len(inputs):,} {what} are longer than data.{setting}: "
+        f"{sum(cut):,} tokens are cut at their {side}"
+        for (setting, cut), what, side in zip(
+            lost.items(), ("inputs", "answers"), (encoder.truncate, "end"), strict=True
+        )
+        if cut
+    )
+    return dataset
+
+
+def _telling_what_was_cut(rows: Dataset) -> Dataset:
+    if rows.info.description:
+        _log.info("%s", rows.info.description)
+    return rows

@@ -10,6 +10,7 @@ from itertools import compress, islice
 from mttl.errors import TaskError
 from mttl.gym.filters import TEXT_FILTERS, RecordError, shown
 from mttl.gym.functions import EACH, FUNCTIONS
+from mttl.gym.rows import TSV
 from mttl.gym.sampling import Line
 from mttl.gym.task import Task
 from mttl.gym.template import compile_condition, compile_template, compile_values
@@ -146,9 +147,20 @@ def _writer(task: Task) -> Read:
         inputs = fill_input(records)
         if clean is not None:
             inputs = list(map(clean, inputs))
-        return [(text, *answers) for text, answers in zip(inputs, answer(records), strict=True)]
+        lines = [(text, *answers) for text, answers in zip(inputs, answer(records), strict=True)]
+        if task.ending != TSV:  # CrossFit's files hold empty texts, and stay as they are
+            for line in lines:
+                _check_texts(line)
+        return lines
 
     return write
+
+
+def _check_texts(line: Line) -> None:
+    """Refuse a line that nobody could learn from, where its record is known."""
+    if not all(map(str.strip, line)):
+        what = "input" if not line[0].strip() else "output"
+        raise RecordError(f"the {what} is empty; leave such records out with the key 'rows'")
 
 
 @lru_cache

@@ -1,7 +1,8 @@
 """A gym: a folder of few-shot tasks in the format of CrossFit's NLP Few-shot Gym.
 
-``<directory>/<task>/<task>_<k>_<sample>_{train,dev,test}.tsv``, and optionally
-``<directory>/TASKS.csv`` with at least the columns `task` and `metric` (and `description`).
+``<directory>/<task>/<task>_<k>_<sample>_{train,dev,test}.tsv``, or the same with ``.jsonl`` (see
+`mttl.gym.rows`), and optionally ``<directory>/TASKS.csv`` with at least the columns `task` and
+`metric` (and `description`).
 
 References:
     Ye, Lin and Ren, CrossFit: A Few-shot Learning Challenge for Cross-task Generalization in NLP,
@@ -16,15 +17,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mttl.errors import TaskError, nearest
+from mttl.gym.rows import ENDINGS, Row, read_rows
 from mttl.gym.table import metric_of
-from mttl.gym.tsv import Row, read_rows
 from mttl.metrics.metric_names import METRIC_NAMES
 from mttl.reading import check_name, read_text
 
 SPLITS = ("train", "dev", "test")
 
 # Parsed from the end: a task's own name may hold underscores and digits.
-_FILE_NAME = re.compile(r"(?P<task>.+)_(?P<k>\d+)_(?P<sample>\d+)_(?P<split>train|dev|test)\.tsv")
+_FILE_NAME = re.compile(r"(?P<task>.+)_(?P<k>\d+|all)_(?P<sample>\d+)_(?P<split>train|dev|test)")
 
 _HOW_TO_BUILD = (
     "A gym of CrossFit's tasks is built by `python scripts/build_crossfit.py`, the "
@@ -34,7 +35,7 @@ _HOW_TO_BUILD = (
 
 
 class _File(NamedTuple):
-    k: int
+    k: str
     path: Path
 
 
@@ -56,7 +57,7 @@ class Gym:
         if not self._files:
             raise TaskError(
                 f"the gym '{self.directory}' holds no task: no file is named "
-                f"<task>/<task>_<k>_<sample>_train.tsv. {_HOW_TO_BUILD}"
+                f"<task>/<task>_<k>_<sample>_train.tsv, nor .jsonl. {_HOW_TO_BUILD}"
             )
 
     def tasks(self) -> list[str]:
@@ -67,8 +68,8 @@ class Gym:
         """Return the samples that ``task`` has a file of, in ascending order."""
         return sorted({sample for sample, _ in self._files_of(task)})
 
-    def shots(self, task: str) -> int:
-        """Return `k`, the number the task's files carry in their names.
+    def shots(self, task: str) -> int | None:
+        """Return `k`, which the task's files carry in their names; None where they hold all rows.
 
         Raises:
             TaskError: If its files disagree.
@@ -76,10 +77,10 @@ class Gym:
         ks = sorted({file.k for file in self._files_of(task).values()})
         if len(ks) > 1:
             raise TaskError(
-                f"task '{task}' has files of several k ({', '.join(map(str, ks))}) in "
+                f"task '{task}' has files of several k ({', '.join(ks)}) in "
                 f"'{self.directory / task}'; keep one."
             )
-        return ks[0]
+        return None if ks[0] == "all" else int(ks[0])
 
     def file(self, task: str, split: str, sample: int) -> Path:
         """Return the path of one file.
@@ -156,8 +157,8 @@ class Gym:
         tasks = {}
         for folder in sorted(path for path in self.directory.iterdir() if path.is_dir()):
             files: dict[tuple[int, str], _File] = {}
-            for path in sorted(folder.glob("*.tsv")):
-                match = _FILE_NAME.fullmatch(path.name)
+            for path in sorted(folder.iterdir()):
+                match = _FILE_NAME.fullmatch(path.stem) if path.suffix in ENDINGS else None
                 if match is None or match["task"] != folder.name:
                     continue
                 key = int(match["sample"]), match["split"]
@@ -166,7 +167,7 @@ class Gym:
                         f"task '{folder.name}' has two {key[1]} files for sample {key[0]}: "
                         f"'{files[key].path}' and '{path}'; keep one."
                     )
-                files[key] = _File(int(match["k"]), path)
+                files[key] = _File(match["k"], path)
             if files:
                 tasks[folder.name] = files
         return tasks

@@ -32,8 +32,24 @@ def load_partition(path: str | Path) -> Partition:
         TaskError: If the file is missing or not JSON, has another key, names a task twice, or
             trains no task.
     """
-    path = Path(path)
-    sides = _read(path)
+    return parse_partition(read_json(path, TaskError), str(path))
+
+
+def parse_partition(sides: Any, path: str) -> Partition:
+    """Check a partition.
+
+    Args:
+        sides: The lists of tasks by side.
+        path: Where they stand, for messages.
+
+    Raises:
+        TaskError: As for `load_partition`.
+    """
+    if not isinstance(sides, dict):
+        raise TaskError(
+            f"'{path}' holds {shown(sides)}; a partition is an object with the lists "
+            f"{', '.join(SIDES)}."
+        )
     for side in sides:
         if side not in SIDES:
             raise TaskError(
@@ -84,13 +100,3 @@ def select_tasks(partition_tasks: Sequence[str], gym: Gym, skip_missing: bool) -
             f"{len(partition_tasks)} tasks: {shown}{more}; {remedy}{hint}"
         )
     return [task for task in partition_tasks if task in held]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    sides = read_json(path, TaskError)
-    if not isinstance(sides, dict):
-        raise TaskError(
-            f"'{path}' holds {shown(sides)}; a partition is an object with the lists "
-            f"{', '.join(SIDES)}."
-        )
-    return sides

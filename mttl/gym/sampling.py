@@ -106,7 +106,7 @@ def few_shot(task: Task, lines: Labelled, pool: Indices, sample: int) -> tuple[I
     """Draw one sample.
 
     Args:
-        task: Says how.
+        task: Says how; one without a `k` takes the whole pool, in its order.
         lines: The lines of the train split; only labels of classification tasks are asked for,
             and no more of them than decide.
         pool: The lines to draw from, as from `cut`.
@@ -114,9 +114,16 @@ def few_shot(task: Task, lines: Labelled, pool: Indices, sample: int) -> tuple[I
 
     Returns:
         The indices of the lines of train and of dev, in the order of the files.
+
+    Raises:
+        TaskError: If no line is left for dev, and dev has no lines of its own.
     """
-    order = pool[shuffled(len(pool), sample)]
     k = task.k
+    if k is None:
+        return pool, pool[:0]
+    order = pool[shuffled(len(pool), sample)]
+    if task.source.dev is None and k >= len(pool):
+        raise _no_dev(task, len(pool), "all")
     if task.kind == "text-to-text":
         return order[:k], order[k : 2 * k]
     n_labels = len(task.labels) if labels_are_named(task) else 0
@@ -131,8 +138,19 @@ def few_shot(task: Task, lines: Labelled, pool: Indices, sample: int) -> tuple[I
         n_read *= 2
     present, first = np.unique(labels, return_index=True)
     by_label = [np.flatnonzero(labels == label) for label in present[np.argsort(first)]]
+    most = max(map(len, by_label))
+    if task.source.dev is None and k >= most:
+        raise _no_dev(task, most, "all of the commonest output")
     train, dev = ([places[a:b] for places in by_label] for a, b in ((0, k), (k, 2 * k)))
     return order[np.concatenate(train)], order[np.concatenate(dev)]
+
+
+def _no_dev(task: Task, n: int, what: str) -> TaskError:
+    return TaskError(
+        f"task '{task.name}': k is {task.k}, and train would take {what} of the lines to draw from "
+        f"({n}), so that none is left for dev; k must be below {n}, or 'dev' in source name lines "
+        "of its own"
+    )
 
 
 def draw(

@@ -1,13 +1,16 @@
 """What a task is: where its records are, how one becomes a line, and how an answer is scored."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from mttl.gym.md5_sums import published_sums
+from mttl.gym.rows import JSON_LINES, TSV
 from mttl.metrics.metric_names import MetricName
 
 Kind = Literal["classification", "text-to-text"]
 References = Literal["one", "all", "distinct"]
 Bound = int | float
+Side = Literal["train", "dev", "test"]
 
 # What files of records may be: a table, or a line of JSON for each record; also packed.
 FILE_ENDINGS = (".tsv", ".csv", ".jsonl", ".tsv.gz", ".csv.gz", ".jsonl.gz")
@@ -47,6 +50,7 @@ class Source:
         test_share: Only this share of the test lines counts: shuffled with seed 42, the first
             ``int(share * n)``. None: all of them, in their order.
         columns: Names of the columns of a TSV or CSV file that has no header.
+        dev: The split, or file, that development rows come from; None: `train`.
         mirrors: Other names of the same data set, to try in turn.
         unavailable: Why the hub cannot give it, and where to get it by hand; None where it can.
     """
@@ -61,6 +65,12 @@ class Source:
     columns: tuple[str, ...] = ()
     mirrors: tuple[str, ...] = ()
     unavailable: str | None = None
+    dev: str | None = field(default=None, repr=False)  # fingerprints of gyms are of the others
+
+    @property
+    def splits(self) -> list[str]:
+        """The splits, or files, that are read."""
+        return [split for split in (self.train, self.dev, self.test) if split is not None]
 
 
 @dataclass(frozen=True)
@@ -70,7 +80,8 @@ class Task:
     Attributes:
         name: What its files are called.
         source: Where its records are.
-        k: Lines per label (classification) or lines in all (text-to-text) of train, and of dev.
+        k: Lines per label (classification) or lines in all (text-to-text) of train, and of dev;
+            None: all there are.
         kind: How samples are drawn: balanced by label, or not.
         input: Template of the input.
         output: Template of the output; a list where `references` is not ``"one"``.
@@ -84,11 +95,12 @@ class Task:
         metric: Name of its metric; see `mttl.metrics.crossfit`.
         category: Two levels, such as ``classification/nli``.
         description: What is asked, in one sentence.
+        side: Of the partition that a run makes of its tasks.
     """
 
     name: str
     source: Source
-    k: int
+    k: int | None
     kind: Kind
     input: str
     output: str
@@ -100,6 +112,7 @@ class Task:
     rows: str | None = None
     cleaning: str | None = None
     prepare: str | None = None
+    side: Side = field(default="train", repr=False)
 
     @property
     def reproducible(self) -> bool:
@@ -108,3 +121,8 @@ class Task:
         Distinct answers were published in the order of a Python set, which no one can know.
         """
         return self.references != "distinct"
+
+    @property
+    def ending(self) -> str:
+        """Of its files: those of CrossFit are TSV, as published; all others are JSON Lines."""
+        return TSV if self.name in published_sums() else JSON_LINES

@@ -21,8 +21,17 @@ from typing import Any
 
 from mttl import yaml12
 from mttl.errors import TaskError
+from mttl.gym.md5_sums import published_sums
 from mttl.gym.task import FILE_ENDINGS, Holdout, Source, Task
-from mttl.gym.task_keys import HOLDOUT_KEYS, MAPPING, SOURCE_KEYS, TASK_KEYS, check, check_keys
+from mttl.gym.task_keys import (
+    ALL,
+    HOLDOUT_KEYS,
+    MAPPING,
+    SOURCE_KEYS,
+    TASK_KEYS,
+    check,
+    check_keys,
+)
 from mttl.gym.template import compile_condition, compile_template
 from mttl.reading import MOST_YAML, read_text
 
@@ -42,12 +51,18 @@ def load_tasks(path: str | Path) -> Mapping[str, Task]:
         The tasks by name, in the order of the file.
 
     Raises:
-        TaskError: If the file cannot be read, or a task in it is malformed (file, task, key, value
-            and what is allowed).
+        TaskError: If the file cannot be read, a task in it is malformed (file, task, key, value
+            and what is allowed), or has the name of one of CrossFit's.
     """
     path = Path(path)
     text = read_text(path, TaskError, MOST_YAML)
-    return parse_tasks(text, str(path), path.resolve().parent)
+    tasks = parse_tasks(text, str(path), path.resolve().parent)
+    for name in tasks:
+        if name in published_sums():
+            raise TaskError(
+                f"'{path}' defines '{name}', which is a task of CrossFit's: give it another name."
+            )
+    return tasks
 
 
 def parse_tasks(text: str, place: str, folder: Path | None = None) -> dict[str, Task]:
@@ -95,10 +110,14 @@ def _task(name: str, keys: dict[str, Any], where: str, folder: Path) -> Task:
             "name": name,
             "labels": tuple(keys.get("labels", ())),
             "source": _source(keys["source"], f"{where}, source", folder),
+            **({"k": None} if keys.get("k") == ALL else {}),
         }
     )
-    if not isinstance(task.k, int) or task.k < 1:
-        raise TaskError(f"{where}: k is {task.k}; it must be a whole number from 1 on")
+    if task.k is None and task.source.dev is None:
+        raise TaskError(
+            f"{where}: k is '{ALL}', and no line of train would be left for dev: name a file or a "
+            "split of its own in source, with 'dev', or make k a number"
+        )
     if len(set(task.labels)) != len(task.labels):
         raise TaskError(f"{where}: labels names a label twice: {', '.join(task.labels)}")
     if task.category.count("/") != 1:
@@ -130,7 +149,7 @@ def _source(keys: dict[str, Any], where: str, folder: Path) -> Source:
     if "path" not in keys:
         if "train" not in keys:
             raise TaskError(f"{where}: name a data set of the hub (path), or a file (train)")
-        sides = [key for key in ("train", "test") if key in keys]
+        sides = [key for key in ("train", "dev", "test") if key in keys]
         keys = {**keys, **{key: _file(keys[key], key, where, folder) for key in sides}}
     cut = keys.get("holdout")
     if cut is not None:

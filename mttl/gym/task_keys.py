@@ -6,16 +6,18 @@ from typing import Any, get_args
 from mttl.errors import TaskError, nearest
 from mttl.gym.filters import TEXT_FILTERS, shown
 from mttl.gym.functions import FUNCTIONS
-from mttl.gym.task import Kind, References
+from mttl.gym.task import Kind, References, Side
 from mttl.metrics.metric_names import METRIC_NAMES
 
 TEXT, TEXTS, NUMBER, MAPPING = "a text", "a list of texts", "a number", "a mapping"
+ALL = "all"
+COUNT = f"a whole number from 1 on, or '{ALL}'"
 
-# What a value must be: one of the four above, or one of the names given.
+# What a value must be: one of the five above, or one of the names given.
 TASK_KEYS: dict[str, Any] = {
     "source": MAPPING,
     "kind": get_args(Kind),
-    "k": NUMBER,
+    "k": COUNT,
     "input": TEXT,
     "output": TEXT,
     "labels": TEXTS,
@@ -26,12 +28,14 @@ TASK_KEYS: dict[str, Any] = {
     "metric": METRIC_NAMES,
     "category": TEXT,
     "description": TEXT,
+    "side": get_args(Side),
 }
 SOURCE_KEYS: dict[str, Any] = {
     "path": TEXT,
     "config": TEXT,
     "revision": TEXT,
     "train": TEXT,
+    "dev": TEXT,
     "test": TEXT,
     "holdout": MAPPING,
     "test_share": NUMBER,
@@ -67,7 +71,7 @@ def check(value: Any, expected: Any, what: str) -> None:
 
     Args:
         value: What a file says.
-        expected: `TEXT`, `TEXTS`, `NUMBER`, `MAPPING`, or the names to choose from.
+        expected: `TEXT`, `TEXTS`, `NUMBER`, `COUNT`, `MAPPING`, or the names to choose from.
         what: Its name, for messages.
 
     Raises:
@@ -84,6 +88,7 @@ def check(value: Any, expected: Any, what: str) -> None:
         TEXT: isinstance(value, str) and value != "",
         TEXTS: isinstance(value, list) and all(isinstance(item, str) for item in value),
         NUMBER: isinstance(value, int | float) and not isinstance(value, bool),
+        COUNT: value == ALL or (type(value) is int and value > 0),
         MAPPING: isinstance(value, dict),
     }
     if not right[expected]:

@@ -186,7 +186,11 @@ def scale_initial_weights(model: nn.Module, factors: Mapping[str, float]) -> Non
 
 
 def load_tokenizer(
-    name: str, *, revision: str | None = None, gguf_file: str | None = None
+    name: str,
+    *,
+    revision: str | None = None,
+    gguf_file: str | None = None,
+    key: str = "backbone.tokenizer",
 ) -> PreTrainedTokenizerBase:
     """Load a tokenizer.
 
@@ -195,6 +199,7 @@ def load_tokenizer(
             hub or a folder.
         revision: Branch, tag or commit on the hub.
         gguf_file: Name of a GGUF file inside ``name`` that holds it.
+        key: The setting to blame where there is nothing of that name.
 
     Raises:
         ConfigError: If it cannot be found, reached or read, or has no vocabulary.
@@ -208,7 +213,8 @@ def load_tokenizer(
         check_model_folder(name)
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **where)
     except Exception as error:  # transformers answers bad files with errors of all sorts
-        raise ConfigError(_unreachable("backbone.tokenizer", name, error)) from error
+        blamed = "backbone.tokenizer" if Path(name).is_dir() else key
+        raise ConfigError(_unreachable(blamed, name, error)) from error
     # Where the files are missing, transformers builds one of special tokens and a word boundary.
     if len(tokenizer) <= len(tokenizer.all_special_tokens) + 1:
         raise ConfigError(
@@ -230,9 +236,12 @@ def _unreachable(key: str, name: str, error: Exception) -> str:
     if Path(name).is_dir():
         return f"{key} ('{name}') is a folder that could not be read: {cause}"
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        return f"{key} ('{name}') is no folder, and cannot be the name of a model on the hub"
+        return (
+            f"{key} ('{name}') is no folder, and cannot be the name of a model on the hub. Name "
+            f"the folder where it is now: {key}=DIR, or --backbone DIR of a trained run"
+        )
     return (
         f"{key} ('{name}') is no folder here and could not be loaded from the model hub: {cause} "
         f"Where the hub can be reached, run `hf download {name} --local-dir DIR`, copy DIR to this "
-        f"machine and pass {key}=DIR"
+        f"machine and pass {key}=DIR, or --backbone DIR of a trained run"
     )

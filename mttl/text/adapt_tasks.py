@@ -31,6 +31,7 @@ def adapt_run(
     allow_seen: bool,
     reference: str | None,
     out: str | None,
+    backbone: str | None,
 ) -> None:
     """Adapt, score and print a table.
 
@@ -45,6 +46,7 @@ def adapt_run(
         allow_seen: Take tasks of training too.
         reference: Folder of the results to compare with.
         out: Folder of the results; ``adapt-<mode>`` in the run by default.
+        backbone: Where the pretrained backbone is now, if not where it was in training.
     """
     console, status = make_console(), make_console(stderr=True)
     # Three small files per job: not worth a line each.
@@ -57,6 +59,7 @@ def adapt_run(
         tasks,
         samples=read_samples(samples),
         allow_seen=allow_seen,
+        backbone=backbone,
     )
     jobs = adaptation.jobs
     known = read_reference(reference) if reference else {}

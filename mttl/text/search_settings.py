@@ -35,6 +35,7 @@ def search_run(
     samples: str | None,
     allow_seen: bool,
     out: str | None,
+    backbone: str | None,
 ) -> None:
     """Search, write what was found and print a table.
 
@@ -45,6 +46,7 @@ def search_run(
         samples: As for `mttl.adaptation.plan.read_samples`.
         allow_seen: Take tasks of training too.
         out: Folder of the trials; ``search-<mode>`` in the run by default.
+        backbone: Where the pretrained backbone is now, if not where it was in training.
     """
     console, status = make_console(), make_console(stderr=True)
     # Two small files per job: not worth a line each.
@@ -59,6 +61,7 @@ def search_run(
         samples=read_samples(samples),
         allow_seen=allow_seen,
         splits=("dev",),
+        backbone=backbone,
     )
     name = f"search-{config.adapt.mode}"
     folder = Path(out) if out else adaptation.folder(name)

@@ -4,17 +4,19 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 
-from mttl.build.build_backbone import backbone_name
+from mttl.build.build_backbone import backbone_name, places_of
 from mttl.build.model import Built, build_model, inventory_settings
 from mttl.build.trainer import build_trainer
 from mttl.checkpoint import save_inventory
 from mttl.command import make_console
-from mttl.config.load import dump_config, resolve_folder, resolve_path
+from mttl.config.load import dump_config
 from mttl.config.schema import Config
+from mttl.data.chosen_tasks import open_gym, partition_of
 from mttl.data.data_module import TextToTextDataModule
+from mttl.data.encode import check_positions
 from mttl.files import write_text
 from mttl.gym.folder import Gym
-from mttl.gym.partition import load_partition, select_tasks
+from mttl.gym.partition import select_tasks
 from mttl.models.backbone import is_decoder_only
 from mttl.training.attention_report import attention_by_task, has_attention
 from mttl.training.predictions import predict, score, write_predictions, write_results
@@ -42,12 +44,16 @@ def train(config: Config, *, resume: bool = False) -> None:
     console = make_console()
 
     # What to learn: tasks, their rows, and the model over them.
-    gym = Gym(resolve_folder(config.data.dir))
-    tasks = select_tasks(
-        load_partition(resolve_path(config.data.partition)).train, gym, config.data.skip_missing
-    )
+    gym = open_gym(config.data)
+    tasks = select_tasks(partition_of(config.data, gym).train, gym, config.data.skip_missing)
     metrics = {task: gym.metric(task) for task in tasks}
     built = build_model(config, tasks)
+    check_positions(
+        getattr(built.model.backbone.config, "max_position_embeddings", None),
+        decoder_only=is_decoder_only(built.model.backbone),
+        max_input_length=config.data.max_input_length,
+        max_output_length=config.data.max_output_length,
+    )
     data = build_data(config, gym, built)
     folder = RunFolder(Path(config.run.dir) / config.run.name)
     text = dump_config(config)
@@ -94,6 +100,7 @@ def train(config: Config, *, resume: bool = False) -> None:
             # Random weights come from nowhere else, frozen or not.
             backbone_trained=config.backbone.train or config.backbone.kind == "random",
             settings=inventory_settings(config),
+            places=places_of(config.backbone),
         )
         if groups := built.attachment.groups:
             attention = None

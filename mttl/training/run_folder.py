@@ -139,6 +139,7 @@ def changed_settings(
     for settings in (first, second):
         if "data.prefix" in settings:
             settings["data.prefix"] = prefix_kind(settings["data.prefix"])
+            settings.setdefault("data.truncate", "end")  # runs of before do not say it
     return [
         f"{name} ({first.get(name)} before, {second.get(name)} now)"
         for name in sorted(first.keys() | second.keys())

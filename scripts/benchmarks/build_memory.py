@@ -151,10 +151,11 @@ def plain_loop(task: Task, raw: Path, out: Path) -> None:
             "test": test,
         }
         for split, lines in splits.items():
-            path = out / task.name / f"{task.name}_{k}_{sample}_{split}.tsv"
+            path = out / task.name / f"{task.name}_{k}_{sample}_{split}.jsonl"
             with path.open("w", encoding="utf-8", newline="\n") as file:
-                for line in lines:
-                    file.write("\t".join(line) + "\n")
+                for source, answer in lines:
+                    row = {"input": source, "outputs": [answer]}
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 def plain_lines(task: Task, raw: Path, split: str) -> list[tuple[str, str]]:

@@ -16,12 +16,13 @@ from comparison.stages import Cost, Processes, start_again
 from mttl import yaml12
 from mttl.adaptation.plan import new_tasks, plan_jobs, read_samples
 from mttl.build.expert_matrix import read_expert_matrix
-from mttl.config.load import dump_config, load_config, resolve_folder, resolve_path
+from mttl.config.load import dump_config, load_config
 from mttl.config.schema import Config
+from mttl.data.chosen_tasks import open_gym, partition_of
 from mttl.errors import ConfigError
 from mttl.files import write_text
 from mttl.gym.folder import Gym
-from mttl.gym.partition import SIDES, Partition, load_partition, select_tasks
+from mttl.gym.partition import SIDES, Partition, select_tasks
 
 ROOT = Path(__file__).resolve().parents[2]
 # What the comparison sets itself, and how to choose it.
@@ -148,13 +149,13 @@ class Comparison:
     @cached_property
     def gym(self) -> Gym:
         """The tasks on disk."""
-        return Gym(resolve_folder(self._common.data.dir))
+        return open_gym(self._common.data)
 
     @cached_property
     def partitions(self) -> list[Partition]:
         """The partition of the configuration; with folds, one for each."""
         data = self._common.data
-        whole = load_partition(resolve_path(data.partition))
+        whole = partition_of(data, self.gym)
         if self.n_folds is None:
             return [whole]
         tasks = [task for side in SIDES for task in getattr(whole, side)]
@@ -181,8 +182,7 @@ class Comparison:
         data, partition = self._common.data, self.partitions[0]
         if self.n_folds is None:
             seen = select_tasks(partition.train, self.gym, data.skip_missing)
-            file = resolve_path(data.partition)
-            unseen = new_tasks(self.tasks, file, self.gym, seen, skip_missing=data.skip_missing)
+            unseen = new_tasks(self.tasks, data, self.gym, seen)
         else:
             seen = unseen = [task for side in SIDES for task in getattr(partition, side)]
         dev: list[str] = []

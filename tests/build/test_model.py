@@ -48,7 +48,9 @@ def test_shipped_random_backbones_build(name: str, decoder_only: bool) -> None:
 
 
 def test_the_papers_setting_builds_on_a_folder(tmp_path: Path) -> None:
-    tiny_bart().save_pretrained(tmp_path)
+    bart = tiny_bart()
+    bart.resize_token_embeddings(len(ByT5Tokenizer()), mean_resizing=False)
+    bart.save_pretrained(tmp_path)
     ByT5Tokenizer().save_pretrained(tmp_path)
     config = load_config("crossfit_paper.yaml", [f"backbone.name={tmp_path}"])
     built = build_model(config, TASKS)
@@ -262,6 +264,25 @@ def test_unknown_tasks_and_ids_out_of_range() -> None:
 def test_what_cannot_be_built(fragment: str, override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         build(fragment, override)
+
+
+def test_a_tokenizer_with_more_tokens_than_embeddings(tmp_path: Path) -> None:
+    """A lookup would fail in the middle of training, and only for texts that hold such a token."""
+    build_random("t5", {"vocab_size": 300, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1,
+                        "num_heads": 2}).save_pretrained(tmp_path)  # fmt: skip
+    settings = [f"backbone.name={tmp_path}", "backbone.tokenizer=byte"]
+    message = (
+        f"backbone.tokenizer ('byte') has 384 tokens, and the backbone '{tmp_path}' embeddings for "
+        "300; it must have at most as many. Name the tokenizer that the backbone was trained with"
+    )
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        build("", "backbone.kind=pretrained", *settings)
+
+
+def test_a_backbone_that_is_missing_is_not_blamed_on_the_tokenizer() -> None:
+    message = r"^backbone\.name \('\./nowhere'\) is no folder.* Name the folder where it is now"
+    with pytest.raises(ConfigError, match=message):
+        build("", "backbone.kind=pretrained", "backbone.name=./nowhere")
 
 
 def test_a_shared_skill_needs_another_one() -> None:

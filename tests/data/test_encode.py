@@ -1,7 +1,14 @@
 import pytest
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from mttl.data.encode import TextEncoder, special_ids, tokenizer_identity, wants_leading_space
+from mttl.data.encode import (
+    TextEncoder,
+    check_positions,
+    special_ids,
+    tokenizer_identity,
+    wants_leading_space,
+)
+from mttl.errors import ConfigError
 
 
 def encoder(tokenizer, decoder_only=False, max_input_length=50, max_output_length=20):
@@ -79,6 +86,47 @@ def test_truncation_keeps_the_beginning_and_the_end_tokens(byte_tokenizer, decod
     last = byte_ids("\n")[0] if decoder_only else END
     assert encode.prompts(["[task] a long input"]) == [[*byte_ids("[task] "), last]]
     assert encode.answers(["answer"]) == [[*byte_ids("an"), END]]
+
+
+@pytest.mark.parametrize("decoder_only", [False, True])
+def test_truncation_at_the_start_keeps_what_stands_before(byte_tokenizer, decoder_only):
+    encode = TextEncoder(
+        *(byte_tokenizer,),
+        decoder_only=decoder_only,
+        max_input_length=10,
+        max_output_length=3,
+        truncate="start",
+    )
+    last = byte_ids("\n")[0] if decoder_only else END
+    lost = []
+    texts, openings = ["[task] a long input", "[b] short", "no opening"], ["[task] ", "[b] ", ""]
+    assert encode.prompts(texts, openings, lost) == [
+        [*byte_ids("[task]put"), last],
+        [*byte_ids("[b] short"), last],
+        [*byte_ids("o opening"), last],
+    ]
+    assert lost == [10, 1]
+    assert encode.prompts(["[a much longer task] x"], ["[a much longer task] "]) == [
+        [*byte_ids("[a much l"), last]
+    ]
+    assert encode.answers(["answer"], lost) == [[*byte_ids("an"), END]]
+    assert lost == [10, 1, 4]
+
+
+def test_lengths_above_the_positions_of_a_model():
+    lengths = {"max_input_length": 20, "max_output_length": 13}
+    check_positions(None, decoder_only=True, **lengths)
+    check_positions(20, decoder_only=False, **lengths)
+    check_positions(33, decoder_only=True, **lengths)
+    with pytest.raises(
+        ConfigError, match=r"data.max_input_length \(20\) must be at most 19, the p"
+    ):
+        check_positions(19, decoder_only=False, **lengths)
+    both = (
+        r"data.max_input_length \+ data.max_output_length \(33\) must be at most 32, the positions"
+    )
+    with pytest.raises(ConfigError, match=both):
+        check_positions(32, decoder_only=True, **lengths)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@ import logging
 from pathlib import Path
 
 import pytest
-from transformers import ByT5Tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from mttl.data import prepare as module
 from mttl.data.opening import task_code
 from mttl.errors import TaskError
 from mttl.gym.folder import Gym
+from mttl.gym.rows import line_of
 
 DEFAULTS = {"decoder_only": False, "max_input_length": 64, "max_output_length": 16}
 
@@ -96,6 +98,21 @@ def test_equal_test_files_are_read_once_and_others_all(gym, byte_tokenizer):
         file.write("more\trows\n")
     data = prepare(gym, byte_tokenizer, split="test")
     assert data["sample"][:] == [100] * 6 + [13] * 4
+
+
+def test_what_is_cut_is_told_from_the_cache_too(gym, byte_tokenizer, caplog, tmp_path):
+    caplog.set_level(logging.INFO)
+    short = {"tasks": ["a"], "samples": [100], "max_input_length": 10, "cache_dir": tmp_path / "c"}
+    told = "2 of 2 inputs are longer than data.max_input_length: 16 tokens are cut at their end"
+    for _ in range(2):
+        caplog.clear()
+        prepare(gym, byte_tokenizer, **short)
+        assert told in caplog.messages
+    data = prepare(gym, byte_tokenizer, **short, truncate="start")
+    assert data[0]["input_ids"] == byte_tokenizer("[a] 100 0")["input_ids"]
+    caplog.clear()
+    prepare(gym, byte_tokenizer)
+    assert "longer than" not in caplog.text
 
 
 def test_max_rows(gym, byte_tokenizer):
@@ -192,6 +209,34 @@ def test_a_damaged_cache_is_rebuilt(gym, byte_tokenizer, tmp_path, tokenised, ca
     assert len(tokenised) == 2
     assert again["input"][:] == [row["input"] for row in prepare(gym, byte_tokenizer)]
     del first
+
+
+SEVERAL_LINES = "if x:\n\treturn [1,\r\n\n  2]"
+
+
+def test_texts_of_several_lines_are_learned_as_they_are(gym, byte_tokenizer, caplog):
+    path = gym.file("a", "train", 100)
+    path.unlink()
+    line = line_of(".jsonl", SEVERAL_LINES, [SEVERAL_LINES, "other"])
+    path.with_suffix(".jsonl").write_text(line, newline="")
+    options = {"tasks": ["a"], "samples": [100], "prefix": "none", "max_output_length": 64}
+    data = prepare(Gym(gym.directory), byte_tokenizer, **options)
+    assert data["input"][:] == [SEVERAL_LINES]
+    assert data["references"][:] == [[SEVERAL_LINES, "other"]]
+    for name in ("input_ids", "labels"):
+        assert byte_tokenizer.decode(data[0][name], skip_special_tokens=True) == SEVERAL_LINES
+    assert "does not keep" not in caplog.text
+
+
+def test_a_tokenizer_that_loses_line_breaks_is_told(gym, caplog):
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="?")
+    path = gym.file("a", "train", 100)
+    path.unlink()
+    path.with_suffix(".jsonl").write_text(line_of(".jsonl", "a", ["a\nb"]))
+    prepare(Gym(gym.directory), tokenizer, tasks=["a"], samples=[100])
+    assert "the tokenizer does not keep line breaks, which answers hold" in caplog.text
 
 
 def test_mistakes(gym, byte_tokenizer):

@@ -4,7 +4,7 @@ import pytest
 
 from mttl.errors import TaskError
 from mttl.gym.folder import Gym
-from mttl.gym.tsv import Row
+from mttl.gym.rows import Row
 
 ODD_NAMES = ["blimp-ellipsis_n_bar_1", "dbpedia_14", "ade_corpus_v2-dosage", "a_1_2_train"]
 
@@ -85,6 +85,15 @@ def test_files_of_several_k(make_gym):
     (gym.directory / "one" / "one_32_21_train.tsv").write_text("a\tb\n")
     with pytest.raises(TaskError, match=r"task 'one' has files of several k \(16, 32\)"):
         Gym(gym.directory).shots("one")
+
+
+def test_files_of_all_rows_name_no_number(make_gym):
+    gym = make_gym({"one": 2})
+    for path in list((gym.directory / "one").iterdir()):
+        path.rename(path.with_name(path.name.replace("_16_", "_all_")))
+    gym = Gym(gym.directory)
+    assert gym.shots("one") is None
+    assert len(gym.rows("one", "dev", 13)) == 4
 
 
 def test_a_malformed_file_is_named(make_gym):

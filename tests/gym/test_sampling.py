@@ -39,7 +39,7 @@ def lines(n, labels=LABELS, weights=None):
 
 
 @pytest.mark.parametrize("sample", SAMPLES)
-@pytest.mark.parametrize("n", [7, 40, 1000])
+@pytest.mark.parametrize("n", [20, 40, 1000])
 def test_classification(sample, n):
     task = make_task(k=4)
     train, test = lines(n), lines(5)

@@ -111,10 +111,14 @@ def test_holdout(holdout, expected):
         ("[bad, good]", "bad", "labels is 'bad'; it must be a list of texts"),
         ("[bad, good]", "[bad, bad]", "labels names a label twice: bad, bad"),
         ("{path: hub/mine}", "hub/mine", "source is 'hub/mine'; it must be a mapping"),
-        ("metric: ACC", "metric: ACC\n    k: many", "k is 'many'; it must be a number"),
-        ("metric: ACC", "metric: ACC\n    k: true", "k is True; it must be a number"),
+        ("metric: ACC", "metric: ACC\n    k: many", "k is 'many'; it must be a whole number from 1 "
+         "on, or 'all'"),
+        ("metric: ACC", "metric: ACC\n    k: true", "k is True; it must be a whole number"),
         ("metric: ACC", "metric: ACC\n    k: 0", "k is 0; it must be a whole number from 1 on"),
         ("metric: ACC", "metric: ACC\n    k: 1.5", "k is 1.5; it must be a whole number"),
+        ("metric: ACC", "metric: ACC\n    k: all", "k is 'all', and no line of train would be"),
+        ("metric: ACC", "metric: ACC\n    side: dve", "side is 'dve'; it must be one of train"),
+        ("{path: hub/mine}", "{train: a.csv, dev: b}", "dev is 'b'; without 'path' it must be"),
         ("metric: ACC", "metric: ACC\n    category: one", "category is 'one'; it must read"),
         ("metric: ACC", "metric: ACC\n    cleaning: clear", "cleaning is 'clear'; it must be one"),
         ("metric: ACC", "metric: ACC\n    prepare: x", "prepare is 'x'; it must be one of acronym"),
@@ -142,6 +146,15 @@ def test_mistakes_are_explained(old, new, message):
     assert old in ONE
     with pytest.raises(TaskError, match=re.escape(message)):
         parse_tasks(ONE.replace(old, new), "f")
+
+
+def test_files_that_are_split_already(tmp_path):
+    path = tmp_path / "mine.yaml"
+    source = "{train: a.jsonl, dev: b.csv, test: c.tsv}"
+    path.write_text(ONE.replace("{path: hub/mine}", f"{source}\n    k: all\n    side: test"))
+    task = load_tasks(path)["mine"]
+    assert (task.k, task.side) == (None, "test")
+    assert task.source.splits == [str(tmp_path / name) for name in ("a.jsonl", "b.csv", "c.tsv")]
 
 
 @pytest.mark.parametrize("text", ["", "3", "tasks:", "tasks: {}", "tasks: [a]"])

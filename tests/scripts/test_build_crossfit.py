@@ -101,10 +101,10 @@ def test_samples_and_status_and_verify(build, mine, capsys):
     assert "2 of 2 tasks are complete" in capsys.readouterr().out
     assert run(build, *options(mine, "--verify", "--samples", 13)) == 0
     assert "2 built" in capsys.readouterr().out
-    path = mine.parent / "gym/hues/hues_2_13_dev.tsv"
+    path = mine.parent / "gym/hues/hues_2_13_dev.jsonl"
     path.write_text("x\ty\n")
     assert run(build, *options(mine, "--verify", "--samples", 13)) == 1
-    assert "hues_2_13_dev.tsv is not as it was built" in capsys.readouterr().out
+    assert "hues_2_13_dev.jsonl is not as it was built" in capsys.readouterr().out
     assert path.read_text() == "x\ty\n"
     assert run(build, "--status", "--out", mine.parent / "none", "--tasks", "boolq") == 0
     assert "absent" in capsys.readouterr().out
@@ -246,7 +246,7 @@ def test_ctrl_c(mine, n_workers):
     assert error.splitlines()[-1] == "interrupted"
     assert "1 built" in out
     gym = mine.parent / "gym"
-    assert len(list((gym / "colours").glob("*.tsv"))) == 15
+    assert len(list((gym / "colours").glob("*.jsonl"))) == 15
     assert [path for path in gym.rglob("*") if "hues" in path.name] in ([], [gym / "hues"])
     assert "colours" in (gym / "TASKS.csv").read_text()
 

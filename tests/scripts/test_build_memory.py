@@ -40,7 +40,7 @@ def test_every_variant_writes_the_same_files(benchmark: ModuleType, tmp_path, mo
         settings = argparse.Namespace(case=case, folder=tmp_path, rows=21_000)
         step, _ = benchmark.build(variant, settings)
         step()
-        files = (tmp_path / variant.replace(" ", "_")).rglob("*.tsv")
+        files = (tmp_path / variant.replace(" ", "_")).rglob("*.jsonl")
         written[variant] = {path.name: path.read_bytes() for path in files}
     assert len(written["build"]) == 15
     assert written["build"] == written["stored"] == written["plain loop"]

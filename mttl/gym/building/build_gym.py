@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from mttl.errors import TaskError
 from mttl.files import atomic_path, write_text
 from mttl.gym.building.record_files import counted
@@ -20,6 +22,7 @@ from mttl.gym.building.sources import local_files, open_records
 from mttl.gym.building.split_lines import Lines, make_lines
 from mttl.gym.building.unavailable import UnavailableError
 from mttl.gym.md5_sums import published_sums
+from mttl.gym.rows import TSV
 from mttl.gym.sampling import SAMPLES, Indices, cut, few_shot
 from mttl.gym.task import Task
 
@@ -96,6 +99,9 @@ def build_task(
             folder.rmdir()
     record = _read_record(folder)
     before = record.get("files", {}) if record.get("made_from") == made_from else {}
+    if task.ending != TSV:  # what earlier versions wrote
+        for name in sums:
+            (folder / name).with_suffix(TSV).unlink(missing_ok=True)
     content = {"made_from": made_from, "files": before | sums}
     write_text(folder / RECORD, json.dumps(content, indent=1) + "\n")
     return _compared(task, sums)
@@ -139,7 +145,9 @@ def count_files(task: Task, out: Path, samples: Sequence[int] = SAMPLES) -> tupl
 
 def file_names(task: Task, samples: Sequence[int]) -> list[str]:
     """Return the names of a task's files."""
-    return [f"{task.name}_{task.k}_{s}_{split}.tsv" for s in samples for split in SPLITS]
+    k = "all" if task.k is None else task.k
+    stems = [f"{task.name}_{k}_{s}_{split}" for s in samples for split in SPLITS]
+    return [stem + task.ending for stem in stems]
 
 
 def _write(
@@ -153,15 +161,19 @@ def _write(
 
     train = lines_of(task.source.train)
     test = train if task.source.test is None else lines_of(task.source.test)
+    dev = None if task.source.dev is None else lines_of(task.source.dev)
+    if dev is not None and not len(dev):
+        raise TaskError(f"task '{task.name}': the lines of dev ('{task.source.dev}') are none.")
     pool, held_out = cut(task, len(train), None if test is train else len(test))
     sums: dict[str, str] = {}
     first_test: Path | None = None
     for sample in samples:
         train_name, dev_name, test_name = file_names(task, [sample])
-        for name, indices in zip(
-            (train_name, dev_name), few_shot(task, train, pool, sample), strict=True
-        ):
-            sums[name] = _write_lines(folder / name, train, indices)
+        train_indices, dev_indices = few_shot(task, train, pool, sample)
+        sums[train_name] = _write_lines(folder / train_name, train, train_indices)
+        if dev is not None:
+            dev_indices, _ = few_shot(task, dev, np.arange(len(dev), dtype=np.int64), sample)
+        sums[dev_name] = _write_lines(folder / dev_name, dev or train, dev_indices)
         if first_test is None:
             first_test = folder / test_name
             sums[test_name] = _write_lines(first_test, test, held_out)
@@ -218,4 +230,5 @@ def _fingerprint(task: Task, raw: Path | None) -> str:
     ]
     task = replace(task, category="", description="")  # they are in no file
     text = repr((task, None if raw is None else str(raw.resolve()), files))
+    text += task.source.dev or ""
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -57,12 +57,11 @@ def raw_file(source: Source, split: str, raw: Path) -> Path:
 
 def local_files(source: Source, raw: Path | None) -> list[Path]:
     """Return the files that a source is read from, where it is read from files that exist."""
-    splits = [source.train, *([] if source.test is None else [source.test])]
     if source.path is None:
-        return [path for path in map(Path, splits) if path.is_file()]
+        return [path for path in map(Path, source.splits) if path.is_file()]
     if raw is None:
         return []
     try:
-        return [raw_file(source, split, raw) for split in splits]
+        return [raw_file(source, split, raw) for split in source.splits]
     except UnavailableError:
         return []

@@ -19,6 +19,7 @@ import numpy as np
 from mttl.errors import TaskError
 from mttl.gym.building.record_files import RandomAccess, Records
 from mttl.gym.convert import convert, each_alone, survey
+from mttl.gym.rows import line_of
 from mttl.gym.sampling import Indices, LabelNumbers, Line, labels_are_named
 from mttl.gym.task import Task
 from mttl.gym.template_field import Record
@@ -180,8 +181,9 @@ def _told_with(name: str) -> Iterator[None]:
 
 
 def _as_in_file(lines: list[Line], task: Task, split: str) -> list[bytes]:
+    ending = task.ending
     try:
-        return ["\t".join(line).encode() + b"\n" for line in lines]
+        return [line_of(ending, line[0], line[1:]).encode() for line in lines]
     except UnicodeEncodeError as error:
         text = error.object
         shown = text[max(0, error.start - 20) : error.end + 20].encode(errors="replace").decode()

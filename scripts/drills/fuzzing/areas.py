@@ -204,7 +204,7 @@ AREAS: dict[str, Area] = {
     "configuration": Area("config", ("run.yaml", "fragment.yaml", "policies.yaml"), _configuration),
     "recipe": Area("config", ("recipe.yaml",), lambda folder: read_recipe(folder / "recipe.yaml")),
     "partition": Area("gym", ("*.json",), lambda folder: load_partition(folder / "partition.json")),
-    "gym": Area("gym", ("TASKS.csv", "*/*.tsv"), _gym),
+    "gym": Area("gym", ("TASKS.csv", "*/*.tsv", "*/*.jsonl"), _gym),
     "task table": Area("gym", ("TASKS.csv",), _task_table),
     "expert matrix": Area(
         "gym",

@@ -21,6 +21,7 @@ from mttl import yaml12
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.results import Results
 from mttl.adaptation.search import note_values
+from mttl.gym.rows import JSON_LINES, TSV, line_of
 from mttl.interchange.peft_folder import PREFIX
 from mttl.sparse.loop import save_state
 from mttl.sparse.skill_file import SparseSkill
@@ -68,8 +69,9 @@ def _gym(gym: Path) -> None:
         (gym / task).mkdir(parents=True)
         for split, size in (("train", 8), ("dev", 4), ("test", 2)):
             words = ["".join(rng.choices("abc", k=rng.randint(1, 4))) for _ in range(size)]
-            text = "".join(f"{word}\t{len(word)}\n" for word in words)
-            (gym / task / f"{task}_8_100_{split}.tsv").write_text(text)
+            ending = JSON_LINES if split == "dev" else TSV
+            text = "".join(line_of(ending, word, [str(len(word))]) for word in words)
+            (gym / task / f"{task}_8_100_{split}{ending}").write_text(text)
     rows = "".join(f"{task},ACC,strings,about {task}\n" for task in TASKS)
     (gym / "TASKS.csv").write_text("task,metric,category,description\n" + rows)
     (gym / "partition.json").write_text(json.dumps({"train": list(TASKS), "dev": [], "test": []}))

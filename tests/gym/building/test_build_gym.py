@@ -1,7 +1,9 @@
 import errno
 import json
 import os
+import re
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from mttl.gym.building import split_lines as lines
 from mttl.gym.building.build_gym import build_task, check_task, count_files, file_names
 from mttl.gym.convert import convert
 from mttl.gym.folder import Gym
+from mttl.gym.rows import line_of
 from mttl.gym.sampling import SAMPLES, draw
 from mttl.gym.task import Source
 
@@ -43,9 +46,9 @@ def test_files_are_what_is_drawn_in_memory(raw, out, task, convert_all, monkeypa
     test = list(convert(task, "validation", rows(9))) if task.source.test else None
     for sample in SAMPLES:
         for split, expected in draw(task, train, test, sample).items():
-            path = out / task.name / f"{task.name}_2_{sample}_{split}.tsv"
+            path = out / task.name / f"{task.name}_2_{sample}_{split}.jsonl"
             assert path.read_bytes().decode() == "".join(
-                "\t".join(line) + "\n" for line in expected
+                line_of(".jsonl", line[0], line[1:]) for line in expected
             )
     assert Gym(out).samples(task.name) == sorted(SAMPLES)
     assert len(files(out)) == 16
@@ -53,7 +56,7 @@ def test_files_are_what_is_drawn_in_memory(raw, out, task, convert_all, monkeypa
 
 def test_what_is_complete_is_not_built_again(raw, out):
     build_task(make_task(), out, raw=raw, samples=[13, 21])
-    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.tsv")}
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.jsonl")}
     assert len(before) == 6
     again = build_task(make_task(description="other words"), out, raw=raw, samples=[21])
     assert (again.status, again.skipped) == ("built", True)
@@ -66,11 +69,11 @@ def test_what_is_complete_is_not_built_again(raw, out):
 def test_a_damaged_or_missing_file_is_built_again(raw, out):
     build_task(make_task(), out, raw=raw, samples=[13])
     whole = files(out)
-    path = out / "colours" / "colours_2_13_dev.tsv"
+    path = out / "colours" / "colours_2_13_dev.jsonl"
     path.write_bytes(path.read_bytes()[:-3])
     outcome = check_task(make_task(), out, samples=[13])
     assert outcome.status == "incomplete"
-    assert outcome.detail == "colours_2_13_dev.tsv is not as it was built"
+    assert outcome.detail == "colours_2_13_dev.jsonl is not as it was built"
     assert build_task(make_task(), out, raw=raw, samples=[13]).status == "built"
     assert files(out) == whole
     path.unlink()
@@ -99,7 +102,7 @@ def test_published_sums(raw, out, monkeypatch):
     assert check_task(make_task(), out).status == "verified"
     (out / "colours" / build_gym.RECORD).unlink()
     assert build_task(make_task(), out).skipped
-    sums["colours_2_13_dev.tsv"] = "0" * 32
+    sums["colours_2_13_dev.jsonl"] = "0" * 32
     outcome = build_task(make_task(), out, raw=raw)
     assert (outcome.status, outcome.skipped) == ("differs", False)
     assert outcome.detail == "1 of 15 files are not as published"
@@ -116,6 +119,89 @@ def test_own_files(tmp_path, out):
     assert build_task(task, out).status == "built"
     assert len(Gym(out).rows("colours", "train", 13)) == 6
     assert len(Gym(out).rows("colours", "test", 13)) == 12
+
+
+def test_tabs_and_line_breaks_stay_in_their_texts(tmp_path, out):
+    """As TSV a tab would have moved the rest of an input into the answer that is trained."""
+    texts = [f"def f_{i}():\n\treturn {i}\r\n\n# end" for i in range(60)]
+    records = [{"text": text, "label": "a\tb\nc"} for text in texts]
+    path = write_jsonl(tmp_path / "mine.jsonl", records)
+    task = copying_task(source=Source(None, train=str(path)), input="{text}", output="{label}")
+    assert build_task(task, out).status == "built"
+    for row in Gym(out).rows("copying", "train", 13):
+        assert row.input in texts
+        assert row.outputs == ("a\tb\nc",)
+
+
+def test_what_an_earlier_version_wrote_is_replaced(raw, out):
+    """Two files of one sample would be refused."""
+    old = out / "colours/colours_2_13_train.tsv"
+    write_text(old, "x\ty\n")
+    build_task(make_task(), out, raw=raw, samples=[13])
+    assert not old.exists()
+    assert len(Gym(out).rows("colours", "train", 13)) == 6
+
+
+@pytest.fixture
+def three_files(tmp_path):
+    """Records that are split already."""
+    sizes = {"train": 31, "dev": 8, "test": 5}
+    for split, n in sizes.items():
+        write_jsonl(
+            tmp_path / f"{split}.jsonl", [{**r, "text": f"{split}, {r['text']}"} for r in rows(n)]
+        )
+    return {split: str(tmp_path / f"{split}.jsonl") for split in sizes}
+
+
+def test_all_rows_of_files_that_are_split_already(three_files, out):
+    task = make_task(source=Source(None, **three_files), k=None)
+    assert build_task(task, out, samples=[13]).status == "built"
+    gym = Gym(out)
+    for split, n in (("train", 31), ("dev", 8), ("test", 5)):
+        inputs = [row.input for row in gym.rows("colours", split, 13)]
+        assert inputs == [f"text: {split}, text {i}" for i in range(n)]
+    assert gym.shots("colours") is None
+    assert build_task(task, out, samples=[13]).skipped
+    write_jsonl(out.parent / "dev.jsonl", rows(9))
+    assert not build_task(task, out, samples=[13]).skipped
+
+
+def test_a_few_rows_of_files_that_are_split_already(three_files, out):
+    """Each split gives its own: train is drawn as if there were no dev, and k may be all it has."""
+    build_task(make_task(source=Source(None, **three_files)), out, samples=[13])
+    gym = Gym(out)
+    for split, n in (("train", 6), ("dev", 6), ("test", 5)):
+        inputs = [row.input for row in gym.rows("colours", split, 13)]
+        assert len(inputs) == n
+        assert all(text.startswith(f"text: {split}, ") for text in inputs)
+    assert build_task(make_task(source=Source(None, **three_files), k=99), out).status == "built"
+
+
+@pytest.mark.parametrize(
+    ("task", "k", "message"),
+    [
+        (make_task, 20, r"k is 20, and train would take all of the commonest output of the lines "
+         r"to draw from \(20\), so that none is left for dev; k must be below 20, or 'dev' in "),
+        (copying_task, 48, r"k is 48, and train would take all of the lines to draw from \(48\)"),
+    ],
+)  # fmt: skip
+def test_a_k_that_leaves_nothing_for_dev(raw, out, task, k, message):
+    outcome = build_task(task(k=k), out, raw=raw)
+    assert outcome.status == "failed"
+    assert re.search(message, outcome.detail)
+    assert list(out.iterdir()) == []
+    assert build_task(task(k=k - 1), out, raw=raw).status == "built"
+
+
+def test_a_dev_file_without_records(three_files, out):
+    Path(three_files["dev"]).write_text("")
+    outcome = build_task(make_task(source=Source(None, **three_files)), out)
+    assert outcome.status == "failed"
+    assert "dev.jsonl') are none" in outcome.detail
+
+
+def test_published_tasks_stay_tsv():
+    assert file_names(make_task("glue-rte"), [13])[0] == "glue-rte_2_13_train.tsv"
 
 
 def test_a_source_that_cannot_be_had(raw, out):
@@ -201,7 +287,7 @@ def test_a_full_disk_while_lines_are_stored(raw, out, monkeypatch):
 
 
 def test_what_a_killed_process_left_is_removed(raw, out):
-    left = out / "colours" / ".colours_2_13_dev.tsv.abc.part"
+    left = out / "colours" / ".colours_2_13_dev.jsonl.abc.part"
     write_text(left, "half")
     build_task(make_task(), out, raw=raw)
     assert not left.exists()
@@ -209,5 +295,5 @@ def test_what_a_killed_process_left_is_removed(raw, out):
 
 def test_names():
     assert file_names(make_task(), [13]) == [
-        f"colours_2_13_{split}.tsv" for split in ("train", "dev", "test")
+        f"colours_2_13_{split}.jsonl" for split in ("train", "dev", "test")
     ]

@@ -6,6 +6,7 @@ from mttl.errors import TaskError
 from mttl.gym.building.record_files import JsonLines
 from mttl.gym.building.split_lines import ConvertedWhenAsked, Stored, make_lines
 from mttl.gym.convert import convert
+from mttl.gym.rows import line_of
 
 ORDER = np.array([5, 0, 2990, 17, 17])
 
@@ -39,7 +40,9 @@ def test_both_kinds_give_the_same(task, records, tmp_path):
     )
     for lines in (stored, asked):
         assert len(lines) == len(expected)
-        assert lines.take(ORDER) == ["\t".join(expected[i]).encode() + b"\n" for i in ORDER]
+        assert lines.take(ORDER) == [
+            line_of(".jsonl", expected[i][0], expected[i][1:]).encode() for i in ORDER
+        ]
     if task.kind == "classification":
         everything = np.arange(len(expected))
         for lines in (stored, asked):
@@ -73,7 +76,7 @@ def test_records_that_depend_on_others_are_all_converted(tmp_path):
 def test_rows_that_a_task_leaves_out(records, kind):
     lines = kind(make_task(rows="{label} is not 0"), "train", records)
     assert len(lines) == 2000
-    assert lines.take(np.array([0])) == [b"text: text 1\tgreen\n"]
+    assert lines.take(np.array([0])) == [b'{"input": "text: text 1", "outputs": ["green"]}\n']
     assert lines.labels(np.array([0, 1, 2])).tolist() == [1, 2, 1]
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mttl.errors import TaskError
-from mttl.gym.tsv import Row, parse_rows, read_rows
+from mttl.gym.rows import Row, line_of, parse_rows, read_rows
 
 PATH = Path("task_16_100_train.tsv")
 
@@ -61,7 +61,7 @@ def test_max_rows_reads_rows_from_all_over_the_file():
             "train.tsv, line 2: no tab between input and output, got 'no answer'",
         ),
         (b"a\tb\n\n", "line 2: no tab"),
-        (b"a\tb\n\tc\n", r"line 2: the input \(before the first tab\) is empty"),
+        (b"a\tb\n\tc\n", r"line 2: the input is empty"),
         (b"a\t\n", "line 1: the output is empty"),
         (b"a\tb\t \tc\n", "line 1: output 2 of 3 is empty"),
         (b"a\tb\nc\td\xff\n", r"line 2: byte 4 \(0xff\) is not valid UTF-8"),
@@ -78,6 +78,38 @@ def test_a_file_that_cannot_be_read(tmp_path):
         read_rows(tmp_path / "none.tsv")
 
 
+JSON = Path("task_16_100_train.jsonl")
+
+
+def test_a_row_of_json_lines_holds_tabs_and_line_breaks():
+    data = '{"input": " a\\tb\\n  c ", "outputs": ["x\\r\\ny", "é"]}\r\n'.encode()
+    assert parse_rows(data, JSON) == [Row("a\tb\n  c", ("x\r\ny", "é"))]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", r"is empty; it must hold at least one line '\{\"input"),
+        ("a\tb", r"line 1, line 1, column 1: not valid JSON"),
+        ('["a"]', r'line 1: \["a"\] is no row; it must read \{"input": "..."'),
+        ('{"input": "a"}', "is no row"),
+        ('{"input": "a", "outputs": []}', "is no row"),
+        ('{"input": "a", "outputs": "b"}', "is no row"),
+        ('{"input": "a", "outputs": ["b"], "more": 1}', "is no row"),
+        ('{"input": 3, "outputs": ["b"]}', "line 1: 3 is no text; put it in quotes"),
+        ('{"input": "a", "outputs": ["b", 4]}', "line 1: 4 is no text"),
+        ('{"input": " ", "outputs": ["b"]}', "line 1: the input is empty"),
+        ('{"input": "a", "outputs": ["b", ""]}', "line 1: output 2 of 2 is empty"),
+        ('{"input": "a", "input": "a", "outputs": ["b"]}', 'the key "input" stands there twice'),
+        ('{"input": "a\\ud83d", "outputs": ["b"]}', "holds half a character"),
+    ],
+)
+def test_malformed_json_lines(line, message):
+    with pytest.raises(TaskError, match=message) as error:
+        parse_rows(line.encode(), JSON)
+    assert JSON.name in str(error.value)
+
+
 # Field text as a gym may hold it: no separator inside, nothing strippable outside.
 fields = st.text(st.characters(exclude_characters="\t\n\r", exclude_categories=["Cs"])).filter(
     lambda text: text and text == text.strip() and not text.startswith("\ufeff")
@@ -86,5 +118,14 @@ fields = st.text(st.characters(exclude_characters="\t\n\r", exclude_categories=[
 
 @given(st.lists(st.tuples(fields, st.lists(fields, min_size=1, max_size=3)), min_size=1))
 def test_what_is_written_is_read(rows):
-    data = "".join("\t".join([source, *outputs]) + "\n" for source, outputs in rows).encode()
+    data = "".join(line_of(".tsv", source, outputs) for source, outputs in rows).encode()
     assert parse_rows(data, PATH) == [Row(source, tuple(outputs)) for source, outputs in rows]
+
+
+any_text = st.text(st.characters(exclude_categories=["Cs"])).map(str.strip).filter(bool)
+
+
+@given(st.lists(st.tuples(any_text, st.lists(any_text, min_size=1, max_size=3)), min_size=1))
+def test_what_is_written_as_json_lines_is_read(rows):
+    data = "".join(line_of(".jsonl", source, outputs) for source, outputs in rows).encode()
+    assert parse_rows(data, JSON) == [Row(source, tuple(outputs)) for source, outputs in rows]

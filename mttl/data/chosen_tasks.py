@@ -1,0 +1,77 @@
+"""The tasks that a configuration names: their gym, built first where they are one's own."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from mttl.config.data_schema import Data
+from mttl.config.load import resolve_folder, resolve_path
+from mttl.errors import TaskError
+from mttl.files import locked
+from mttl.gym.building.build_gym import build_task
+from mttl.gym.building.task_table import update_task_table
+from mttl.gym.folder import Gym
+from mttl.gym.partition import SIDES, Partition, load_partition, parse_partition
+from mttl.gym.task_file import load_tasks
+
+_log = logging.getLogger(__name__)
+
+AUTO = "auto"
+
+
+def gym_folder(data: Data) -> Path:
+    """Return the folder of the gym; without `data.dir` it lies beside the file of the tasks."""
+    if data.dir is not None:
+        return resolve_folder(data.dir)
+    assert data.tasks is not None  # the schema asks for one of them
+    return resolve_path(data.tasks).with_suffix(".gym")
+
+
+def open_gym(data: Data, samples: Sequence[int] | None = None) -> Gym:
+    """Return the gym, with the tasks of `data.tasks` built into it.
+
+    What is complete is not built again, and processes that start together wait for one another.
+
+    Args:
+        data: Its `dir`, `tasks` and `samples` are read.
+        samples: Others than those of `data`.
+
+    Raises:
+        TaskError: If the gym holds no task, or one of `data.tasks` cannot be read or built.
+    """
+    folder = gym_folder(data)
+    if data.tasks is None:
+        return Gym(folder)
+    file = resolve_path(data.tasks)
+    tasks = load_tasks(file)
+    with locked(folder / ".lock", wait=True):
+        for task in tasks.values():
+            outcome = build_task(task, folder, samples=samples or data.samples)
+            if outcome.status != "built":
+                named = "" if task.name in outcome.detail else f"task '{task.name}': "
+                raise TaskError(f"data.tasks ('{file}'): {named}{outcome.detail}")
+            if not outcome.skipped:
+                _log.info("built the task '%s' into '%s'", task.name, folder)
+        update_task_table(folder, tasks.values())
+    return Gym(folder)
+
+
+def partition_of(data: Data, gym: Gym) -> Partition:
+    """Return which tasks are trained, and which are kept for development and test.
+
+    Args:
+        data: Its `partition` is read, and its `tasks` where that is ``"auto"``.
+        gym: Where the rows are.
+
+    Raises:
+        TaskError: If it names a task twice, or trains none.
+    """
+    if isinstance(data.partition, dict):
+        return parse_partition(data.partition, "data.partition")
+    if data.partition != AUTO:
+        return load_partition(resolve_path(data.partition))
+    if data.tasks is None:
+        return Partition(train=tuple(gym.tasks()))
+    tasks = load_tasks(resolve_path(data.tasks)).values()
+    sides = {side: [task.name for task in tasks if task.side == side] for side in SIDES}
+    return parse_partition(sides, data.tasks)
