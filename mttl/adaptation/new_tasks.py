@@ -24,10 +24,11 @@ from mttl.adaptation.results import Results, check_folder, inventory_digest
 from mttl.adaptation.settings import job_config, with_settings
 from mttl.build.expert_matrix import read_expert_matrix
 from mttl.build.model import Built, load_run
-from mttl.checkpoint import read_inventory
+from mttl.build.saved_settings import ModelSettings, read_settings
+from mttl.checkpoint import SavedInventory, read_inventory
 from mttl.config.load import dump_config, load_config, resolve_folder, resolve_path
 from mttl.config.schema import Config
-from mttl.data.opening import opening
+from mttl.data.prompt_form import PromptForm
 from mttl.errors import ConfigError
 from mttl.gpus import device_of
 from mttl.gym.folder import Gym
@@ -127,7 +128,7 @@ def adapt_to(
         raise ConfigError("adapt_to adapts once and takes no seeds; give it seed=NUMBER")
     given = _settings_of(run, config, settings)
     training, development = split_examples(examples, dev)
-    form = _form_of(run)
+    form = _form_of(read_inventory(run))
     if form["descriptions"] != (description is not None):
         how, what = ("with", "give one") if form["descriptions"] else ("without", "leave it out")
         raise ConfigError(f"description: '{run}' was trained {how} descriptions of tasks; {what}")
@@ -146,7 +147,9 @@ def adapt_to(
             module = task_module(model, built.tokenizer, {task: metric}, values)
             job = FewShotJob(task, 0, seed)
             result = fit(module, job, gym, values, score_test=False)
-    return AdaptedModel(module, values, result, opening(task, values.data.prefix, description))
+    descriptions = {} if description is None else {task: description}
+    shown = PromptForm(**form, task_descriptions=descriptions)
+    return AdaptedModel(module, values, result, shown)
 
 
 @dataclass(frozen=True)
@@ -211,7 +214,7 @@ class Adaptation:
             splits=splits,
             n_examples=config.adapt.examples,
         )
-        form = saved.meta["settings"]["data"]
+        form = _form_of(saved)
         rows = _expert_rows(config, saved.meta, built.model.router.n_skills, names)
         return cls(built, gym, names, jobs, form, saved.folder, inventory, rows)
 
@@ -291,6 +294,7 @@ def _expert_rows(
     return dict(zip(tasks, rows.split(1), strict=True))
 
 
-def _form_of(run: str | Path) -> dict[str, Any]:
+def _form_of(saved: SavedInventory) -> dict[str, Any]:
     """Rows look as they did in training."""
-    return read_inventory(run).meta["settings"]["data"]
+    form = read_settings(saved, ModelSettings).data
+    return form.model_dump(exclude={"task_descriptions"})
