@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
 from mttl.adaptation.few_shot import FewShotResult
+from mttl.adaptation.save_adapted import Answers, save_adapted
 from mttl.config.schema import Config
 from mttl.data.prompt_form import PromptForm
 from mttl.prediction.predictor import Predictor
@@ -23,12 +25,18 @@ class AdaptedModel:
         config: How it was adapted.
         result: The score on the development rows, and the step whose weights were kept.
         form: How inputs look, as in training.
+        answers: To the development rows.
+        skills: The folder ``skills/`` of the run that was adapted.
+        inventory: Its digest.
     """
 
     module: TextToTextModule
     config: Config
     result: FewShotResult
     form: PromptForm
+    answers: Answers
+    skills: Path
+    inventory: str
 
     @property
     def model(self) -> SkilledModel:
@@ -56,6 +64,21 @@ class AdaptedModel:
             form=self.form,
             search=self.module.generation,
             precision=precision_plugin(precision, self.module.device.type),
+        )
+
+    def save(self, folder: str | Path) -> None:
+        """Keep the adapted task in a new folder, which `mttl.load` reads.
+
+        It holds what differs from the run, and the run has to stay where it is, or to be named.
+
+        Raises:
+            CheckpointError: If the run is another one by now.
+            FileExistsError: If there is something at ``folder`` already.
+        """
+        save_adapted(
+            *(folder, self.model, self.result, self.answers, self.config, self.form),
+            skills=self.skills,
+            inventory=self.inventory,
         )
 
     def __call__(self, inputs: Sequence[str]) -> list[str]:

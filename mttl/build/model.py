@@ -64,11 +64,17 @@ def build_model(config: Config, tasks: Sequence[str]) -> Built:
     return built
 
 
-def load_run(folder: str | Path, *, backbone: str | Path | None = None) -> Built:
-    """Load the trained inventory of a run, in evaluation mode.
+def load_run(
+    folder: str | Path,
+    *,
+    run: str | Path | None = None,
+    backbone: str | Path | None = None,
+) -> Built:
+    """Load the trained inventory of a run, or an adapted task, in evaluation mode.
 
     Args:
-        folder: The run folder, or its ``skills/``.
+        folder: The run folder, or its ``skills/``; or the folder of an adapted task.
+        run: Where the run is that a task was adapted from, if it was moved.
         backbone: Where a pretrained backbone is now, if not where it was in training.
 
     Raises:
@@ -76,7 +82,7 @@ def load_run(folder: str | Path, *, backbone: str | Path | None = None) -> Built
             its backbone.
         ConfigError: If the backbone cannot be loaded, or one is named though the run has its own.
     """
-    saved = read_inventory(folder)
+    saved = read_inventory(folder, run)
     if "backbone" not in saved.meta["settings"]:
         raise CheckpointError(f"'{saved.folder}' holds policies, which have no language model")
     settings = read_settings(saved, ModelSettings)
