@@ -2,6 +2,7 @@
 
 python pl_finetune.py -c crossfit.yaml --from runs/crossfit
 python pl_finetune.py -c crossfit.yaml --from runs/crossfit --tasks dev -k adapt.mode=router_only
+python pl_finetune.py -c crossfit.yaml --from runs/crossfit --tasks third_past --save
 python pl_finetune.py -c babyai.yaml --from runs/babyai --tasks GoToRedBall,GoToLocalS6N2
 
 Of the configuration, the sections data, generation, optim and adapt are read; backbone, skills and
@@ -46,6 +47,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--shard", type=shard, default=Shard(), metavar="I/N", help="run the I-th of N parts only"
+    )
+    parser.add_argument(
+        "--save",
+        action="store_true",
+        help="keep what every job has learned, in OUT/models/TASK-SAMPLE-SEED",
     )
     parser.add_argument(
         "--reference", metavar="DIR", help="results to state the average relative gain over"

@@ -4,8 +4,8 @@ Four rooms, after the survey *Modular Deep Learning* (Pfeiffer, Ruder, Vulić an
 arXiv:2302.11529): `mttl.skills` (what one skill computes), `mttl.routing` (which skills, for whom),
 `mttl.aggregation` (how the chosen ones combine) and `mttl.training`.
 
-Adaptation in one call: `mttl.adapt` scores a trained run on new tasks, `mttl.adapt_to` returns a
-model for the task of a few examples.
+In one call: `mttl.load` returns a trained run that answers texts, `mttl.adapt` scores one on new
+tasks, `mttl.adapt_to` returns a model for the task of a few examples.
 """
 
 import importlib
@@ -16,22 +16,25 @@ from mttl.version import VERSION
 if TYPE_CHECKING:
     from mttl.adaptation.new_tasks import adapt, adapt_to
     from mttl.adaptation.score_table import few_shot_table
+    from mttl.build.model import load_run as load
 
 __version__ = VERSION
-__all__ = ["adapt", "adapt_to", "few_shot_table"]
+__all__ = ["adapt", "adapt_to", "few_shot_table", "load"]
 
 # Loaded when first asked for: they bring PyTorch, and the package alone must stay light.
 _HOMES = {
-    "adapt": "mttl.adaptation.new_tasks",
-    "adapt_to": "mttl.adaptation.new_tasks",
-    "few_shot_table": "mttl.adaptation.score_table",
+    "adapt": ("mttl.adaptation.new_tasks", "adapt"),
+    "adapt_to": ("mttl.adaptation.new_tasks", "adapt_to"),
+    "few_shot_table": ("mttl.adaptation.score_table", "few_shot_table"),
+    "load": ("mttl.build.model", "load_run"),
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'mttl' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    module, attribute = _HOMES[name]
+    return getattr(importlib.import_module(module), attribute)
 
 
 def __dir__() -> list[str]:

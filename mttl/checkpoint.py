@@ -13,6 +13,9 @@ A folder ``skills/`` holds
 Layers whose tokens choose experts have ``<path>.experts.<parameter>`` and, for the one that is
 always on, ``<path>.shared.<parameter>`` among the skills, and ``tokens.<path>.<parameter>`` among
 what the routers have.
+
+The folder of an adapted task holds what differs from the inventory that it was adapted from, and in
+``meta.json`` where that is, and its digest; it reads as the whole.
 """
 
 import hashlib
@@ -43,8 +46,12 @@ from mttl.skills.skilled_model import SkilledModel
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
+# Of folders that hold only what differs from another.
+ADAPTED_VERSION = 2
 # Where meta.json keeps the digests of all files; folders of earlier versions have none.
 CHECKSUMS = "sha256"
+# Where it keeps what an adapted task was adapted from.
+SOURCE = "source"
 LIBRARIES = ("mttl", "torch", "transformers", "pytorch-lightning")
 
 
@@ -98,49 +105,157 @@ def save_inventory(
         write_tensors(new / "router.safetensors", router_tensors(model))
         if backbone_trained:
             write_tensors(new / "backbone.safetensors", parameters)
-        _write_json(new / "tasks.json", list(tasks))
-        _write_json(new / "meta.json", meta | {CHECKSUMS: checksums(new, meta)})
+        _write_facts(new, meta, tasks)
 
 
-def read_inventory(folder: str | Path) -> SavedInventory:
+def save_adapted_inventory(
+    folder: Path,
+    model: SkilledModel,
+    task: str,
+    source: SavedInventory,
+    *,
+    place: Path,
+    backbone_trained: bool,
+    settings: Mapping[str, Any],
+) -> None:
+    """Write what an adapted model has besides the inventory that it was adapted from.
+
+    Args:
+        folder: Where; a folder that is part of one that is written whole.
+        model: The adapted model; its router knows the one task.
+        task: Its name.
+        source: The inventory.
+        place: Where the folder will be in the end.
+        backbone_trained: Whether adaptation trained the backbone too.
+        settings: As for `save_inventory`.
+    """
+    trained = backbone_trained or source.backbone is not None
+    parameters = own_parameters(model)
+    backbone = {
+        "name": source.meta["backbone"]["name"],
+        "trained": trained,
+        "fingerprint": fingerprint(parameters, values=not trained),
+    }
+    origin = source.folder.resolve()
+    meta = {
+        "format_version": ADAPTED_VERSION,
+        "backbone": backbone,
+        "libraries": {name: _version(name) for name in LIBRARIES},
+        "settings": dict(settings),
+        SOURCE: {
+            "path": str(origin),
+            "relative": os.path.relpath(origin, place.resolve()),
+            "inventory": inventory_digest(source.folder),
+        },
+    }
+    folder.mkdir(parents=True)
+    write_tensors(folder / "router.safetensors", router_tensors(model))
+    parts = {"skills": (skill_tensors(model), source.skills)}
+    if backbone_trained:
+        parts["backbone"] = (parameters, source.backbone or {})
+    for name, (now, before) in parts.items():
+        changed = {
+            key: value
+            for key, value in now.items()
+            if key not in before or not torch.equal(value.cpu(), before[key].to(value.dtype))
+        }
+        if changed:
+            write_tensors(folder / f"{name}.safetensors", changed)
+    _write_facts(folder, meta, [task])
+
+
+def read_inventory(folder: str | Path, source: str | Path | None = None) -> SavedInventory:
     """Read a folder ``skills/``, or the run folder around it.
 
+    Args:
+        folder: The folder. That of an adapted task is read together with what it was adapted from.
+        source: Where that is now, if it was moved.
+
     Raises:
-        CheckpointError: If it is no such folder, a file is missing or damaged, or the format is
-            not this version's.
+        CheckpointError: If it is no such folder, a file is missing or damaged, the format is not
+            this version's, or what a task was adapted from is missing or another.
     """
     folder = inventory_folder(folder)
     meta = _read_json(folder / "meta.json", dict)
     version = meta.get("format_version")
-    if version != FORMAT_VERSION:
+    if version not in (FORMAT_VERSION, ADAPTED_VERSION):
         raise CheckpointError(
-            f"'{folder}' has format version {version}; this mttl reads {FORMAT_VERSION}. Load it "
-            f"with the mttl that wrote it ({_writer(meta)})"
+            f"'{folder}' has format version {version}; this mttl reads {FORMAT_VERSION} and "
+            f"{ADAPTED_VERSION}. Load it with the mttl that wrote it ({_writer(meta)})"
         )
     _check_meta(folder, meta)
+    if source is not None and SOURCE not in meta:
+        raise CheckpointError(f"'{folder}' is no adapted task, and needs no run beside it")
     check_checksums(folder, meta)
+    base = _read_source(folder, meta[SOURCE], source) if SOURCE in meta else None
     backbone = folder / "backbone.safetensors"
     tasks = [
         check_name(name, f"'{folder / 'tasks.json'}': a task's name", CheckpointError)
         for name in _read_json(folder / "tasks.json", list)
     ]
+    skills, router = folder / "skills.safetensors", _read_tensors(folder / "router.safetensors")
+    if base is None:
+        own = _read_tensors(backbone) if meta["backbone"]["trained"] else None
+        return SavedInventory(folder, meta, tuple(tasks), _read_tensors(skills), router, own)
+    changed = {path: _read_tensors(path) for path in (skills, backbone) if path.exists()}
+    whole = (base.backbone or {}) | changed.get(backbone, {})
     return SavedInventory(
         folder=folder,
         meta=meta,
         tasks=tuple(tasks),
-        skills=_read_tensors(folder / "skills.safetensors"),
-        router=_read_tensors(folder / "router.safetensors"),
-        backbone=_read_tensors(backbone) if meta["backbone"]["trained"] else None,
+        skills=base.skills | changed.get(skills, {}),
+        router=router,
+        backbone=whole if meta["backbone"]["trained"] else None,
     )
+
+
+def _read_source(
+    folder: Path, origin: Mapping[str, str], given: str | Path | None
+) -> SavedInventory:
+    """Read the inventory that a task was adapted from."""
+    places = [folder / origin["relative"], Path(origin["path"])] if given is None else [Path(given)]
+    facts = [path / "meta.json" for place in places for path in (place / "skills", place)]
+    skills = next((path.parent for path in facts if os.path.lexists(path)), None)
+    if skills is None:
+        raise CheckpointError(
+            f"'{folder}' was adapted from the inventory in '{given or origin['path']}', which is "
+            "not there. Name the run with --from RUN (run= in a call), or copy it there"
+        )
+    digest = inventory_digest(skills)
+    if digest != origin["inventory"]:
+        raise CheckpointError(
+            f"'{folder}' was adapted from another inventory ({origin['inventory'][:12]}) than the "
+            f"one in '{skills}' ({digest[:12]}): of another run, or of this one before it was "
+            "trained on. Name the right run, or adapt again"
+        )
+    return read_inventory(skills)
+
+
+def inventory_digest(skills: Path) -> str:
+    """Return a hash of a saved inventory: of its tensors, its tasks and how it was built.
+
+    Versions of libraries have no part in it, so a run that is resumed after its end keeps it.
+    """
+    digest = hashlib.sha256()
+    for path in sorted([*skills.glob("*.safetensors"), skills / "tasks.json"]):
+        with path.open("rb") as file:
+            digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}".encode())
+    meta = _read_json(skills / "meta.json", dict)
+    built = [meta["backbone"]["fingerprint"], meta["settings"]]
+    if SOURCE in meta:
+        built.append(meta[SOURCE]["inventory"])
+    digest.update(json.dumps(built, sort_keys=True).encode())
+    return digest.hexdigest()
 
 
 def _check_meta(folder: Path, meta: dict[str, Any]) -> None:
     """Check that the facts about an inventory have their places and types."""
     path = folder / "meta.json"
-    lacking = sorted({"backbone", "libraries", "settings"} - meta.keys())
+    adapted = meta["format_version"] == ADAPTED_VERSION
+    sections = ("backbone", "libraries", "settings", *([SOURCE] if adapted else []))
+    lacking = sorted({*sections} - meta.keys())
     if lacking:
         raise CheckpointError(_unreadable(path, f"damaged (it lacks {', '.join(lacking)})"))
-    sections = ("backbone", "libraries", "settings")
     strange = sorted(meta.keys() - {"format_version", CHECKSUMS, *sections})
     wrong = [name for name in (*sections, CHECKSUMS) if type(meta.get(name, {})) is not dict]
     backbone = {} if wrong else meta["backbone"]
@@ -150,6 +265,9 @@ def _check_meta(folder: Path, meta: dict[str, Any]) -> None:
     known = type(places) is dict and places.keys() <= {"name", "tokenizer"}
     if not known or any(type(place) is not str for place in places.values()):
         wrong.append("places")
+    if adapted and not wrong:
+        names = ("path", "relative", "inventory")
+        wrong += [name for name in names if type(meta[SOURCE].get(name)) is not str]
     if strange or wrong:
         found = f"unknown: {', '.join(strange)}" if strange else f"wrong: {', '.join(wrong)}"
         raise CheckpointError(_unreadable(path, f"damaged ({found})"))
@@ -254,6 +372,12 @@ def _some(names: Sequence[str], most: int = 5) -> str:
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
+def _write_facts(folder: Path, meta: dict[str, Any], tasks: Sequence[str]) -> None:
+    """Write what stands beside the tensors of an inventory, checksums included."""
+    _write_json(folder / "tasks.json", list(tasks))
+    _write_json(folder / "meta.json", meta | {CHECKSUMS: checksums(folder, meta)})
+
+
 def _write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
@@ -347,7 +471,7 @@ def _require(path: Path) -> None:
 def _unreadable(path: Path, state: str) -> str:
     return (
         f"'{path}' is {state}. Copy the whole folder again from where it was written, or write it "
-        "again: repeat the training command with --resume"
+        "again: repeat the training command with --resume, or the adaptation with --save"
     )
 
 

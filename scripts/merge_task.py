@@ -22,8 +22,6 @@ def main(arguments: list[str] | None = None) -> int:
     if out.exists():
         raise ConfigError(f"--out '{out}' exists already; name a new folder, or remove it")
     from mttl.build.model import load_run
-    from mttl.checkpoint import read_inventory
-    from mttl.config.data_schema import prefix_kind
     from mttl.merging.fold import average_mixing, fold, task_mixing
 
     built = load_run(options.run, backbone=options.backbone)
@@ -40,9 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
         backbone.save_pretrained(temporary)  # type: ignore[operator]
         built.tokenizer.save_pretrained(temporary)
     console = make_console()
-    form = read_inventory(options.run).meta["settings"]["data"]
     shown = {"name": ["[task]"], "code": ["[code of the task]"], "none": []}
-    parts = shown[prefix_kind(form["prefix"])] + ["its description"] * form["descriptions"]
+    parts = shown[built.form.prefix] + ["its description"] * built.form.descriptions
     if parts:
         console.print(f"In training, inputs began with {' and '.join(parts)}", markup=False)
     console.print(f"The model is in {out}", markup=False)

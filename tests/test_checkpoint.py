@@ -20,7 +20,14 @@ from mttl import safetensors_file
 from mttl.adaptation.modes import parts_by_role
 from mttl.build.build_backbone import backbone_name, places_of
 from mttl.build.model import Built, build_model, inventory_settings, load_run
-from mttl.checkpoint import FORMAT_VERSION, count_saved, load_into, read_inventory, save_inventory
+from mttl.checkpoint import (
+    ADAPTED_VERSION,
+    FORMAT_VERSION,
+    count_saved,
+    load_into,
+    read_inventory,
+    save_inventory,
+)
 from mttl.config.load import configs_dir, load_config
 from mttl.config.schema import Config
 from mttl.errors import CheckpointError, ConfigError
@@ -374,7 +381,7 @@ def edit(path: Path, change: Callable[[dict], object]) -> None:
     note_again(path.parent)
 
 
-@pytest.mark.parametrize("version", [FORMAT_VERSION + 1, None])
+@pytest.mark.parametrize("version", [ADAPTED_VERSION + 1, None])
 def test_another_format_version(version: int | None, saved: Path) -> None:
     edit(saved / "meta.json", lambda meta: meta.update(format_version=version))
     message = refused(saved)

@@ -17,7 +17,7 @@ def test_a_run_is_loaded_and_answers(tmp_path: Path, capsys) -> None:
     """The run and its task stand in for those of the main job."""
     config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"))
     run = train(config, "crossfit", "trainer.max_steps=1", "trainer.val_check_interval=1")
-    (block,) = [block for block in BLOCKS if "load_run" in block]
+    (block,) = [block for block in BLOCKS if "mttl.load(" in block]
     assert '"runs/crossfit"' in block
     assert "verb_past" in block
     capsys.readouterr()

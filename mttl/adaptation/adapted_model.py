@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from mttl.adaptation.few_shot import FewShotResult
+from mttl.adaptation.save_adapted import Answers, save_adapted
 from mttl.config.schema import Config
-from mttl.data.collate import pad_id_of, padded_inputs
-from mttl.data.encode import TextEncoder
-from mttl.models.backbone import is_decoder_only
+from mttl.data.prompt_form import PromptForm
+from mttl.prediction.predictor import Predictor
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.precision import precision_plugin
 from mttl.training.text_to_text import TextToTextModule
@@ -24,13 +24,19 @@ class AdaptedModel:
         module: The adapted model with its tokenizer; its router knows the one task.
         config: How it was adapted.
         result: The score on the development rows, and the step whose weights were kept.
-        opening: What stands before every input, as in training.
+        form: How inputs look, as in training.
+        answers: To the development rows.
+        skills: The folder ``skills/`` of the run that was adapted.
+        inventory: Its digest.
     """
 
     module: TextToTextModule
     config: Config
     result: FewShotResult
-    opening: str
+    form: PromptForm
+    answers: Answers
+    skills: Path
+    inventory: str
 
     @property
     def model(self) -> SkilledModel:
@@ -38,9 +44,42 @@ class AdaptedModel:
         return self.module.model
 
     @property
+    def opening(self) -> str:
+        """What stands before every input, as in training."""
+        return self.form.opening(self.result.task)
+
+    @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The backbone's."""
         return self.module.tokenizer
+
+    @property
+    def predictor(self) -> Predictor:
+        """The same model as `mttl.load` would return it: it also chooses among given answers."""
+        precision = self.config.trainer.precision
+        return Predictor(
+            model=self.model,
+            tokenizer=self.tokenizer,
+            tasks=(self.result.task,),
+            form=self.form,
+            search=self.module.generation,
+            precision=precision_plugin(precision, self.module.device.type),
+        )
+
+    def save(self, folder: str | Path) -> None:
+        """Keep the adapted task in a new folder, which `mttl.load` reads.
+
+        It holds what differs from the run, and the run has to stay where it is, or to be named.
+
+        Raises:
+            CheckpointError: If the run is another one by now.
+            FileExistsError: If there is something at ``folder`` already.
+        """
+        save_adapted(
+            *(folder, self.model, self.result, self.answers, self.config, self.form),
+            skills=self.skills,
+            inventory=self.inventory,
+        )
 
     def __call__(self, inputs: Sequence[str]) -> list[str]:
         """Answer.
@@ -53,29 +92,6 @@ class AdaptedModel:
         """
         if isinstance(inputs, str):
             raise TypeError(f"inputs ('{inputs}') must be a list of texts; write ['{inputs}']")
-        if not inputs:
-            return []
-        decoder_only = is_decoder_only(self.model.backbone)
-        data = self.config.data
-        encoder = TextEncoder(
-            self.tokenizer,
-            decoder_only=decoder_only,
-            max_input_length=data.max_input_length,
-            max_output_length=data.max_output_length,
-            truncate=data.truncate,
+        return self.predictor.predict(
+            self.result.task, inputs, batch_size=self.config.data.eval_batch_size
         )
-        texts = [self.opening + text.strip() for text in inputs]
-        prompts = encoder.prompts(texts, [self.opening] * len(texts))
-        size, device = data.eval_batch_size, self.module.device
-        precision = precision_plugin(self.config.trainer.precision, device.type)
-        self.module.eval()
-        answers: list[str] = []
-        for start in range(0, len(prompts), size):
-            batch = padded_inputs(
-                prompts[start : start + size], pad_id_of(self.tokenizer), left=decoder_only
-            )
-            batch = {name: value.to(device) for name, value in batch.items()}
-            task_ids = torch.zeros(len(batch["input_ids"]), dtype=torch.long, device=device)
-            with precision.forward_context():
-                answers += self.module.answer(task_ids, batch)
-        return answers

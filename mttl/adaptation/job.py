@@ -1,7 +1,7 @@
 """One adaptation job from its settings to its scores."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -18,7 +18,7 @@ from mttl.gym.folder import Gym
 from mttl.models.backbone import is_decoder_only
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.precision import precision_plugin
-from mttl.training.text_to_text import TextToTextModule
+from mttl.training.text_to_text import Prediction, TextToTextModule
 
 
 def run_job(
@@ -31,6 +31,7 @@ def run_job(
     row: Float[Tensor, "1 K"] | None = None,
     score_test: bool = True,
     on_step: Callable[[], object] = lambda: None,
+    keep: Callable[[FewShotResult, Mapping[str, Sequence[Prediction]]], object] | None = None,
 ) -> FewShotResult:
     """Adapt to one sample of one task, score, and leave the model as it was.
 
@@ -45,13 +46,17 @@ def run_job(
         row: Weights of the task in the Expert's matrix, where routing starts there.
         score_test: Read and answer the test rows; else the test score is undefined.
         on_step: Called after every optimizer step.
+        keep: Called with the result and the answers of every split while the model is adapted.
     """
     with (
         seeded(job.seed, next(model.parameters()).device),
         adapted(model, config.adapt.mode, init=config.adapt.init, rows=row),
     ):
         module = task_module(model, tokenizer, {job.task: gym.metric(job.task)}, config)
-        return fit(module, job, gym, config, score_test=score_test, on_step=on_step)
+        result, answers = fit(module, job, gym, config, score_test=score_test, on_step=on_step)
+        if keep is not None:
+            keep(result, answers)
+        return result
 
 
 def task_module(
@@ -82,7 +87,7 @@ def fit(
     *,
     score_test: bool,
     on_step: Callable[[], object] = lambda: None,
-) -> FewShotResult:
+) -> tuple[FewShotResult, dict[str, Sequence[Prediction]]]:
     """Train on a job's rows and score; the module keeps the weights that were chosen.
 
     Args:
@@ -92,6 +97,9 @@ def fit(
         config: As for `run_job`.
         score_test: Whether to score the test rows.
         on_step: Called after every optimizer step.
+
+    Returns:
+        What it scored, and the answers of every split that was scored.
     """
     data = TextToTextDataModule(
         gym,
@@ -103,9 +111,10 @@ def fit(
         n_examples=config.adapt.examples,
     )
     precision = precision_plugin(config.trainer.precision, module.device.type)
-    step, dev, rows = 0, math.nan, []
+    step, dev = 0, math.nan
+    answers: dict[str, Sequence[Prediction]] = {}
     if config.adapt.examples != 0:
-        step, dev, rows = fine_tune(
+        step, dev, answers["dev"] = fine_tune(
             module,
             data.train_dataloader(),
             data.evaluation_dataloader("dev"),
@@ -117,9 +126,11 @@ def fit(
         )
     test = math.nan
     if score_test:
-        test, rows = score_batches(module, data.evaluation_dataloader("test"), precision)
+        loader = data.evaluation_dataloader("test")
+        test, answers["test"] = score_batches(module, loader, precision)
+    rows = answers.get("test", answers.get("dev", []))
     (metric,) = module.metric_names
-    return FewShotResult(
+    result = FewShotResult(
         **{"task": job.task, "sample": job.sample, "seed": job.seed},
         metric=metric,
         dev=dev,
@@ -129,6 +140,7 @@ def fit(
         n_empty=sum(not row.prediction for row in rows),
         n_answers=len(rows),
     )
+    return result, answers
 
 
 @contextmanager

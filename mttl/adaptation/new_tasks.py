@@ -20,15 +20,17 @@ from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.job import fit, run_job, seeded, task_module
 from mttl.adaptation.own_examples import Example, split_examples, write_examples
 from mttl.adaptation.plan import new_tasks, plan_jobs
-from mttl.adaptation.results import Results, check_folder, inventory_digest
+from mttl.adaptation.results import Results, check_folder
+from mttl.adaptation.save_adapted import Answers, save_adapted
 from mttl.adaptation.settings import job_config, with_settings
 from mttl.build.expert_matrix import read_expert_matrix
 from mttl.build.model import Built, load_run
-from mttl.checkpoint import read_inventory
+from mttl.build.saved_settings import ModelSettings, read_settings
+from mttl.checkpoint import SavedInventory, inventory_digest, read_inventory
 from mttl.config.load import dump_config, load_config
 from mttl.config.schema import Config
 from mttl.data.chosen_tasks import open_gym
-from mttl.data.opening import opening
+from mttl.data.prompt_form import PromptForm
 from mttl.errors import ConfigError
 from mttl.gpus import device_of
 from mttl.gym.folder import Gym
@@ -128,7 +130,8 @@ def adapt_to(
         raise ConfigError("adapt_to adapts once and takes no seeds; give it seed=NUMBER")
     given = _settings_of(run, config, settings)
     training, development = split_examples(examples, dev)
-    form = _form_of(run)
+    saved = read_inventory(run)
+    form = _form_of(saved)
     if form["descriptions"] != (description is not None):
         how, what = ("with", "give one") if form["descriptions"] else ("without", "leave it out")
         raise ConfigError(f"description: '{run}' was trained {how} descriptions of tasks; {what}")
@@ -139,15 +142,17 @@ def adapt_to(
         gym = write_examples(
             *(Path(folder), task, training, development), metric=metric, description=description
         )
-        built = load_run(run)
+        inventory, built = inventory_digest(saved.folder), load_run(run)
         model = built.model.to(device_of())
         with seeded(seed, device_of()):
-            rows = _expert_rows(values, read_inventory(run).meta, model.router.n_skills, [task])
+            rows = _expert_rows(values, saved.meta, model.router.n_skills, [task])
             modes.apply_mode(model, values.adapt.mode, init=values.adapt.init, rows=rows.get(task))
             module = task_module(model, built.tokenizer, {task: metric}, values)
             job = FewShotJob(task, 0, seed)
-            result = fit(module, job, gym, values, score_test=False)
-    return AdaptedModel(module, values, result, opening(task, values.data.prefix, description))
+            result, answers = fit(module, job, gym, values, score_test=False)
+    descriptions = {} if description is None else {task: description}
+    shown = PromptForm(**form, task_descriptions=descriptions)
+    return AdaptedModel(module, values, result, shown, answers, saved.folder, inventory)
 
 
 @dataclass(frozen=True)
@@ -208,7 +213,7 @@ class Adaptation:
             splits=splits,
             n_examples=config.adapt.examples,
         )
-        form = saved.meta["settings"]["data"]
+        form = _form_of(saved)
         rows = _expert_rows(config, saved.meta, built.model.router.n_skills, names)
         return cls(built, gym, names, jobs, form, saved.folder, inventory, rows)
 
@@ -237,6 +242,7 @@ class Adaptation:
         *,
         score_test: bool = True,
         on_step: Callable[[], object] = lambda: None,
+        save: Path | None = None,
     ) -> FewShotResult:
         """Run a job with the settings of a configuration; the model is left as it was.
 
@@ -245,17 +251,33 @@ class Adaptation:
             config: Its sections data, generation, optim and adapt are read.
             score_test: As for `mttl.adaptation.job.run_job`.
             on_step: Called after every optimizer step.
+            save: Folder to keep the adapted task in; an earlier one there is replaced.
         """
+        values = job_config(config, self.form)
+
+        def keep(result: FewShotResult, answers: Answers) -> None:
+            if save is not None:
+                shown = self._shown(job.task)
+                where = {"skills": self.skills, "inventory": self.inventory, "replace": True}
+                save_adapted(save, self.run.model, result, answers, values, shown, **where)
+
         return run_job(
             self.run.model,
             self.run.tokenizer,
             job,
             self.gym,
-            job_config(config, self.form),
+            values,
             row=self.rows.get(job.task),
             score_test=score_test,
             on_step=on_step,
+            keep=keep,
         )
+
+    def _shown(self, task: str) -> PromptForm:
+        """Return how inputs of a new task look."""
+        described = self.form["descriptions"]
+        texts = {task: self.gym.description(task) or ""} if described else {}
+        return PromptForm(**self.form, task_descriptions=texts)
 
 
 def _settings_of(run: str | Path, config: str | Path | None, settings: Mapping[str, Any]) -> Config:
@@ -288,6 +310,7 @@ def _expert_rows(
     return dict(zip(tasks, rows.split(1), strict=True))
 
 
-def _form_of(run: str | Path) -> dict[str, Any]:
+def _form_of(saved: SavedInventory) -> dict[str, Any]:
     """Rows look as they did in training."""
-    return read_inventory(run).meta["settings"]["data"]
+    form = read_settings(saved, ModelSettings).data
+    return form.model_dump(exclude={"task_descriptions"})

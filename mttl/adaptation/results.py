@@ -1,7 +1,5 @@
 """Results of few-shot jobs in a folder, which are all of the same settings and inventory."""
 
-import hashlib
-import json
 from pathlib import Path
 
 from mttl.adaptation.few_shot import FewShotResult
@@ -9,7 +7,7 @@ from mttl.adaptation.result_lines import ResultLines
 from mttl.adaptation.shard import Shard
 from mttl.errors import ConfigError
 from mttl.files import write_text
-from mttl.reading import MOST_YAML, read_json, read_text
+from mttl.reading import MOST_YAML, read_text
 from mttl.training.run_folder import changed_settings
 
 # Settings that have no part in a job's result: those of the run, and which jobs there are …
@@ -52,7 +50,7 @@ def check_folder(
     Args:
         folder: Of the results. ``config.yaml`` and ``inventory.sha256`` are written into it.
         settings: The resolved configuration, as YAML.
-        inventory: The digest of the inventory that is adapted; see `inventory_digest`.
+        inventory: The digest of the inventory that is adapted; see `mttl.checkpoint`.
         shared: Settings of training that have a part in adaptation too.
 
     Raises:
@@ -74,21 +72,6 @@ def check_folder(
             raise ConfigError(_mixed(folder, before, inventory))
     write_text(config, settings)
     write_text(source, f"{inventory}\n")
-
-
-def inventory_digest(skills: Path) -> str:
-    """Return a hash of a saved inventory: of its tensors, its tasks and how it was built.
-
-    Versions of libraries have no part in it, so a run that is resumed after its end keeps it.
-    """
-    digest = hashlib.sha256()
-    for path in sorted([*skills.glob("*.safetensors"), skills / "tasks.json"]):
-        with path.open("rb") as file:
-            digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}".encode())
-    meta = read_json(skills / "meta.json", ConfigError, dict)
-    built = [meta["backbone"]["fingerprint"], meta["settings"]]
-    digest.update(json.dumps(built, sort_keys=True).encode())
-    return digest.hexdigest()
 
 
 def _mixed(folder: Path, before: str | None, now: str) -> str:

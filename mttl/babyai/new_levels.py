@@ -12,7 +12,7 @@ from rich.console import Console
 from envs.errors import LevelError
 from envs.interface import check_levels
 from mttl.adaptation.result_lines import ResultLines
-from mttl.adaptation.results import check_folder, inventory_digest
+from mttl.adaptation.results import check_folder
 from mttl.adaptation.shard import Shard
 from mttl.babyai.build_policy import fresh_policies, load_policies
 from mttl.babyai.evaluate import play_levels
@@ -20,7 +20,7 @@ from mttl.babyai.level_results import LevelResult, level_table
 from mttl.babyai.policy_modes import adapt_policies
 from mttl.babyai.rl.learning_curve import episodes_to
 from mttl.babyai.train import environment_errors, learning_of
-from mttl.checkpoint import read_inventory
+from mttl.checkpoint import inventory_digest, read_inventory
 from mttl.command import make_console
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import dump_config
@@ -29,7 +29,10 @@ from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.metrics_file import MetricsFile
 from mttl.training.progress import TrainingProgress
 
-FOR_TEXT = {"samples": None, "reference": None, "workers": 1, "shard": Shard(), "backbone": None}
+FOR_TEXT = {
+    **{"samples": None, "reference": None, "workers": 1, "shard": Shard()},
+    **{"backbone": None, "save": False},
+}
 ROLLOUTS = 10  # over which a success rate is averaged
 
 

@@ -1,12 +1,11 @@
 """From a validated configuration to objects."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from mttl.build.build_backbone import (
     build_backbone,
@@ -19,10 +18,13 @@ from mttl.build.build_router import build_router
 from mttl.build.fusion_source import load_source
 from mttl.build.saved_settings import ModelSettings, read_settings
 from mttl.checkpoint import load_into, read_inventory
-from mttl.config.schema import Config
+from mttl.config.schema import Config, Generation
 from mttl.config.skills_schema import Aggregation, Skills
-from mttl.errors import CheckpointError, ConfigError, TaskError, nearest
+from mttl.data.prompt_form import PromptForm
+from mttl.errors import CheckpointError, ConfigError
+from mttl.models.generation import search_settings
 from mttl.moe.attach_experts import TokenLayers
+from mttl.prediction.predictor import Predictor
 from mttl.routing.context import RoutingSlot
 from mttl.skills.attach import Attachment, attach_skills
 from mttl.skills.attention import AttendedInventory
@@ -34,34 +36,17 @@ from mttl.skills.sparse import place_supports, saved_supports
 from mttl.sparse.skill_file import SparseSkill
 
 
-@dataclass(frozen=True)
-class Built:
-    """A model ready to train or to use.
+@dataclass(frozen=True, kw_only=True)
+class Built(Predictor):
+    """A model ready to train, or to answer.
 
     Attributes:
-        model: Backbone, skills and router.
-        tokenizer: The backbone's.
         attachment: Which layers have skills, and all routed groups.
-        tasks: Names of the tasks in the order of their ids.
         token_layers: Which layers route tokens, if any do.
     """
 
-    model: SkilledModel
-    tokenizer: PreTrainedTokenizerBase
     attachment: Attachment
-    tasks: tuple[str, ...]
     token_layers: TokenLayers | None = None
-
-    def task_ids(self, names: Sequence[str]) -> torch.Tensor:
-        """Return the ids of tasks by name, shape (B,).
-
-        Raises:
-            TaskError: If a name is unknown.
-        """
-        for name in names:
-            if name not in self.tasks:
-                raise TaskError(f"the model knows no task '{name}'.{nearest(name, self.tasks)}")
-        return torch.tensor([self.tasks.index(name) for name in names], dtype=torch.long)
 
 
 def build_model(config: Config, tasks: Sequence[str]) -> Built:
@@ -84,11 +69,17 @@ def build_model(config: Config, tasks: Sequence[str]) -> Built:
     return built
 
 
-def load_run(folder: str | Path, *, backbone: str | Path | None = None) -> Built:
-    """Load the trained inventory of a run, in evaluation mode.
+def load_run(
+    folder: str | Path,
+    *,
+    run: str | Path | None = None,
+    backbone: str | Path | None = None,
+) -> Built:
+    """Load the trained inventory of a run, or an adapted task, in evaluation mode.
 
     Args:
-        folder: The run folder, or its ``skills/``.
+        folder: The run folder, or its ``skills/``; or the folder of an adapted task.
+        run: Where the run is that a task was adapted from, if it was moved.
         backbone: Where a pretrained backbone is now, if not where it was in training.
 
     Raises:
@@ -96,7 +87,7 @@ def load_run(folder: str | Path, *, backbone: str | Path | None = None) -> Built
             its backbone.
         ConfigError: If the backbone cannot be loaded, or one is named though the run has its own.
     """
-    saved = read_inventory(folder)
+    saved = read_inventory(folder, run)
     if "backbone" not in saved.meta["settings"]:
         raise CheckpointError(f"'{saved.folder}' holds policies, which have no language model")
     settings = read_settings(saved, ModelSettings)
@@ -115,15 +106,24 @@ def load_run(folder: str | Path, *, backbone: str | Path | None = None) -> Built
     return built
 
 
-def inventory_settings(config: Config) -> dict[str, Any]:
-    """Return what a saved inventory needs to be built again, as JSON."""
-    form = {"prefix", "descriptions", "max_input_length", "max_output_length"}
-    if config.data.truncate != "end":  # runs of before keep their digest
-        form.add("truncate")
+def inventory_settings(
+    config: Config, descriptions: Mapping[str, str | None] | None = None
+) -> dict[str, Any]:
+    """Return what a saved inventory needs to be built again and to answer, as JSON.
+
+    Args:
+        config: The run's.
+        descriptions: That were shown before the inputs, by task.
+    """
     names = [name for name in ModelSettings.model_fields if name != "data"]
+    if config.generation == Generation():  # the default, which earlier versions did not write
+        names.remove("generation")
     sections = config.model_dump(mode="json", include=set(names))
     own = {name: sections[name] for name in names}
-    return own | {"data": config.data.model_dump(mode="json", include=form)}
+    form = config.data.model_dump(mode="json", include=set(PromptForm.model_fields))
+    if config.data.truncate == "end":  # the default, as above
+        del form["truncate"]
+    return own | {"data": form | ({"task_descriptions": descriptions} if descriptions else {})}
 
 
 def _build(
@@ -138,7 +138,19 @@ def _build(
         model.enable_gradient_checkpointing()
     if backbone.compile:
         model.backbone.compile()
-    return Built(model, tokenizer, attachment, tuple(tasks), token_layers)
+    form, generation = settings.data, settings.generation
+    if not isinstance(form, PromptForm):
+        shown = form.model_dump(include=set(PromptForm.model_fields))
+        form = PromptForm.model_validate(shown)
+    return Built(
+        model=model,
+        tokenizer=tokenizer,
+        tasks=tuple(tasks),
+        form=form,
+        search=search_settings(generation, form.max_output_length),
+        attachment=attachment,
+        token_layers=token_layers,
+    )
 
 
 def assemble(

@@ -1,6 +1,6 @@
 """The settings in a saved inventory: what is needed to build its model again."""
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -8,8 +8,10 @@ from mttl.checkpoint import SavedInventory
 from mttl.config.backbone_schema import Backbone
 from mttl.config.moe_schema import MoE
 from mttl.config.router_schema import Router
+from mttl.config.schema import Generation
 from mttl.config.section import Section
 from mttl.config.skills_schema import Aggregation, Mixture, Skills
+from mttl.data.prompt_form import PromptForm
 from mttl.errors import CheckpointError
 
 S = TypeVar("S", bound=Section)
@@ -28,8 +30,10 @@ class ModelSettings(Section):
     """Experts that tokens choose."""
     aggregation: Aggregation = Mixture()
     """How the chosen skills combine."""
-    data: dict[str, Any] = {}  # noqa: RUF012 -- pydantic copies defaults
+    data: PromptForm = PromptForm()
     """How rows became text in training."""
+    generation: Generation = Generation()
+    """How answers were searched in evaluation."""
 
 
 def read_settings(saved: SavedInventory, schema: type[S]) -> S:

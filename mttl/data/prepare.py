@@ -181,12 +181,12 @@ def _build(
         inputs += [openings[source.task_id] + row.input for row in rows]
         references += [list(row.outputs) for row in rows]
     _log.info("tokenising %d rows of %d files", len(inputs), len(sources))
-    lost = encoder.lost_characters([outputs[0] for outputs in references])
-    if lost:
+    unknown = encoder.lost_characters([outputs[0] for outputs in references])
+    if unknown:
         _log.warning(
             "the tokenizer does not keep %s, which answers hold: they are learned without. Set "
             "backbone.tokenizer to one that does, such as byte",
-            " and ".join(lost),
+            " and ".join(unknown),
         )
     lost: dict[str, list[int]] = {"max_input_length": [], "max_output_length": []}
     before = [openings[task_id] for task_id in task_ids]

@@ -6,6 +6,25 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from mttl.config.schema import Generation
+
+
+def search_settings(generation: Generation, max_output_length: int) -> dict[str, Any]:
+    """Return what a model's ``generate`` takes, in evaluation and wherever answers equal it.
+
+    Args:
+        generation: How answers are searched.
+        max_output_length: Most tokens of an answer.
+    """
+    settings: dict[str, Any] = {
+        "max_new_tokens": max_output_length,
+        "num_beams": generation.num_beams,
+        "do_sample": False,
+    }
+    if generation.num_beams > 1:
+        settings["length_penalty"] = generation.length_penalty
+    return settings
+
 
 def generate_texts(
     generate: Callable[..., Tensor],

@@ -3,16 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
-from mttl.data.collate import pad_id_of, padded_inputs
 from mttl.data.encode import TextEncoder
 from mttl.models.backbone import is_decoder_only
-from mttl.models.generation import generate_texts
+from mttl.prediction.batched_answers import answer_texts
 
 
-@torch.no_grad()
 def answer_inputs(
     model: nn.Module,
     encoder: TextEncoder,
@@ -36,25 +33,15 @@ def answer_inputs(
         The answers in the order of the inputs, without blanks around them.
     """
     model.eval()
-    device = next(model.parameters()).device
-    pad_id = pad_id_of(encoder.tokenizer)
-    prompts = encoder.prompts(inputs)
-    order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
-    answers = [""] * len(prompts)
     generate: Any = model.generate
-    decoder_only = is_decoder_only(model)
-    for start in range(0, len(order), batch_size):
-        rows = order[start : start + batch_size]
-        batch = padded_inputs([prompts[row] for row in rows], pad_id, left=decoder_only)
-        texts = generate_texts(
-            generate,
-            encoder.tokenizer,
-            {key: value.to(device) for key, value in batch.items()},
-            decoder_only=decoder_only,
-            max_new_tokens=max_new_tokens,
-            do_sample=False,
-        )
-        for row, text in zip(rows, texts, strict=True):
-            answers[row] = text
-        on_rows(len(rows))
-    return answers
+    return answer_texts(
+        lambda rows, **settings: generate(**settings),
+        encoder,
+        inputs,
+        decoder_only=is_decoder_only(model),
+        device=next(model.parameters()).device,
+        batch_size=batch_size,
+        on_rows=on_rows,
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+    )

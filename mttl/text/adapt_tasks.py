@@ -32,6 +32,7 @@ def adapt_run(
     reference: str | None,
     out: str | None,
     backbone: str | None,
+    save: bool,
 ) -> None:
     """Adapt, score and print a table.
 
@@ -47,6 +48,7 @@ def adapt_run(
         reference: Folder of the results to compare with.
         out: Folder of the results; ``adapt-<mode>`` in the run by default.
         backbone: Where the pretrained backbone is now, if not where it was in training.
+        save: Keep what the jobs have learned too, in folders of ``models/`` there.
     """
     console, status = make_console(), make_console(stderr=True)
     # Three small files per job: not worth a line each.
@@ -69,11 +71,17 @@ def adapt_run(
     if workers > 1:
         start_workers(workers, shard, command)
     results = Results(folder, shard)
-    todo = [job for job in shard.share(jobs) if job not in results.finished]
+    models = folder / "models" if save else None
+    todo = [
+        job
+        for job in shard.share(jobs)
+        if job not in results.finished
+        or (models is not None and not model_folder(models, job).exists())
+    ]
     if todo:
         adaptation.to_device(shard.number)
         with results.writing():
-            run_jobs(adaptation, config, todo, results, status)
+            run_jobs(adaptation, config, todo, results, status, models)
 
     ended = [results.finished[job] for job in jobs if job in results.finished]
     title = f"Adaptation, mode {config.adapt.mode} (per cent)"
@@ -81,6 +89,8 @@ def adapt_run(
         title += f"; {len(ended)} of {len(jobs)} jobs have ended"
     console.print(few_shot_table(ended, title, list(known.values())))
     console.print(f"The results are in {folder}", highlight=False)
+    if models is not None:
+        console.print(f"The adapted tasks are in {models}", highlight=False)
 
 
 def run_jobs(
@@ -89,18 +99,30 @@ def run_jobs(
     todo: Sequence[FewShotJob],
     results: Results,
     status: Console,
+    models: Path | None,
 ) -> None:
-    """Run jobs one after another and keep their results."""
+    """Run jobs one after another and keep their results, and what they learned in ``models``."""
     with counting_bar(status) as progress:
         bar = progress.add_task("adapting", total=len(todo) * config.adapt.max_steps)
         for number, job in enumerate(todo, start=1):
-            result = adaptation.run_job(job, config, on_step=lambda: progress.advance(bar))
-            results.add(result)
+            result = adaptation.run_job(
+                job,
+                config,
+                on_step=lambda: progress.advance(bar),
+                save=model_folder(models, job) if models is not None else None,
+            )
+            if job not in results.finished:  # it may have been run before without being kept
+                results.add(result)
             progress.update(bar, completed=number * config.adapt.max_steps)
             status.print(
                 f"{number} of {len(todo)}: {job.task}, sample {job.sample}, seed {job.seed}: "
                 f"dev {100 * result.dev:.1f}, test {100 * result.test:.1f} (step {result.step})"
             )
+
+
+def model_folder(models: Path, job: FewShotJob) -> Path:
+    """Return where what a job has learned is kept."""
+    return models / f"{job.task}-{job.sample}-{job.seed}"
 
 
 def read_reference(name: str) -> dict[FewShotJob, FewShotResult]:

@@ -99,7 +99,12 @@ def train(config: Config, *, resume: bool = False) -> None:
             backbone_name=backbone_name(config.backbone),
             # Random weights come from nowhere else, frozen or not.
             backbone_trained=config.backbone.train or config.backbone.kind == "random",
-            settings=inventory_settings(config),
+            settings=inventory_settings(
+                config,
+                {task: gym.description(task) for task in tasks}
+                if config.data.descriptions
+                else None,
+            ),
             places=places_of(config.backbone),
         )
         if groups := built.attachment.groups:

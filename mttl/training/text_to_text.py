@@ -15,7 +15,7 @@ from mttl.config.optim_schema import AdamW, Optim
 from mttl.config.schema import Generation
 from mttl.metrics.crossfit import build_metric
 from mttl.models.backbone import is_decoder_only
-from mttl.models.generation import generate_texts
+from mttl.models.generation import generate_texts, search_settings
 from mttl.models.teacher_forcing import forced_logits
 from mttl.routing.context import Routing
 from mttl.skills.skilled_model import SkilledModel
@@ -62,17 +62,10 @@ class TextToTextModule(ResumableModule):
         max_output_length: int = 64,
     ) -> None:
         super().__init__(model, optim or AdamW(kind="adamw"))
-        search = generation or Generation()
         self.tokenizer = tokenizer
         self.tasks = tuple(metrics)
         self.metric_names = tuple(metrics.values())
-        self.generation: dict[str, Any] = {
-            "max_new_tokens": max_output_length,
-            "num_beams": search.num_beams,
-            "do_sample": False,
-        }
-        if search.num_beams > 1:
-            self.generation["length_penalty"] = search.length_penalty
+        self.generation = search_settings(generation or Generation(), max_output_length)
         # Lists by task id: names of tasks may hold characters that module names may not.
         self.scores = nn.ModuleList(build_metric(metric) for metric in metrics.values())
         # Sum and count of the validation losses of each task.

@@ -11,9 +11,9 @@ import torch
 from helpers.backbones import tiny_t5
 from helpers.skills import skilled
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
-from mttl.adaptation.results import Results, check_folder, inventory_digest
+from mttl.adaptation.results import Results, check_folder
 from mttl.adaptation.shard import Shard
-from mttl.checkpoint import save_inventory
+from mttl.checkpoint import inventory_digest, save_inventory
 from mttl.errors import ConfigError, MttlError
 from mttl.skills import SkilledModel
 

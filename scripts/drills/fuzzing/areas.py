@@ -17,7 +17,7 @@ import pl_train
 from fuzzing import samples
 from mttl import yaml12
 from mttl.adaptation.result_lines import ResultLines
-from mttl.adaptation.results import Results, inventory_digest
+from mttl.adaptation.results import Results
 from mttl.adaptation.search import finished_trials
 from mttl.analysis.page import routing_page
 from mttl.analysis.routing_record import read_record
@@ -26,7 +26,7 @@ from mttl.babyai.level_demonstrations import read_demonstrations
 from mttl.babyai.level_results import LevelResult
 from mttl.build.expert_matrix import read_expert_matrix
 from mttl.build.model import load_run
-from mttl.checkpoint import read_inventory
+from mttl.checkpoint import inventory_digest, read_inventory
 from mttl.command import USER_MISTAKE, run_command
 from mttl.config.load import load_any_config
 from mttl.gym.building.record_files import JsonLines, open_file

@@ -1,0 +1,112 @@
+"""An adapted task as a folder: a run of one task, whose inventory names the one it builds on.
+
+| path | content |
+|---|---|
+| ``config.yaml`` | the settings of the adaptation |
+| ``results.csv`` | the scores |
+| ``predictions/<task>_<split>.jsonl`` | every answer |
+| ``skills/`` | the task's row, and what else training changed; see `mttl.checkpoint` |
+
+It is written whole or not at all.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mttl.adaptation.few_shot import FewShotResult
+from mttl.adaptation.modes import TRAINED_ROLES
+from mttl.build.saved_settings import ModelSettings, read_settings
+from mttl.checkpoint import inventory_digest, read_inventory, save_adapted_inventory
+from mttl.config.load import dump_config
+from mttl.config.router_schema import Average, Polytropon
+from mttl.config.schema import Config
+from mttl.data.prompt_form import PromptForm
+from mttl.errors import CheckpointError
+from mttl.files import new_folder, write_text
+from mttl.routing.task.fixed import FixedRouter
+from mttl.routing.task.polytropon import PolytroponRouter
+from mttl.skills.skilled_model import SkilledModel
+from mttl.training.predictions import Result, write_predictions, write_results
+from mttl.training.run_folder import RunFolder
+from mttl.training.text_to_text import Prediction
+
+# The answers of a split, by its name.
+Answers = Mapping[str, Sequence[Prediction]]
+
+
+def save_adapted(
+    folder: str | Path,
+    model: SkilledModel,
+    result: FewShotResult,
+    answers: Answers,
+    config: Config,
+    form: PromptForm,
+    *,
+    skills: Path,
+    inventory: str,
+    replace: bool = False,
+) -> None:
+    """Write an adapted task.
+
+    Args:
+        folder: Where.
+        model: The adapted model; its router knows the one task.
+        result: Its scores.
+        answers: To the rows that were scored.
+        config: How it was adapted.
+        form: How inputs look.
+        skills: The folder ``skills/`` of the run that was adapted.
+        inventory: Its digest when it was loaded.
+        replace: Let the folder take the place of an earlier one.
+
+    Raises:
+        CheckpointError: If the run is another one by now.
+        FileExistsError: If there is something at ``folder`` already.
+    """
+    if inventory_digest(skills) != inventory:
+        raise CheckpointError(
+            f"'{skills}' has changed since it was loaded, so what was adapted from it cannot be "
+            "saved beside it. Adapt again"
+        )
+    source = read_inventory(skills)
+    settings = _settings(read_settings(source, ModelSettings), model, config, form)
+    with new_folder(folder, replace=replace) as new:
+        files = RunFolder(new)
+        save_adapted_inventory(
+            files.skills,
+            model,
+            result.task,
+            source,
+            place=Path(folder) / files.skills.name,
+            backbone_trained="backbone" in TRAINED_ROLES[config.adapt.mode],
+            settings=settings.model_dump(mode="json"),
+        )
+        write_text(files.config, dump_config(config))
+        scores = {"dev": result.dev, "test": result.test}
+        write_results(
+            files.results,
+            [
+                Result(
+                    *(result.task, split, str(result.sample), result.seed, result.metric),
+                    *(scores[split], len(rows)),
+                )
+                for split, rows in answers.items()
+            ],
+        )
+        for split, rows in answers.items():
+            write_predictions(files.predictions, rows, [result.task], split)
+
+
+def _settings(
+    base: ModelSettings, model: SkilledModel, config: Config, form: PromptForm
+) -> ModelSettings:
+    """Return what builds the adapted model: its router may be of another kind than the run's."""
+    router, skills = base.router, base.skills
+    if isinstance(model.router, FixedRouter) and router.kind != "none":
+        router = Average(kind="average", granularity=router.granularity)
+    elif isinstance(model.router, PolytroponRouter) and router.kind != "polytropon":
+        router = Polytropon(kind="polytropon", granularity=router.granularity)
+    if skills.kind != "none":
+        skills = skills.model_copy(update={"n_skills": model.router.n_skills})
+    changed = {"router": router, "skills": skills, "data": form, "generation": config.generation}
+    return base.model_copy(update=changed)

@@ -1,0 +1,331 @@
+"""Answer a table of questions with a run and the tasks that were adapted from it."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.markup import escape
+from rich.table import Table
+
+from mttl.build.model import Built, load_run
+from mttl.command import make_console
+from mttl.errors import ConfigError, MttlError, TaskError, nearest
+from mttl.files import drop_cut_line, locked, write_text
+from mttl.gpus import device_of
+from mttl.metrics.crossfit import METRICS, score_answers
+from mttl.prediction.question_table import (
+    ANSWER,
+    FORMATS,
+    PROBABILITIES,
+    Rows,
+    check_questions,
+    choices_of,
+    format_header,
+    format_rows,
+    parse_rows_of,
+    references_of,
+)
+from mttl.progress_bar import counting_bar
+from mttl.reading import MOST_TEXT, read_table, read_text
+
+CHUNK = 8  # batches that are sorted by length together, and written together
+MOST_LABELS = 20  # of a confusion matrix that is printed
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How questions are answered.
+
+    Attributes:
+        choices: Answers that all questions choose from; those that a row names come first.
+        per_token: Compare answers by the mean over their tokens.
+        batch_size: Questions at a time.
+        search: What `generate` takes instead of the run's own search.
+        seed: Of sampling.
+    """
+
+    choices: Sequence[str]
+    per_token: bool
+    batch_size: int
+    search: Mapping[str, Any]
+    seed: int
+
+
+def answer_table(
+    *,
+    source: str | None,
+    adapted: Sequence[str],
+    backbone: str | None,
+    task: str | None,
+    questions: str | None,
+    out: str | None,
+    kind: str | None,
+    metric: str | None,
+    wanted: Wanted,
+) -> None:
+    """Answer questions and write them with their answers; scores go to standard error.
+
+    Args:
+        source: The folder of a run.
+        adapted: Folders of tasks that were adapted from it.
+        backbone: Where a pretrained backbone is now.
+        task: The task of all questions that name none.
+        questions: A file; standard input by default.
+        out: A file, which is continued where an earlier start left it; standard output by default.
+        kind: Format of both; by the names of the files by default, else TSV.
+        metric: By which all answers are scored; that of the run's results by default.
+        wanted: How to answer.
+
+    Raises:
+        ConfigError: If options do not fit one another.
+        TaskError: If a question is malformed, or its task is unknown.
+    """
+    if metric is not None and metric not in METRICS:
+        raise ConfigError(f"--metric '{metric}' must be one of {', '.join(METRICS)}")
+    kind = kind or _kind_of(questions) or _kind_of(out) or "tsv"
+    place = questions or "standard input"
+    rows = parse_rows_of(_text_of(questions), kind, place)
+    check_questions(rows, place)
+    models, metrics = _load(source, adapted, backbone)
+    names = _tasks_of(rows, task, models, place)
+    options = [choices_of(row) or list(wanted.choices) for row in rows]
+    chooses = any(options)
+    _check_choices(options, wanted, place)
+    if metric is not None:
+        metrics = dict.fromkeys(models, metric)
+    new = [ANSWER, *([PROBABILITIES] if chooses else [])]
+    columns = [*(name for name in (rows[0] if rows else []) if name not in new), *new]
+    status = make_console(stderr=True)
+    with ExitStack() as block:
+        done: Rows = []
+        if out is not None:
+            refusal = MttlError(f"another process writes '{out}'; wait for it")
+            path = Path(out)
+            block.enter_context(locked(path.with_name(f".{path.name}.lock"), refusal))
+            done = _finished(path, rows, columns, kind, wanted.batch_size * CHUNK)
+            file = block.enter_context(path.open("a", encoding="utf-8", newline=""))
+        else:
+            file = sys.stdout
+            file.write(format_header(columns, kind))
+        progress = block.enter_context(counting_bar(status))
+        bar = progress.add_task("answering", total=len(rows), completed=len(done))
+        size = wanted.batch_size * CHUNK
+        for start in range(len(done), len(rows), size):
+            part = slice(start, start + size)
+            torch.manual_seed(wanted.seed + start)  # the same draws where a file is continued
+            found = _answer(rows[part], names[part], options[part], models, wanted)
+            file.write(format_rows(found, columns, kind))
+            file.flush()
+            if out is not None:
+                os.fsync(file.fileno())
+            done += found
+            progress.update(bar, completed=len(done))
+    answers = [str(row[ANSWER]) for row in done]
+    _report(rows, names, answers, metrics, chooses)
+
+
+def _answer(
+    rows: Rows,
+    names: Sequence[str],
+    options: Sequence[Sequence[str]],
+    models: Mapping[str, Built],
+    wanted: Wanted,
+) -> Rows:
+    """Return the rows with their answers; every model answers its own at once."""
+    found = [dict(row) for row in rows]
+    groups: dict[tuple[int, bool], list[int]] = {}
+    for place, name in enumerate(names):
+        groups.setdefault((id(models[name]), bool(options[place])), []).append(place)
+    for (_, chooses), places in groups.items():
+        model = models[names[places[0]]]
+        tasks, texts = (
+            [values[p] for p in places] for values in (names, [r["input"] for r in rows])
+        )
+        if chooses:
+            given = [options[p] for p in places]
+            chosen = model.choose(
+                tasks, texts, given, per_token=wanted.per_token, batch_size=wanted.batch_size
+            )
+            for place, choice in zip(places, chosen, strict=True):
+                shown = {name: round(value, 6) for name, value in choice.probabilities.items()}
+                found[place] |= {ANSWER: choice.answer, PROBABILITIES: shown}
+        else:
+            answers = model.predict(tasks, texts, batch_size=wanted.batch_size, **wanted.search)
+            for place, answer in zip(places, answers, strict=True):
+                found[place][ANSWER] = answer
+    return found
+
+
+def _load(
+    source: str | None, adapted: Sequence[str], backbone: str | None
+) -> tuple[dict[str, Built], dict[str, str]]:
+    """Return the model of every task, and its metric; adapted tasks come before the run's own."""
+    if source is None and not adapted:
+        raise ConfigError("name a run with --from RUN, or an adapted task with --adapted DIR")
+    models: dict[str, Built] = {}
+    metrics: dict[str, str] = {}
+    folders = [(folder, source) for folder in adapted] + ([(source, None)] if source else [])
+    for folder, run in folders:
+        built = load_run(folder, run=run, backbone=backbone)
+        built.model.to(device_of())
+        twice = [name for name in built.tasks if name in models and folder != source]
+        if twice:
+            raise ConfigError(f"--adapted '{folder}': another one is of the task '{twice[0]}' too")
+        models = {name: built for name in built.tasks} | models
+        results = Path(folder) / "results.csv"
+        if results.is_file():
+            table = read_table(results, TaskError, ["task", "metric"])
+            metrics = {row["task"]: row["metric"] for row in table} | metrics
+    return models, metrics
+
+
+def _tasks_of(rows: Rows, task: str | None, models: Mapping[str, Built], place: str) -> list[str]:
+    only = next(iter(models)) if len(models) == 1 else None
+    names = [row.get("task") or task or only for row in rows]
+    for number, name in enumerate(names, 1):
+        if name is None:
+            raise TaskError(
+                f"{place}, row {number}: nothing says which task it is of. Add a column 'task', or "
+                "give --task NAME"
+            )
+        if name not in models:
+            raise TaskError(
+                f"{place}, row {number}: there is no task '{name}'.{nearest(name, models)} "
+                "--adapted DIR adds one that was kept"
+            )
+    return [str(name) for name in names]
+
+
+def _check_choices(options: Sequence[Sequence[str]], wanted: Wanted, place: str) -> None:
+    if wanted.search and all(options) and options:
+        raise ConfigError(
+            "nothing is generated where answers are chosen: leave out --beams, --temperature, "
+            "--top-p and --max-tokens, or the choices"
+        )
+    for number, given in enumerate(options, 1):
+        answers = [answer.strip() for answer in given]
+        if given and (len(set(answers)) < max(2, len(answers)) or not all(answers)):
+            raise TaskError(
+                f"{place}, row {number}: the choices are {given}; there must be at least two, none "
+                "empty and none twice"
+            )
+
+
+def _finished(path: Path, rows: Rows, columns: Sequence[str], kind: str, size: int) -> Rows:
+    """Return the rows that an earlier start has answered, and leave no others in the file.
+
+    Raises:
+        TaskError: If the file holds answers to other questions.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    done: Rows = []
+    if path.is_file() and path.stat().st_size:
+        if kind == "jsonl":
+            drop_cut_line(path)
+        text = read_text(path, TaskError)
+        try:
+            done = parse_rows_of(text, kind, str(path))
+        except TaskError:
+            if kind == "jsonl":
+                raise
+            # A table may be cut within a cell: what stands before that row is whole.
+            done = _before_the_cut(text, kind, str(path))
+        if len(done) < len(rows):  # the last row may be cut, and parts are answered whole
+            done = done[: max(len(done) - (kind != "jsonl"), 0) // size * size]
+        for number, (old, row) in enumerate(zip(done, rows, strict=False), 1):
+            other = any(_cell(old.get(name)) != _cell(row.get(name)) for name in row)
+            if other or ANSWER not in old:
+                raise TaskError(
+                    f"'{path}', row {number} is no answer to row {number} of the questions. Name "
+                    "another file with --out, or remove this one"
+                )
+        if len(done) > len(rows):
+            raise TaskError(
+                f"'{path}' holds {len(done)} answers to {len(rows)} questions. Name another file "
+                "with --out, or remove this one"
+            )
+    write_text(path, format_header(columns, kind) + format_rows(done, columns, kind))
+    return done
+
+
+def _before_the_cut(text: str, kind: str, place: str) -> Rows:
+    lines = text.split("\n")
+    for end in range(len(lines) - 1, 0, -1):
+        try:
+            return parse_rows_of("\n".join(lines[:end]) + "\n", kind, place)
+        except TaskError:
+            continue
+    return []
+
+
+def _cell(value: Any) -> Any:
+    return value or ""
+
+
+def _kind_of(name: str | None) -> str | None:
+    ending = Path(name).suffix.removeprefix(".") if name else ""
+    return ending if ending in FORMATS else None
+
+
+def _text_of(questions: str | None) -> str:
+    if questions is not None:
+        return read_text(questions, TaskError)
+    data = sys.stdin.buffer.read(MOST_TEXT + 1)
+    if len(data) > MOST_TEXT:
+        raise TaskError(f"standard input has more than {MOST_TEXT:,} bytes; divide it")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise TaskError(f"standard input must be UTF-8; byte {error.start + 1} is not") from error
+
+
+def _report(
+    rows: Rows,
+    names: Sequence[str],
+    answers: Sequence[str],
+    metrics: Mapping[str, str],
+    chooses: bool,
+) -> None:
+    """Print the score of every task whose right answers are known, and what was taken for what."""
+    references = [references_of(row) for row in rows]
+    console = make_console(stderr=True)
+    table = Table("task", "metric", "score (per cent)", "answers", title_justify="left")
+    matrices = []
+    for task in dict.fromkeys(names):
+        places = [p for p, name in enumerate(names) if name == task and references[p]]
+        if not places:
+            continue
+        metric = metrics.get(task, "EM")
+        right, found = ([values[p] for p in places] for values in (references, answers))
+        value = score_answers(metric, found, right)
+        table.add_row(escape(task), metric, f"{100 * value:.1f}", str(len(places)))
+        labels = list(dict.fromkeys([each[0] for each in right] + found))
+        if chooses and len(labels) <= MOST_LABELS:
+            matrices.append(confusion_table(task, [each[0] for each in right], found))
+    if table.row_count:
+        console.print(table)
+    for matrix in matrices:
+        console.print(matrix)
+
+
+def confusion_table(task: str, right: Sequence[str], found: Sequence[str]) -> Table:
+    """Return how often each label was taken for each.
+
+    Args:
+        task: For the title.
+        right: The label of every row.
+        found: The label that was chosen.
+    """
+    labels = sorted({*right, *found})
+    table = Table(title=f"{escape(task)}: rows are right, columns were chosen")
+    for name in ("", *labels):
+        table.add_column(escape(name), justify="right")
+    pairs = list(zip(right, found, strict=True))
+    for label in labels:
+        table.add_row(escape(label), *(str(pairs.count((label, other))) for other in labels))
+    return table

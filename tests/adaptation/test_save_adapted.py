@@ -1,0 +1,209 @@
+"""Adapted tasks are kept, and loaded again as they were."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import mttl
+from helpers.checksums import note_again
+from helpers.command import ROOT, load_recipe, read_csv
+from helpers.new_tasks import NEW, train_source
+from mttl.adaptation.adapted_model import AdaptedModel
+from mttl.checkpoint import CHECKSUMS, read_inventory
+from mttl.errors import CheckpointError
+from mttl.prediction.predictor import Predictor
+
+STEPS = {"max_steps": 2, "eval_every": 1, "batch_size": 4}
+PAIRS = [(word, "b") for word in ("ab", "cab", "b", "ca", "bb", "ac", "cc", "abc")]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_source(tmp_path_factory.mktemp("kept"))
+
+
+def adapted(run: Path, mode: str, **settings: object) -> AdaptedModel:
+    """Adapt so that training is not undone: no step scores better than the first."""
+    found = mttl.adapt_to(run, PAIRS, task="new", mode=mode, **{**STEPS, **settings})
+    with torch.no_grad():
+        for value in found.model.parameters():
+            if value.requires_grad:
+                value.add_(0.1)
+    return found
+
+
+@pytest.fixture(scope="module")
+def kept(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("folder") / "new"
+    adapted(run, "all").save(folder)
+    return folder
+
+
+def logits(predictor: Predictor) -> torch.Tensor:
+    inputs = {"input_ids": torch.arange(3, 15).view(2, 6), "labels": torch.arange(5, 11).view(2, 3)}
+    with torch.no_grad():
+        return predictor.model.eval()(torch.tensor([0, 0]), **inputs).logits
+
+
+@pytest.mark.parametrize(
+    ("mode", "settings", "files"),
+    [
+        ("router_only", {}, []),
+        ("all", {}, ["skills"]),
+        ("average", {}, ["skills"]),
+        ("skills_only", {"init": "own"}, ["skills"]),
+        ("full", {}, ["backbone", "skills"]),
+    ],
+)
+def test_it_answers_as_before(
+    run: Path, tmp_path: Path, mode: str, settings: dict, files: list[str]
+) -> None:
+    before = adapted(run, mode, **settings)
+    before.save(tmp_path / "new")
+    names = sorted(path.stem for path in (tmp_path / "new" / "skills").glob("*.safetensors"))
+    assert names == sorted([*files, "router"])
+    after = mttl.load(tmp_path / "new")
+    assert after.tasks == ("new",)
+    assert after.form == before.form
+    assert dict(after.search) == before.module.generation
+    assert torch.equal(after.model.router.matrix(), before.model.router.matrix())
+    assert torch.equal(logits(after), logits(before.predictor))
+    assert not torch.equal(logits(after), logits(mttl.load(run)))
+    assert after.predict("new", ["ab", "c"]) == before(["ab", "c"])
+
+
+def test_the_folder_says_what_it_scored(run: Path, kept: Path) -> None:
+    (row,) = read_csv(kept / "results.csv")
+    assert (row["task"], row["split"], row["metric"], row["n"]) == ("new", "dev", "EM", "4")
+    lines = (kept / "predictions" / "new_dev.jsonl").read_text().splitlines()
+    assert [json.loads(line)["input"] for line in lines] == [f"[new] {x}" for x, _ in PAIRS[1::2]]
+    assert (kept / "config.yaml").is_file()
+
+
+def test_it_is_adapted_again_merged_and_kept_again(kept: Path, run: Path, tmp_path: Path) -> None:
+    config = str(run.parents[1] / "tiny.yaml")
+    again = mttl.adapt_to(kept, PAIRS, task="newer", mode="router_only", config=config, **STEPS)
+    again.save(tmp_path / "newer")
+    assert torch.equal(logits(mttl.load(tmp_path / "newer")), logits(again.predictor))
+    merge = load_recipe(ROOT / "scripts" / "merge_task.py")
+    assert merge.main([str(kept), "--task", "new", "--out", str(tmp_path / "model")]) == 0
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+
+
+def test_the_command_keeps_every_job(run: Path, tmp_path: Path) -> None:
+    command = load_recipe(ROOT / "pl_finetune.py")
+    config, out = str(run.parents[1] / "tiny.yaml"), tmp_path / "out"
+    given = ["-c", config, "--from", str(run), "--out", str(out), "--tasks", "first"]
+    given += ["-k", *(f"adapt.{name}={value}" for name, value in STEPS.items())]
+    assert command.main([*given, "--samples", "13"]) == 0
+    assert not (out / "models").exists()
+    assert command.main([*given, "--save"]) == 0
+    lines = (out / "results.jsonl").read_text()
+    assert len(lines.splitlines()) == 2
+    models = sorted((out / "models").iterdir())
+    assert [path.name for path in models] == ["first-100-13", "first-13-13"]
+    for folder in models:
+        loaded = mttl.load(folder)
+        rows = (folder / "predictions" / "first_test.jsonl").read_text().splitlines()
+        for row in map(json.loads, rows):
+            question = row["input"].removeprefix("[first] ")
+            assert loaded.predict("first", [question]) == [row["prediction"]]
+    shutil.rmtree(models[0])
+    before = (models[1] / "skills" / "meta.json").stat().st_mtime_ns
+    assert command.main([*given, "--save"]) == 0
+    assert models[0].is_dir()
+    assert (models[1] / "skills" / "meta.json").stat().st_mtime_ns == before
+    assert (out / "results.jsonl").read_text() == lines
+    assert set(NEW) >= {"first"}
+
+
+def test_the_run_may_move(run: Path, tmp_path: Path) -> None:
+    """Together with what was adapted from it, or alone if it is named."""
+    home = tmp_path / "home"
+    shutil.copytree(run, home / "source")
+    adapted(home / "source", "router_only").save(home / "source" / "models" / "new")
+    home.rename(tmp_path / "elsewhere")
+    folder = tmp_path / "elsewhere" / "source" / "models" / "new"
+    expected = logits(mttl.load(folder))
+    folder.rename(tmp_path / "new")
+    with pytest.raises(
+        CheckpointError, match=r"which is not there\. Name the run .*run= in a call"
+    ):
+        mttl.load(tmp_path / "new")
+    found = mttl.load(tmp_path / "new", run=tmp_path / "elsewhere" / "source")
+    assert torch.equal(logits(found), expected)
+
+
+def test_another_inventory_is_refused(run: Path, kept: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(run, tmp_path / "other")
+    before = adapted(other, "router_only")
+    path = other / "skills" / "router.safetensors"
+    save_file({name: value + 1 for name, value in load_file(path).items()}, path)
+    note_again(other / "skills")
+    with pytest.raises(CheckpointError, match="was adapted from another inventory"):
+        mttl.load(kept, run=other)
+    with pytest.raises(CheckpointError, match="has changed since it was loaded"):
+        before.save(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(CheckpointError, match="is no adapted task, and needs no run beside it"):
+        mttl.load(run, run=other)
+
+
+def test_a_folder_is_not_overwritten(run: Path, kept: Path) -> None:
+    with pytest.raises(FileExistsError):
+        adapted(run, "router_only").save(kept)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format_version": 3}, "has format version 3; this mttl reads 1 and 2"),
+        ({"source": None}, "damaged (it lacks source)"),
+        ({"source": "x"}, "damaged (wrong: source, name"),
+        ({"source": {"path": "x", "relative": 3, "inventory": "y"}}, "damaged (wrong: relative)"),
+        ({"more": 1}, "damaged (unknown: more)"),
+    ],
+)
+def test_damaged_facts_are_refused(kept: Path, tmp_path: Path, change: dict, message: str) -> None:
+    folder = shutil.copytree(kept, tmp_path / "new")
+    path = folder / "skills" / "meta.json"
+    content = json.loads(path.read_text()) | change
+    content = {name: value for name, value in content.items() if value is not None}
+    path.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        mttl.load(folder)
+
+
+@pytest.mark.parametrize("name", ["router.safetensors", "skills.safetensors", "tasks.json"])
+@pytest.mark.parametrize("damage", ["missing", "cut", "flipped"])
+def test_damaged_files_are_refused(kept: Path, tmp_path: Path, name: str, damage: str) -> None:
+    folder = shutil.copytree(kept, tmp_path / "new")
+    path = folder / "skills" / name
+    content = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    else:
+        cut = content[:-5]
+        path.write_bytes(cut if damage == "cut" else cut + bytes([cut[-1] ^ 1]) + content[-4:])
+    with pytest.raises(CheckpointError, match=re.escape(name)):
+        read_inventory(folder)
+
+
+def test_tensors_of_another_shape_are_refused(kept: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(kept, tmp_path / "new")
+    path = folder / "skills" / "skills.safetensors"
+    save_file({name: value[1:].clone() for name, value in load_file(path).items()}, path)
+    note_again(folder / "skills")
+    with pytest.raises(CheckpointError, match="does not fit the model"):
+        mttl.load(folder, run=read_source(kept))
+
+
+def read_source(folder: Path) -> str:
+    meta = json.loads((folder / "skills" / "meta.json").read_text())
+    assert set(meta) >= {"source", CHECKSUMS}
+    return meta["source"]["path"]

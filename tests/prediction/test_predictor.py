@@ -1,0 +1,163 @@
+"""Answers of a loaded run are those of its evaluation, and choices are by likelihood."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import mttl
+from helpers.command import train
+from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
+from mttl.build.model import Built
+from mttl.errors import TaskError
+
+# Random weights that are large: answers depend on the question without any training.
+LARGE = {"initial_scale": {"*": 3.0}}
+SETTINGS: dict[str, dict] = {
+    "t5": {
+        "backbone": {**TINY_T5, **LARGE},
+        "data": {"prefix": "code", "descriptions": True, "max_input_length": 48},
+        "generation": {"num_beams": 3, "length_penalty": 0.5},
+    },
+    "llama": {"backbone": {**TINY_LLAMA, **LARGE}},
+}
+
+
+@pytest.fixture(scope="module", params=list(SETTINGS))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp(request.param)
+    gym = write_gym(root / "gym")
+    table = [f"{task},EM,what {task} does" for task in ("copy", "reverse", "number")]
+    (gym / "TASKS.csv").write_text("\n".join(["task,metric,description", *table]))
+    config = write_config(root / "tiny.yaml", gym, **SETTINGS[request.param])
+    return train(config, "source", "trainer.max_steps=1", "data.validation=none").path
+
+
+@pytest.fixture
+def run(folder: Path) -> Built:
+    return mttl.load(folder)
+
+
+def evaluated(folder: Path) -> list[tuple[str, str, str]]:
+    """Return task, question as the model read it, and answer of every scored row."""
+    return [
+        (path.stem.rpartition("_")[0], row["input"], row["prediction"])
+        for path in sorted((folder / "predictions").glob("*.jsonl"))
+        for row in map(json.loads, path.read_text().splitlines())
+    ]
+
+
+def test_answers_are_those_of_evaluation(folder: Path, run: Built) -> None:
+    rows = evaluated(folder)
+    assert len({answer for *_, answer in rows}) > 2
+    questions = [shown.removeprefix(run.form.opening(task)) for task, shown, _ in rows]
+    assert all(len(question) <= 4 for question in questions)
+    found = run.predict([task for task, *_ in rows], questions, batch_size=4)
+    assert found == [answer for *_, answer in rows]
+
+
+def test_one_task_as_a_function(run: Built) -> None:
+    reverse = run.pipeline("reverse")
+    both = run.predict("reverse", ["ab", " c "])
+    assert reverse(["ab", "c"]) == both
+    assert reverse("ab", max_new_tokens=6) == both[0]
+    assert run.predict("reverse", []) == []
+    counted: list[int] = []
+    run.predict("reverse", ["ab", "c", "a"], batch_size=2, on_rows=counted.append)
+    assert counted == [2, 1]
+
+
+def test_answers_may_be_searched_otherwise(run: Built) -> None:
+    words = ["ab", "c", "abc", "ca"] * 4
+    torch.manual_seed(0)
+    drawn = run.predict("copy", words, do_sample=True, temperature=5.0)
+    assert drawn != run.predict("copy", words)
+    short = run.predict("copy", words, max_new_tokens=1)
+    assert all(len(answer.encode()) <= 3 for answer in short)  # a byte, maybe no UTF-8
+
+
+def test_prediction_ends_the_training_mode(run: Built) -> None:
+    run.model.train()
+    run.predict("copy", ["ab"])
+    assert not run.model.training
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+def test_choices_are_by_likelihood(run: Built, per_token: bool) -> None:
+    """Compared with a loop over single answers, without padding."""
+    words, given = ["ab", "c", "abca"], ["a", "cab", "bb"]
+    found = run.choose("copy", words, given, per_token=per_token, batch_size=4)
+    encoder = run.form.encoder(run.tokenizer, decoder_only=run._decoder_only)
+    for word, choice in zip(words, found, strict=True):
+        (prompt,) = encoder.prompts([run.form.text("copy", word)])
+        scores = []
+        for answer in given:
+            (labels,) = encoder.answers([answer])
+            assert labels[-1] == run.tokenizer.eos_token_id
+            with torch.no_grad():
+                if run._decoder_only:
+                    ids = torch.tensor([[*prompt, *labels]])
+                    logits = run.model(torch.tensor([0]), input_ids=ids).logits
+                    logits = logits[0, len(prompt) - 1 : -1]
+                else:
+                    inputs = {"input_ids": torch.tensor([prompt]), "labels": torch.tensor([labels])}
+                    logits = run.model(torch.tensor([0]), **inputs).logits[0]
+            rows = logits.log_softmax(-1)[range(len(labels)), labels]
+            scores.append(rows.mean() if per_token else rows.sum())
+        expected = torch.stack(scores).double().softmax(0).tolist()
+        assert list(choice.probabilities) == given
+        # Padding changes the order in which products are added.
+        assert list(choice.probabilities.values()) == pytest.approx(expected, abs=1e-5)
+        assert choice.answer == given[expected.index(max(expected))]
+
+
+def test_every_text_may_have_choices_of_its_own(run: Built) -> None:
+    found = run.choose(["copy", "reverse"], ["ab", "c"], [["a", "b"], ["c", "aa", "b"]])
+    assert [list(choice.probabilities) for choice in found] == [["a", "b"], ["c", "aa", "b"]]
+    (alone,) = run.choose("reverse", ["c"], ["c", "aa", "b"])
+    assert alone.probabilities == pytest.approx(found[1].probabilities, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda run: run.predict("kopy", ["a"]), TaskError, "Did you mean 'copy'"),
+        (lambda run: run.pipeline("kopy"), TaskError, "the model knows no task 'kopy'"),
+        (lambda run: run.predict(["copy"], ["a", "b"]), TaskError, "there are 1 tasks and 2 texts"),
+        (lambda run: run.predict("copy", "abc"), TypeError, "write ['abc']"),
+        (
+            lambda run: run.predict("copy", ["a"], num_return_sequences=2),
+            ValueError,
+            "num_return_sequences (2) must be 1",
+        ),
+        (lambda run: run.choose("copy", ["a"], ["yes"]), TaskError, "there must be at least two"),
+        (lambda run: run.choose("copy", ["a"], ["a", "a "]), TaskError, "none twice"),
+        (lambda run: run.choose("copy", ["a"], ["a", ""]), TaskError, "none empty"),
+        (
+            lambda run: run.choose("copy", ["a"], [["a", "b"], ["a", "b"]]),
+            TaskError,
+            "there are 1 texts and choices for 2",
+        ),
+    ],
+)
+def test_mistakes_are_answered(run: Built, call, kind: type, message: str) -> None:
+    with pytest.raises(kind, match=re.escape(message)):
+        call(run)
+
+
+def test_descriptions_that_an_earlier_version_did_not_keep(folder: Path, tmp_path: Path) -> None:
+    old = shutil.copytree(folder / "skills", tmp_path / "skills")
+    content = json.loads((old / "meta.json").read_text())
+    kept = content["settings"]["data"].pop("task_descriptions", {})
+    assert kept in ({}, {task: f"what {task} does" for task in ("copy", "reverse", "number")})
+    del content["sha256"]
+    (old / "meta.json").write_text(json.dumps(content))
+    run = mttl.load(old)
+    if kept:
+        with pytest.raises(TaskError, match="its folder holds none of 'copy'"):
+            run.predict("copy", ["a"])
+    else:
+        assert run.predict("copy", ["a"])

@@ -1,0 +1,203 @@
+"""The command that answers tables of questions."""
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+import mttl
+from helpers.command import ROOT, load_recipe
+from helpers.new_tasks import train_source
+from mttl.command import USER_MISTAKE, run_command
+from mttl.prediction.predictor import Predictor
+
+WORDS = ["ab", "c", "abca", "bb", "ca", "a"]
+
+
+@pytest.fixture(scope="module")
+def recipe() -> ModuleType:
+    return load_recipe(ROOT / "pl_predict.py")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_source(tmp_path_factory.mktemp("predict"))
+
+
+@pytest.fixture(scope="module")
+def kept(run: Path) -> Path:
+    pairs = [(word, "b") for word in WORDS]
+    adapted = mttl.adapt_to(run, pairs, task="new", mode="router_only", max_steps=1)
+    adapted.save(run / "models" / "new")
+    return run / "models" / "new"
+
+
+def jsonl(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def fails(recipe: ModuleType, capsys: pytest.CaptureFixture[str], *given: str) -> str:
+    assert run_command(lambda: recipe.main(list(given))) == USER_MISTAKE
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_a_pipe_is_answered(
+    recipe: ModuleType,
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = "id\tinput\toutput\n" + "".join(f"{n}\t{w}\t{w}\n" for n, w in enumerate(WORDS))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
+    capsys.readouterr()
+    assert recipe.main(["--from", str(run), "--task", "reverse"]) == 0
+    told = capsys.readouterr()
+    rows = list(csv.DictReader(io.StringIO(told.out), delimiter="\t"))
+    assert [row["input"] for row in rows] == WORDS
+    assert [row["id"] for row in rows] == [str(n) for n in range(len(WORDS))]
+    assert [row["prediction"] for row in rows] == mttl.load(run).predict("reverse", WORDS)
+    assert "ACC" in told.err  # the metric of the run's own results
+
+
+def test_tasks_of_the_run_and_adapted_ones_stand_side_by_side(
+    recipe: ModuleType, run: Path, kept: Path, tmp_path: Path
+) -> None:
+    names = ["new", "copy", "reverse", "new", "copy", "new"]
+    questions = jsonl(
+        tmp_path / "q.jsonl",
+        [{"task": t, "input": w, "output": [w]} for t, w in zip(names, WORDS, strict=True)],
+    )
+    out = tmp_path / "a.jsonl"
+    given = ["--from", str(run), "--adapted", str(kept), "--in", str(questions)]
+    assert recipe.main([*given, "--out", str(out), "--batch-size", "2"]) == 0
+    own, new = mttl.load(run), mttl.load(kept)
+    for row, name, word in zip(lines(out), names, WORDS, strict=True):
+        (answer,) = (new if name == "new" else own).predict(name, [word])
+        assert row == {"task": name, "input": word, "output": [word], "prediction": answer}
+    # An adapted task alone needs neither the run nor its name.
+    words = jsonl(tmp_path / "words.jsonl", [{"input": word} for word in WORDS])
+    assert recipe.main(["--adapted", str(kept), "--in", str(words), "--out", f"{out}.jsonl"]) == 0
+    found = [row["prediction"] for row in lines(Path(f"{out}.jsonl"))]
+    assert found == new.predict("new", WORDS)
+
+
+def test_labels_are_chosen(
+    recipe: ModuleType, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows: list[dict] = [{"input": word, "output": "yes"} for word in WORDS]
+    rows[1]["choices"] = ["a", "b", "c"]
+    questions, out = jsonl(tmp_path / "q.jsonl", rows), tmp_path / "a.jsonl"
+    given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out", str(out)]
+    assert recipe.main([*given, "--choices", "yes", "no", "--per-token"]) == 0
+    found = lines(out)
+    expected = mttl.load(run).choose("copy", WORDS, ["yes", "no"], per_token=True)
+    for number, (row, choice) in enumerate(zip(found, expected, strict=True)):
+        assert sum(row["probabilities"].values()) == pytest.approx(1, abs=1e-4)
+        if number == 1:
+            assert list(row["probabilities"]) == ["a", "b", "c"]
+            continue
+        assert row["prediction"] == choice.answer
+        assert row["probabilities"] == pytest.approx(dict(choice.probabilities), abs=1e-4)
+    told = capsys.readouterr().err
+    assert "rows are right, columns were chosen" in told
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_file_is_continued(
+    recipe: ModuleType,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    """Eight batches are written at once; what was cut off is answered again, with equal draws."""
+    words = WORDS * 4
+    questions, out = tmp_path / f"q.{kind}", tmp_path / f"a.{kind}"
+    if kind == "csv":
+        questions.write_text("input\n" + "".join(f'"{word}\nx"\n' for word in words))
+    else:
+        jsonl(questions, [{"input": word} for word in words])
+    given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out", str(out)]
+    given += ["--batch-size", "1", "--temperature", "2", "--seed", "3"]
+    assert recipe.main(given) == 0
+    whole = out.read_bytes()
+    out.write_bytes(whole[: len(whole) * 3 // 4])
+    asked: list[int] = []
+    predict = Predictor.predict
+
+    def counted(self: Predictor, tasks: list, texts: list, **more: object) -> list[str]:
+        asked.append(len(texts))
+        return predict(self, tasks, texts, **more)
+
+    monkeypatch.setattr(Predictor, "predict", counted)
+    assert recipe.main(given) == 0
+    assert out.read_bytes() == whole
+    assert asked == [8]
+    assert recipe.main(given) == 0
+    assert out.read_bytes() == whole
+    assert asked == [8]
+
+
+def test_answers_to_other_questions_are_left_alone(
+    recipe: ModuleType, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = jsonl(tmp_path / "q.jsonl", [{"input": "ab"}])
+    out = tmp_path / "a.jsonl"
+    given = ["--from", str(run), "--task", "copy", "--out", str(out), "--in"]
+    assert recipe.main([*given, str(first)]) == 0
+    before = out.read_bytes()
+    jsonl(first, [{"input": "c"}])
+    assert "row 1 is no answer to row 1" in fails(recipe, capsys, *given, str(first))
+    jsonl(first, [])
+    assert "holds 1 answers to 0 questions" in fails(recipe, capsys, *given, str(first))
+    assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("row", "more", "message"),
+    [
+        ({"input": "a"}, [], "nothing says which task it is of"),
+        ({"input": "a", "task": "kopy"}, [], "Did you mean 'copy'"),
+        ({"input": "a"}, ["--task", "copy", "--choices", "a", "a"], "none empty and none twice"),
+        ({"input": "a"}, ["--task", "copy", "--metric", "em"], "--metric 'em' must be one of"),
+        ({"input": "a"}, ["--beams", "2", "--temperature", "1"], "choose one"),
+        ({"input": "a"}, ["--top-p", "2"], "--top-p (2.0) is a share, at most 1"),
+        ({"input": "a"}, ["--per-token"], "compares answers that --choices names"),
+        (
+            {"input": "a"},
+            ["--task", "copy", "--choices", "a", "b", "--beams", "2"],
+            "nothing is generated where answers are chosen",
+        ),
+    ],
+)
+def test_mistakes_are_answered_before_anything_is_written(
+    recipe: ModuleType,
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    row: dict,
+    more: list[str],
+    message: str,
+) -> None:
+    questions, out = jsonl(tmp_path / "q.jsonl", [row]), tmp_path / "a.jsonl"
+    given = ["--from", str(run), "--in", str(questions), "--out", str(out), *more]
+    assert message in fails(recipe, capsys, *given)
+    assert not out.exists()
+
+
+def test_models_have_to_be_named(
+    recipe: ModuleType, kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions = jsonl(tmp_path / "q.jsonl", [{"input": "a"}])
+    assert "name a run with --from RUN" in fails(recipe, capsys, "--in", str(questions))
+    twice = ["--adapted", str(kept), str(kept), "--in", str(questions)]
+    assert "another one is of the task 'new' too" in fails(recipe, capsys, *twice)
