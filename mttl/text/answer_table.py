@@ -301,7 +301,7 @@ def _report(
         if not places:
             continue
         metric = metrics.get(task, "EM")
-        right, found = ([values[p] for p in places] for values in (references, answers))
+        right, found = [references[p] for p in places], [answers[p] for p in places]
         value = score_answers(metric, found, right)
         table.add_row(escape(task), metric, f"{100 * value:.1f}", str(len(places)))
         labels = list(dict.fromkeys([each[0] for each in right] + found))

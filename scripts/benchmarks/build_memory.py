@@ -145,6 +145,7 @@ def plain_loop(task: Task, raw: Path, out: Path) -> None:
             key = line[1] if task.kind == "classification" else ""
             by_label.setdefault(key, []).append(line)
         k = task.k
+        assert k is not None  # CrossFit's tasks have one
         splits = {
             "train": [line for lines in by_label.values() for line in lines[:k]],
             "dev": [line for lines in by_label.values() for line in lines[k : 2 * k]],
