@@ -111,8 +111,10 @@ def test_the_commands_of_the_readme_are_found() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_of_the_readme_parse_and_load(command: str) -> None:
-    script, *words = shlex.split(command, comments=True)
+    script, *words = shlex.split(command.partition(" < ")[0], comments=True)
     options = load_recipe(ROOT / script).parse(words)
+    if script == "pl_predict.py":  # it takes what the run says
+        return
     overrides = options.override
     config = load_any_config(options.config, overrides)
     for text in overrides:
