@@ -18,10 +18,7 @@ The folder of an adapted task holds what differs from the inventory that it was 
 ``meta.json`` where that is, and its digest; it reads as the whole.
 """
 
-import hashlib
-import importlib.metadata
 import json
-import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -30,29 +27,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from mttl.errors import CheckpointError
-from mttl.files import new_folder, write_text
-from mttl.inventory_folder import inventory_folder
+from mttl.files import new_folder
+from mttl.inventory_files import (
+    ADAPTED_VERSION,
+    FORMAT_VERSION,
+    SOURCE,
+    inventory_digest,
+    libraries,
+    read_facts,
+    read_names,
+    read_tensors,
+    write_facts,
+)
+from mttl.inventory_folder import find_inventory, inventory_folder
 from mttl.model_tensors import Model, fingerprint, own_parameters, router_tensors, skill_tensors
-from mttl.reading import check_name, read_json, reason, require_file
 from mttl.safetensors_file import write_tensors
 from mttl.skills.attention import AttendedInventory
 from mttl.skills.skilled_model import SkilledModel
-
-logger = logging.getLogger(__name__)
-
-FORMAT_VERSION = 1
-# Of folders that hold only what differs from another.
-ADAPTED_VERSION = 2
-# Where meta.json keeps the digests of all files; folders of earlier versions have none.
-CHECKSUMS = "sha256"
-# Where it keeps what an adapted task was adapted from.
-SOURCE = "source"
-LIBRARIES = ("mttl", "torch", "transformers", "pytorch-lightning")
 
 
 @dataclass(frozen=True)
@@ -97,7 +91,7 @@ def save_inventory(
             "fingerprint": fingerprint(parameters, values=not backbone_trained),
             **({"places": dict(places)} if places else {}),
         },
-        "libraries": {name: _version(name) for name in LIBRARIES},
+        "libraries": libraries(),
         "settings": dict(settings),
     }
     with new_folder(folder, replace=True) as new:
@@ -105,7 +99,7 @@ def save_inventory(
         write_tensors(new / "router.safetensors", router_tensors(model))
         if backbone_trained:
             write_tensors(new / "backbone.safetensors", parameters)
-        _write_facts(new, meta, tasks)
+        write_facts(new, meta, tasks)
 
 
 def save_adapted_inventory(
@@ -140,7 +134,7 @@ def save_adapted_inventory(
     meta = {
         "format_version": ADAPTED_VERSION,
         "backbone": backbone,
-        "libraries": {name: _version(name) for name in LIBRARIES},
+        "libraries": libraries(),
         "settings": dict(settings),
         SOURCE: {
             "path": str(origin),
@@ -161,7 +155,7 @@ def save_adapted_inventory(
         }
         if changed:
             write_tensors(folder / f"{name}.safetensors", changed)
-    _write_facts(folder, meta, [task])
+    write_facts(folder, meta, [task])
 
 
 def read_inventory(folder: str | Path, source: str | Path | None = None) -> SavedInventory:
@@ -176,37 +170,29 @@ def read_inventory(folder: str | Path, source: str | Path | None = None) -> Save
             this version's, or what a task was adapted from is missing or another.
     """
     folder = inventory_folder(folder)
-    meta = _read_json(folder / "meta.json", dict)
-    version = meta.get("format_version")
-    if version not in (FORMAT_VERSION, ADAPTED_VERSION):
-        raise CheckpointError(
-            f"'{folder}' has format version {version}; this mttl reads {FORMAT_VERSION} and "
-            f"{ADAPTED_VERSION}. Load it with the mttl that wrote it ({_writer(meta)})"
-        )
-    _check_meta(folder, meta)
+    meta = read_facts(folder)
     if source is not None and SOURCE not in meta:
         raise CheckpointError(f"'{folder}' is no adapted task, and needs no run beside it")
-    check_checksums(folder, meta)
     base = _read_source(folder, meta[SOURCE], source) if SOURCE in meta else None
-    backbone = folder / "backbone.safetensors"
-    tasks = [
-        check_name(name, f"'{folder / 'tasks.json'}': a task's name", CheckpointError)
-        for name in _read_json(folder / "tasks.json", list)
-    ]
-    skills, router = folder / "skills.safetensors", _read_tensors(folder / "router.safetensors")
-    if base is None:
-        own = _read_tensors(backbone) if meta["backbone"]["trained"] else None
-        return SavedInventory(folder, meta, tuple(tasks), _read_tensors(skills), router, own)
-    changed = {path: _read_tensors(path) for path in (skills, backbone) if path.exists()}
-    whole = (base.backbone or {}) | changed.get(backbone, {})
+    trained = meta["backbone"]["trained"]
     return SavedInventory(
         folder=folder,
         meta=meta,
-        tasks=tuple(tasks),
-        skills=base.skills | changed.get(skills, {}),
-        router=router,
-        backbone=whole if meta["backbone"]["trained"] else None,
+        tasks=read_names(folder),
+        skills=_read_part(folder, "skills", base and base.skills),
+        router=_read_part(folder, "router", None),
+        backbone=_read_part(folder, "backbone", base and (base.backbone or {}))
+        if trained
+        else None,
     )
+
+
+def _read_part(folder: Path, name: str, below: dict[str, Tensor] | None) -> dict[str, Tensor]:
+    """Read tensors; of an adapted task, what differs goes over those below, if anything does."""
+    path = folder / f"{name}.safetensors"
+    if below is not None and not path.exists():
+        return below
+    return (below or {}) | read_tensors(path)
 
 
 def _read_source(
@@ -214,8 +200,7 @@ def _read_source(
 ) -> SavedInventory:
     """Read the inventory that a task was adapted from."""
     places = [folder / origin["relative"], Path(origin["path"])] if given is None else [Path(given)]
-    facts = [path / "meta.json" for place in places for path in (place / "skills", place)]
-    skills = next((path.parent for path in facts if os.path.lexists(path)), None)
+    skills = find_inventory(*places)
     if skills is None:
         raise CheckpointError(
             f"'{folder}' was adapted from the inventory in '{given or origin['path']}', which is "
@@ -229,48 +214,6 @@ def _read_source(
             "trained on. Name the right run, or adapt again"
         )
     return read_inventory(skills)
-
-
-def inventory_digest(skills: Path) -> str:
-    """Return a hash of a saved inventory: of its tensors, its tasks and how it was built.
-
-    Versions of libraries have no part in it, so a run that is resumed after its end keeps it.
-    """
-    digest = hashlib.sha256()
-    for path in sorted([*skills.glob("*.safetensors"), skills / "tasks.json"]):
-        with path.open("rb") as file:
-            digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}".encode())
-    meta = _read_json(skills / "meta.json", dict)
-    built = [meta["backbone"]["fingerprint"], meta["settings"]]
-    if SOURCE in meta:
-        built.append(meta[SOURCE]["inventory"])
-    digest.update(json.dumps(built, sort_keys=True).encode())
-    return digest.hexdigest()
-
-
-def _check_meta(folder: Path, meta: dict[str, Any]) -> None:
-    """Check that the facts about an inventory have their places and types."""
-    path = folder / "meta.json"
-    adapted = meta["format_version"] == ADAPTED_VERSION
-    sections = ("backbone", "libraries", "settings", *([SOURCE] if adapted else []))
-    lacking = sorted({*sections} - meta.keys())
-    if lacking:
-        raise CheckpointError(_unreadable(path, f"damaged (it lacks {', '.join(lacking)})"))
-    strange = sorted(meta.keys() - {"format_version", CHECKSUMS, *sections})
-    wrong = [name for name in (*sections, CHECKSUMS) if type(meta.get(name, {})) is not dict]
-    backbone = {} if wrong else meta["backbone"]
-    kinds = {"name": str, "trained": bool, "fingerprint": str}
-    wrong += [name for name, kind in kinds.items() if type(backbone.get(name)) is not kind]
-    places = backbone.get("places", {})
-    known = type(places) is dict and places.keys() <= {"name", "tokenizer"}
-    if not known or any(type(place) is not str for place in places.values()):
-        wrong.append("places")
-    if adapted and not wrong:
-        names = ("path", "relative", "inventory")
-        wrong += [name for name in names if type(meta[SOURCE].get(name)) is not str]
-    if strange or wrong:
-        found = f"unknown: {', '.join(strange)}" if strange else f"wrong: {', '.join(wrong)}"
-        raise CheckpointError(_unreadable(path, f"damaged ({found})"))
 
 
 def load_into(model: Model, saved: SavedInventory) -> None:
@@ -370,113 +313,3 @@ def _compare(part: str, targets: Mapping[str, Tensor], sources: Mapping[str, Ten
 def _some(names: Sequence[str], most: int = 5) -> str:
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
-
-
-def _write_facts(folder: Path, meta: dict[str, Any], tasks: Sequence[str]) -> None:
-    """Write what stands beside the tensors of an inventory, checksums included."""
-    _write_json(folder / "tasks.json", list(tasks))
-    _write_json(folder / "meta.json", meta | {CHECKSUMS: checksums(folder, meta)})
-
-
-def _write_json(path: Path, value: object) -> None:
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-
-
-def _read_json(path: Path, kind: type) -> Any:
-    _require(path)
-    try:
-        return read_json(path, CheckpointError, kind)
-    except CheckpointError as error:
-        raise CheckpointError(_unreadable(path, f"damaged ({error})")) from error
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    _require(path)
-    try:
-        tensors = load_file(path)
-    except (OSError, SafetensorError, ValueError) as error:
-        raise CheckpointError(_unreadable(path, f"damaged ({reason(error)})")) from error
-    strange = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
-    if strange:
-        raise CheckpointError(
-            _unreadable(path, f"damaged ('{strange[0]}' holds numbers that are not finite)")
-        )
-    return tensors
-
-
-def checksums(folder: Path, meta: Mapping[str, Any]) -> dict[str, str]:
-    """Return the SHA-256 of every file of an inventory, and of the facts about it.
-
-    Args:
-        folder: The folder ``skills/``.
-        meta: What its ``meta.json`` holds, or will.
-    """
-    found = {}
-    for path in sorted([*folder.glob("*.safetensors"), folder / "tasks.json"]):
-        _require(path)
-        try:
-            with path.open("rb") as file:
-                found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise CheckpointError(_unreadable(path, f"unreadable ({reason(error)})")) from error
-    facts = {name: value for name, value in meta.items() if name != CHECKSUMS}
-    text = json.dumps(facts, sort_keys=True)
-    return found | {"meta.json": hashlib.sha256(text.encode()).hexdigest()}
-
-
-def check_checksums(folder: Path, meta: Mapping[str, Any]) -> None:
-    """Compare the files of an inventory with what was noted when they were written.
-
-    Args:
-        folder: The folder ``skills/``.
-        meta: What its ``meta.json`` holds.
-
-    Raises:
-        CheckpointError: If a file is another, or missing.
-    """
-    if CHECKSUMS not in meta:
-        logger.warning(
-            "'%s' was written by an earlier version, which noted no checksums: damage cannot be "
-            "told",
-            folder,
-        )
-        return
-    noted, found = meta[CHECKSUMS], checksums(folder, meta)
-    other = [name for name in sorted(noted) if noted[name] != found.get(name)]
-    more = [name for name in sorted(found) if name not in noted]
-    if other or more:
-        path = folder / (other + more)[0]
-        state = (
-            "missing"
-            if not os.path.lexists(path)
-            else "damaged (its checksum is not the one noted)"
-        )
-        raise CheckpointError(_unreadable(path, state))
-
-
-def _writer(meta: Mapping[str, Any]) -> str:
-    libraries = meta.get("libraries")
-    return str(libraries.get("mttl", "unknown")) if isinstance(libraries, dict) else "unknown"
-
-
-def _require(path: Path) -> None:
-    if not os.path.lexists(path):
-        raise CheckpointError(_unreadable(path, "missing"))
-    try:
-        require_file(path, CheckpointError)
-    except CheckpointError as error:
-        raise CheckpointError(_unreadable(path, f"unreadable ({error})")) from error
-
-
-def _unreadable(path: Path, state: str) -> str:
-    return (
-        f"'{path}' is {state}. Copy the whole folder again from where it was written, or write it "
-        "again: repeat the training command with --resume, or the adaptation with --save"
-    )
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"

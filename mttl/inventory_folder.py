@@ -15,10 +15,16 @@ def inventory_folder(folder: str | Path) -> Path:
     Raises:
         CheckpointError: If it is neither.
     """
-    for path in (Path(folder) / "skills", Path(folder)):
-        if os.path.lexists(path / "meta.json"):
-            return path
+    found = find_inventory(Path(folder))
+    if found is not None:
+        return found
     raise CheckpointError(
         f"'{folder}' holds no trained inventory: it has no meta.json, nor a folder skills/ with "
         "one. Give the folder of a run that has ended"
     )
+
+
+def find_inventory(*places: Path) -> Path | None:
+    """Return the folder ``skills/`` in the first of some places that has one."""
+    candidates = (path for place in places for path in (place / "skills", place))
+    return next((path for path in candidates if os.path.lexists(path / "meta.json")), None)

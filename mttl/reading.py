@@ -173,25 +173,51 @@ def read_table(
         MttlError: Of the given kind, as for `read_text`, or if the file is no table, a row has more
             or fewer cells than the header, or a column is missing or stands twice.
     """
-    reader = csv.reader(io.StringIO(read_text(path, error), newline=""), strict=True)
+    return parse_table(read_text(path, error), str(path), error, columns)
+
+
+def parse_table(
+    text: str,
+    place: str,
+    error: type[MttlError],
+    columns: Sequence[str] = (),
+    *,
+    delimiter: str = ",",
+    advice: str = "Copy the file again",
+) -> list[dict[str, str]]:
+    """Return the rows of a table with a header, by column.
+
+    Args:
+        text: Its content.
+        place: Where it is from, for the message.
+        error: What to raise.
+        columns: Which must be there.
+        delimiter: Between cells.
+        advice: What to do about a malformed table.
+
+    Raises:
+        MttlError: Of the given kind, as for `read_table`.
+    """
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     rows: list[dict[str, str]] = []
     try:
         header = next(reader, [])
         absent = [column for column in columns if column not in header]
         if absent or len(set(header)) < len(header):
+            needs = f"the columns {', '.join(columns)}, and none" if columns else "no column"
             raise error(
-                f"'{path}' must have the columns {', '.join(columns)}, and none twice; its header "
-                f"is {shown(','.join(header))}. Copy the file again"
+                f"'{place}' must have {needs} twice; its header is {shown(','.join(header))}. "
+                f"{advice}"
             )
         for cells in reader:
             if len(cells) != len(header):
                 raise error(
-                    f"{path}, line {reader.line_num}: {len(cells)} cells; the header has "
-                    f"{len(header)}. Copy the file again"
+                    f"{place}, line {reader.line_num}: {len(cells)} cells; the header has "
+                    f"{len(header)}. {advice}"
                 )
             rows.append(dict(zip(header, cells, strict=True)))
     except csv.Error as cause:
-        raise error(f"{path}, line {reader.line_num}: {cause}. Copy the file again") from cause
+        raise error(f"{place}, line {reader.line_num}: {cause}. {advice}") from cause
     return rows
 
 

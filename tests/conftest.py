@@ -18,7 +18,7 @@ from hypothesis import settings
 sys.path.insert(0, str(Path(__file__).parent))
 
 # Every annotated shape in these rooms is checked on every call that their own tests make; others
-# would pay a fifth of their time for it. The hook has to come before the first import of a room.
+# would only be slower. The hook has to come before the first import of a room.
 CHECKED = ["mttl.skills", "mttl.routing", "mttl.aggregation", "mttl.moe", "mttl.babyai.rl"]
 jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
 ROOMS = tuple(Path(__file__).parent.joinpath(*room.split(".")[1:]) for room in CHECKED)

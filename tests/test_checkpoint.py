@@ -21,8 +21,6 @@ from mttl.adaptation.modes import parts_by_role
 from mttl.build.build_backbone import backbone_name, places_of
 from mttl.build.model import Built, build_model, inventory_settings, load_run
 from mttl.checkpoint import (
-    ADAPTED_VERSION,
-    FORMAT_VERSION,
     count_saved,
     load_into,
     read_inventory,
@@ -31,6 +29,7 @@ from mttl.checkpoint import (
 from mttl.config.load import configs_dir, load_config
 from mttl.config.schema import Config
 from mttl.errors import CheckpointError, ConfigError
+from mttl.inventory_files import ADAPTED_VERSION, FORMAT_VERSION
 from mttl.model_tensors import backbone_parameters, fingerprint, skill_tensors
 from mttl.models.backbone import build_random
 

@@ -290,7 +290,6 @@ def test_gradient_checkpointing_changes_no_loss(config: Path, whole: RunFolder) 
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("unchecked_shapes")
 def test_compilation_changes_no_loss_but_for_rounding(config: Path) -> None:
     # Dropout draws other numbers when compiled.
     still = ["backbone.config.dropout_rate=0.0", "trainer.max_steps=4"]

@@ -26,7 +26,7 @@ from mttl.adaptation.settings import job_config, with_settings
 from mttl.build.expert_matrix import read_expert_matrix
 from mttl.build.model import Built, load_run
 from mttl.build.saved_settings import ModelSettings, read_settings
-from mttl.checkpoint import SavedInventory, inventory_digest, read_inventory
+from mttl.checkpoint import SavedInventory, read_inventory
 from mttl.config.load import dump_config, load_config
 from mttl.config.schema import Config
 from mttl.data.chosen_tasks import open_gym
@@ -34,6 +34,7 @@ from mttl.data.prompt_form import PromptForm
 from mttl.errors import ConfigError
 from mttl.gpus import device_of
 from mttl.gym.folder import Gym
+from mttl.inventory_files import inventory_digest
 
 
 def adapt(

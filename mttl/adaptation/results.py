@@ -50,7 +50,7 @@ def check_folder(
     Args:
         folder: Of the results. ``config.yaml`` and ``inventory.sha256`` are written into it.
         settings: The resolved configuration, as YAML.
-        inventory: The digest of the inventory that is adapted; see `mttl.checkpoint`.
+        inventory: The digest of the inventory that is adapted; see `mttl.inventory_files`.
         shared: Settings of training that have a part in adaptation too.
 
     Raises:

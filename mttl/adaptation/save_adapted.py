@@ -16,13 +16,14 @@ from pathlib import Path
 from mttl.adaptation.few_shot import FewShotResult
 from mttl.adaptation.modes import TRAINED_ROLES
 from mttl.build.saved_settings import ModelSettings, read_settings
-from mttl.checkpoint import inventory_digest, read_inventory, save_adapted_inventory
+from mttl.checkpoint import read_inventory, save_adapted_inventory
 from mttl.config.load import dump_config
 from mttl.config.router_schema import Average, Polytropon
 from mttl.config.schema import Config
 from mttl.data.prompt_form import PromptForm
 from mttl.errors import CheckpointError
 from mttl.files import new_folder, write_text
+from mttl.inventory_files import inventory_digest
 from mttl.routing.task.fixed import FixedRouter
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.skills.skilled_model import SkilledModel

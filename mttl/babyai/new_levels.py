@@ -20,11 +20,12 @@ from mttl.babyai.level_results import LevelResult, level_table
 from mttl.babyai.policy_modes import adapt_policies
 from mttl.babyai.rl.learning_curve import episodes_to
 from mttl.babyai.train import environment_errors, learning_of
-from mttl.checkpoint import inventory_digest, read_inventory
+from mttl.checkpoint import read_inventory
 from mttl.command import make_console
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import dump_config
 from mttl.errors import ConfigError, TaskError
+from mttl.inventory_files import inventory_digest
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.metrics_file import MetricsFile
 from mttl.training.progress import TrainingProgress

@@ -86,7 +86,7 @@ class TextEncoder:
             openings: What each begins with and keeps, where their beginnings are cut.
             lost: Gets the number of ids that are cut, for each text that is too long.
         """
-        kept = openings if self.truncate == "start" else None
+        kept = None if self.truncate == "end" else [*openings] or [""] * len(texts)
         return self._encode(texts, self._prompt_ends, self._max_lengths[0], lost, kept)
 
     def answers(self, texts: Sequence[str], lost: list[int] | None = None) -> list[list[int]]:
@@ -117,10 +117,8 @@ class TextEncoder:
             if len(ids) > room:
                 if lost is not None:
                     lost.append(len(ids) - room)
-                # Of the text to cut from, what stays at its beginning.
-                n_kept = room
-                if openings is not None:
-                    n_kept = min(room, self._n_ids(openings[place]) if openings else 0)
+                # How much stays at the beginning; the rest of the room is for the end.
+                n_kept = room if openings is None else min(room, self._n_ids(openings[place]))
                 encoded[place] = ids[:n_kept] + ids[len(ids) - (room - n_kept) :]
         return [[*before, *ids, *after] for ids in encoded]
 

@@ -6,10 +6,12 @@ where it ends. :math:`s_a = \sum_i \log p(a_i \mid a_{<i}, x)`; the probabilitie
 not count, :math:`s_a` is divided by the number of tokens: the choice is then by the mean.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+
+from mttl.errors import TaskError
 
 
 @dataclass(frozen=True)
@@ -30,3 +32,22 @@ class Choice:
         values = torch.tensor(list(scores.values()), dtype=torch.float64).softmax(0).tolist()
         probabilities = dict(zip(scores, values, strict=True))
         return cls(max(probabilities, key=probabilities.__getitem__), probabilities)
+
+
+def check_choices(given: Sequence[str], place: str) -> list[str]:
+    """Return answers to choose from, without blanks around them.
+
+    Args:
+        given: The answers.
+        place: Of the text that they belong to, for the message.
+
+    Raises:
+        TaskError: If there are less than two, or one is empty or stands twice.
+    """
+    answers = [answer.strip() for answer in given]
+    if len(set(answers)) < max(len(answers), 2) or not all(answers):
+        raise TaskError(
+            f"{place}: the choices are {list(given)}; there must be at least two, none empty and "
+            "none twice"
+        )
+    return answers

@@ -18,7 +18,7 @@ from mttl.errors import TaskError, nearest
 from mttl.models.backbone import is_decoder_only
 from mttl.models.teacher_forcing import forced_logits
 from mttl.prediction.batched_answers import answer_texts, batches_by_length
-from mttl.prediction.choices import Choice
+from mttl.prediction.choices import Choice, check_choices
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.loss import token_losses
 
@@ -137,12 +137,7 @@ class Predictor:
             raise TaskError(f"there are {len(texts)} texts and choices for {len(of_each)}")
         pairs = []  # of a text's place and one of its answers
         for place, given in enumerate(of_each):
-            answers = [answer.strip() for answer in given]
-            if len(set(answers)) < max(len(answers), 2) or not all(answers):
-                raise TaskError(
-                    f"choices of text {place + 1} are {list(given)}; there must be at least two, "
-                    "none empty and none twice"
-                )
+            answers = check_choices(given, f"text {place + 1}")
             pairs += [(place, answer) for answer in answers]
         encoder = self.form.encoder(self.tokenizer, decoder_only=self._decoder_only)
         questions = [self.form.text(task, text) for task, text in zip(names, texts, strict=True)]

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mttl.errors import TaskError
-from mttl.reading import MOST_LINE, parse_json, shown
+from mttl.reading import parse_json, parse_table, shown
 
 FORMATS = ("tsv", "csv", "jsonl")
 ANSWER, PROBABILITIES = "prediction", "probabilities"
@@ -44,24 +44,9 @@ def parse_rows_of(text: str, kind: str, place: str) -> Rows:
             parse_json(line, f"{place}, line {number}", TaskError, dict)
             for number, line in enumerate(lines, 1)
         ]
-    csv.field_size_limit(MOST_LINE)
     delimiter = "\t" if kind == "tsv" else ","
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    rows: Rows = []
-    try:
-        header = next(reader, [])
-        if len(set(header)) < len(header):
-            raise TaskError(f"{place}: the header {shown(header)} names a column twice")
-        for cells in reader:
-            if len(cells) != len(header):
-                raise TaskError(
-                    f"{place}, line {reader.line_num}: {len(cells)} cells; the header has "
-                    f"{len(header)}. Mend the line, or give the questions as JSONL"
-                )
-            rows.append(dict(zip(header, cells, strict=True)))
-    except csv.Error as error:
-        raise TaskError(f"{place}, line {reader.line_num}: {error}. Mend the line") from error
-    return rows
+    advice = "Mend the table, or give the questions as JSONL"
+    return list(parse_table(text, place, TaskError, delimiter=delimiter, advice=advice))
 
 
 def check_questions(rows: Rows, place: str) -> None:

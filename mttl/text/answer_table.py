@@ -18,6 +18,7 @@ from mttl.errors import ConfigError, MttlError, TaskError, nearest
 from mttl.files import drop_cut_line, locked, write_text
 from mttl.gpus import device_of
 from mttl.metrics.crossfit import METRICS, score_answers
+from mttl.prediction.choices import check_choices
 from mttl.prediction.question_table import (
     ANSWER,
     FORMATS,
@@ -100,21 +101,20 @@ def answer_table(
         metrics = dict.fromkeys(models, metric)
     new = [ANSWER, *([PROBABILITIES] if chooses else [])]
     columns = [*(name for name in (rows[0] if rows else []) if name not in new), *new]
-    status = make_console(stderr=True)
+    size = wanted.batch_size * CHUNK
     with ExitStack() as block:
         done: Rows = []
         if out is not None:
             refusal = MttlError(f"another process writes '{out}'; wait for it")
             path = Path(out)
             block.enter_context(locked(path.with_name(f".{path.name}.lock"), refusal))
-            done = _finished(path, rows, columns, kind, wanted.batch_size * CHUNK)
+            done = _finished(path, rows, columns, kind, size)
             file = block.enter_context(path.open("a", encoding="utf-8", newline=""))
         else:
             file = sys.stdout
             file.write(format_header(columns, kind))
-        progress = block.enter_context(counting_bar(status))
+        progress = block.enter_context(counting_bar(make_console(stderr=True)))
         bar = progress.add_task("answering", total=len(rows), completed=len(done))
-        size = wanted.batch_size * CHUNK
         for start in range(len(done), len(rows), size):
             part = slice(start, start + size)
             torch.manual_seed(wanted.seed + start)  # the same draws where a file is continued
@@ -208,12 +208,8 @@ def _check_choices(options: Sequence[Sequence[str]], wanted: Wanted, place: str)
             "--top-p and --max-tokens, or the choices"
         )
     for number, given in enumerate(options, 1):
-        answers = [answer.strip() for answer in given]
-        if given and (len(set(answers)) < max(2, len(answers)) or not all(answers)):
-            raise TaskError(
-                f"{place}, row {number}: the choices are {given}; there must be at least two, none "
-                "empty and none twice"
-            )
+        if given:
+            check_choices(given, f"{place}, row {number}")
 
 
 def _finished(path: Path, rows: Rows, columns: Sequence[str], kind: str, size: int) -> Rows:

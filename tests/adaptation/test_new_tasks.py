@@ -23,11 +23,11 @@ from helpers.new_tasks import NEW, train_source
 from mttl.adaptation.fine_tune import score_batches
 from mttl.adaptation.new_tasks import Adaptation
 from mttl.adaptation.own_examples import write_examples
-from mttl.checkpoint import CHECKSUMS
 from mttl.config.load import load_config
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.opening import task_code
 from mttl.errors import CheckpointError, ConfigError, TaskError
+from mttl.inventory_files import CHECKSUMS
 
 STEPS = {"max_steps": 2, "eval_every": 1, "batch_size": 4}
 PAIRS = [(word, "b") for word in ("ab", "cab", "b", "ca", "bb", "ac", "cc", "abc")]

@@ -14,8 +14,9 @@ from helpers.checksums import note_again
 from helpers.command import ROOT, load_recipe, read_csv
 from helpers.new_tasks import NEW, train_source
 from mttl.adaptation.adapted_model import AdaptedModel
-from mttl.checkpoint import CHECKSUMS, read_inventory
+from mttl.checkpoint import read_inventory
 from mttl.errors import CheckpointError
+from mttl.inventory_files import CHECKSUMS
 from mttl.prediction.predictor import Predictor
 
 STEPS = {"max_steps": 2, "eval_every": 1, "batch_size": 4}

@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from helpers.checksums import note_again
 from mttl.analysis.routing_record import RoutingHistory, RoutingRecord
 from mttl.analysis.routing_view import RoutingView
-from mttl.checkpoint import FORMAT_VERSION
 from mttl.config.load import dump_config, load_config
 from mttl.gym.table import crossfit
+from mttl.inventory_files import FORMAT_VERSION
 from mttl.routing import PolytroponRouter
 
 TASKS = ("past", "plural", "clock", "date")

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from mttl.checkpoint import CHECKSUMS, checksums
+from mttl.inventory_files import CHECKSUMS, checksums
 
 
 def note_again(skills: Path) -> None:

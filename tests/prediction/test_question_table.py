@@ -43,7 +43,7 @@ def test_references_and_choices() -> None:
     ("text", "kind", "message"),
     [
         ("input\ttask\na\n", "tsv", "x, line 2: 1 cells; the header has 2"),
-        ("input,input\na,b\n", "csv", "names a column twice"),
+        ("input,input\na,b\n", "csv", "must have no column twice"),
         ('input\n"a\n', "csv", "x, line 2: unexpected end of data"),
         ('{"input": 1}\n{\n', "jsonl", "x, line 2, line 1"),
         ("[]\n", "jsonl", "it must hold an object"),

@@ -26,7 +26,7 @@ from mttl.babyai.level_demonstrations import read_demonstrations
 from mttl.babyai.level_results import LevelResult
 from mttl.build.expert_matrix import read_expert_matrix
 from mttl.build.model import load_run
-from mttl.checkpoint import inventory_digest, read_inventory
+from mttl.checkpoint import read_inventory
 from mttl.command import USER_MISTAKE, run_command
 from mttl.config.load import load_any_config
 from mttl.gym.building.record_files import JsonLines, open_file
@@ -36,6 +36,7 @@ from mttl.gym.partition import load_partition
 from mttl.gym.task_file import load_tasks
 from mttl.interchange.lora_import import read_lora
 from mttl.interchange.peft_folder import read_peft
+from mttl.inventory_files import inventory_digest
 from mttl.merging.differences import fisher_differences, setting_differences, weight_differences
 from mttl.merging.recipe import read_recipe
 from mttl.merging.weights_folder import Weights
