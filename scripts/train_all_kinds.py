@@ -39,6 +39,8 @@ FRAGMENTS = (
     "skills/dense",
     "skills/sparse",
     "skills/supermask",
+    "skills/bitfit",
+    "skills/krona",
 )
 
 

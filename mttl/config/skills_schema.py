@@ -78,13 +78,34 @@ class Supermask(_AnySkills):
     """A weight is kept where its score reaches this; scores start at 0.01."""
 
 
+class BitFit(_AnySkills):
+    """Changes of the layer's bias."""
+
+    kind: Literal["bitfit"]
+
+
+class KronA(_AnySkills):
+    """Weight changes that are one Kronecker product of two small matrices."""
+
+    kind: Literal["krona"]
+    shape: tuple[PositiveInt, PositiveInt] | None = None
+    """Sizes of the left matrix; two divisors of output and input features, near the roots by default."""
+    scale: PositiveFloat = 1.0
+    """Factor on the change."""
+    mix: Literal["factors", "deltas"] = "factors"
+    """Average the two matrices, or their products."""
+
+
 class NoSkills(Section):
     """No skills that tasks choose: tokens choose experts, see the section `moe`."""
 
     kind: Literal["none"]
 
 
-Skills = Annotated[LoRA | IA3 | Dense | Sparse | Supermask | NoSkills, Field(discriminator="kind")]
+Skills = Annotated[
+    LoRA | IA3 | Dense | Sparse | Supermask | BitFit | KronA | NoSkills,
+    Field(discriminator="kind"),
+]
 
 
 class Mixture(Section):

@@ -2,9 +2,11 @@
 
 from mttl.skills.adapter import AdapterInventory
 from mttl.skills.attach import Attached, Attachment, attach_skills
+from mttl.skills.bitfit import BitFitInventory
 from mttl.skills.dense import DenseInventory
 from mttl.skills.ia3 import IA3Inventory
 from mttl.skills.inventory import Inventory
+from mttl.skills.krona import KronAInventory
 from mttl.skills.lora import LoRAInventory
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.skilled_model import SkilledModel
@@ -15,9 +17,11 @@ __all__ = [
     "AdapterInventory",
     "Attached",
     "Attachment",
+    "BitFitInventory",
     "DenseInventory",
     "IA3Inventory",
     "Inventory",
+    "KronAInventory",
     "LoRAInventory",
     "SkilledLinear",
     "SkilledModel",

@@ -1,9 +1,11 @@
 """The kinds of skills by name: the registry of all uses."""
 
 from mttl.skills.adapter import AdapterInventory
+from mttl.skills.bitfit import BitFitInventory
 from mttl.skills.dense import DenseInventory
 from mttl.skills.ia3 import IA3Inventory
 from mttl.skills.inventory import USES, Inventory
+from mttl.skills.krona import KronAInventory
 from mttl.skills.lora import LoRAInventory
 from mttl.skills.sparse import SparseInventory
 from mttl.skills.supermask import SupermaskInventory
@@ -15,6 +17,8 @@ KINDS: dict[str, type[Inventory]] = {
     "dense": DenseInventory,
     "sparse": SparseInventory,
     "supermask": SupermaskInventory,
+    "bitfit": BitFitInventory,
+    "krona": KronAInventory,
 }
 
 

@@ -17,9 +17,11 @@ from mttl.routing import (
 )
 from mttl.skills import (
     AdapterInventory,
+    BitFitInventory,
     DenseInventory,
     IA3Inventory,
     Inventory,
+    KronAInventory,
     LoRAInventory,
     SkilledModel,
     SparseInventory,
@@ -43,6 +45,8 @@ INVENTORIES: dict[str, Callable[[int, int, int, int], Inventory]] = {
     "lora-deltas": lambda i, o, k, h: LoRAInventory(i, o, k, rank=RANK, n_heads=h, mix="deltas"),
     "lora-outputs": lambda i, o, k, h: LoRAInventory(i, o, k, rank=RANK, n_heads=h, mix="outputs"),
     "ia3": lambda i, o, k, h: IA3Inventory(i, o, k, n_heads=h),
+    "bitfit": lambda i, o, k, h: BitFitInventory(i, o, k, n_heads=h),
+    "krona-deltas": lambda i, o, k, h: KronAInventory(i, o, k, n_heads=h, mix="deltas"),
     "dense-deltas": lambda i, o, k, h: DenseInventory(i, o, k, n_heads=h, mix="deltas"),
     "dense-outputs": lambda i, o, k, h: DenseInventory(i, o, k, n_heads=h, mix="outputs"),
     "sparse-deltas": lambda i, o, k, h: _sparse(i, o, k, h, "deltas"),
@@ -57,6 +61,7 @@ OTHERS: dict[str, Callable[[int, int, int], Inventory]] = {
     "adapter, behind": lambda i, o, k: AdapterInventory(
         i, o, k, hidden_features=3, parallel=False, activation="gelu"
     ),
+    "krona-factors": lambda i, o, k: KronAInventory(i, o, k, scale=0.5),
     # A threshold amid the scores that tests fill in.
     "supermask": lambda i, o, k: SupermaskInventory(i, o, k, threshold=0.0),
 }

@@ -24,9 +24,19 @@ I, O, K, H, B, L, T = 8, 12, 4, 2, 4, 5, 3  # noqa: E741
 ALL = [*INVENTORIES, *OTHERS]
 HAVING = {use: [name for name in ALL if use in make_kind(name, I, O, K).uses] for use in USES}
 TASK, TOKEN = HAVING["task"], HAVING["token"]
-COMPOSED = {"dense": {}, "sparse": {"sparsity": 0.7}, "lora": {"rank": 2, "scale": 0.3}}
+COMPOSED = {
+    "dense": {},
+    "sparse": {"sparsity": 0.7},
+    "lora": {"rank": 2, "scale": 0.3},
+    "krona": {"scale": 0.3},
+}
 SHAPES = [(6,), (5, 4), (4, 3, 2, 2), (1,), ()]
-TENSORS = [(kind, shape) for kind in COMPOSED for shape in SHAPES if kind != "lora" or shape[1:]]
+TENSORS = [
+    (kind, shape)
+    for kind in COMPOSED
+    for shape in SHAPES
+    if kind not in ("lora", "krona") or shape[1:]
+]
 
 
 def layer(kind, n_heads=1, dtype=torch.float64):
@@ -52,7 +62,9 @@ def plain_changes(inventory, shape):
         return list(inventory.change)
     found = []
     for k in range(K):
-        if hasattr(inventory, "up"):
+        if hasattr(inventory, "left"):
+            flat = 0.3 * torch.kron(inventory.left[k], inventory.right[k])
+        elif hasattr(inventory, "up"):
             flat = 0.3 * inventory.up[k] @ inventory.down[k].t()
         else:
             flat = torch.zeros(shape.numel(), dtype=torch.float64)
@@ -109,8 +121,13 @@ def alone(kind, inventory, base):
     if kind == "ia3":  # the base output is what it reads
         ones = torch.ones(O, 1).double()
         return lambda row, e: row * (inventory.fold(ones, None, one_hot[e])[0] - 1)[:, 0]
-    nothing = torch.zeros(O, I).double()
-    return lambda row, e: inventory.fold(nothing, None, one_hot[e])[0] @ row
+    nothing, no_bias = torch.zeros(O, I).double(), torch.zeros(O).double()
+
+    def change(row, e):
+        weight, bias = inventory.fold(nothing, no_bias, one_hot[e])
+        return weight @ row + bias
+
+    return change
 
 
 @pytest.mark.parametrize("name", ASSIGNMENTS)
@@ -356,7 +373,7 @@ def test_tokens_choose_whole_experts():
 def test_a_kind_that_cannot_be_composed_is_refused(kind):
     message = (
         rf"kind \('{kind}'\) cannot be composed over all parameters of a module; choose one of "
-        "lora, dense, sparse"
+        "lora, dense, sparse, krona"
     )
     with pytest.raises(ValueError, match=message):
         ModuleInventory(nn.Linear(I, O), K, kind=kind)
@@ -368,8 +385,8 @@ def test_a_kind_that_cannot_be_composed_is_refused(kind):
 def test_the_registry_knows_the_kinds_of_every_use():
     fit = {name: [kind for kind in KINDS if name in KINDS[kind].uses] for name in USES}
     assert fit == {
-        "task": ["lora", "ia3", "dense", "sparse", "supermask"],
-        "token": ["lora", "ia3", "adapter", "dense", "sparse"],
-        "composed": ["lora", "dense", "sparse"],
+        "task": ["lora", "ia3", "dense", "sparse", "supermask", "bitfit", "krona"],
+        "token": ["lora", "ia3", "adapter", "dense", "sparse", "bitfit", "krona"],
+        "composed": ["lora", "dense", "sparse", "krona"],
     }
     assert kind_for("token", "adapter") is AdapterInventory

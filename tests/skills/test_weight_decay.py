@@ -54,6 +54,8 @@ VECTORS = {
     "dense": set(),
     "sparse": set(),
     "supermask": set(),
+    "bitfit": {"bias"},
+    "krona": set(),
 }
 
 

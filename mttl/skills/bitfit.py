@@ -1,0 +1,75 @@
+"""Bias skills: one vector added to a layer's output."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mttl.aggregation.mix import mix_blocks
+from mttl.aggregation.products import active_dtype
+from mttl.routing.token.choice import Assignment
+from mttl.routing.token.dispatch import gate_matrix
+from mttl.skills.inventory import Inventory, Merged, require_divisible
+
+
+class BitFitInventory(Inventory):
+    r"""K changes of a layer's bias: :math:`y = W_0 x + b_0 + \sum_k w_k b_k`.
+
+    A layer without a bias gets one of its skills alone; such a skill cannot be folded into it.
+
+    Args:
+        in_features: Features I of the layer's input.
+        out_features: Features O of the layer's output.
+        n_skills: Skills K.
+        n_heads: Heads H; must divide O.
+
+    Raises:
+        ValueError: If a size is not positive or H does not divide O.
+
+    References:
+        Ben Zaken, Goldberg and Ravfogel, *BitFit: Simple Parameter-efficient Fine-tuning for
+        Transformer-based Masked Language-models*, ACL 2022, arXiv:2106.10199.
+    """
+
+    uses = ("task", "token")
+    undecayed = ("bias",)
+
+    def __init__(
+        self, in_features: int, out_features: int, n_skills: int, *, n_heads: int = 1
+    ) -> None:
+        super().__init__(in_features, out_features, n_skills, n_heads)
+        require_divisible(n_heads, out_features=out_features)
+        self.bias = nn.Parameter(torch.zeros(n_skills, out_features))
+
+    def reset_parameters(self) -> None:
+        """Set all changes to 0."""
+        nn.init.zeros_(self.bias)
+
+    def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
+        """Return the change of the bias of each example."""
+        return (mix_blocks(self.bias, weights),)
+
+    def combine(
+        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
+    ) -> Float[Tensor, "B L O"]:
+        """Add the change to the base output."""
+        return y + merged[0].to(active_dtype(y)).unsqueeze(1)
+
+    def dispatch(self, x: Float[Tensor, "N I"], assignment: Assignment) -> Float[Tensor, "N O"]:
+        """Return what is added where tokens choose changes."""
+        dtype = active_dtype(x)
+        return gate_matrix(assignment).to(dtype) @ self.bias.to(dtype)
+
+    def fold(
+        self,
+        weight: Float[Tensor, "O I"],
+        bias: Float[Tensor, "O"] | None,
+        weights: Float[Tensor, "H K"],
+    ) -> tuple[Float[Tensor, "O I"], Float[Tensor, "O"]]:
+        """Return the weight as it is, and the changed bias.
+
+        Raises:
+            NotImplementedError: If the layer has no bias that could hold the change.
+        """
+        if bias is None:
+            raise NotImplementedError("the layer has no bias, which bias skills are changes of")
+        return weight, bias + mix_blocks(self.bias, weights[None])[0]
