@@ -22,7 +22,8 @@ from mttl.config.schema import Config, Generation
 from mttl.config.skills_schema import Aggregation, Skills
 from mttl.data.prompt_form import PromptForm
 from mttl.errors import CheckpointError, ConfigError
-from mttl.models.generation import search_settings
+from mttl.models.backbone import is_decoder_only
+from mttl.models.generation import end_also_at, search_settings
 from mttl.moe.attach_experts import TokenLayers
 from mttl.prediction.predictor import Predictor
 from mttl.routing.context import RoutingSlot
@@ -121,8 +122,9 @@ def inventory_settings(
     sections = config.model_dump(mode="json", include=set(names))
     own = {name: sections[name] for name in names}
     form = config.data.model_dump(mode="json", include=set(PromptForm.model_fields))
-    if config.data.truncate == "end":  # the default, as above
-        del form["truncate"]
+    for name in ("truncate", "template", "system"):  # defaults, as above
+        if form[name] == PromptForm.model_fields[name].default:
+            del form[name]
     return own | {"data": form | ({"task_descriptions": descriptions} if descriptions else {})}
 
 
@@ -133,21 +135,21 @@ def _build(
     tokenizer = build_tokenizer(backbone)
     network = build_backbone(backbone)
     check_vocabulary(backbone, tokenizer, network)
+    form = settings.data if isinstance(settings, ModelSettings) else PromptForm.of(settings.data)
+    if form.template == "chat":
+        encoder = form.encoder(tokenizer, decoder_only=is_decoder_only(network))
+        end_also_at(network, encoder.stops)
     model, attachment, token_layers = assemble(network, settings, tasks, trained=trained)
     if backbone.gradient_checkpointing:
         model.enable_gradient_checkpointing()
     if backbone.compile:
         model.backbone.compile()
-    form, generation = settings.data, settings.generation
-    if not isinstance(form, PromptForm):
-        shown = form.model_dump(include=set(PromptForm.model_fields))
-        form = PromptForm.model_validate(shown)
     return Built(
         model=model,
         tokenizer=tokenizer,
         tasks=tuple(tasks),
         form=form,
-        search=search_settings(generation, form.max_output_length),
+        search=search_settings(settings.generation, form.max_output_length),
         attachment=attachment,
         token_layers=token_layers,
     )

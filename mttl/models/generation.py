@@ -1,10 +1,10 @@
 """Answers that a language model generates, as texts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mttl.config.schema import Generation
 
@@ -24,6 +24,19 @@ def search_settings(generation: Generation, max_output_length: int) -> dict[str,
     if generation.num_beams > 1:
         settings["length_penalty"] = generation.length_penalty
     return settings
+
+
+def end_also_at(model: PreTrainedModel, stops: Sequence[int]) -> None:
+    """Let a model's answers end at further tokens, wherever they are generated.
+
+    Args:
+        model: Its ``generation_config`` is changed.
+        stops: The tokens.
+    """
+    config: Any = model.generation_config
+    own = config.eos_token_id
+    ends = own if isinstance(own, list) else [] if own is None else [own]
+    config.eos_token_id = [*ends, *(token for token in stops if token not in ends)]
 
 
 def generate_texts(

@@ -53,7 +53,7 @@ def evaluated(folder: Path) -> list[tuple[str, str, str]]:
 def test_answers_are_those_of_evaluation(folder: Path, run: Built) -> None:
     rows = evaluated(folder)
     assert len({answer for *_, answer in rows}) > 2
-    questions = [shown.removeprefix(run.form.opening(task)) for task, shown, _ in rows]
+    questions = [shown.removeprefix(run.form.opening(task).text) for task, shown, _ in rows]
     assert all(len(question) <= 4 for question in questions)
     found = run.predict([task for task, *_ in rows], questions, batch_size=4)
     assert found == [answer for *_, answer in rows]
