@@ -1,7 +1,7 @@
 """From a validated configuration to objects."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +44,14 @@ class Built(Predictor):
     Attributes:
         attachment: Which layers have skills, and all routed groups.
         token_layers: Which layers route tokens, if any do.
+        folder: The folder ``skills/`` that it was loaded from.
+        meta: The facts about it, as its ``meta.json`` says.
     """
 
     attachment: Attachment
     token_layers: TokenLayers | None = None
+    folder: Path | None = None
+    meta: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 def build_model(config: Config, tasks: Sequence[str]) -> Built:
@@ -104,7 +108,7 @@ def load_run(
         place_supports(built.model.skilled_layers(), saved_supports(saved.skills))
     load_into(built.model, saved)
     built.model.eval()
-    return built
+    return replace(built, folder=saved.folder, meta=saved.meta)
 
 
 def inventory_settings(
@@ -138,7 +142,8 @@ def _build(
     form = settings.data if isinstance(settings, ModelSettings) else PromptForm.of(settings.data)
     if form.template == "chat":
         encoder = form.encoder(tokenizer, decoder_only=is_decoder_only(network))
-        end_also_at(network, encoder.stops)
+        assert network.generation_config is not None
+        end_also_at(network.generation_config, encoder.stops)
     model, attachment, token_layers = assemble(network, settings, tasks, trained=trained)
     if backbone.gradient_checkpointing:
         model.enable_gradient_checkpointing()

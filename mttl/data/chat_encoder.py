@@ -11,12 +11,12 @@ conversation, and no special token stands there but the template's own.
 """  # noqa: E501 -- a conversation is one line
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from mttl.config.data_schema import Truncate
-from mttl.data.encode import TextEncoder
+from mttl.data.encode import Frame, TextEncoder
 from mttl.data.opening import Opening
 from mttl.errors import ConfigError
 from mttl.reading import reason
@@ -24,22 +24,6 @@ from mttl.reading import reason
 # Words that no template holds, nor changes.
 _QUESTION, _ANSWER = "QuestionOfTheUser", "AnswerToTheUser"
 _ADVICE = "Name a tokenizer with another one (backbone.tokenizer), or set data.template: plain"
-
-
-class ChatFrame(NamedTuple):
-    """What a chat template puts around a question and its answer.
-
-    Attributes:
-        head: Before the question.
-        tail: Between the question and what the model writes.
-        lead: Blanks that the model writes before the answer.
-        end: After the answer: the end of the turn.
-    """
-
-    head: str
-    tail: str
-    lead: str
-    end: str
 
 
 class ChatEncoder(TextEncoder):
@@ -76,8 +60,8 @@ class ChatEncoder(TextEncoder):
                 f"chat template. {_ADVICE}"
             )
         self.leading_space = ""
-        self._frames: dict[str | None, ChatFrame] = {}
-        self._answer_ends = self._ids_of(self.frame(None).lead), self._ids_of(self.frame(None).end)
+        self._frames: dict[str | None, Frame] = {}
+        self._answer_ends = self._ids_of(self.frame().lead), self._ids_of(self.frame().end)
         self._check_room("max_output_length", self._max_lengths[1], self._answer_ends)
         if not self.stops:
             raise ConfigError(
@@ -116,7 +100,7 @@ class ChatEncoder(TextEncoder):
 
     def answers(self, texts: Sequence[str], lost: list[int] | None = None) -> list[list[int]]:
         """Return the ids of each answer as what the assistant says, to the end of its turn."""
-        frame = self.frame(None)
+        frame = self.frame()
         before = self._ids_of(frame.tail)  # an answer's first token may depend on it
         answers = self._ids([frame.tail + frame.lead + text + frame.end for text in texts])
         for place, ids in enumerate(answers):
@@ -129,7 +113,7 @@ class ChatEncoder(TextEncoder):
                 )
         return answers
 
-    def frame(self, system: str | None) -> ChatFrame:
+    def frame(self, system: str | None = None) -> Frame:
         """Return what stands around questions that share a system text.
 
         Raises:
@@ -140,7 +124,7 @@ class ChatEncoder(TextEncoder):
             self._frames[system] = self._rendered(system)
         return self._frames[system]
 
-    def _rendered(self, system: str | None) -> ChatFrame:
+    def _rendered(self, system: str | None) -> Frame:
         asked = [] if system is None else [{"role": "system", "content": system}]
         asked = [*asked, {"role": "user", "content": _QUESTION}]
         answered = [*asked, {"role": "assistant", "content": _ANSWER}]
@@ -170,7 +154,7 @@ class ChatEncoder(TextEncoder):
         lead, end = parts
         if lead.strip():  # such as an empty thought: nothing that the model should have to write
             tail, lead = tail + lead, ""
-        return ChatFrame(head, tail, lead, end)
+        return Frame(head, tail, lead, end)
 
     def _ids_of(self, text: str) -> list[int]:
         return self._ids([text])[0] if text else []

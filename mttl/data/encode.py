@@ -16,7 +16,7 @@ own template says: `mttl.data.chat_encoder`.
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import transformers
 from transformers import PreTrainedTokenizerBase
@@ -27,6 +27,22 @@ from mttl.errors import ConfigError
 
 _PROBE = "the"
 _BEHAVIOUR_PROBE = " [Task_1] Café  naïve\tÅß 12,345.60\n日本 </s> the end."
+
+
+class Frame(NamedTuple):
+    """What stands around a question and its answer, as text.
+
+    Attributes:
+        head: Before the question.
+        tail: Between the question and what the model writes.
+        lead: Blanks that the model writes before the answer.
+        end: After the answer.
+    """
+
+    head: str
+    tail: str
+    lead: str
+    end: str
 
 
 class TextEncoder:
@@ -59,17 +75,28 @@ class TextEncoder:
                 "its eos_token."
             )
         self.tokenizer, self.truncate = tokenizer, truncate
+        self._decoder_only = decoder_only
         self.leading_space = " " if wants_leading_space(tokenizer) else ""
         before, after = special_ids(tokenizer)
         ends = after if eos_id in after else [*after, eos_id]
-        self._prompt_ends, self._answer_ends = (
+        self.prompt_ends, self._answer_ends = (
             ((before, _bare(tokenizer, "\n")), ([], [eos_id]))
             if decoder_only
             else ((before, after), (before, ends))
         )
         self._max_lengths = max_input_length, max_output_length
-        self._check_room("max_input_length", max_input_length, self._prompt_ends)
+        self._check_room("max_input_length", max_input_length, self.prompt_ends)
         self._check_room("max_output_length", max_output_length, self._answer_ends)
+
+    def frame(self, system: str | None = None) -> Frame:
+        """Return what stands around a question and its answer; here there is no system text."""
+        head, tail, lead, end = (
+            "".join(self.tokenizer.convert_ids_to_tokens(ids))
+            for ids in (*self.prompt_ends, *self._answer_ends)
+        )
+        if self._decoder_only:
+            tail = "\n"
+        return Frame(head + self.leading_space, tail, lead + self.leading_space, end)
 
     @property
     def stops(self) -> list[int]:
@@ -87,7 +114,7 @@ class TextEncoder:
             lost: Gets the number of ids that are cut, for each text that is too long.
         """
         kept = [*openings] or [Opening("")] * len(texts)
-        return self._encode(texts, self._prompt_ends, self._max_lengths[0], lost, kept)
+        return self._encode(texts, self.prompt_ends, self._max_lengths[0], lost, kept)
 
     def answers(self, texts: Sequence[str], lost: list[int] | None = None) -> list[list[int]]:
         """Return the ids of each answer, the end token included; `lost` as for `prompts`."""

@@ -15,7 +15,6 @@ from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
 
 from mttl.data.cache import cached
-from mttl.data.chat_encoder import ChatEncoder
 from mttl.data.encode import TextEncoder, tokenizer_identity
 from mttl.data.opening import Opening, check_codes
 from mttl.data.prompt_form import PromptForm
@@ -110,7 +109,7 @@ def prepare(
         "max_rows": max_rows,
         **({} if form.truncate == "end" else {"truncate": form.truncate}),
     }
-    if isinstance(encoder, ChatEncoder):  # what its template says now: some show the date
+    if form.template == "chat":  # what its template says now: some show the date
         settings["frames"] = [encoder.frame(opening.system) for opening in openings]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     key = f"{split.replace('+', '-')}-{digest[:24]}"
