@@ -70,13 +70,14 @@ class Card:
                 [
                     "import mttl",
                     "",
-                    f"run = mttl.from_pretrained({self.place!r})",
-                    f"print(run.predict({task!r}, [{QUESTION!r}])[0])",
+                    f"run = mttl.from_pretrained({_quoted(self.place)})",
+                    f"print(run.predict({_quoted(task)}, [{_quoted(QUESTION)}])[0])",
                 ]
             )
         auto = "AutoModelForCausalLM" if self.decoder_only else "AutoModelForSeq2SeqLM"
         peft = auto.replace("Auto", "AutoPeft", 1)
-        place, first = repr(self.place), repr(f"{self.place}/{task}")
+        place, first = _quoted(self.place), _quoted(f"{self.place}/{task}")
+        others = [(_quoted(f"{self.place}/{name}"), _quoted(name)) for name in self.tasks[1:2]]
         given = ["**inputs"]
         if self.kind == "model":
             lines = [
@@ -92,13 +93,10 @@ class Card:
                 "",
                 f"tokenizer = AutoTokenizer.from_pretrained({first})",
                 f"search = GenerationConfig.from_pretrained({first})",
-                f"model = {auto}.from_pretrained({self.base!r})",
-                f"model = PeftModel.from_pretrained(model, {first}, adapter_name={task!r})",
-                *(
-                    f"model.load_adapter({f'{self.place}/{other}'!r}, adapter_name={other!r})"
-                    for other in self.tasks[1:2]
-                ),
-                f"model.set_adapter({task!r})",
+                f"model = {auto}.from_pretrained({_quoted(self.base)})",
+                f"model = PeftModel.from_pretrained(model, {first}, adapter_name={_quoted(task)})",
+                *(f"model.load_adapter({path}, adapter_name={name})" for path, name in others),
+                f"model.set_adapter({_quoted(task)})",
             ]
         else:
             lines = [
@@ -117,7 +115,7 @@ class Card:
             lines.insert(0, "import torch")
         lines += self._asking(task)
         generated = f"model.generate({', '.join(given)})[0"
-        generated += ", inputs['input_ids'].shape[1] :]" if self.decoder_only else "]"
+        generated += ', inputs["input_ids"].shape[1] :]' if self.decoder_only else "]"
         lines += [
             f"answer = {generated}",
             "print(tokenizer.decode(answer, skip_special_tokens=True).strip())",
@@ -127,19 +125,19 @@ class Card:
     def _asking(self, task: str) -> list[str]:
         assert self.template is not None
         if self.template.exact:
-            named = f", task={task!r}" if len(self.template.openings) > 1 else ""
+            named = f", task={_quoted(task)}" if len(self.template.openings) > 1 else ""
             return [
-                f'question = [{{"role": "user", "content": {QUESTION!r}}}]',
-                "settings = {'return_tensors': 'pt', 'return_dict': True}",
+                f'question = [{{"role": "user", "content": {_quoted(QUESTION)}}}]',
+                'settings = {"return_tensors": "pt", "return_dict": True}',
                 "inputs = tokenizer.apply_chat_template(question, add_generation_prompt=True"
                 f"{named}, **settings)",
             ]
         before, after = self.template.ends
         return [
-            f"question = {self.template.openings[task]!r} + {QUESTION!r}",
-            "ids = tokenizer(question, add_special_tokens=False)['input_ids']",
+            f"question = {_quoted(self.template.openings[task])} + {_quoted(QUESTION)}",
+            'ids = tokenizer(question, add_special_tokens=False)["input_ids"]',
             f"ids = torch.tensor([{before} + ids + {after}])",
-            "inputs = {'input_ids': ids, 'attention_mask': torch.ones_like(ids)}",
+            'inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}',
         ]
 
     def _form(self) -> str:
@@ -173,6 +171,10 @@ class Card:
         return "\n".join(
             ["| task | split | metric | score | rows |", "|---|---|---|---:|---:|", *rows]
         )
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)  # a literal of Python, too
 
 
 def scores_of(run: str | Path, tasks: Sequence[str]) -> list[dict[str, Any]]:

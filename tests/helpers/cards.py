@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import re
 import warnings
 from collections.abc import Sequence
@@ -71,12 +72,13 @@ def joined_tokenizer() -> PreTrainedTokenizerFast:
 def run_card(folder: Path, questions: Sequence[str]) -> list[str]:
     """Run the lines of a card, once for each question in the place of its example."""
     (code,) = re.findall(r"```python\n(.*?)\n```", (folder / "README.md").read_text(), re.DOTALL)
-    assert code.count(repr(QUESTION)) == 1
+    example = json.dumps(QUESTION)
+    assert code.count(example) == 1
     answers = []
     for question in questions:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            exec(code.replace(repr(QUESTION), repr(question)), {})
+            exec(code.replace(example, repr(question)), {})
         answers.append(printed.getvalue().strip())
     return answers
