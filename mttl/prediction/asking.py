@@ -70,6 +70,8 @@ class Asking:
         """
         template = question_template(self.tokenizer, self.forms, decoder_only=self.decoder_only)
         if not card_only:
+            if not template.exact:  # nor one that was copied
+                (folder / "chat_template.jinja").unlink(missing_ok=True)
             template.tokenizer.save_pretrained(folder)
             pad_id = pad_id_of(self.tokenizer)
             search_file(self.generation, self.search, pad_id).save_pretrained(folder)
