@@ -1,7 +1,7 @@
 """From a validated configuration to objects."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from mttl.build.build_backbone import (
 from mttl.build.build_moe import build_experts
 from mttl.build.build_router import build_router
 from mttl.build.fusion_source import load_source
+from mttl.build.hub import download_run
+from mttl.build.saved_run import SavedRun
 from mttl.build.saved_settings import ModelSettings, read_settings
 from mttl.checkpoint import load_into, read_inventory
 from mttl.config.schema import Config, Generation
@@ -25,7 +27,6 @@ from mttl.errors import CheckpointError, ConfigError
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import end_also_at, search_settings
 from mttl.moe.attach_experts import TokenLayers
-from mttl.prediction.predictor import Predictor
 from mttl.routing.context import RoutingSlot
 from mttl.skills.attach import Attachment, attach_skills
 from mttl.skills.attention import AttendedInventory
@@ -38,20 +39,16 @@ from mttl.sparse.skill_file import SparseSkill
 
 
 @dataclass(frozen=True, kw_only=True)
-class Built(Predictor):
+class Built(SavedRun):
     """A model ready to train, or to answer.
 
     Attributes:
         attachment: Which layers have skills, and all routed groups.
         token_layers: Which layers route tokens, if any do.
-        folder: The folder ``skills/`` that it was loaded from.
-        meta: The facts about it, as its ``meta.json`` says.
     """
 
     attachment: Attachment
     token_layers: TokenLayers | None = None
-    folder: Path | None = None
-    meta: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 def build_model(config: Config, tasks: Sequence[str]) -> Built:
@@ -101,14 +98,40 @@ def load_run(
             raise ConfigError(f"'{saved.folder}' holds its own backbone: name no other")
         where = settings.backbone.model_copy(update={"name": str(backbone)})
     else:
-        where = found_again(settings.backbone, saved.meta["backbone"].get("places", {}))
+        places = saved.meta["backbone"].get("places", {})
+        where = found_again(settings.backbone, places, saved.folder.parent)
     settings = settings.model_copy(update={"backbone": where})
     built = _build(settings, saved.tasks, trained=True)
     if settings.skills.kind == "sparse":  # supports may differ in size from those drawn
         place_supports(built.model.skilled_layers(), saved_supports(saved.skills))
     load_into(built.model, saved)
     built.model.eval()
-    return replace(built, folder=saved.folder, meta=saved.meta)
+    return replace(built, folder=saved.folder, meta=saved.meta, backbone=where)
+
+
+def from_pretrained(
+    name: str | Path,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    backbone: str | Path | None = None,
+) -> Built:
+    """Load what `Built.save_pretrained` or `push_to_hub` wrote, or any run.
+
+    Args:
+        name: A folder, or ``"OWNER/NAME"`` on the model hub.
+        revision: Branch, tag or commit on the hub.
+        token: For a private one; by default that of `hf auth login`.
+        backbone: As for `load_run`.
+
+    Raises:
+        ConfigError: If it is no folder, and cannot be had from the hub.
+        CheckpointError: As for `load_run`.
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        folder = download_run(str(name), revision=revision, token=token)
+    return load_run(folder, backbone=backbone)
 
 
 def inventory_settings(

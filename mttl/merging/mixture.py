@@ -55,7 +55,7 @@ class MixtureChange:
         settings = read_settings(saved, ModelSettings)
         places = saved.meta["backbone"].get("places", {})
         self.settings = settings.model_copy(
-            update={"backbone": found_again(settings.backbone, places)}
+            update={"backbone": found_again(settings.backbone, places, saved.folder.parent)}
         )
         try:
             model, _, _ = assemble(backbone, settings, saved.tasks, trained=True)

@@ -59,8 +59,8 @@ def search_file(
     if config.pad_token_id is None:
         config.pad_token_id = pad_id
     # What has no meaning for this search may not stand in a file.
-    unused = [*_OF_DRAWS, *(_OF_BEAMS if config.num_beams == 1 else ())]
-    config.update(**dict.fromkeys(unused))
+    for name in (*_OF_DRAWS, *(_OF_BEAMS if config.num_beams == 1 else ())):
+        setattr(config, name, None)
     return config
 
 
