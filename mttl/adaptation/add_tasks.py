@@ -72,7 +72,7 @@ def add_tasks(
     return replace(
         run,
         folder=folder,
-        meta=meta | {"settings": dumped},
+        meta=meta | {"settings": dumped, "backbone": meta["backbone"] | run.places},
         tasks=tuple(names),
         skills=skills,
         router=router,

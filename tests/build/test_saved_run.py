@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 import mttl
 from helpers.cards import ASKED, QUESTIONS, run_card, train_asked
-from helpers.command import train
+from helpers.command import ROOT, load_recipe, train
 from helpers.gyms import write_config, write_gym
 from mttl import yaml12
 from mttl.build import hub
@@ -20,6 +20,7 @@ from mttl.config.load import load_config
 from mttl.errors import CheckpointError, ConfigError
 from mttl.models.backbone import load_tokenizer
 
+ADD = load_recipe(ROOT / "scripts" / "add_tasks.py")
 PAIRS = [("ab", "aba"), ("c", "cc"), ("b", "bb"), ("ca", "cac")]
 
 
@@ -72,6 +73,12 @@ def test_a_folder_needs_nothing_else(
     if not described:
         later = mttl.adapt_to("again", PAIRS, task="new", **settings)
         assert later(QUESTIONS) == expected[1]
+        later.save("later")
+        monkeypatch.chdir("/")
+        assert mttl.load(tmp_path / "later").predict("new", QUESTIONS) == expected[1]
+        added = [str(tmp_path / name) for name in ("again", "later", "more")]
+        assert ADD.main([added[0], "--adapted", added[1], "--out", added[2]]) == 0
+        assert mttl.load(added[2]).predict("new", QUESTIONS) == expected[1]
 
 
 def test_the_card_asks_as_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
