@@ -16,7 +16,7 @@ from mttl.build.build_backbone import (
 from mttl.build.build_moe import build_experts
 from mttl.build.build_router import build_router
 from mttl.build.fusion_source import load_source
-from mttl.build.hub import download_run
+from mttl.build.model_hub import download_run
 from mttl.build.saved_run import SavedRun
 from mttl.build.saved_settings import ModelSettings, read_settings
 from mttl.checkpoint import load_into, read_inventory

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mttl.build.build_backbone import place_of
-from mttl.build.hub import make_repository, upload
+from mttl.build.model_hub import make_repository, upload
 from mttl.checkpoint import save_inventory
 from mttl.config.backbone_schema import Backbone
 from mttl.errors import CheckpointError

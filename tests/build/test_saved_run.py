@@ -13,7 +13,7 @@ from helpers.cards import ASKED, QUESTIONS, run_card, train_asked
 from helpers.command import ROOT, load_recipe, train
 from helpers.gyms import write_config, write_gym
 from mttl import yaml12
-from mttl.build import hub
+from mttl.build import model_hub
 from mttl.build.build_backbone import build_backbone
 from mttl.build.model import build_model
 from mttl.config.load import load_config
@@ -125,8 +125,8 @@ class FakeHub:
 
 def test_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeHub(tmp_path / "hub")
-    monkeypatch.setattr(hub, "HfApi", fake.client)
-    monkeypatch.setattr(hub, "snapshot_download", fake.snapshot_download)
+    monkeypatch.setattr(model_hub, "HfApi", fake.client)
+    monkeypatch.setattr(model_hub, "snapshot_download", fake.snapshot_download)
     run = mttl.load(train_asked(tmp_path, "llama"))
     address = run.push_to_hub("skills", private=True, token="secret", message="First")
     assert address == "https://hub/me/skills/commit/1?First"
