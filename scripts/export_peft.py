@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
             bare.save_pretrained(temporary / BASE)  # type: ignore[operator]
             built.tokenizer.save_pretrained(temporary / BASE)
     what = "adapters are" if options.all else "adapter is"
-    make_console().print(f"The {what} in {out}; README.md there asks", markup=False)
+    make_console().print(f"The {what} in {out}; README.md there says how to ask", markup=False)
     return 0
 
 

@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
             about=about,
             scores=() if options.average else scores_of(options.run, tasks),
         )
-    make_console().print(f"The model is in {out}; README.md there asks it", markup=False)
+    make_console().print(f"The model is in {out}; its README.md says how to ask", markup=False)
     return 0
 
 

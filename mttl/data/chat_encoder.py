@@ -104,9 +104,10 @@ class ChatEncoder(TextEncoder):
         before = self._ids_of(frame.tail)  # an answer's first token may depend on it
         answers = self._ids([frame.tail + frame.lead + text + frame.end for text in texts])
         for place, ids in enumerate(answers):
-            joined = ids[: len(before)] != before
-            ids = self._ids_of(frame.lead + texts[place] + frame.end) if joined else ids
-            answers[place] = ids if joined else ids[len(before) :]
+            if ids[: len(before)] == before:
+                answers[place] = ids[len(before) :]
+            else:  # the answer joins with what stands before it
+                answers[place] = self._ids_of(frame.lead + texts[place] + frame.end)
             if len(answers[place]) > self._max_lengths[1]:
                 (answers[place],) = self._encode(
                     [texts[place]], self._answer_ends, self._max_lengths[1], lost

@@ -55,7 +55,6 @@ class Asking:
         base: str,
         about: str,
         scores: Sequence[dict[str, str]] = (),
-        card_only: bool = False,
     ) -> None:
         """Write the tokenizer, ``generation_config.json`` and the card into a folder.
 
@@ -66,15 +65,13 @@ class Asking:
             base: The backbone.
             about: What the weights are.
             scores: Rows of ``results.csv``.
-            card_only: Tokenizer and search stand elsewhere.
         """
         template = question_template(self.tokenizer, self.forms, decoder_only=self.decoder_only)
-        if not card_only:
-            if not template.exact:  # nor one that was copied
-                (folder / "chat_template.jinja").unlink(missing_ok=True)
-            template.tokenizer.save_pretrained(folder)
-            pad_id = pad_id_of(self.tokenizer)
-            search_file(self.generation, self.search, pad_id).save_pretrained(folder)
+        if not template.exact:  # nor one that was copied
+            (folder / "chat_template.jinja").unlink(missing_ok=True)
+        template.tokenizer.save_pretrained(folder)
+        pad_id = pad_id_of(self.tokenizer)
+        search_file(self.generation, self.search, pad_id).save_pretrained(folder)
         Card(
             kind=kind,
             place=place,

@@ -99,9 +99,8 @@ def test_the_adapters_of_all_tasks_share_one_base(asked: Path, tmp_path: Path) -
         other = tmp_path / task
         other.mkdir()
         card = (out / "README.md").read_text().replace(switched, code)
-        reads = f'tokenizer = AutoTokenizer.from_pretrained("{out}/'
-        assert reads in card
-        (other / "README.md").write_text(card.replace(reads + "copy", reads + task))
+        assert ', task="copy"' in card
+        (other / "README.md").write_text(card.replace(', task="copy"', f', task="{task}"'))
         assert run_card(other, QUESTIONS) == expected[task]
     # Together they become a run again.
     form = ["--prefix", "--max-output-length", "6"]
