@@ -3,7 +3,6 @@
 import re
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from transformers import AutoTokenizer
@@ -11,9 +10,9 @@ from transformers import AutoTokenizer
 import mttl
 from helpers.cards import ASKED, QUESTIONS, run_card, train_asked
 from helpers.command import ROOT, load_recipe, train
+from helpers.fake_repositories import FakeRepositories
 from helpers.gyms import write_config, write_gym
 from mttl import yaml12
-from mttl.build import model_hub
 from mttl.build.build_backbone import build_backbone
 from mttl.build.model import build_model
 from mttl.config.load import load_config
@@ -93,40 +92,8 @@ def test_the_card_asks_as_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         run.save_pretrained("given")
 
 
-class FakeHub:
-    """What the client is asked to do, done on folders."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.asked: list[object] = []
-
-    def client(self, token: str | None) -> "FakeHub":
-        self.asked.append(token)
-        return self
-
-    def create_repo(self, name: str, *, private: bool, exist_ok: bool) -> SimpleNamespace:
-        self.asked.append((private, exist_ok))
-        if name.startswith("others/"):
-            raise OSError("403 Forbidden")
-        full = name if "/" in name else f"me/{name}"
-        (self.root / full).mkdir(parents=True, exist_ok=exist_ok)
-        return SimpleNamespace(repo_id=full)
-
-    def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str):
-        shutil.copytree(folder_path, self.root / repo_id, dirs_exist_ok=True)
-        return SimpleNamespace(commit_url=f"https://hub/{repo_id}/commit/1?{commit_message}")
-
-    def snapshot_download(self, name: str, *, revision: str | None, token: str | None) -> str:
-        self.asked.append((revision, token))
-        if not (self.root / name).is_dir():
-            raise OSError(f"404 {name}")
-        return str(self.root / name)
-
-
 def test_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeHub(tmp_path / "hub")
-    monkeypatch.setattr(model_hub, "HfApi", fake.client)
-    monkeypatch.setattr(model_hub, "snapshot_download", fake.snapshot_download)
+    fake = FakeRepositories.used(monkeypatch, tmp_path / "hub")
     run = mttl.load(train_asked(tmp_path, "llama"))
     address = run.push_to_hub("skills", private=True, token="secret", message="First")
     assert address == "https://hub/me/skills/commit/1?First"
