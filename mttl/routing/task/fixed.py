@@ -18,6 +18,7 @@ class FixedRouter(TaskRouter):
         n_heads: Heads H.
     """
 
+    draws = False
     task_rows: ClassVar = {"weights": TaskRows(axis=0, unused=0.0)}
     weights: Tensor
 

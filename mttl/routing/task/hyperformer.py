@@ -34,6 +34,7 @@ class HyperFormerRouter(TaskRouter):
         low-rank modules, as in the comparison of Ponti et al., arXiv:2202.13914.
     """
 
+    draws = False
     task_rows: ClassVar = {"embeddings": TaskRows(axis=1)}
 
     def __init__(

@@ -37,6 +37,7 @@ class TaskRouter(nn.Module, ABC):
         n_skills: Skills K.
 
     Attributes:
+        draws: Whether examples of one task may get different weights while training.
         task_rows: The tensors with a row per task, by name; the others are common to all tasks.
 
     Raises:
@@ -44,6 +45,7 @@ class TaskRouter(nn.Module, ABC):
     """
 
     role = "router"
+    draws = True
     task_rows: ClassVar[Mapping[str, TaskRows]] = {}
 
     def __init__(self, n_groups: int, n_tasks: int, n_heads: int, n_skills: int) -> None:
