@@ -11,7 +11,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from helpers.chat_templates import save_tokenizer
+from helpers.chat_templates import INSTRUCTION, save_tokenizer
 from helpers.command import train
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
 from mttl.prediction.model_card import QUESTION
@@ -31,6 +31,10 @@ ASKED: dict[str, dict] = {
     },
     # A tokenizer that joins the line break after a question with the question.
     "joined": {"backbone": {**TINY_LLAMA, "initial_scale": {"*": 3.0}}},
+    "joined chat": {
+        "backbone": {**TINY_LLAMA, "initial_scale": {"*": 8.0}},
+        "data": {"template": "chat", "max_input_length": 60},
+    },
 }
 
 
@@ -42,8 +46,10 @@ def train_asked(folder: Path, kind: str) -> Path:
     sections = {name: dict(settings) for name, settings in ASKED[kind].items()}
     if kind == "chat":
         sections["backbone"]["tokenizer"] = str(save_tokenizer(folder / "tokenizer"))
-    if kind == "joined":
-        joined_tokenizer().save_pretrained(folder / "tokenizer")
+    if "joined" in kind:
+        tokenizer = joined_tokenizer()
+        tokenizer.chat_template = "{{ bos_token }}" + INSTRUCTION
+        tokenizer.save_pretrained(folder / "tokenizer")
         sections["backbone"]["tokenizer"] = str(folder / "tokenizer")
     config = write_config(folder / "tiny.yaml", gym, **sections)
     return train(config, "source", "trainer.max_steps=1", "data.validation=none").path
