@@ -11,7 +11,9 @@ from pydantic import (
     model_validator,
 )
 
+from mttl.config.own_parts import own_class_of
 from mttl.config.section import Section, once
+from mttl.own_classes import METRICS
 
 
 class Proportional(Section):
@@ -91,6 +93,8 @@ class Data(Section):
     nothing of the name), or nothing. Earlier versions wrote true for name and false for none."""
     descriptions: bool = False
     """Put the description from TASKS.csv before every input."""
+    metrics: dict[str, Annotated[str, AfterValidator(own_class_of(METRICS))]] = {}
+    """Metrics of tasks in the place of those in TASKS.csv: one of CrossFit's, or `module:Class`."""
     skip_missing: bool = False
     """Leave out tasks of the partition that the gym lacks, instead of an error."""
     max_rows: PositiveInt | None = None

@@ -1,11 +1,28 @@
 """The training loss: cross-entropy per token, with label smoothing and global means."""
 
+from abc import ABC, abstractmethod
+
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from mttl.data.collate import IGNORED
+
+
+class TokenLoss(nn.Module, ABC):
+    """A training loss of one's own, in the place of cross-entropy; it must have no parameters."""
+
+    @abstractmethod
+    def forward(
+        self, logits: Float[Tensor, "B L V"], labels: Int[Tensor, "B L"]
+    ) -> Float[Tensor, "B L"]:
+        """Return the loss of every position; what it is where the label is -100 does not count.
+
+        Args:
+            logits: Scores of the vocabulary, aligned with the labels.
+            labels: Token ids, or -100.
+        """
 
 
 def token_losses(

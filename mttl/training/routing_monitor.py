@@ -72,7 +72,17 @@ class RoutingMonitor(HistoryMonitor):
 def routing_weights(router: TaskRouter) -> np.ndarray:
     """Return the routing matrix as an array (G · H, T, K): every head is a group of its own."""
     with torch.no_grad():
-        return router.matrix().transpose(1, 2).flatten(0, 1).float().cpu().numpy()
+        return _heads_apart(router.matrix())
+
+
+def routing_probabilities(router: TaskRouter) -> np.ndarray:
+    """Return what the router says of its probabilities, in the form of `routing_weights`."""
+    with torch.no_grad():
+        return _heads_apart(router.probabilities())
+
+
+def _heads_apart(values: torch.Tensor) -> np.ndarray:
+    return values.transpose(1, 2).flatten(0, 1).float().cpu().numpy()
 
 
 def head_names(groups: tuple[str, ...], n_rows: int) -> list[str]:
