@@ -165,17 +165,31 @@ def told(error: Exception) -> str:
     return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
 
 
+def _trusted_names() -> list[str]:
+    return [name.strip() for name in os.environ.get(TRUST, "").split(",") if name.strip()]
+
+
 def _is_trusted(module_name: str) -> bool:
-    listed = [name.strip() for name in os.environ.get(TRUST, "").split(",") if name.strip()]
+    listed = _trusted_names()
     if module_name.endswith(".py"):
-        return Path(module_name).resolve() in [Path(name).resolve() for name in listed]
+        return _file(module_name) in [Path(name).resolve() for name in listed]
     return any(module_name == name or module_name.startswith(f"{name}.") for name in listed)
+
+
+def _file(name: str) -> Path:
+    """Return where a file is: as named, or else where one is that is trusted and ends alike."""
+    path = Path(name)
+    if not path.is_file():
+        for trusted in map(Path, _trusted_names()):
+            if trusted.parts[-len(path.parts) :] == path.parts:
+                return trusted.resolve()
+    return path.resolve()
 
 
 def _loaded(module_name: str) -> ModuleType | None:
     if not module_name.endswith(".py"):
         return sys.modules.get(module_name)
-    path = Path(module_name).resolve()
+    path = _file(module_name)
     for module in [*sys.modules.values()]:
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and file.endswith(path.name) and Path(file).resolve() == path:
@@ -203,11 +217,11 @@ def _import(module_name: str) -> ModuleType:
 
 
 def _import_file(name: str) -> ModuleType:
-    path = Path(name).resolve()
+    path = _file(name)
     if not path.is_file():
         raise OwnClassError(
             f"there is no file '{name}' in '{Path.cwd()}'. Start the command where it was named, "
-            "or give its new place in the configuration"
+            f"name its new place in the configuration, or add --trust FOLDER/{Path(name)}"
         )
     spec = importlib.util.spec_from_file_location(str(path), path)
     assert spec is not None

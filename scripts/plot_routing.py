@@ -135,9 +135,10 @@ def read_view(folder: Path) -> RoutingView:
 def use_probabilities(record: RoutingRecord) -> np.ndarray:
     """Return how likely each task is to use each skill, (G, T, K).
 
-    It is what the router wrote down. Runs of earlier versions did not: Polytropon's mixing weights are normalised probabilities, which cannot be undone: the saved
-    logits are read. Other routers use what has a weight; HyperFormer's weights are all it has, and
-    so is the attention of a fusion.
+    It is what the router wrote down. Runs of earlier versions did not: Polytropon's mixing weights
+    are normalised probabilities, which cannot be undone, so the saved logits are read. Other
+    routers use what has a weight; HyperFormer's weights are all it has, and so is the attention of
+    a fusion.
     """
     if record.probabilities is not None:
         return record.probabilities

@@ -2,7 +2,7 @@
 
 | file | content |
 |---|---|
-| ``plots/routing.npz`` | ``weights (G, T, K)``, ``probabilities (G, T, K)``, ``tasks``, ``groups`` |
+| ``plots/routing.npz`` | ``weights`` and ``probabilities (G, T, K)``, ``tasks``, ``groups`` |
 | ``plots/routing_history.npz`` | the same over training: ``steps (S,)``, ``weights (S, G, T, K)`` |
 | ``metrics.csv`` | columns ``routing/…``: the statistics over training |
 
