@@ -181,7 +181,7 @@ def _file(name: str) -> Path:
     path = Path(name)
     if not path.is_file():
         for trusted in map(Path, _trusted_names()):
-            if trusted.parts[-len(path.parts) :] == path.parts:
+            if trusted.parts[-len(path.parts) :] == path.parts and trusted.is_file():
                 return trusted.resolve()
     return path.resolve()
 
