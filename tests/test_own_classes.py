@@ -107,7 +107,7 @@ def test_an_installed_package_offers_short_names(
     assert not METRICS.is_own("nearest")
     # Installed is trusted, by the short name and by the long one.
     assert find_class(ROUTERS, "mine_e:MyRouter") is find_class(ROUTERS, "nearest")
-    with pytest.raises(OwnClassError, match="entry point of the group .*Did you mean 'nearest'"):
+    with pytest.raises(OwnClassError, match=r"entry point of the group .*Did you mean 'nearest'"):
         find_class(ROUTERS, "nearst")
 
 
