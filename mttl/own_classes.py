@@ -161,7 +161,10 @@ def trust(names: str) -> None:
 
 def told(error: Exception) -> str:
     """Return what went wrong, and where in the code of one's own."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
+    frames = traceback.extract_tb(error.__traceback__)
+    libraries = ("site-packages", "<frozen", str(Path(__file__).parent))
+    own = [frame for frame in frames if not any(name in frame.filename for name in libraries)]
+    last = (own or frames)[-1]
     return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
 
 
