@@ -141,7 +141,7 @@ def test_all_parts_take_part(config: Path, tmp_path: Path) -> None:
     # The focal loss is below cross-entropy, from the first step on; validation has the usual one.
     first = column(run.metrics, "train/loss")[1], column(plain.metrics, "train/loss")[1]
     assert first[0] < 0.999 * first[1]
-    assert column(run.metrics, "val/twice/score") == {3: 0.5}
+    assert set(column(run.metrics, "val/twice/score").values()) == {0.5}
     scores = {(row["task"], row["metric"], row["score"]) for row in read_csv(run.results)}
     assert ("twice", "own_all:Half", "0.5") in scores
     model = load_run(run.path).model

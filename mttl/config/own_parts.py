@@ -144,6 +144,6 @@ def _model(cls: type[Any], kind: str, family: Family, base: type[Section]) -> ty
                 "can hold; take numbers, texts, true or false, lists or mappings"
             ) from error
     bases = (OwnPart,) if base is Section else (OwnPart, base)
-    made = create_model(cls.__name__, __base__=bases, **fields)
+    made: Any = create_model(cls.__name__, __base__=bases, **fields)
     made.own_class = cls
     return made
