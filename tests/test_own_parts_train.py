@@ -143,7 +143,7 @@ def test_all_parts_take_part(config: Path, tmp_path: Path) -> None:
     assert first[0] < 0.999 * first[1]
     assert set(column(run.metrics, "val/twice/score").values()) == {0.5}
     scores = {(row["task"], row["metric"], row["score"]) for row in read_csv(run.results)}
-    assert ("twice", "own_all:Half", "0.5") in scores
+    assert ("twice", "own_all:Half", "0.500000") in scores
     model = load_run(run.path).model
     layer = next(iter(model.skilled_layers().values()))
     assert (type(layer.inventory).__name__, layer.inventory.rank) == ("Thin", 2)

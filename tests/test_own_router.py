@@ -15,6 +15,7 @@ from helpers.command import ROOT, load_recipe, train
 from helpers.gyms import TASKS, TINY_LLAMA, TINY_T5, write_config, write_gym
 from mttl.build.model import load_run
 from mttl.command import USER_MISTAKE, run_command
+from mttl.config.load import load_config
 from mttl.errors import CheckpointError, MttlError
 from mttl.own_classes import TRUST
 
@@ -56,6 +57,44 @@ def command(name: str, *arguments: str) -> int:
 
 def test_the_example_is_short() -> None:
     assert len((ROOT / "examples" / "nearby_router.py").read_text().splitlines()) <= 40
+
+
+PAGE = (ROOT / "docs" / "own_parts.md").read_text("utf-8")
+COMMANDS = [
+    line.removeprefix("python ").split()
+    for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    for line in block.splitlines()
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: f"{words[0]} {words[-1]}")
+def test_the_commands_of_the_page_are_understood(words: list[str]) -> None:
+    recipe = load_recipe(ROOT / words[0])
+    if words[0] == "scripts/summarise_runs.py":  # reads its line itself
+        with pytest.raises(MttlError, match="runs/n13"):
+            recipe.main(words[1:])
+        return
+    options = recipe.parse(words[1:])
+    if words[0].startswith("pl_") and words[0] != "pl_predict.py":
+        config = load_config(options.config, options.override)
+        assert type(config.router).__name__ == "NearbyRouter"
+    if words[0] == "scripts/compare.py" and options.method:
+        for method in own_methods_of(options).values():
+            load_config(f"crossfit.yaml+{method.fragment}")
+
+
+def own_methods_of(options):
+    load_recipe(ROOT / "scripts" / "compare.py")
+    return sys.modules["comparison.methods"].own_methods(options.method, [])
+
+
+def test_the_page_shows_the_example() -> None:
+    assert (
+        f"is a router of {len((ROOT / 'examples/nearby_router.py').read_text().splitlines())}"
+        in PAGE
+    )
+    (fragment,) = re.findall(r"```yaml\n(router:.*?)```", PAGE, re.DOTALL)
+    assert (ROOT / NEARBY).read_text().endswith(fragment)
 
 
 def test_the_journey(config: Path, tmp_path: Path, capfd, monkeypatch) -> None:
