@@ -1,8 +1,10 @@
 """A router in a file of one's own: trained, adapted, searched, compared, plotted, and asked."""
 
 import csv
+import importlib
 import json
 import logging
+import re
 import sys
 from pathlib import Path
 
@@ -23,7 +25,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 NEARBY, READING = (f"examples/{name}_router.yaml" for name in ("nearby", "reading"))
 QUICK = ("trainer.max_steps=2", "trainer.val_check_interval=2")
 ADAPT = ("adapt.max_steps=1", "adapt.eval_every=1")
-MODULES = ("nearby_router.py", "reading_router.py")
+MODULES = ("nearby_router.py", "reading_router.py", "nearby_router")
 
 
 @pytest.fixture(autouse=True)
@@ -122,6 +124,12 @@ def test_the_journey(config: Path, tmp_path: Path, capfd, monkeypatch) -> None:
     assert type(built.model.router).__name__ == "NearbyRouter"
     assert len(built.predict("reverse", ["abc"])) == 1
     monkeypatch.setenv(TRUST, "")
+
+    # In Python an import says so.
+    forget()
+    monkeypatch.syspath_prepend(ROOT)
+    importlib.import_module("examples.nearby_router")
+    assert mttl.load(run.path).tasks == ("reverse", "number")
 
     # Others have to name it too.
     forget()
