@@ -54,8 +54,8 @@ class Focal(TokenLoss):
         super().__init__()
         self.power = power
     def forward(self, logits, labels):
-        losses = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
-        return ((1 - (-losses).exp()) ** self.power * losses).view_as(labels)
+        losses = cross_entropy(logits, labels, reduction="none")
+        return (1 - (-losses).exp()) ** self.power * losses
 
 
 class Learned(Focal):

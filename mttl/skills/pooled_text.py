@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-IGNORED = -100
+from mttl.shapes import IGNORED
 
 
 @torch.no_grad()

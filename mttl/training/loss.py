@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mttl.data.collate import IGNORED
+from mttl.shapes import IGNORED
 
 
 class TokenLoss(nn.Module, ABC):
@@ -15,13 +15,13 @@ class TokenLoss(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self, logits: Float[Tensor, "B L V"], labels: Int[Tensor, "B L"]
-    ) -> Float[Tensor, "B L"]:
-        """Return the loss of every position; what it is where the label is -100 does not count.
+        self, logits: Float[Tensor, "N V"], targets: Int[Tensor, "N"]
+    ) -> Float[Tensor, "N"]:
+        """Return the loss of every token of the answers of a batch.
 
         Args:
-            logits: Scores of the vocabulary, aligned with the labels.
-            labels: Token ids, or -100.
+            logits: Scores of the vocabulary.
+            targets: Token ids.
         """
 
 
@@ -45,6 +45,37 @@ def token_losses(
         label_smoothing=label_smoothing,
     )
     return losses.view_as(labels)
+
+
+def answer_losses(
+    logits: Float[Tensor, "N V"],
+    targets: Int[Tensor, "B L"],
+    places: Int[Tensor, "N"],
+    label_smoothing: float = 0.0,
+) -> Float[Tensor, "B L"]:
+    """Return the loss of every position, as `token_losses` does, from the logits of some.
+
+    Args:
+        logits: Scores of the vocabulary where the target counts.
+        targets: Token ids, or -100.
+        places: Where the logits are among the flattened positions.
+        label_smoothing: ε in [0, 1).
+    """
+    losses = token_losses(logits[None], targets.flatten()[places][None], label_smoothing)[0]
+    return at_places(losses, places, targets)
+
+
+def at_places(
+    losses: Float[Tensor, "N"], places: Int[Tensor, "N"], targets: Int[Tensor, "B L"]
+) -> Float[Tensor, "B L"]:
+    """Return the losses of some positions among those of all, which are 0.
+
+    Args:
+        losses: Of the positions that count.
+        places: Where these are among the flattened positions.
+        targets: Of all positions.
+    """
+    return losses.new_zeros(targets.numel()).index_copy(0, places, losses).view_as(targets)
 
 
 def global_mean(losses: Float[Tensor, "B L"], labels: Int[Tensor, "B L"]) -> Float[Tensor, ""]:

@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerBase
 from mttl.config.optim_schema import AdamW, Optim
 from mttl.config.own_parts import OwnPart
 from mttl.config.schema import Generation
-from mttl.data.collate import IGNORED
 from mttl.errors import ConfigError, TrainingError
 from mttl.metrics.crossfit import build_metric
 from mttl.models.backbone import is_decoder_only
@@ -22,7 +21,7 @@ from mttl.models.generation import generate_texts, search_settings
 from mttl.models.teacher_forcing import forced_logits
 from mttl.routing.context import Routing
 from mttl.skills.skilled_model import SkilledModel
-from mttl.training.loss import example_means, global_mean, token_losses
+from mttl.training.loss import answer_losses, at_places, example_means, global_mean
 from mttl.training.module import ResumableModule
 from mttl.training.saving.checkpoint_file import not_finite
 from mttl.training.token_balance import LOADS, token_loads
@@ -101,8 +100,8 @@ class TextToTextModule(ResumableModule):
         """
         routing = self.model.route(batch["task_ids"], inputs=batch)
         with self.model.slot.use(routing):
-            logits, labels = forced_logits(self.model.backbone, batch)
-        return token_losses(logits, labels, label_smoothing), labels, routing
+            logits, labels, places = forced_logits(self.model.backbone, batch)
+        return answer_losses(logits, labels, places, label_smoothing), labels, routing
 
     def training_losses(
         self, batch: Mapping[str, Any]
@@ -112,14 +111,14 @@ class TextToTextModule(ResumableModule):
             return self.nll(batch, self.optim.label_smoothing)
         routing = self.model.route(batch["task_ids"], inputs=batch)
         with self.model.slot.use(routing):
-            logits, labels = forced_logits(self.model.backbone, batch)
-        losses = self.own_loss(logits, labels)
-        if losses.shape != labels.shape:
+            logits, labels, places = forced_logits(self.model.backbone, batch)
+        losses = self.own_loss(logits, labels.flatten()[places])
+        if losses.shape != places.shape:
             raise TrainingError(
                 f"{type(self.own_loss).__name__} gives losses of shape {tuple(losses.shape)}, and "
-                f"must give one for every position, {tuple(labels.shape)}"
+                f"must give one for every token, {tuple(places.shape)}"
             )
-        return losses.masked_fill(labels == IGNORED, 0.0), labels, routing
+        return at_places(losses, places, labels), labels, routing
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor | dict[str, Tensor]:
         """Return the loss of a batch plus the router's prior and the auxiliary losses of layers.

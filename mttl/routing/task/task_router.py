@@ -2,6 +2,9 @@
 
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -11,6 +14,20 @@ from torch import Tensor, nn
 # the task's description, or of a few of its training rows. It is the mean of the backbone's input
 # embeddings over their tokens.
 SEEN = ("prompts", "descriptions", "examples")
+
+
+@dataclass(frozen=True)
+class TaskRows:
+    """Where a tensor of a router has a row per task.
+
+    Args:
+        axis: Of the tasks.
+        unused: What stands, along the last axis, for a skill that a task does not use; none if the
+            last axis is not that of the skills.
+    """
+
+    axis: int
+    unused: float | None = None
 
 
 class TaskRouter(nn.Module, ABC):
@@ -26,6 +43,8 @@ class TaskRouter(nn.Module, ABC):
         n_skills: Skills K.
 
     Attributes:
+        draws: Whether examples of one task may get different weights while training.
+        task_rows: The tensors with a row per task, by name; the others are common to all tasks.
         seen: What `forward` asks for besides the task ids, of `SEEN`; its signature says it.
 
     Raises:
@@ -34,6 +53,8 @@ class TaskRouter(nn.Module, ABC):
     """
 
     role = "router"
+    draws = True
+    task_rows: ClassVar[Mapping[str, TaskRows]] = {}
 
     def __init__(self, n_groups: int, n_tasks: int, n_heads: int, n_skills: int) -> None:
         super().__init__()
@@ -51,14 +72,7 @@ class TaskRouter(nn.Module, ABC):
         self.n_tasks = n_tasks
         self.n_heads = n_heads
         self.n_skills = n_skills
-        asked = list(inspect.signature(self.forward).parameters.values())[1:]
-        self.seen = tuple(item.name for item in asked if item.name in SEEN)
-        for item in asked:
-            if item.name not in SEEN and item.default is item.empty:
-                raise ValueError(
-                    f"forward of {type(self).__name__} asks for '{item.name}'; besides task_ids "
-                    f"there are {', '.join(SEEN)}"
-                )
+        self.seen = seen_by(type(self))
 
     @abstractmethod
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
@@ -85,6 +99,12 @@ class TaskRouter(nn.Module, ABC):
         if "prompts" in self.seen:
             given["prompts"] = prompts
         return self(task_ids, **given)
+
+    @classmethod
+    def rows_of_tasks(cls) -> dict[str, TaskRows]:
+        """Return `task_rows`, and those of what the router is shown of every task."""
+        shown = {f"shown_{name}": TaskRows(0) for name in seen_by(cls) if name != "prompts"}
+        return {**cls.task_rows, **shown}
 
     def show(self, name: str, vectors: Float[Tensor, "T D"]) -> None:
         """Keep what the router sees of every task; it is saved with the router.
@@ -129,6 +149,22 @@ class TaskRouter(nn.Module, ABC):
             f"n_groups={self.n_groups}, n_tasks={self.n_tasks}, "
             f"n_heads={self.n_heads}, n_skills={self.n_skills}"
         )
+
+
+def seen_by(kind: type[TaskRouter]) -> tuple[str, ...]:
+    """Return what ``forward`` of a kind of router asks for besides the task ids, of `SEEN`.
+
+    Raises:
+        ValueError: If it asks for something else.
+    """
+    asked = list(inspect.signature(kind.forward).parameters.values())[2:]
+    for item in asked:
+        if item.name not in SEEN and item.default is item.empty:
+            raise ValueError(
+                f"forward of {kind.__name__} asks for '{item.name}'; besides task_ids there are "
+                f"{', '.join(SEEN)}"
+            )
+    return tuple(item.name for item in asked if item.name in SEEN)
 
 
 def initial_rows(
