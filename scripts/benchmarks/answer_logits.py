@@ -17,7 +17,7 @@ from _common import Step, parse_arguments, positive, report, run
 FLOOR = "all logits"
 VARIANTS = (FLOOR, "logits_to_keep", "answers only")
 N_ROWS, LENGTH, ANSWER = 8, 80, 12
-SIZES: dict[str, dict[str, int]] = {
+SIZES: dict[str, dict[str, Any]] = {
     "smollm2-135m": {
         "hidden_size": 576,
         "intermediate_size": 1536,

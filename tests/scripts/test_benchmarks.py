@@ -118,7 +118,8 @@ def test_steps_of_answer_logits_do_the_same_work(monkeypatch: pytest.MonkeyPatch
         torch.manual_seed(1)  # of the router's draws
         step()
         model = inspect.getclosurevars(step).nonlocals["model"]
-        gradients.append(model.router.logits.grad)
+        layers = model.skilled_layers().values()
+        gradients.append(torch.cat([layer.inventory.up.grad.flatten() for layer in layers]))
     assert gradients[0].abs().max() > 0
     for other in gradients[1:]:
         torch.testing.assert_close(other, gradients[0])
