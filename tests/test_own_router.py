@@ -19,6 +19,7 @@ from mttl.build.model import load_run
 from mttl.command import USER_MISTAKE, run_command
 from mttl.config.load import load_config
 from mttl.errors import CheckpointError, MttlError
+from mttl.interchange.poly import poly_checkpoint
 from mttl.own_classes import TRUST
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -282,6 +283,8 @@ def test_a_router_may_read(tmp_path: Path, config: Path, backbone) -> None:
     new = load_run(folder).model.router
     assert new.shown_descriptions.shape == (1, 16)
     assert not any(torch.equal(new.shown_descriptions[0], row) for row in router.shown_descriptions)
+    with pytest.raises(CheckpointError, match="ReadingRouter mixes skills by prompt, and Poly by"):
+        poly_checkpoint(built.model, base=None, task_type="SEQ_2_SEQ_LM")
     with pytest.raises(CheckpointError, match="mixes skills by the prompt of every example"):
         load_recipe(ROOT / "scripts/merge_task.py").main(
             [str(run.path), "--task", "reverse", "--out", str(tmp_path / "merged")]

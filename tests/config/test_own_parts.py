@@ -116,8 +116,8 @@ def test_settings_have_types_and_defaults() -> None:
             r"optim\.label_smoothing must be 0 with a loss",
         ),
         (
-            "trainer: {callbacks: [{kind: 'mine_parts:MyCallback', evry: 1}]}",
-            r"trainer\.callbacks\.0\.evry: .* Did you mean 'every'",
+            "trainer: {callbacks: [{kind: 'mine_parts:MyCallback', ever: 1}]}",
+            r"trainer\.callbacks\.0\.ever: .* Did you mean 'every'",
         ),
         ("data: {metrics: {verb_past: 'mine_parts:MyLoss'}}", "no Metric: a metric is a subclass"),
     ],
