@@ -20,6 +20,7 @@ from mttl.build.model_hub import download_run
 from mttl.build.saved_run import SavedRun
 from mttl.build.saved_settings import ModelSettings, read_settings
 from mttl.checkpoint import load_into, read_inventory
+from mttl.config.own_parts import OwnPart
 from mttl.config.schema import Config, Generation
 from mttl.config.skills_schema import Aggregation, Skills
 from mttl.data.prompt_form import PromptForm
@@ -222,7 +223,12 @@ def assemble(
         attachment = replace(attachment, groups=token_layers.groups)
     try:
         n_groups = len(attachment.groups)
-        task_router = build_router(router, n_groups, tasks, n_heads, n_skills, trained=trained)
+        embeddings: Any = network.get_input_embeddings()
+        task_router = build_router(
+            *(router, n_groups, tasks, n_heads, n_skills),
+            trained=trained,
+            n_features=int(embeddings.weight.shape[1]),
+        )
         model = SkilledModel(network, task_router, slot)
     except ValueError as error:
         raise ConfigError(f"section router: {error}") from error
@@ -246,6 +252,11 @@ def _attach(
     settings = skills.model_dump(exclude={"kind", "targets", "n_skills", "support"})
 
     def make_inventory(in_features: int, out_features: int) -> Inventory:
+        if isinstance(skills, OwnPart):
+            sizes = {"in_features": in_features, "out_features": out_features}
+            made = skills.make(**sizes, n_skills=n_skills, n_heads=skills.n_heads)
+            made.require_use("task")
+            return made
         inventory = KINDS[skills.kind](in_features, out_features, n_skills, **settings)
         if aggregation.kind == "mixture":
             return inventory

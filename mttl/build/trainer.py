@@ -82,7 +82,7 @@ def _make_trainer(
     callbacks: list[Callback],
     resumed_step: int,
 ) -> Trainer:
-    settings = section.model_dump(exclude={"loggers", "early_stopping"})
+    settings = section.model_dump(exclude={"loggers", "early_stopping", "callbacks"})
     if settings["val_check_interval"] is None:
         settings.pop("val_check_interval")
     if isinstance(settings.get("val_check_interval"), int):
@@ -93,7 +93,8 @@ def _make_trainer(
             **settings,
             default_root_dir=folder.path,
             logger=_loggers(section, name, folder, resumed_step),
-            callbacks=[RunLock(folder), *callbacks],
+            # Those of one's own first: the last ones save the state of all.
+            callbacks=[RunLock(folder), *(own.make() for own in section.callbacks), *callbacks],
             plugins=[CheckpointFile()],
             # Batches are dealt to the processes by the data module.
             use_distributed_sampler=False,

@@ -11,7 +11,9 @@ from pydantic import (
     model_validator,
 )
 
+from mttl.config.own_parts import own_class_of
 from mttl.config.section import Section, once
+from mttl.own_classes import METRICS
 
 
 class Proportional(Section):
@@ -97,6 +99,8 @@ class Data(Section):
     the tokenizer (decoder-only backbones). The answer is the assistant's, end of turn included."""
     system: Annotated[str, Field(min_length=1)] | None = None
     """System text of every chat; the description of the task follows it."""
+    metrics: dict[str, Annotated[str, AfterValidator(own_class_of(METRICS))]] = {}
+    """Metrics of tasks in the place of those in TASKS.csv: one of CrossFit's, or `module:Class`."""
     skip_missing: bool = False
     """Leave out tasks of the partition that the gym lacks, instead of an error."""
     max_rows: PositiveInt | None = None

@@ -29,6 +29,7 @@ from mttl.training.report import (
 )
 from mttl.training.run_folder import RunFolder, check_still_there, step_to_start_from
 from mttl.training.saving.resuming import checkpoint_errors
+from mttl.training.shown_tasks import show_tasks
 from mttl.training.text_to_text import TextToTextModule
 from mttl.training.token_report import write_token_routing
 
@@ -61,11 +62,13 @@ def train(config: Config, *, resume: bool = False) -> None:
     module = TextToTextModule(
         *(built.model, built.tokenizer, metrics, config.optim, config.generation),
         max_output_length=config.data.max_output_length,
+        loss=config.loss,
     )
     trainer = build_trainer(config, folder, built, resumed_step=step)
 
     # Nothing but the cache is written before all of that is known to fit.
     data.prepare_data()
+    show_tasks(built.model, data)
     if trainer.is_global_zero:
         write_text(folder.config, text)
         console.print(attachment_table(built.attachment, built.model, built.token_layers))
