@@ -1,0 +1,69 @@
+"""Models that differ in the rows of their routers only become one: their tasks share batches.
+
+So an adapted task of which only the row was trained costs its row, and no model of its own.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from mttl.prediction.predictor import Predictor
+from mttl.routing.task.given_rows import GivenRows
+from mttl.skills.skilled_model import SkilledModel
+
+
+def join_rows(predictors: Mapping[str, Predictor]) -> dict[str, Predictor]:
+    """Return the model of every task, with as few different models as can be.
+
+    Args:
+        predictors: The model of every task; what is alike in them has one place in memory already
+            (`mttl.serving.share_weights`).
+    """
+    groups: dict[Any, list[Predictor]] = {}
+    for predictor in {id(predictor): predictor for predictor in predictors.values()}.values():
+        groups.setdefault(_all_but_rows(predictor), []).append(predictor)
+    joined: dict[int, Predictor] = {}
+    for group in groups.values():
+        joined |= dict.fromkeys(map(id, group), _join(group) if len(group) > 1 else group[0])
+    return {name: joined[id(predictor)] for name, predictor in predictors.items()}
+
+
+def _all_but_rows(predictor: Predictor) -> Any:
+    """Return what models have in common that can be joined."""
+    model, router = predictor.model, predictor.model.router
+    form = predictor.form.model_copy(update={"task_descriptions": {}})
+    places = tuple(
+        (name, tensor.data_ptr())
+        for name, tensor in model.backbone.state_dict(keep_vars=True).items()
+    )
+    common = (
+        places,
+        form.model_dump_json(),
+        tuple(sorted(predictor.search.items())),
+        type(predictor.precision),
+        router.n_groups,
+        router.n_heads,
+        router.n_skills,
+    )
+    known = torch.arange(router.n_tasks, device=predictor.device)
+    with torch.no_grad():
+        by_rows = torch.equal(model.eval().router(known), router.matrix())
+    # Layers that route tokens read more of a router than its rows.
+    return common if by_rows and not model.routes_tokens else id(predictor)
+
+
+def _join(group: Sequence[Predictor]) -> Predictor:
+    first = group[0]
+    rows = torch.cat([predictor.model.router.matrix() for predictor in group], dim=1)
+    model = SkilledModel(first.model.backbone, GivenRows(rows), first.model.slot)
+    descriptions: dict[str, str] = {}
+    for predictor in group:  # where two have one name, the first is asked
+        descriptions = predictor.form.task_descriptions | descriptions
+    return replace(
+        first,
+        model=model,
+        tasks=tuple(name for predictor in group for name in predictor.tasks),
+        form=first.form.model_copy(update={"task_descriptions": descriptions}),
+    )
