@@ -3,7 +3,7 @@
 So an adapted task of which only the row was trained costs its row, and no model of its own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,13 +21,14 @@ def join_rows(predictors: Mapping[str, Predictor]) -> dict[str, Predictor]:
         predictors: The model of every task; what is alike in them has one place in memory already
             (`mttl.serving.share_weights`).
     """
-    groups: dict[Any, list[Predictor]] = {}
-    for predictor in {id(predictor): predictor for predictor in predictors.values()}.values():
-        groups.setdefault(_all_but_rows(predictor), []).append(predictor)
-    joined: dict[int, Predictor] = {}
+    groups: dict[Any, dict[str, Predictor]] = {}
+    for name, predictor in predictors.items():
+        groups.setdefault(_all_but_rows(predictor), {})[name] = predictor
+    joined: dict[str, Predictor] = {}
     for group in groups.values():
-        joined |= dict.fromkeys(map(id, group), _join(group) if len(group) > 1 else group[0])
-    return {name: joined[id(predictor)] for name, predictor in predictors.items()}
+        several = len(set(map(id, group.values()))) > 1
+        joined |= dict.fromkeys(group, _join(group)) if several else group
+    return {name: joined[name] for name in predictors}
 
 
 def _all_but_rows(predictor: Predictor) -> Any:
@@ -54,16 +55,22 @@ def _all_but_rows(predictor: Predictor) -> Any:
     return common if by_rows and not model.routes_tokens else id(predictor)
 
 
-def _join(group: Sequence[Predictor]) -> Predictor:
-    first = group[0]
-    rows = torch.cat([predictor.model.router.matrix() for predictor in group], dim=1)
-    model = SkilledModel(first.model.backbone, GivenRows(rows), first.model.slot)
-    descriptions: dict[str, str] = {}
-    for predictor in group:  # where two have one name, the first is asked
-        descriptions = predictor.form.task_descriptions | descriptions
+def _join(group: Mapping[str, Predictor]) -> Predictor:
+    first = next(iter(group.values()))
+    rows = [
+        predictor.model.router.matrix()[:, predictor.task_ids([name]).to(predictor.device)]
+        for name, predictor in group.items()
+    ]
+    descriptions = {
+        name: predictor.form.task_descriptions[name]
+        for name, predictor in group.items()
+        if name in predictor.form.task_descriptions
+    }
     return replace(
         first,
-        model=model,
-        tasks=tuple(name for predictor in group for name in predictor.tasks),
+        model=SkilledModel(
+            first.model.backbone, GivenRows(torch.cat(rows, dim=1)), first.model.slot
+        ),
+        tasks=tuple(group),
         form=first.form.model_copy(update={"task_descriptions": descriptions}),
     )

@@ -179,11 +179,11 @@ def parse_request(kind: type[Kind], values: dict[str, Any]) -> Kind:
 def _problem(kind: type[BaseModel], problem: Any) -> str:
     place = ".".join(map(str, problem["loc"]))
     if problem["type"] == "extra_forbidden":
+        told = f"'{place}' ({shown(problem['input'])}) is not supported: leave it out"
         known = sorted(kind.model_fields)
-        return (
-            f"'{place}' ({shown(problem['input'])}) is not supported: leave it out."
-            f"{nearest(place, known)} Supported are {', '.join(known)}"
-        )
+        if len(problem["loc"]) > 1 or place in NEUTRAL:
+            return told
+        return f"{told}.{nearest(place, known)} Supported are {', '.join(known)}"
     if problem["type"] == "missing":
         return f"'{place}' is missing"
     return f"'{place}' ({shown(problem['input'])}): {problem['msg']}"
