@@ -117,7 +117,7 @@ class Service:
         if self._key is None:
             return
         kind, _, given = request.headers.get("authorization", "").partition(" ")
-        right = hmac.compare_digest(given.strip().encode(), self._key.encode())
+        right = hmac.compare_digest(given.strip().encode("latin-1"), self._key.encode())
         if kind.lower() != "bearer" or not right:
             raise Refusal(
                 401,

@@ -40,6 +40,7 @@ class GrowingAnswer:
         self._offsets = [0]  # where the text of each token begins, and the next one's
         self._sent = 0
         self._n_sent_tokens = 0
+        self._streams = wanted.stream
         self._reads = wanted.stream or bool(wanted.stop) or wanted.n_logprobs is not None
 
     def add(self, token: int, score: Score | None = None) -> None:
@@ -59,12 +60,13 @@ class GrowingAnswer:
             self._end("stop", cut)
         elif len(self._ids) >= self.wanted.most_tokens:
             self._end("length", self._text())
-        elif self.wanted.stream:
+        elif self._streams:
             eager = not getattr(self._tokenizer, "clean_up_tokenization_spaces", False)
             self._send(text, settled(text, self.wanted.stop, eager=eager))
 
     def finish(self, ids: Sequence[int]) -> None:
         """Take all tokens at once, and send the answer."""
+        self._streams = False
         for token in ids:
             if not self.ended:
                 self.add(token)

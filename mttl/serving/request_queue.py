@@ -62,8 +62,8 @@ class RequestQueue:
         self._thread.start()
 
     def __len__(self) -> int:
-        """Return how many answers wait."""
-        return len(self._waiting)
+        """Return how many answers wait that somebody waits for."""
+        return sum(not waiting.wanted.dropped for waiting in self._waiting)
 
     @property
     def is_open(self) -> bool:
