@@ -13,7 +13,7 @@ import torch
 from helpers.command import ROOT, load_recipe
 
 FOLDER = ROOT / "scripts" / "benchmarks"
-TINY = argparse.Namespace(size="tiny", tokens=2, n_beams=2)
+TINY = argparse.Namespace(size="tiny", tokens=2, n_beams=2, rows=16)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_peers_are_as_large_as_they_claim(step_time: ModuleType) -> None:
     assert sizes["PEFT Poly H=1"] == pytest.approx(sizes["ours H=1"])
 
 
-@pytest.mark.parametrize("variant", ["bare", "ours H=1"])
+@pytest.mark.parametrize("variant", ["bare", "ours H=1", "ours, one task H=1"])
 def test_generation_makes_the_number_of_tokens_it_counts(
     generation: ModuleType, variant: str
 ) -> None:
