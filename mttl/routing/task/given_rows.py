@@ -1,9 +1,11 @@
 """A router whose rows are given, group by group and head by head: rows of several routers."""
 
+from typing import ClassVar
+
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mttl.routing.task.task_router import TaskRouter, initial_rows
+from mttl.routing.task.task_router import TaskRouter, TaskRows, initial_rows
 
 
 class GivenRows(TaskRouter):
@@ -13,6 +15,8 @@ class GivenRows(TaskRouter):
         rows: Mixing weights of every task, used as they are.
     """
 
+    draws = False
+    task_rows: ClassVar = {"rows": TaskRows(axis=1, unused=0.0)}
     rows: Tensor
 
     def __init__(self, rows: Float[Tensor, "G T H K"]) -> None:
