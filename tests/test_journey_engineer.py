@@ -45,9 +45,7 @@ def place(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     write_jsonl(tmp_path / "intents_test.jsonl", messages[:77])
     for split, rows in (("", range(20)), ("_dev", range(20, 24)), ("_test", range(24, 28))):
         write_jsonl(tmp_path / f"fixes{split}.jsonl", [code(number) for number in rows])
-    calls = [
-        {"message": f"call {n}\nnow", "answer": ["no", "yes"][n % 2]} for n in range(36)
-    ]
+    calls = [{"message": f"call {n}\nnow", "answer": ["no", "yes"][n % 2]} for n in range(36)]
     write_jsonl(tmp_path / "urgent.jsonl", calls[:32])
     write_jsonl(tmp_path / "urgent_test.jsonl", calls[32:])
     (tmp_path / "mine.yaml").write_text(TASKS, encoding="utf-8")
