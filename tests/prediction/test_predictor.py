@@ -132,7 +132,7 @@ def test_choices_are_by_likelihood(run: Built, per_token: bool) -> None:
     """Compared with a loop over single answers, without padding."""
     words, given = ["ab", "c", "abca"], ["a", "cab", "bb"]
     found = run.choose("copy", words, given, per_token=per_token, batch_size=4)
-    encoder = run.form.encoder(run.tokenizer, decoder_only=run._decoder_only)
+    encoder = run.form.encoder(run.tokenizer, decoder_only=run.decoder_only)
     for word, choice in zip(words, found, strict=True):
         (prompt,) = encoder.prompts([run.form.text("copy", word)], [run.form.opening("copy")])
         scores = []
@@ -140,7 +140,7 @@ def test_choices_are_by_likelihood(run: Built, per_token: bool) -> None:
             (labels,) = encoder.answers([answer])
             assert {*labels[-2:]} & {run.tokenizer.eos_token_id, *encoder.stops}
             with torch.no_grad():
-                if run._decoder_only:
+                if run.decoder_only:
                     ids = torch.tensor([[*prompt, *labels]])
                     logits = run.model(torch.tensor([0]), input_ids=ids).logits
                     logits = logits[0, len(prompt) - 1 : -1]
