@@ -13,6 +13,7 @@ import argparse
 
 from mttl.command import exit_with, make_parser, natural, positive
 from mttl.errors import ConfigError
+from mttl.inventory_folder import inventory_folder
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,6 +29,11 @@ def main(arguments: list[str] | None = None) -> int:
         raise ConfigError(f"--top-p ({options.top_p}) is a share, at most 1")
     if options.per_token and not options.choices:
         raise ConfigError("--per-token compares answers that --choices names")
+    folders = [folder for folder in (options.source, *options.adapted) if folder is not None]
+    if not folders:
+        raise ConfigError("name a run with --from RUN, or an adapted task with --adapted DIR")
+    for folder in folders:
+        inventory_folder(folder)
     from mttl.text.answer_table import Wanted, answer_table
 
     answer_table(

@@ -165,8 +165,6 @@ def _load(
     source: str | None, adapted: Sequence[str], backbone: str | None
 ) -> tuple[dict[str, Built], dict[str, str]]:
     """Return the model of every task, and its metric; adapted tasks come before the run's own."""
-    if source is None and not adapted:
-        raise ConfigError("name a run with --from RUN, or an adapted task with --adapted DIR")
     models: dict[str, Built] = {}
     metrics: dict[str, str] = {}
     folders = [(folder, source) for folder in adapted] + ([(source, None)] if source else [])
