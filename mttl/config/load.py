@@ -99,9 +99,8 @@ def find_file(name: str, suffix: str = "") -> Path:
         for path in place.rglob("*")
         if path.is_file()
     }
-    raise ConfigError(
-        f"there is no file '{name}', nor one in {CONFIGS}/, nor in {folder}.{nearest(name, sorted(known))}"
-    )
+    like = nearest(name, sorted(known))
+    raise ConfigError(f"there is no file '{name}', nor one in {CONFIGS}/, nor in {folder}.{like}")
 
 
 def resolve_path(name: str) -> Path:

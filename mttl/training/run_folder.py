@@ -135,7 +135,7 @@ def changed_settings(
             it is resumed.
         but: Names that may not differ all the same.
     """
-    first, second = (_flat(_parsed(text)) for text in (before, now))
+    first, second = (dotted_settings(text) for text in (before, now))
     for settings in (first, second):
         if "data.prefix" in settings:
             settings["data.prefix"] = prefix_kind(settings["data.prefix"])
@@ -145,6 +145,11 @@ def changed_settings(
         for name in sorted(first.keys() | second.keys())
         if first.get(name) != second.get(name) and (name in but or not name.startswith(ignore))
     ]
+
+
+def dotted_settings(text: str) -> dict[str, Any]:
+    """Return the settings of a configuration as YAML, by dotted names."""
+    return _flat(_parsed(text))
 
 
 def _parsed(text: str) -> Any:
