@@ -16,7 +16,8 @@ class FakeRun:
         self.defined: list[tuple] = []
         self.exit_code: int | None = None
         self.fails_with: Exception | None = None
-        (Path(given["dir"]) / "wandb" / f"offline-run-20260101_00000{id[-1]}-{id}").mkdir()
+        folder = Path(given["dir"]) / "wandb"
+        (folder / f"offline-run-2026010{len(list(folder.iterdir())) + 1}_000000-{id}").mkdir()
 
     def define_metric(self, *names: str, **options: Any) -> None:
         self.defined.append((*names, options))
