@@ -306,10 +306,11 @@ def test_one_question_is_asked_in_a_list(run: Path) -> None:
 def test_a_backbone_that_has_moved_is_named(tmp_path: Path) -> None:
     gym = write_gym(tmp_path / "gym")
     build_random("t5", TINY_T5["config"]).save_pretrained(tmp_path / "base")
+    base = {"kind": "pretrained", "name": str(tmp_path / "base"), "tokenizer": "byte"}
+    (tmp_path / "base.yaml").write_text(json.dumps({"backbone": base}))
     config = write_config(tmp_path / "tiny.yaml", gym)
-    backbone = f"{{kind: pretrained, name: {tmp_path / 'base'}, tokenizer: byte}}"
     short = ("trainer.max_steps=1", "trainer.val_check_interval=1")
-    path = train(config, "moved", *short, f"backbone={backbone}").path
+    path = train(f"{config}+{tmp_path / 'base.yaml'}", "moved", *short).path
     (tmp_path / "base").rename(tmp_path / "there")
     with pytest.raises(ConfigError, match="base"):
         mttl.adapt_to(path, PAIRS, task="new", max_steps=1)
