@@ -83,8 +83,8 @@ def build_policy_trainer(
 def _make_trainer(
     section: TrainerSection, folder: RunFolder, callbacks: list[Callback], resumed_step: int
 ) -> Trainer:
-    check_libraries(*section.loggers, extra="loggers")
     if section.loggers:
+        check_libraries(*section.loggers, "PIL", extra="loggers")
         callbacks = [*callbacks, StepMonitor(section.log_every_n_steps)]
     boards = [BOARDS[name](folder.path, resumed_step) for name in section.loggers]
     loggers: list[Logger] = [MetricsFile(folder.metrics, keep_until=resumed_step), *boards]

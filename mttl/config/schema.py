@@ -190,7 +190,7 @@ class Trainer(Section):
     deterministic: bool = False
     """Refuse operations without a deterministic implementation."""
     loggers: list[Literal["tensorboard", "wandb"]] = []
-    """Boards to compare runs on, beside metrics.csv: settings, rates, norms of gradients, answers."""
+    """Boards to compare runs on, beside metrics.csv."""
     early_stopping: PositiveInt | None = None
     """Stop after so many validations without a better mean score."""
 

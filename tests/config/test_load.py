@@ -54,7 +54,7 @@ def test_a_file_is_looked_up_as_given_first(write: Writer) -> None:
         (
             "crosfit.yaml",
             r"there is no file 'crosfit.yaml', nor one in configs/, nor in .*"
-            r"Did you mean 'crossfit.yaml'\?$",
+            r"Did you mean 'crossfit.yaml' or 'crossfit_paper.yaml' or 'data/",
         ),
         ("crossfit.yaml+", r"the name of a file is empty; files are joined as a.yaml\+b.yaml"),
         ("", r"the name of a file is empty"),

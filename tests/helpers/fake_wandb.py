@@ -7,7 +7,7 @@ from typing import Any
 
 
 class FakeRun:
-    url = None
+    offline = True
 
     def __init__(self, given: dict[str, Any], id: str) -> None:
         self.given, self.id = given, id

@@ -48,7 +48,8 @@ class WeightsAndBiases(Board):
             **earlier,
         )
         self._run.define_metric("*", step_metric=STEP)
-        where = self._run.url or f"in {self.path}; `wandb sync` sends it"
+        kept = f"kept in {self.path}; `wandb sync` sends it"
+        where = kept if self._run.offline else self._run.url
         logger.info("%s: %s", self.title, where)
 
     def show_numbers(self, numbers: Mapping[str, float], step: int) -> None:

@@ -161,7 +161,7 @@ COMMANDS = (
     ),
     Command(
         *("adapt-save", "pl_finetune.py"),
-        [*TINY, "adapt.seeds=[1,2]", "--from", "runs/source", "--save"],
+        [*TINY, "adapt.seeds=[1,2]", "--from", "runs/source", "--samples", "13", "--save"],
         "runs/source/adapt-all",
         _same,
         _jobs,

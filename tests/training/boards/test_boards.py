@@ -121,7 +121,9 @@ def test_a_library_that_is_missing_is_told(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "wandb must be installed: pip install 'mttl[loggers]'" in refusal(capsys, config, *WANDB)
+    assert "wandb, PIL must be installed: pip install 'mttl[loggers]'" in refusal(
+        capsys, config, *WANDB
+    )
     assert not (config.parent / "runs" / "refused").exists()
 
 
