@@ -83,7 +83,7 @@ def save_inventory(
         places: Folders that the settings of the backbone name, by setting, wherever they are read.
     """
     parameters = own_parameters(model)
-    meta = {
+    meta: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "backbone": {
             "name": backbone_name,
@@ -94,12 +94,18 @@ def save_inventory(
         "libraries": libraries(),
         "settings": dict(settings),
     }
-    with new_folder(folder, replace=True) as new:
-        write_tensors(new / "skills.safetensors", skill_tensors(model))
-        write_tensors(new / "router.safetensors", router_tensors(model))
-        if backbone_trained:
-            write_tensors(new / "backbone.safetensors", parameters)
-        write_facts(new, meta, tasks)
+    parts = skill_tensors(model), router_tensors(model), parameters if backbone_trained else None
+    write_inventory(SavedInventory(Path(folder), meta, tuple(tasks), *parts))
+
+
+def write_inventory(inventory: SavedInventory) -> None:
+    """Write an inventory to its folder, whole or not at all; an earlier one there is replaced."""
+    with new_folder(inventory.folder, replace=True) as new:
+        write_tensors(new / "skills.safetensors", inventory.skills)
+        write_tensors(new / "router.safetensors", inventory.router)
+        if inventory.backbone is not None:
+            write_tensors(new / "backbone.safetensors", inventory.backbone)
+        write_facts(new, inventory.meta, inventory.tasks)
 
 
 def save_adapted_inventory(

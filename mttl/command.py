@@ -33,6 +33,7 @@ COMMANDS = {
     "train": "pl_train.py",
     "adapt": "pl_finetune.py",
     "search": "pl_search.py",
+    "add-tasks": "scripts/add_tasks.py",
     "predict": "pl_predict.py",
     "plot": "scripts/plot_routing.py",
     "merge": "scripts/merge_skills.py",

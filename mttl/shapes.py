@@ -2,8 +2,8 @@
 
 | letter | counts |
 |---|---|
-| `B` | examples of a batch, each with one task |
-| `R` | rows a layer sees: `B`, or `B` × expansion while beam search runs |
+| `B` | examples of a batch, each with one task; one stands for all rows that share its weights |
+| `R` | rows a layer sees: those of the batch, or expansion times as many while beam search runs |
 | `L` | positions (tokens) |
 | `I`, `O` | input and output features of a layer |
 | `T` | tasks |
@@ -20,3 +20,6 @@
 Annotations are jaxtyping's (`Float[Tensor, "B H K"]`). They cost nothing at run time; the test
 suite switches the checks on.
 """
+
+# Positions with this label do not count in a loss.
+IGNORED = -100

@@ -2,11 +2,13 @@
 
 python scripts/plot_routing.py runs/crossfit
 python scripts/plot_routing.py runs/seed13 --compare runs/seed14 --html
+python scripts/plot_routing.py runs/crossfit --adapted runs/crossfit/models/past
 
 The figures go to RUN/plots, as PNG and SVG: heat maps of tasks by skills (the mean, and one per
 block of layers), the tree of tasks, upright and round, their similarity and a map of them, the
 subsets of skills in use, the statistics over layers and over training. --html adds a page to look
-around in.
+around in. --adapted shows tasks that were adapted from the run beside its own, and says which of
+these they are routed like.
 
 Where tokens choose experts, it also shows the loads of experts over layers and training, what
 tells most about a token's expert (its task, itself, or the token before), and the tokens that each
@@ -23,6 +25,7 @@ similarities, which compare tasks within each group, do not depend on the number
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -57,6 +60,7 @@ from mttl.files import write_text
 from mttl.gym.table import crossfit
 from mttl.libraries import check_libraries
 from mttl.reading import read_table
+from mttl.training.routing_monitor import as_rows, routing_weights
 
 LIBRARIES = ("matplotlib", "scipy", "sklearn", "plotly")
 
@@ -71,11 +75,13 @@ def main(arguments: list[str] | None = None) -> int:
     console, status = make_console(), make_console(stderr=True)
     run = Path(options.run)
     tokens = read_token_record(run) if has_token_record(run) else None
-    view = read_view(run)
+    view = read_view(run, options.adapted)
     other = read_view(Path(options.compare)).aligned_with(view) if options.compare else None
     folder = Path(options.out) if options.out else view.record.folder / "plots"
 
     console.print(statistics_table(view))
+    if options.adapted:
+        console.print(likeness_table(view, len(options.adapted)))
     console.print(comparison_table(view, other, task_factors(run, view.record.tasks)))
     figures = drawings(view, other)
     if tokens is not None:
@@ -110,25 +116,77 @@ def token_view(folder: Path, tokens: TokenRoutingRecord) -> RoutingView:
     return RoutingView(record, record.weights, task_categories(folder, record.tasks))
 
 
-def read_view(folder: Path) -> RoutingView:
+def read_view(folder: Path, adapted: Sequence[str] = ()) -> RoutingView:
     """Read the routing of a run and the categories of its tasks.
 
     Where only tokens are routed, it is how those of each task are shared among experts.
 
+    Args:
+        folder: Of the run.
+        adapted: Folders of tasks that were adapted from it; they come last.
+
     Raises:
         CheckpointError: If the run has not ended, or its files are damaged or of different runs.
-        TaskError: If it has a single task.
+        TaskError: If it has a single task, or routes no tasks and some were adapted.
     """
     if has_token_record(folder) and not (folder / "plots" / "routing.npz").is_file():
         view = token_view(folder, read_token_record(folder))
         record = view.record
     else:
         view, record = None, read_record(folder)
-    if len(record.tasks) < 2:
+    if view is not None and adapted:
+        raise TaskError(f"'{folder}' routes tokens only: adapted tasks have no row of their own")
+    if len(record.tasks) + len(adapted) < 2:
         raise TaskError(f"'{folder}' has one task only, and figures compare tasks")
     if view is not None:
         return view
-    return RoutingView(record, use_probabilities(record), task_categories(folder, record.tasks))
+    probabilities = use_probabilities(record)
+    if adapted:
+        record, probabilities = with_adapted(record, probabilities, adapted)
+    return RoutingView(record, probabilities, task_categories(folder, record.tasks))
+
+
+def with_adapted(
+    record: RoutingRecord, probabilities: np.ndarray, adapted: Sequence[str]
+) -> tuple[RoutingRecord, np.ndarray]:
+    """Return the routing of a run and, behind it, of tasks that were adapted from it.
+
+    A task whose name is there already is called after its folder.
+    """
+    from mttl.build.model import load_run
+
+    tasks, weights, likely = [*record.tasks], [record.weights], [probabilities]
+    for folder in adapted:
+        built = load_run(folder, run=record.folder)
+        router = built.model.router
+        row = routing_weights(router).astype(np.float64)
+        if row.shape[::2] != record.weights.shape[::2]:
+            raise CheckpointError(
+                f"'{folder}' has a router of {row.shape[0]} groups and {row.shape[2]} skills, and "
+                f"'{record.folder}' {record.weights.shape[0]} and {record.weights.shape[2]}: their "
+                "rows cannot be compared"
+            )
+        (task,) = built.tasks
+        tasks.append(task if task not in tasks else Path(folder).resolve().name)
+        weights.append(row)
+        likely.append(as_rows(router.probabilities()))
+    joined = np.concatenate(weights, axis=1)
+    record = replace(record, tasks=tuple(tasks), weights=joined, history=None)
+    return record, np.concatenate(likely, axis=1)
+
+
+def likeness_table(view: RoutingView, n_adapted: int) -> Table:
+    """Return which tasks of the run the adapted ones, the last, are routed like."""
+    table = Table(title="Tasks that are routed like the adapted ones", title_justify="left")
+    table.add_column("adapted task", overflow="fold")
+    table.add_column("most alike, with the correlation of the rows", overflow="fold")
+    n_known = len(view.record.tasks) - n_adapted
+    for number in range(n_known, len(view.record.tasks)):
+        likeness = view.similarity[number, :n_known]
+        most = np.argsort(-likeness, kind="stable")[:5]
+        shown = (f"{escape(view.record.tasks[task])} {likeness[task]:.2f}" for task in most)
+        table.add_row(escape(view.record.tasks[number]), ", ".join(shown))
+    return table
 
 
 def use_probabilities(record: RoutingRecord) -> np.ndarray:
@@ -330,8 +388,18 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("run", metavar="RUN", help="the folder of a run that has ended")
     add("--html", action="store_true", help="write the page routing.html too")
     add("--compare", metavar="RUN2", help="a run of another seed, whose skills are matched")
+    add(
+        "--adapted",
+        nargs="+",
+        default=[],
+        metavar="DIR",
+        help="tasks that were adapted from the run and kept (pl_finetune.py --save)",
+    )
     add("--out", metavar="DIR", help="where to write (RUN/plots)")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.adapted and options.compare:
+        parser.error("--adapted shows tasks that no other run has: leave --compare out")
+    return options
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """From the section `router` to a task router."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -19,11 +19,16 @@ from mttl.routing.task.priors import RoutingPrior
 from mttl.routing.task.task_moe import TaskMoERouter
 from mttl.routing.task.task_router import TaskRouter
 
-LEARNED_ROUTERS: dict[str, Callable[..., TaskRouter]] = {
+LEARNED_ROUTERS: dict[str, type[TaskRouter]] = {
     "polytropon": PolytroponRouter,
     "task_moe": TaskMoERouter,
     "hyperformer": HyperFormerRouter,
 }
+
+
+def router_class(router: Router) -> type[TaskRouter]:
+    """Return the class of the router that the configuration describes."""
+    return LEARNED_ROUTERS.get(router.kind, FixedRouter)
 
 
 def build_router(

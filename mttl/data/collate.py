@@ -21,8 +21,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-# Positions with this label do not count in a loss.
-IGNORED = -100
+from mttl.shapes import IGNORED
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.fisher import Batch, LogLikelihood
-from mttl.data.collate import IGNORED
 from mttl.models.backbone import is_decoder_only
-from mttl.models.teacher_forcing import forced_inputs
+from mttl.models.teacher_forcing import forced_inputs, targets_of
+from mttl.shapes import IGNORED
 from mttl.training.loss import token_losses
 
 
@@ -24,12 +24,7 @@ def likelihood_batch(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Te
         model: A language model of transformers.
         batch: ``input_ids``, ``attention_mask`` and ``labels`` of `mttl.data.collate`.
     """
-    inputs, labels = forced_inputs(model, batch), batch["labels"]
-    if is_decoder_only(model):
-        # Position t predicts token t + 1; the last one predicts nothing.
-        ignored = torch.full_like(labels[:, :1], IGNORED)
-        labels = torch.cat([labels[:, 1:], ignored], 1)
-    return {**inputs, "targets": labels}
+    return {**forced_inputs(model, batch), "targets": targets_of(model, batch["labels"])}
 
 
 def answer_log_likelihood(model: nn.Module, *, traceable: bool) -> LogLikelihood:

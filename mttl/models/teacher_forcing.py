@@ -9,10 +9,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mttl.models.backbone import is_decoder_only
+from mttl.shapes import IGNORED
 
 
 def forced_inputs(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -30,15 +32,46 @@ def forced_inputs(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Tenso
     return inputs
 
 
+def targets_of(model: nn.Module, labels: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
+    """Return what each position predicts: its label, or in a decoder-only model the next one.
+
+    Args:
+        model: A language model of transformers.
+        labels: Token ids, or -100.
+    """
+    if not is_decoder_only(model):
+        return labels
+    return torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], 1)
+
+
 def forced_logits(
     model: nn.Module, batch: Mapping[str, Any]
-) -> tuple[Float[Tensor, "B L V"], Int[Tensor, "B L"]]:
-    """Run a model on a batch.
+) -> tuple[Float[Tensor, "N V"], Int[Tensor, "B L"], Int[Tensor, "N"]]:
+    """Run a model on a batch, its head on the positions whose target counts alone.
+
+    Prompts and padding are most of a decoder-only model's positions, and the head is the largest of
+    its layers.
 
     Returns:
-        The logits, and the labels that they predict, position by position.
+        The logits of the N positions that count, one after another; the targets of all positions;
+        and where among these, flattened, the N are.
     """
-    logits, labels = model(**forced_inputs(model, batch), use_cache=False).logits, batch["labels"]
-    if is_decoder_only(model):
-        return logits[:, :-1], labels[:, 1:].contiguous()
-    return logits, labels
+    targets = targets_of(model, batch["labels"])
+    places = (targets != IGNORED).flatten().nonzero().flatten()
+    inputs = forced_inputs(model, batch)
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    # A compiled model would be compiled anew for every number of positions; skills on the head
+    # need whole examples.
+    if model._compiled_call_impl is None and isinstance(head, nn.Linear):
+        # The rows come as one contiguous matrix: strided ones, as `logits_to_keep` makes them, are
+        # slower than the work that is saved.
+        handle = head.register_forward_pre_hook(lambda _, given: (_rows(given[0], places)[None],))
+        try:
+            return model(**inputs, use_cache=False).logits[0], targets, places
+        finally:
+            handle.remove()
+    return _rows(model(**inputs, use_cache=False).logits, places), targets, places
+
+
+def _rows(x: Float[Tensor, "B L F"], places: Int[Tensor, "N"]) -> Float[Tensor, "N F"]:
+    return x.flatten(0, 1).index_select(0, places)

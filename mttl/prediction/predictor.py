@@ -12,15 +12,16 @@ import torch
 from lightning_fabric.plugins import Precision
 from transformers import PreTrainedTokenizerBase
 
-from mttl.data.collate import IGNORED, TrainCollator, pad_id_of
+from mttl.data.collate import TrainCollator, pad_id_of
 from mttl.data.prompt_form import PromptForm
 from mttl.errors import TaskError, nearest
 from mttl.models.backbone import is_decoder_only
 from mttl.models.teacher_forcing import forced_logits
 from mttl.prediction.batched_answers import answer_texts, batches_by_length
 from mttl.prediction.choices import Choice, check_choices
+from mttl.shapes import IGNORED
 from mttl.skills.skilled_model import SkilledModel
-from mttl.training.loss import token_losses
+from mttl.training.loss import answer_losses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,8 +186,8 @@ class Predictor:
         with self.precision.forward_context():
             routing = self.model.route(batch["task_ids"], inputs=batch)
             with self.model.slot.use(routing):
-                logits, labels = forced_logits(self.model.backbone, batch)
-        losses = token_losses(logits, labels)
+                logits, labels, places = forced_logits(self.model.backbone, batch)
+        losses = answer_losses(logits, labels, places)
         n_tokens = (labels != IGNORED).sum(1) if per_token else 1
         return (-losses.sum(1) / n_tokens).tolist()
 

@@ -25,8 +25,10 @@ class Routing:
     Args:
         task_ids: The task of each example, shape (B,).
         mixing: The weight of each skill in each routed group, shape (G, B, H, K).
-        expansion: Rows of a layer per example where it sees more than B of them: beam search
-            repeats every example this often, in neighbouring rows.
+        expansion: Rows of a layer per row of the batch where it sees more of them: beam search
+            repeats every row this often, in neighbouring rows.
+        rows_per_example: Rows of the batch that an example stands for. Where all have the same
+            weights one example stands for them all, and layers merge once.
         reuse_merged: Keep what layers merged for this routing until it ends. Only for repeated
             calls without gradients, such as generation, where the skills do not change.
         masks: Which positions are tokens; by default all. Layers that route tokens read it.
@@ -43,11 +45,13 @@ class Routing:
         mixing: Float[Tensor, "G B H K"],
         *,
         expansion: int = 1,
+        rows_per_example: int = 1,
         reuse_merged: bool = False,
         masks: TokenMasks | None = None,
     ) -> None:
         self.task_ids = task_ids
         self.mixing = mixing
+        self.n_rows = mixing.shape[1] * rows_per_example
         self.expansion = expansion
         self.masks = masks or TokenMasks({})
         self.losses: dict[str, Tensor] = {}
@@ -170,10 +174,10 @@ class Routing:
         return self.weights[group][:, 0].index_select(0, self.token_examples(n_rows, n_positions))
 
     def examples(self, x: Tensor) -> Tensor:
-        """View the rows of a layer's input as (B, rows per example × positions, features).
+        """View the rows of a layer's input as (B, rows of an example × positions, features).
 
         Args:
-            x: Shape (R, …, I) with R = B, or B × ``expansion``.
+            x: Shape (R, …, I) with R the rows of the batch, or ``expansion`` times as many.
 
         Returns:
             The same values with all that belongs to one example along the second axis.
@@ -185,12 +189,11 @@ class Routing:
         return x.reshape(self.mixing.shape[1], -1, x.shape[-1])
 
     def _check_rows(self, n_rows: int) -> None:
-        n_examples = self.mixing.shape[1]
-        if n_rows != n_examples and n_rows != n_examples * self.expansion:
+        if n_rows != self.n_rows and n_rows != self.n_rows * self.expansion:
             raise ValueError(
-                f"a skilled layer received {n_rows} rows for {n_examples} examples with expansion "
-                f"{self.expansion}; it accepts {n_examples} or {n_examples * self.expansion}. Pass "
-                "one task id per example, and generate through SkilledModel.generate"
+                f"a skilled layer received {n_rows} rows for {self.n_rows} examples with expansion "
+                f"{self.expansion}; it accepts {self.n_rows} or {self.n_rows * self.expansion}. "
+                "Pass one task id per example, and generate through SkilledModel.generate"
             )
 
 

@@ -94,6 +94,8 @@ class SkilledModel(nn.Module):
     ) -> Routing:
         """Ask the router for the routing of a batch.
 
+        Where all rows are of one task and nothing is drawn, one example stands for them all.
+
         Args:
             task_ids: One task per example.
             inputs: What the backbone is called with: its masks and labels tell layers that route
@@ -103,13 +105,20 @@ class SkilledModel(nn.Module):
         """
         if task_ids.device.type == "cpu":  # on an accelerator, reading them would stall it
             check_task_ids(task_ids, self.router.n_tasks)
-        masks = None
+        masks, n_rows = None, 1
         if inputs is not None and self.routes_tokens:
             masks = token_masks(inputs, encoder_decoder=_is_encoder_decoder(self.backbone))
+        # Generation runs so long that reading the ids once costs nothing on an accelerator, too.
+        readable = reuse_merged or task_ids.device.type == "cpu"
+        drawn = self.router.draws and self.router.training
+        # Routers of tokens may look at what belongs to one example.
+        if readable and not drawn and not self.routes_tokens and _same(task_ids):
+            task_ids, n_rows = task_ids[:1], len(task_ids)
         return Routing(
             task_ids,
             self.router(task_ids),
             expansion=expansion,
+            rows_per_example=n_rows,
             reuse_merged=reuse_merged,
             masks=masks,
         )
@@ -167,6 +176,13 @@ class SkilledModel(nn.Module):
         enable = getattr(self.backbone, "activation_checkpointing_enable", None)
         enable = enable or self.backbone.gradient_checkpointing_enable
         enable(settings)  # type: ignore[operator]
+
+
+def _same(ids: Int[Tensor, "B"]) -> bool:
+    """Return whether all ids are equal; False where a compiled model may not ask."""
+    if torch.compiler.is_compiling() or len(ids) < 2:
+        return False
+    return bool((ids == ids[0]).all())
 
 
 def _is_encoder_decoder(backbone: nn.Module) -> bool:

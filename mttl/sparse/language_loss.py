@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.data.collate import IGNORED, pad, padded_inputs
+from mttl.data.collate import pad, padded_inputs
 from mttl.models.teacher_forcing import forced_logits
-from mttl.training.loss import global_mean, token_losses
+from mttl.shapes import IGNORED
+from mttl.training.loss import answer_losses, global_mean, token_losses
 
 
 def language_loss(
@@ -32,7 +33,6 @@ def language_loss(
     batch = {key: value.to(device) for key, value in padded_inputs(inputs, pad_id).items()}
     wanted = pad(labels, IGNORED).to(device)
     if masked:
-        logits = model(**batch).logits
-    else:
-        logits, wanted = forced_logits(model, {**batch, "labels": wanted})
-    return global_mean(token_losses(logits, wanted), wanted)
+        return global_mean(token_losses(model(**batch).logits, wanted), wanted)
+    logits, wanted, places = forced_logits(model, {**batch, "labels": wanted})
+    return global_mean(answer_losses(logits, wanted, places), wanted)

@@ -16,9 +16,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from mttl.data.collate import IGNORED, pad_id_of
+from mttl.data.collate import pad_id_of
 from mttl.data.encode import TextEncoder, special_ids
 from mttl.errors import ConfigError
+from mttl.shapes import IGNORED
 from mttl.sparse.language_loss import language_loss
 
 # Of the tokens that a masked language model predicts: these show a mask, those another token.

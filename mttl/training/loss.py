@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from mttl.data.collate import IGNORED
+from mttl.shapes import IGNORED
 
 
 def token_losses(
@@ -28,6 +28,24 @@ def token_losses(
         label_smoothing=label_smoothing,
     )
     return losses.view_as(labels)
+
+
+def answer_losses(
+    logits: Float[Tensor, "N V"],
+    targets: Int[Tensor, "B L"],
+    places: Int[Tensor, "N"],
+    label_smoothing: float = 0.0,
+) -> Float[Tensor, "B L"]:
+    """Return the loss of every position, as `token_losses` does, from the logits of some.
+
+    Args:
+        logits: Scores of the vocabulary where the target counts.
+        targets: Token ids, or -100.
+        places: Where the logits are among the flattened positions.
+        label_smoothing: ε in [0, 1).
+    """
+    losses = token_losses(logits[None], targets.flatten()[places][None], label_smoothing)[0]
+    return losses.new_zeros(targets.numel()).index_copy(0, places, losses).view_as(targets)
 
 
 def global_mean(losses: Float[Tensor, "B L"], labels: Int[Tensor, "B L"]) -> Float[Tensor, ""]:

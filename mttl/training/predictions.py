@@ -31,6 +31,8 @@ class Result:
         return asdict(self) | {"score": f"{self.score:.6f}"}
 
 
+# What the mean over tasks is called among them.
+MEAN = "mean"
 COLUMNS = tuple(field.name for field in fields(Result))
 
 
@@ -86,7 +88,7 @@ def mean_result(results: Sequence[Result]) -> Result:
         scores.setdefault(result.task, []).append(result.score)
     mean = float(mean_score([mean_score(samples) for samples in scores.values()]))
     total = sum(result.n for result in results)
-    return Result("mean", results[0].split, "all", results[0].seed, "mean", mean, total)
+    return Result(MEAN, results[0].split, "all", results[0].seed, "mean", mean, total)
 
 
 def write_results(path: Path, results: Sequence[Result]) -> None:

@@ -20,7 +20,7 @@ from mttl.skills.attach import Attachment
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.history_monitor import write_arrays
-from mttl.training.predictions import COLUMNS, Result, mean_result
+from mttl.training.predictions import COLUMNS, MEAN, Result, mean_result
 from mttl.training.routing_monitor import head_names, routing_weights
 
 COPY, MAJORITY = "copy", "majority"
@@ -145,17 +145,17 @@ def result_table(
     if any(math.isnan(result.score) for result in results):
         table.caption += "; nan: undefined, counts as 0 in the mean"
     table.caption_justify = "left"
-    tasks = list(dict.fromkeys(result.task for result in results if result.task != "mean"))
+    tasks = list(dict.fromkeys(result.task for result in results if result.task != MEAN))
     names = {result.task: result.metric for result in results}
-    for task in (*tasks, "mean"):
-        if task == "mean":
+    for task in (*tasks, MEAN):
+        if task == MEAN:
             table.add_section()
         cells = []
         for split in splits:
             for rows in (results, *baselines.get(split, {}).values()):
                 scores = [row.score for row in rows if (row.task, row.split) == (task, split)]
                 cells.append(f"{100 * sum(scores) / len(scores):.1f}" if scores else "")
-        table.add_row(escape(task), names[task] if task != "mean" else "", *cells)
+        table.add_row(escape(task), names[task] if task != MEAN else "", *cells)
     return table
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from jaxtyping import Float
 
 from mttl.analysis.statistics import discreteness, sparsity, usage
 from mttl.routing.task.task_router import TaskRouter
@@ -77,8 +78,12 @@ class RoutingMonitor(HistoryMonitor):
 
 def routing_weights(router: TaskRouter) -> np.ndarray:
     """Return the routing matrix as an array (G · H, T, K): every head is a group of its own."""
-    with torch.no_grad():
-        return router.matrix().transpose(1, 2).flatten(0, 1).float().cpu().numpy()
+    return as_rows(router.matrix())
+
+
+def as_rows(routing: Float[torch.Tensor, "G T H K"]) -> Float[np.ndarray, "GH T K"]:
+    """Return weights or probabilities as an array, every head a group of its own."""
+    return routing.detach().transpose(1, 2).flatten(0, 1).float().cpu().numpy()
 
 
 def head_names(groups: tuple[str, ...], n_rows: int) -> list[str]:

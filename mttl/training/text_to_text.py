@@ -19,7 +19,7 @@ from mttl.models.generation import generate_texts, search_settings
 from mttl.models.teacher_forcing import forced_logits
 from mttl.routing.context import Routing
 from mttl.skills.skilled_model import SkilledModel
-from mttl.training.loss import example_means, global_mean, token_losses
+from mttl.training.loss import answer_losses, example_means, global_mean
 from mttl.training.module import ResumableModule
 from mttl.training.saving.checkpoint_file import not_finite
 from mttl.training.token_balance import LOADS, token_loads
@@ -92,8 +92,8 @@ class TextToTextModule(ResumableModule):
         """
         routing = self.model.route(batch["task_ids"], inputs=batch)
         with self.model.slot.use(routing):
-            logits, labels = forced_logits(self.model.backbone, batch)
-        return token_losses(logits, labels, label_smoothing), labels, routing
+            logits, labels, places = forced_logits(self.model.backbone, batch)
+        return answer_losses(logits, labels, places, label_smoothing), labels, routing
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor | dict[str, Tensor]:
         """Return the loss of a batch plus the router's prior and the auxiliary losses of layers.

@@ -33,7 +33,8 @@ def add_adapters(backbone: "T5ForConditionalGeneration", variant: str) -> "nn.Mo
 
     Args:
         backbone: As from `make_backbone`.
-        variant: ``"PEFT LoRA"``, ``"PEFT Poly H=…"`` or ``"ours H=…"``.
+        variant: ``"PEFT LoRA"``, ``"PEFT Poly H=…"`` or ``"ours H=…"``, the
+            latter also as ``"ours, one task H=…"``.
     """
     targets = ["q", "k", "v", "o", "wi", "wo"]
     if variant == "PEFT LoRA":
@@ -57,12 +58,19 @@ def add_adapters(backbone: "T5ForConditionalGeneration", variant: str) -> "nn.Mo
     return _ours(backbone, int(n_heads))
 
 
-def task_ids(variant: str) -> "dict[str, Tensor]":
-    """Return the argument that routes 16 examples of 16 tasks, for the models that take it."""
+def task_ids(variant: str, n_rows: int = N_TASKS) -> "dict[str, Tensor]":
+    """Return the argument that routes rows of all tasks in turn, for the models that take it.
+
+    Args:
+        variant: As for `add_adapters`; with ``", one task"`` all rows are of one.
+        n_rows: How many.
+    """
     import torch
 
-    routed = variant.startswith(("PEFT Poly", "ours"))
-    return {"task_ids": torch.arange(N_TASKS)} if routed else {}
+    if not variant.startswith(("PEFT Poly", "ours")):
+        return {}
+    ids = torch.arange(n_rows) % N_TASKS
+    return {"task_ids": torch.zeros_like(ids) if ", one task" in variant else ids}
 
 
 def _ours(backbone: "T5ForConditionalGeneration", n_heads: int) -> "nn.Module":

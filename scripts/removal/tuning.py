@@ -9,13 +9,14 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mttl.aggregation.fisher import diagonal_fisher
-from mttl.data.collate import IGNORED, pad_id_of, padded_inputs
 from mttl.data.collate import pad as pad_rows
+from mttl.data.collate import pad_id_of, padded_inputs
 from mttl.data.encode import TextEncoder
 from mttl.merging.likelihood import answer_log_likelihood, likelihood_batch
 from mttl.models.generation import generate_texts
 from mttl.models.teacher_forcing import forced_logits
-from mttl.training.loss import global_mean, token_losses
+from mttl.shapes import IGNORED
+from mttl.training.loss import answer_losses, global_mean
 from removal.planted import Row
 
 MOST_TOKENS = 48
@@ -79,8 +80,8 @@ class Tuner:
         )
         model.train()
         for batch in self.batches(rows, n_steps):
-            logits, labels = forced_logits(model, batch)
-            loss = global_mean(token_losses(logits, labels), labels)
+            logits, labels, places = forced_logits(model, batch)
+            loss = global_mean(answer_losses(logits, labels, places), labels)
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

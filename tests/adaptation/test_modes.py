@@ -12,7 +12,7 @@ from helpers.skills import INVENTORIES, LEARNED, skilled
 from mttl.adaptation.modes import TRAINED_ROLES, adapted, apply_mode, count_trained
 from mttl.config.optim_schema import AdamW
 from mttl.config.section import AdaptMode, RowInit
-from mttl.routing import PolytroponRouter
+from mttl.routing import PolytroponRouter, Routing
 from mttl.skills import SkilledModel
 from mttl.training.optim import build_optimizer
 
@@ -129,10 +129,8 @@ def test_an_unknown_mode_is_an_error() -> None:
 
 def same_but_for_the_row(model: SkilledModel, row: Tensor) -> Tensor:
     """Return the logits of a model whose tasks all mix by one row."""
-    routing = model.route(torch.zeros_like(TASK_IDS))
     weights = row.expand(model.router.n_groups, len(TASK_IDS), model.router.n_heads, -1)
-    routing.weights = weights.unbind(0)
-    with model.slot.use(routing):
+    with model.slot.use(Routing(torch.zeros_like(TASK_IDS), weights)):
         return model.backbone(**INPUTS).logits
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from helpers.command import train
@@ -10,11 +11,11 @@ from helpers.gyms import TASKS, write_config, write_gym
 NEW = {"twice": ("EM", lambda word: word + word), "first": ("EM", lambda word: word[0])}
 
 
-def train_source(folder: Path, side: str = "test") -> Path:
+def train_source(folder: Path, side: str = "test", settings: Sequence[str] = ()) -> Path:
     """Train on the usual tasks of a gym that holds two more, each with two samples.
 
     Writes ``gym/``, ``tiny.yaml`` and ``runs/source/`` into the folder; the new tasks stand on the
-    given side of the partition. Returns the run's folder.
+    given side of the partition; settings change the configuration. Returns the run's folder.
     """
     gym = write_gym(folder / "gym")
     write_gym(folder / "new", NEW, samples=(13, 100))
@@ -24,4 +25,5 @@ def train_source(folder: Path, side: str = "test") -> Path:
     with (gym / "TASKS.csv").open("a") as table:
         table.writelines(f"{task},EM\n" for task in NEW)
     config = write_config(folder / "tiny.yaml", gym)
-    return train(config, "source", "trainer.max_steps=2", "trainer.val_check_interval=2").path
+    short = ("trainer.max_steps=2", "trainer.val_check_interval=2")
+    return train(config, "source", *short, *settings).path

@@ -1,6 +1,7 @@
 """The benchmarks measure what they say."""
 
 import argparse
+import inspect
 import json
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import torch
 from helpers.command import ROOT, load_recipe
 
 FOLDER = ROOT / "scripts" / "benchmarks"
-TINY = argparse.Namespace(size="tiny", tokens=2, n_beams=2)
+TINY = argparse.Namespace(size="tiny", tokens=2, n_beams=2, rows=16)
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_peers_are_as_large_as_they_claim(step_time: ModuleType) -> None:
     assert sizes["PEFT Poly H=1"] == pytest.approx(sizes["ours H=1"])
 
 
-@pytest.mark.parametrize("variant", ["bare", "ours H=1"])
+@pytest.mark.parametrize("variant", ["bare", "ours H=1", "ours, one task H=1"])
 def test_generation_makes_the_number_of_tokens_it_counts(
     generation: ModuleType, variant: str
 ) -> None:
@@ -105,3 +106,20 @@ def test_an_unknown_variant_is_refused(
         step_time.main(["--only", "adapters"])
     assert stopped.value.code == 2
     assert "'PEFT LoRA'" in capsys.readouterr().err
+
+
+def test_steps_of_answer_logits_do_the_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    script = load_recipe(FOLDER / "answer_logits.py")
+    settings = argparse.Namespace(size="tiny", n_tokens=50, dtype="float32")
+    gradients = []
+    for variant in script.VARIANTS:
+        step, _ = script.build(variant, settings)
+        torch.manual_seed(1)  # of the router's draws
+        step()
+        model = inspect.getclosurevars(step).nonlocals["model"]
+        layers = model.skilled_layers().values()
+        gradients.append(torch.cat([layer.inventory.up.grad.flatten() for layer in layers]))
+    assert gradients[0].abs().max() > 0
+    for other in gradients[1:]:
+        torch.testing.assert_close(other, gradients[0])

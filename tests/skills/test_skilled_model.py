@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 from helpers.backbones import BACKBONES, batch, tiny_llama, tiny_t5
 from helpers.compare import relative_error
 from helpers.skills import INVENTORIES, ROUTERS, gradients, skilled
-from mttl.routing import PolytroponRouter, RoutingSlot
+from mttl.routing import PolytroponRouter, Routing, RoutingSlot
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
 
 TASK_IDS = torch.tensor([2, 0, 1, 0])
@@ -67,6 +67,38 @@ def test_an_example_alone_equals_its_row_of_a_mixed_batch(router, n_heads):
         assert relative_error(together[one], alone.logits) < ROUNDING
     if router != "average":  # tasks matter
         assert relative_error(run(model, TASK_IDS.roll(1)).logits, together) > 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_one_task_are_merged_once(kind):
+    """They equal the rows of a mixed batch, whose examples are merged apart."""
+    model, inputs = skilled(tiny_t5(), inventory=kind, n_heads=2), batch(4)
+    ids = torch.tensor([1, 1, 1, 0])
+    mixed, one = model.route(ids), model.route(ids[:3])
+    assert (mixed.mixing.shape[1], one.mixing.shape[1], one.n_rows) == (4, 1, 3)
+    found = model(ids[:3], **{name: tensor[:3] for name, tensor in inputs.items()}).logits
+    assert relative_error(found, model(ids, **inputs).logits[:3]) < ROUNDING
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_rows_of_one_task_are_apart_where_weights_are_drawn(router):
+    if router == "hyperformer":
+        pytest.skip("has one head")
+    model = skilled(tiny_t5(), router=router, n_heads=2)
+    ids = torch.ones(3, dtype=torch.long)
+    n_examples = [model.train(mode).route(ids).mixing.shape[1] for mode in (True, False)]
+    assert n_examples == [3 if model.router.draws else 1, 1]
+
+
+def test_gradients_of_rows_of_one_task():
+    model = skilled(tiny_t5()).double()
+    inputs, ids = batch(4), torch.ones(4, dtype=torch.long)
+    model(ids, **inputs).loss.backward()
+    found = gradients(model)
+    model.zero_grad()
+    with model.slot.use(Routing(ids, model.router(ids))):  # each row an example
+        model.backbone(**inputs).loss.backward()
+    assert_same_gradients(found, gradients(model))
 
 
 def test_permuting_the_skills_of_all_layers_and_the_logits_changes_nothing():

@@ -1,10 +1,12 @@
 """Routers that learn nothing: the baselines, and the average of an inventory."""
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mttl.routing.task.task_router import TaskRouter
+from mttl.routing.task.task_router import TaskRouter, TaskRows
 
 
 class FixedRouter(TaskRouter):
@@ -16,6 +18,8 @@ class FixedRouter(TaskRouter):
         n_heads: Heads H.
     """
 
+    draws = False
+    task_rows: ClassVar = {"weights": TaskRows(axis=0, unused=0.0)}
     weights: Tensor
 
     def __init__(self, weights: Float[Tensor, "T K"], n_groups: int, n_heads: int = 1) -> None:

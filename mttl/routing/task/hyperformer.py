@@ -1,12 +1,13 @@
 """HyperFormer: skills generated from an embedding of the task."""
 
 import math
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.routing.task.task_router import TaskRouter, initial_rows
+from mttl.routing.task.task_router import TaskRouter, TaskRows, initial_rows
 
 
 class HyperFormerRouter(TaskRouter):
@@ -32,6 +33,9 @@ class HyperFormerRouter(TaskRouter):
         for Transformers via Shared Hypernetworks*, ACL 2021, arXiv:2106.04489. Here it generates
         low-rank modules, as in the comparison of Ponti et al., arXiv:2202.13914.
     """
+
+    draws = False
+    task_rows: ClassVar = {"embeddings": TaskRows(axis=1)}
 
     def __init__(
         self,

@@ -1,6 +1,7 @@
 """Polytropon: a soft partition of tasks over skills; with several heads, multi-head routing."""
 
 import math
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from mttl.routing.task.priors import RoutingPrior
 from mttl.routing.task.relaxations import relaxed_bernoulli, straight_through
-from mttl.routing.task.task_router import TaskRouter, initial_rows
+from mttl.routing.task.task_router import TaskRouter, TaskRows, initial_rows
 
 # As in the published code: keeps a row without any active skill finite.
 SMALLEST_SUM = 1e-12
@@ -50,6 +51,8 @@ class PolytroponRouter(TaskRouter):
         arXiv:2211.03831.
     """
 
+    # The probability of -30 is 1e-13: less than what single precision tells from 0 in a sum.
+    task_rows: ClassVar = {"logits": TaskRows(axis=1, unused=-30.0)}
     temperature: Tensor
 
     def __init__(

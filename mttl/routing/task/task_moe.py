@@ -1,10 +1,12 @@
 """Task-level mixture of experts: each task keeps its few best skills."""
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.routing.task.task_router import TaskRouter, initial_rows
+from mttl.routing.task.task_router import TaskRouter, TaskRows, initial_rows
 
 
 class TaskMoERouter(TaskRouter):
@@ -30,6 +32,8 @@ class TaskMoERouter(TaskRouter):
         Kudugunta, Huang, Bapna, Krikun, Lepikhin, Luong and Firat, *Beyond Distillation: Task-level
         Mixture-of-Experts for Efficient Inference*, Findings of EMNLP 2021, arXiv:2110.03742.
     """
+
+    task_rows: ClassVar = {"logits": TaskRows(axis=1, unused=-30.0)}
 
     def __init__(
         self,

@@ -1,10 +1,27 @@
 """The interface of all routers that choose skills by task."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class TaskRows:
+    """Where a tensor of a router has a row per task.
+
+    Args:
+        axis: Of the tasks.
+        unused: What stands, along the last axis, for a skill that a task does not use; none if the
+            last axis is not that of the skills.
+    """
+
+    axis: int
+    unused: float | None = None
 
 
 class TaskRouter(nn.Module, ABC):
@@ -19,11 +36,17 @@ class TaskRouter(nn.Module, ABC):
         n_heads: Heads H: blocks of features that are routed apart.
         n_skills: Skills K.
 
+    Attributes:
+        draws: Whether examples of one task may get different weights while training.
+        task_rows: The tensors with a row per task, by name; the others are common to all tasks.
+
     Raises:
         ValueError: If one of them is negative, or one but the groups is 0.
     """
 
     role = "router"
+    draws = True
+    task_rows: ClassVar[Mapping[str, TaskRows]] = {}
 
     def __init__(self, n_groups: int, n_tasks: int, n_heads: int, n_skills: int) -> None:
         super().__init__()

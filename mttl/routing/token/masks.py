@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-IGNORED = -100
+from mttl.shapes import IGNORED
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,145 @@
+"""Adapted tasks join the inventory that they were adapted from: T tasks become T + N."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mttl.build.build_router import router_class
+from mttl.build.saved_settings import ModelSettings, read_settings
+from mttl.checkpoint import SavedInventory
+from mttl.config.section import Section
+from mttl.errors import CheckpointError
+from mttl.inventory_files import SOURCE
+from mttl.routing.task.task_router import TaskRows
+
+Tensors = dict[str, Tensor]
+
+
+def add_tasks(
+    folder: Path, run: SavedInventory, adapted: Sequence[SavedInventory]
+) -> SavedInventory:
+    """Return an inventory that answers the tasks of a run and those that were adapted from it.
+
+    A task whose adaptation left the skills as they are adds its routing row. Any other brings the
+    skills that it was adapted with: they stand behind those of the run, which do not change, and
+    only the new task uses them.
+
+    Args:
+        folder: Where the new inventory will be.
+        run: The run.
+        adapted: The tasks, read with this run as their source.
+
+    Raises:
+        CheckpointError: If a task is there already, its backbone was trained too, its router is of
+            another kind, or its skills cannot stand beside those of the run.
+    """
+    settings = read_settings(run, ModelSettings)
+    rows = router_class(settings.router).task_rows
+    n_skills = settings.skills.n_skills if settings.skills.kind != "none" else 1
+    own = n_total = len(run.tasks) if n_skills == "per_task" else n_skills
+    names, skills, router = list(run.tasks), dict(run.skills), dict(run.router)
+    descriptions = dict(settings.data.task_descriptions)
+    for new in adapted:
+        form = read_settings(new, ModelSettings)
+        _require_rows(run, new, rows, settings, form)
+        if set(names) & set(new.tasks):
+            raise CheckpointError(
+                f"'{new.folder}' is of the task '{new.tasks[0]}', which is there already: name "
+                "each task once"
+            )
+        row, in_front, behind = new.router, 0, n_total - own
+        if not _equal(new.skills, run.skills):
+            _require_skills(new, settings)
+            skills = {name: torch.cat([skills[name], new.skills[name]]) for name in skills}
+            in_front, behind = n_total, 0
+            router = _padded(router, rows, 0, own)
+            n_total += own
+        row = _padded(row, rows, in_front, behind)
+        for name, place in rows.items():
+            router[name] = torch.cat([router[name], row[name]], place.axis)
+        names += new.tasks
+        descriptions |= form.data.task_descriptions
+    changed: dict[str, Section] = {
+        "data": settings.data.model_copy(update={"task_descriptions": descriptions})
+    }
+    if settings.skills.kind != "none":
+        changed["skills"] = settings.skills.model_copy(update={"n_skills": n_total})
+    dumped = settings.model_copy(update=changed).model_dump(mode="json")
+    meta = {name: value for name, value in run.meta.items() if name != SOURCE}
+    return replace(
+        run,
+        folder=folder,
+        meta=meta | {"settings": dumped},
+        tasks=tuple(names),
+        skills=skills,
+        router=router,
+    )
+
+
+def _padded(tensors: Tensors, rows: Mapping[str, TaskRows], in_front: int, behind: int) -> Tensors:
+    """Return a router's tensors with more skills, which its tasks do not use."""
+
+    def pad(tensor: Tensor, unused: float) -> Tensor:
+        return torch.nn.functional.pad(tensor, (in_front, behind), value=unused)
+
+    return tensors | {
+        name: pad(tensors[name], place.unused)
+        for name, place in rows.items()
+        if place.unused is not None
+    }
+
+
+def _require_rows(
+    run: SavedInventory,
+    new: SavedInventory,
+    rows: Mapping[str, TaskRows],
+    settings: ModelSettings,
+    form: ModelSettings,
+) -> None:
+    """Refuse a task that differs from the run in more than its row and its skills."""
+    refuse = _refusal(new)
+    if not rows:
+        raise refuse(f"a router of the kind '{settings.router.kind}' names no task_rows")
+    if router_class(form.router) is not router_class(settings.router):
+        raise refuse(
+            f"its router is of the kind '{form.router.kind}', the run's '{settings.router.kind}'"
+        )
+    if not _equal(new.backbone or {}, run.backbone or {}):
+        raise refuse("adaptation trained its backbone too")
+    common = [{k: v for k, v in part.router.items() if k not in rows} for part in (new, run)]
+    if not _equal(*common):
+        raise refuse("adaptation changed what the router has in common for all tasks")
+
+
+def _require_skills(new: SavedInventory, settings: ModelSettings) -> None:
+    """Refuse skills that cannot stand beside the run's without changing what its tasks do."""
+    refuse, router = _refusal(new), settings.router
+    if settings.moe is not None or settings.aggregation.kind != "mixture":
+        raise refuse("its skills changed, and all tasks choose among the same ones")
+    if any(place.unused is None for place in router_class(router).task_rows.values()):
+        raise refuse(f"its skills changed, and '{router.kind}' cannot leave skills unused")
+    if router.kind == "polytropon" and (router.shared_skill or router.normalise != "sum"):
+        raise refuse(
+            "its skills changed, and with router.shared_skill, or without router.normalise 'sum', "
+            "more skills change every task"
+        )
+
+
+def _refusal(new: SavedInventory) -> Callable[[str], CheckpointError]:
+    def refuse(reason: str) -> CheckpointError:
+        return CheckpointError(
+            f"'{new.folder}' cannot be added to the run: {reason}. Adapt with "
+            "adapt.mode=router_only, which changes nothing but the row, or keep the task beside "
+            "the run, where pl_predict.py takes it with --adapted"
+        )
+
+    return refuse
+
+
+def _equal(one: Tensors, other: Tensors) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.equal(value, other[name]) for name, value in one.items()
+    )

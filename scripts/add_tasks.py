@@ -1,0 +1,88 @@
+"""Add adapted tasks to the run that they were adapted from: one inventory answers all of them.
+
+python scripts/add_tasks.py runs/crossfit --adapted runs/crossfit/models/past --out runs/more
+
+The new folder is a run: what takes a run takes it. The old one is left as it is.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mttl.command import exit_with, make_console, make_parser
+from mttl.errors import CheckpointError, ConfigError
+from mttl.files import new_folder, write_table, write_text
+from mttl.reading import MOST_YAML, read_table, read_text
+
+if TYPE_CHECKING:
+    from mttl.training.run_folder import RunFolder
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Add and write; return the exit status."""
+    options = parse(arguments)
+    out = Path(options.out)
+    if out.exists():
+        raise ConfigError(f"--out '{out}' exists already; name a new folder, or remove it")
+    # Mistakes in the options are told before they are imported.
+    from mttl.adaptation.add_tasks import add_tasks
+    from mttl.build.model import load_run
+    from mttl.checkpoint import read_inventory, write_inventory
+    from mttl.training.report import write_routing
+    from mttl.training.run_folder import RunFolder
+
+    run = read_inventory(options.run)
+    adapted = [read_inventory(folder, options.run) for folder in options.adapted]
+    with new_folder(out) as temporary:
+        files = RunFolder(temporary)
+        inventory = add_tasks(files.skills, run, adapted)
+        write_inventory(inventory)
+        copy_scores([RunFolder(part.folder.absolute().parent) for part in (run, *adapted)], files)
+        built = load_run(temporary, backbone=options.backbone)
+        if groups := built.attachment.groups:
+            write_routing(files.plots / "routing.npz", built.model.router, groups, built.tasks)
+    n_tasks, n_skills = len(inventory.tasks), built.model.router.n_skills
+    make_console().print(f"{n_tasks} tasks and {n_skills} skills are in {out}", markup=False)
+    return 0
+
+
+def copy_scores(parts: "Sequence[RunFolder]", new: "RunFolder") -> None:
+    """Keep the settings of the run, the first of the parts, and the scores of all tasks.
+
+    Means are left out: they are of fewer tasks.
+    """
+    if parts[0].config.is_file():
+        write_text(new.config, read_text(parts[0].config, CheckpointError, MOST_YAML))
+    from mttl.training.predictions import MEAN
+
+    tables = [part.results for part in parts if part.results.is_file()]
+    rows = [
+        row
+        for table in tables
+        for row in read_table(table, CheckpointError, ["task"])
+        if row["task"] != MEAN
+    ]
+    if rows:
+        write_table(new.results, list(rows[0]), rows)
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = make_parser(__doc__)
+    add = parser.add_argument
+    add("run", metavar="RUN", help="the folder of a run that has ended")
+    add(
+        "--adapted",
+        nargs="+",
+        required=True,
+        metavar="DIR",
+        help="adapted tasks that were kept (pl_finetune.py --save)",
+    )
+    add("--out", required=True, metavar="DIR", help="where to write; a new folder")
+    add("--backbone", metavar="DIR", help="where the pretrained backbone is now")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    exit_with(main)

@@ -1,0 +1,172 @@
+"""Adapted tasks join their run: all tasks answer from one inventory as they did apart."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import mttl
+from helpers.command import ROOT, load_recipe, read_csv
+from helpers.new_tasks import train_source
+from mttl.adaptation.add_tasks import add_tasks
+from mttl.checkpoint import read_inventory, write_inventory
+from mttl.command import run_command
+from mttl.errors import CheckpointError
+from mttl.prediction.predictor import Predictor
+
+STEPS = {"max_steps": 2, "eval_every": 1, "batch_size": 4}
+PAIRS = [(word, "b") for word in ("ab", "cab", "b", "ca", "bb", "ac", "cc", "abc")]
+ADD = load_recipe(ROOT / "scripts" / "add_tasks.py")
+PLOT = load_recipe(ROOT / "scripts" / "plot_routing.py")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_source(tmp_path_factory.mktemp("run"))
+
+
+def adapt(run: Path, folder: Path, mode: str, **settings: object) -> Path:
+    """Adapt, and move what was trained, since no step scores better than the first."""
+    found = mttl.adapt_to(run, PAIRS, task=folder.name, mode=mode, **{**STEPS, **settings})
+    generator = torch.Generator().manual_seed(len(folder.name))
+    with torch.no_grad():
+        for value in found.model.parameters():
+            if value.requires_grad:
+                value.add_(0.1 * torch.randn(value.shape, generator=generator))
+    found.save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def row(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return adapt(run, tmp_path_factory.mktemp("row") / "row", "router_only")
+
+
+@pytest.fixture(scope="module")
+def skills(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return adapt(run, tmp_path_factory.mktemp("skills") / "skilled", "all")
+
+
+def logits(model: Predictor, *tasks: str) -> torch.Tensor:
+    """Return the logits of the same texts for each task, all in one batch."""
+    ids = model.task_ids([task for task in tasks for _ in range(2)])
+    texts = {"input_ids": torch.arange(3, 15).view(2, 6), "labels": torch.arange(5, 11).view(2, 3)}
+    batch = {name: value.repeat(len(tasks), 1) for name, value in texts.items()}
+    with torch.no_grad():
+        return model.model.eval()(ids, **batch).logits.unflatten(0, (len(tasks), 2))
+
+
+def add(run: Path, out: Path, *folders: Path) -> Predictor:
+    parts = [read_inventory(folder, run) for folder in folders]
+    write_inventory(add_tasks(out / "skills", read_inventory(run), parts))
+    return mttl.load(out)
+
+
+def test_a_row_is_added(run: Path, row: Path, tmp_path: Path) -> None:
+    before, alone, after = mttl.load(run), mttl.load(row), add(run, tmp_path, row)
+    assert after.tasks == (*before.tasks, "row")
+    assert after.model.router.n_skills == before.model.router.n_skills
+    assert torch.equal(
+        after.model.router.matrix(),
+        torch.cat([before.model.router.matrix(), alone.model.router.matrix()], 1),
+    )
+    # The same products in the same order: equal bit for bit.
+    assert torch.equal(logits(after, *before.tasks), logits(before, *before.tasks))
+    assert torch.equal(logits(after, "row"), logits(alone, "row"))
+    assert not torch.allclose(logits(after, "row"), logits(after, before.tasks[0]))
+
+
+def test_a_task_brings_its_skills(run: Path, row: Path, skills: Path, tmp_path: Path) -> None:
+    second = adapt(run, tmp_path / "second", "all")
+    before, after = mttl.load(run), add(run, tmp_path / "out", skills, row, second)
+    assert after.tasks == (*before.tasks, "skilled", "row", "second")
+    assert after.model.router.n_skills == 3 * before.model.router.n_skills
+    # Sums have more terms, of 1e-13: equal up to rounding in single precision.
+    expected = [logits(before, *before.tasks)]
+    expected += [logits(mttl.load(folder), folder.name) for folder in (skills, row, second)]
+    torch.testing.assert_close(
+        logits(after, *after.tasks), torch.cat(expected), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("router", "settings"),
+    [
+        (["router.kind=task_moe"], {}),
+        (["router.kind=shared", "skills.n_skills=1"], {}),
+        (["router.kind=private", "skills.n_skills=per_task"], {"init": "own"}),
+    ],
+    ids=["task_moe", "shared", "private"],
+)
+def test_other_routers(router: list[str], settings: dict, tmp_path: Path) -> None:
+    run = train_source(tmp_path, settings=router)
+    folder = adapt(run, tmp_path / "own", "skills_only", **settings)
+    before, after = mttl.load(run), add(run, tmp_path / "out", folder)
+    expected = torch.cat([logits(before, *before.tasks), logits(mttl.load(folder), "own")])
+    torch.testing.assert_close(logits(after, *after.tasks), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_command_writes_a_run(run: Path, row: Path, skills: Path, tmp_path: Path) -> None:
+    out = tmp_path / "more"
+    given = [str(run), "--adapted", str(row), str(skills), "--out", str(out)]
+    assert ADD.main(given) == 0
+    loaded = mttl.load(out)
+    assert loaded.predict("row", ["ab"]) == mttl.load(row).predict("row", ["ab"])
+    tasks = [line["task"] for line in read_csv(out / "results.csv")]
+    assert {"row", "skilled", *mttl.load(run).tasks} == set(tasks)
+    arrays = np.load(out / "plots" / "routing.npz")
+    assert arrays["tasks"].tolist() == list(loaded.tasks)
+    again = mttl.adapt_to(out, PAIRS, task="newer", mode="router_only", **STEPS)
+    assert again.model.router.n_skills == loaded.model.router.n_skills
+    assert run_command(lambda: ADD.main(given)) == 2  # the folder is there
+
+
+def test_plots_show_which_tasks_it_is_like(
+    run: Path, row: Path, skills: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [str(run), "--adapted", str(row), str(skills), "--out", str(tmp_path)]
+    assert PLOT.main(given) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Tasks that are routed like the adapted ones" in printed
+    view = PLOT.read_view(run, [str(row), str(skills)])
+    matrix = mttl.load(row).model.router.matrix()[:, 0, 0].detach().numpy()
+    assert view.record.tasks[-2:] == ("row", "skilled")
+    np.testing.assert_array_equal(view.record.weights[:, -2], matrix)
+    first = view.record.tasks[int(view.similarity[-2, :-2].argmax())]
+    assert f"row │ {first}" in printed
+
+
+def refused(run: Path, out: Path, *folders: Path) -> str:
+    with pytest.raises(CheckpointError) as error:
+        add(run, out, *folders)
+    assert not out.exists()
+    return str(error.value)
+
+
+def test_what_cannot_be_added(run: Path, row: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    full = adapt(run, tmp_path / "full", "full")
+    assert "adaptation trained its backbone too" in refused(run, out, full)
+    average = adapt(run, tmp_path / "average", "average")
+    message = "its router is of the kind 'average', the run's 'polytropon'"
+    assert message in refused(run, out, average)
+    assert "is there already: name each task once" in refused(run, out, row, row)
+
+
+@pytest.mark.parametrize(
+    ("settings", "mode", "message"),
+    [
+        (["router.kind=hyperformer"], "router_only", "has in common for all tasks"),
+        (["router.kind=hyperformer"], "skills_only", "'hyperformer' cannot leave skills unused"),
+        (["router.shared_skill=true"], "all", "more skills change every task"),
+        (["router.normalise=average_correction"], "all", "more skills change every task"),
+    ],
+)
+def test_what_these_routers_cannot(
+    settings: list[str], mode: str, message: str, tmp_path: Path
+) -> None:
+    run = train_source(tmp_path, settings=settings)
+    folder = adapt(run, tmp_path / "own", mode)
+    assert re.search(message, refused(run, tmp_path / "out", folder))
