@@ -98,7 +98,7 @@ def test_prediction_answers_before_it_imports(
     [
         ([], 0, "Train an inventory of skills"),
         (["--version"], 0, "mttl 0.1.0"),
-        (["trian"], USER_MISTAKE, "there is no command 'trian'. Did you mean 'train'"),
+        (["trainn"], USER_MISTAKE, "there is no command 'trainn'. Did you mean 'train'"),
         (["--train"], USER_MISTAKE, "unrecognized arguments: --train"),
         (["train", "--help"], 0, "mttl train -c crossfit.yaml+router/private.yaml"),
         (["train", "-c", "crosfit.yaml"], USER_MISTAKE, "Did you mean 'crossfit.yaml'"),

@@ -36,6 +36,11 @@ class Board(Logger):
         self._is_open = False
 
     @property
+    @abstractmethod
+    def name(self) -> str:
+        """What the settings call it, and the name of its folder."""
+
+    @property
     def version(self) -> str:
         """Always empty: a run has one board of a kind."""
         return ""

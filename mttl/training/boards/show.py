@@ -44,7 +44,8 @@ def show_answers(
         shown = rows.setdefault(answer.task_id, [])
         if len(shown) < MOST_ROWS:
             references = " | ".join(answer.references)
-            shown.append([tasks[answer.task_id], answer.input, references, answer.prediction])
+            name = str(tasks[answer.task_id])
+            shown.append([name, answer.input, references, answer.prediction])
     columns = ("task", "input", "references", "prediction")
     table = [row for of_task in rows.values() for row in of_task]
     for board in boards:
