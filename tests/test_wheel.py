@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers.command import ROOT
-from mttl.command import COMMANDS
+from mttl.command import COMMANDS, USER_MISTAKE
 
 SOURCE = ("mttl", "envs", "configs", "data", "scripts")
 FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
@@ -76,6 +76,30 @@ def test_a_wheel_holds_what_the_command_needs(wheel: Path, source: Path) -> None
         assert [name for name, text in texts.items() if str(place).encode() in text] == []
 
 
+def test_its_command_reads_its_own_configurations(wheel: Path, tmp_path: Path) -> None:
+    """What needs no training; the whole way is below."""
+    zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
+    done = subprocess.run(
+        [sys.executable, "-m", "mttl", "train", "-c", "crossfit", "-k", "data.dir=x", "optim.lr=x"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == USER_MISTAKE
+    assert "optim.lr" in done.stderr
+    done = subprocess.run(
+        [sys.executable, "-m", "mttl", "train", "-c", "crosfit"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
+        capture_output=True,
+        text=True,
+    )
+    shipped = tmp_path / "installed" / "mttl" / "shipped" / "configs"
+    assert f"nor in {shipped}." in done.stderr
+
+
+@pytest.mark.slow
 def test_the_command_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
     installed, here = tmp_path / "installed", tmp_path / "here"
     pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--no-compile"]
