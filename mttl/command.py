@@ -24,6 +24,7 @@ from rich.logging import RichHandler
 
 from mttl.errors import MttlError, StopRequested
 from mttl.files import DISK_REFUSES, GONE, FolderGoneError
+from mttl.own_classes import trust
 from mttl.reading import reason, shown
 from mttl.stop_signals import handling
 from mttl.version import VERSION
@@ -217,6 +218,13 @@ def make_parser(description: str | None, name: str | None = None) -> argparse.Ar
         prog=name, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"mttl {VERSION}")
+    parser.add_argument(
+        "--trust",
+        action=_Trust,
+        default=argparse.SUPPRESS,
+        metavar="MODULE[,MODULE...]",
+        help="import code of one's own that a run names: modules, packages or files",
+    )
     return parser
 
 
@@ -243,6 +251,15 @@ def add_config(parser: argparse.ArgumentParser) -> None:
         metavar="SECTION",
         help="show what can be set, in one section or in all, and exit",
     )
+
+
+class _Trust(argparse.Action):
+    """Notes names in the environment, where processes that are started find them too."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, *_: Any
+    ) -> None:
+        trust(values)
 
 
 class _ShowSettings(argparse.Action):

@@ -52,6 +52,7 @@ from mttl.analysis.tokens.token_record import (
 from mttl.checkpoint import read_inventory
 from mttl.command import exit_with, make_console, make_parser
 from mttl.config.load import load_any_config
+from mttl.config.own_parts import LEAVE
 from mttl.config.schema import Config
 from mttl.config.section import Section
 from mttl.data.chosen_tasks import gym_folder
@@ -171,7 +172,7 @@ def with_adapted(
         weights.append(row)
         likely.append(as_rows(router.probabilities()))
     joined = np.concatenate(weights, axis=1)
-    record = replace(record, tasks=tuple(tasks), weights=joined, history=None)
+    record = replace(record, tasks=tuple(tasks), weights=joined, history=None, probabilities=None)
     return record, np.concatenate(likely, axis=1)
 
 
@@ -192,10 +193,13 @@ def likeness_table(view: RoutingView, n_adapted: int) -> Table:
 def use_probabilities(record: RoutingRecord) -> np.ndarray:
     """Return how likely each task is to use each skill, (G, T, K).
 
-    Polytropon's mixing weights are normalised probabilities, which cannot be undone: the saved
-    logits are read. Other routers use what has a weight; HyperFormer's weights are all it has, and
-    so is the attention of a fusion.
+    It is what the router wrote down. Runs of earlier versions did not: Polytropon's mixing weights
+    are normalised probabilities, which cannot be undone, so the saved logits are read. Other
+    routers use what has a weight; HyperFormer's weights are all it has, and so is the attention of
+    a fusion.
     """
+    if record.probabilities is not None:
+        return record.probabilities
     saved = read_inventory(record.folder)
     aggregation = saved.meta["settings"].get("aggregation", {})
     settings = saved.meta["settings"]["router"]
@@ -262,7 +266,7 @@ def task_factors(folder: Path, tasks: Sequence[str]) -> dict[str, list[str]]:
 def read_settings(folder: Path) -> Section | None:
     """Return the configuration of a run, if its folder has one."""
     config = folder / "config.yaml"
-    return load_any_config([str(config)]) if config.is_file() else None
+    return load_any_config([str(config)], own=LEAVE) if config.is_file() else None
 
 
 def gym_column(settings: Section | None, column: str) -> dict[str, str]:

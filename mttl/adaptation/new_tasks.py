@@ -35,6 +35,7 @@ from mttl.errors import ConfigError
 from mttl.gpus import device_of
 from mttl.gym.folder import Gym
 from mttl.inventory_files import inventory_digest
+from mttl.own_classes import METRICS, find_class
 
 
 def adapt(
@@ -118,7 +119,7 @@ def adapt_to(
         examples: Pairs of input and output; a few dozen are enough.
         task: Name of the task. Runs trained with a prefix read it, or its code, before every input.
         dev: Pairs to choose the weights by. By default every second example is kept for it.
-        metric: By which they are scored; one of CrossFit's seven.
+        metric: By which they are scored; one of CrossFit's seven, or ``module:Class``.
         description: What the task is; for runs trained with descriptions, and only for them.
         seed: Of noise and order.
         config: Configuration files, as for the command; by default the run's own settings.
@@ -136,6 +137,8 @@ def adapt_to(
     if "seeds" in settings:
         raise ConfigError("adapt_to adapts once and takes no seeds; give it seed=NUMBER")
     given = _settings_of(run, config, settings)
+    if METRICS.is_own(metric):
+        find_class(METRICS, metric, trusted=True)
     training, development = split_examples(examples, dev)
     saved = read_inventory(run)
     form = _form_of(saved)
@@ -297,7 +300,7 @@ def _settings_of(run: str | Path, config: str | Path | None, settings: Mapping[s
                 f"'{own}' does not exist, so the run does not tell its settings; give "
                 "config='crossfit.yaml', or the files that it was trained with"
             )
-        given = load_config([str(own)])
+        given = load_config([str(own)], own=None)  # a file of the run: it may not name code to run
     return with_settings(given, {f"adapt.{name}": value for name, value in settings.items()})
 
 

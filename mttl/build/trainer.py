@@ -88,7 +88,7 @@ def _make_trainer(
         callbacks = [*callbacks, StepMonitor(section.log_every_n_steps)]
     boards = [BOARDS[name](folder.path, resumed_step) for name in section.loggers]
     loggers: list[Logger] = [MetricsFile(folder.metrics, keep_until=resumed_step), *boards]
-    settings = section.model_dump(exclude={"loggers", "early_stopping"})
+    settings = section.model_dump(exclude={"loggers", "early_stopping", "callbacks"})
     if settings["val_check_interval"] is None:
         settings.pop("val_check_interval")
     if isinstance(settings.get("val_check_interval"), int):
@@ -99,7 +99,8 @@ def _make_trainer(
             **settings,
             default_root_dir=folder.path,
             logger=loggers,
-            callbacks=[RunLock(folder), *callbacks],
+            # Those of one's own first: the last ones save the state of all.
+            callbacks=[RunLock(folder), *(own.make() for own in section.callbacks), *callbacks],
             plugins=[CheckpointFile()],
             # Batches are dealt to the processes by the data module.
             use_distributed_sampler=False,

@@ -1,7 +1,7 @@
 """From names of files and overrides to a validated configuration."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from mttl import yaml12
 from mttl.config.explain import explain
+from mttl.config.own_parts import IMPORT
 from mttl.config.schema import Config
 from mttl.config.section import Section
 from mttl.config.tree import Sources, Tree, merge, nested
@@ -25,7 +26,12 @@ def configs_dir() -> Path:
     return shipped_folder() / CONFIGS
 
 
-def load_config(names: str | Sequence[str], overrides: Sequence[str] = ()) -> Config:
+def load_config(
+    names: str | Sequence[str],
+    overrides: Sequence[str] = (),
+    *,
+    own: Mapping[str, str] | None = IMPORT,
+) -> Config:
     """Read, merge, override and validate a configuration for text-to-text tasks.
 
     Args:
@@ -33,6 +39,8 @@ def load_config(names: str | Sequence[str], overrides: Sequence[str] = ()) -> Co
             given, then under ``configs/`` here, then among those that are shipped, with or
             without ``.yaml``.
         overrides: ``"section.key=value"``; the value is YAML, the later wins.
+        own: What to do with classes of one's own: import them, because the user names them;
+            `mttl.config.own_parts.LEAVE` them out; or None: take them where they are trusted.
 
     Returns:
         The configuration. Its name comes from the files where none is given.
@@ -41,7 +49,7 @@ def load_config(names: str | Sequence[str], overrides: Sequence[str] = ()) -> Co
         ConfigError: If a file is missing or malformed, or values do not validate; the message
             names file, key, value and what is allowed, for all mistakes at once.
     """
-    config = load_any_config(names, overrides)
+    config = load_any_config(names, overrides, own=own)
     if not isinstance(config, Config):
         world = world_of(config)
         raise ConfigError(
@@ -51,8 +59,13 @@ def load_config(names: str | Sequence[str], overrides: Sequence[str] = ()) -> Co
     return config
 
 
-def load_any_config(names: str | Sequence[str], overrides: Sequence[str] = ()) -> Section:
-    """Read a configuration of any world; its sections tell which."""
+def load_any_config(
+    names: str | Sequence[str],
+    overrides: Sequence[str] = (),
+    *,
+    own: Mapping[str, str] | None = IMPORT,
+) -> Section:
+    """Read a configuration of any world; its sections tell which. See `load_config`."""
     listed = names.split("+") if isinstance(names, str) else list(names)
     stems: list[str] = []
     tree: Tree = {}
@@ -68,7 +81,7 @@ def load_any_config(names: str | Sequence[str], overrides: Sequence[str] = ()) -
         tree = {**tree, "run": {"name": "-".join(stems), **run}}
     schema = next((world for world in WORLDS if world.section in tree), WORLDS[-1]).schema
     try:
-        return schema.model_validate(tree)
+        return schema.model_validate(tree, context=own)
     except ValidationError as error:
         raise ConfigError(explain(error, tree, sources, schema)) from None
 

@@ -4,7 +4,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from mttl.config.own_parts import OwnKinds
 from mttl.config.section import Fraction, NonNegative, Section
+from mttl.own_classes import SKILLS
 
 
 class _AnySkills(Section):
@@ -84,7 +86,11 @@ class NoSkills(Section):
     kind: Literal["none"]
 
 
-Skills = Annotated[LoRA | IA3 | Dense | Sparse | Supermask | NoSkills, Field(discriminator="kind")]
+Skills = Annotated[
+    LoRA | IA3 | Dense | Sparse | Supermask | NoSkills,
+    Field(discriminator="kind"),
+    OwnKinds(SKILLS, _AnySkills),
+]
 
 
 class Mixture(Section):

@@ -12,6 +12,7 @@ import torch
 from rich.markup import escape
 from rich.table import Table
 
+from mttl import own_classes
 from mttl.build.model import Built, load_run
 from mttl.command import make_console
 from mttl.errors import ConfigError, MttlError, TaskError, nearest
@@ -86,7 +87,9 @@ def answer_table(
         ConfigError: If options do not fit one another.
         TaskError: If a question is malformed, or its task is unknown.
     """
-    if metric is not None and metric not in METRICS:
+    if metric is not None and own_classes.METRICS.is_own(metric):
+        own_classes.find_class(own_classes.METRICS, metric, trusted=True)
+    elif metric is not None and metric not in METRICS:
         raise ConfigError(f"--metric '{metric}' must be one of {', '.join(METRICS)}")
     kind = kind or _kind_of(questions) or _kind_of(out) or "tsv"
     place = questions or "standard input"

@@ -35,6 +35,7 @@ from mttl.training.run_folder import (
     step_to_start_from,
 )
 from mttl.training.saving.resuming import checkpoint_errors
+from mttl.training.shown_tasks import show_tasks
 from mttl.training.text_to_text import TextToTextModule
 from mttl.training.token_report import write_token_routing
 
@@ -67,11 +68,13 @@ def train(config: Config, *, resume: bool = False) -> None:
     module = TextToTextModule(
         *(built.model, built.tokenizer, metrics, config.optim, config.generation),
         max_output_length=config.data.max_output_length,
+        loss=config.loss,
     )
     trainer = build_trainer(config, folder, built, resumed_step=step)
 
     # Nothing but the cache is written before all of that is known to fit.
     data.prepare_data()
+    show_tasks(built.model, data)
     open_boards(trainer, dotted_settings(text))
     if trainer.is_global_zero:
         write_text(folder.config, text)

@@ -123,6 +123,29 @@ def test_tasks_that_were_seen_in_several_folds_share_their_trainings() -> None:
     assert {round(x, 6) for x in means} <= {1.5 + n for n in range(7)}
 
 
+def test_scores_that_are_all_alike_have_no_interval() -> None:
+    """Two seeds that agree in everything do not make a method certain."""
+    scores = {(task, 0, seed, 1): 0.1 + 0.2 for task in "ab" for seed in (13, 14)}
+    mean, low, high = mean_and_interval(scores)
+    assert mean == pytest.approx(0.3)
+    assert math.isnan(low)
+    assert math.isnan(high)
+
+
+@pytest.mark.parametrize(("n_seeds", "least"), [(1, 0.6), (2, 0.8)])
+def test_intervals_of_one_or_two_seeds_have_a_width_and_cover_less(
+    n_seeds: int, least: float
+) -> None:
+    """One seed leaves out what trainings differ by, two show too little of it."""
+    rng = np.random.default_rng(5)
+    covered = 0
+    for _ in range(200):
+        _, low, high = mean_and_interval(simulated(rng, n_seeds=n_seeds), n_draws=400)
+        assert low < high
+        covered += low <= 0 <= high
+    assert least <= covered / 200 <= 0.93
+
+
 def test_a_single_score_has_no_interval() -> None:
     assert mean_and_interval({("a", 0, 13, 1): 5.0})[0] == 5.0
     assert all(math.isnan(x) for x in mean_and_interval({("a", 0, 13, 1): 5.0})[1:])

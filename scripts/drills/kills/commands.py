@@ -253,6 +253,7 @@ COMMANDS = (
     _once("merge", "scripts/merge_skills.py", "recipe.yaml", out="merged", weight=2),
     _once("merge-task", "scripts/merge_task.py", "runs/source", "--task", "copy", out="plain"),
     _once("export", "scripts/export_peft.py", "runs/source", "--task", "copy", out="exported"),
+    _once("export-all", "scripts/export_peft.py", "runs/source", "--all", out="exports"),
     _once("import", "scripts/import_peft.py", "adapter", "--tokenizer", "byte", out="imported"),
     _once(
         *("fisher", "scripts/estimate_fisher.py", "--model", "base", "--tokenizer", "byte"),
