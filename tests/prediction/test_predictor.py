@@ -216,7 +216,7 @@ def test_answers_are_computed_in_the_precision_of_evaluation(tmp_path: Path) -> 
     folder = train(config, "mixed", *mixed, *short).path
     run = mttl.load(folder)
     rows = evaluated(folder)
-    questions = [shown.removeprefix(run.form.opening(task)) for task, shown, _ in rows]
+    questions = [shown.removeprefix(run.form.opening(task).text) for task, shown, _ in rows]
     tasks = [task for task, *_ in rows]
     assert run.predict(tasks, questions, batch_size=1) == [answer for *_, answer in rows]
     single = replace(run, precision=Precision())
