@@ -29,6 +29,30 @@ from mttl.reading import reason, shown
 from mttl.stop_signals import handling
 from mttl.version import VERSION
 
+# What `mttl NAME` runs. Scripts that only serve a checkout are no commands.
+COMMANDS = {
+    "train": "pl_train.py",
+    "adapt": "pl_finetune.py",
+    "search": "pl_search.py",
+    "add-tasks": "scripts/add_tasks.py",
+    "predict": "pl_predict.py",
+    "serve": "scripts/serve.py",
+    "plot": "scripts/plot_routing.py",
+    "merge": "scripts/merge_skills.py",
+    "merge-task": "scripts/merge_task.py",
+    "fisher": "scripts/estimate_fisher.py",
+    "export": "scripts/export_peft.py",
+    "import": "scripts/import_peft.py",
+    "build": "scripts/build_crossfit.py",
+    "pretrain": "scripts/pretrain_backbone.py",
+    "sparse": "scripts/sparse_finetune.py",
+    "compose": "scripts/compose_skills.py",
+    "record": "scripts/record_demonstrations.py",
+    "film": "scripts/film_policy.py",
+    "compare": "scripts/compare.py",
+    "summarise": "scripts/summarise_runs.py",
+}
+
 FILE_WIDTH = 120
 MOST_PROCESSES = 256  # of one command; machines with more cores share the work by folders
 SUCCESS, FAULT, USER_MISTAKE, INTERRUPTED = 0, 1, 2, 130
@@ -181,14 +205,18 @@ def exit_with(main: Callable[[], int]) -> None:
     sys.exit(run_command(main))
 
 
-def make_parser(description: str | None) -> argparse.ArgumentParser:
+def make_parser(description: str | None, name: str | None = None) -> argparse.ArgumentParser:
     """Return the parser of a command line.
 
     Args:
         description: What the command does; its lines are kept.
+        name: What it is called; by default as it was called.
     """
+    if name is None and (name := _called()) is not None:
+        for command, script in COMMANDS.items():
+            description = (description or "").replace(f"python {script}", f"mttl {command}")
     parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=name, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"mttl {VERSION}")
     parser.add_argument(
@@ -201,13 +229,19 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def _called() -> str | None:
+    """Return ``"mttl train"`` where that was called, or None for a script."""
+    own = Path(sys.argv[0]).stem in ("mttl", "__main__") and sys.argv[1:2]
+    return f"mttl {own[0]}" if own and own[0] in COMMANDS else None
+
+
 def add_config(parser: argparse.ArgumentParser) -> None:
     """Let a command line name configuration files and override their settings."""
     parser.add_argument(
         *("-c", "--config"),
         required=True,
         metavar="FILE[+FILE...]",
-        help="YAML files, merged left to right; looked up here, then under configs/",
+        help="YAML files, merged left to right; looked up here, in configs/, then in the package",
     )
     add_overrides(parser, "settings that override the files; may be repeated, the later wins")
     parser.add_argument(

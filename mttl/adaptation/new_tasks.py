@@ -47,6 +47,7 @@ def adapt(
     allow_seen: bool = False,
     config: str | Path | None = None,
     out: str | Path | None = None,
+    backbone: str | Path | None = None,
     on_result: Callable[[FewShotResult], object] = lambda result: None,
     **settings: Any,
 ) -> list[FewShotResult]:
@@ -60,6 +61,7 @@ def adapt(
         allow_seen: Take tasks of training too.
         config: Configuration files, as for the command; by default the run's own settings.
         out: Folder that keeps finished jobs, so that a second call runs only what is left.
+        backbone: Where the pretrained backbone is now, if not where it was in training.
         on_result: Called with the result of every job that ends, such as ``print``.
         **settings: Any of the section ``adapt``: ``mode="router_only"``, ``max_steps=1000`` …
 
@@ -77,7 +79,9 @@ def adapt(
     if gym is not None:
         given = with_settings(given, {"data.dir": str(gym), "data.tasks": None})
     names = tasks if isinstance(tasks, str) else ",".join(tasks)
-    adaptation = Adaptation.of(given, run, names, samples=samples, allow_seen=allow_seen)
+    adaptation = Adaptation.of(
+        given, run, names, samples=samples, allow_seen=allow_seen, backbone=backbone
+    )
     finished: dict[FewShotJob, FewShotResult] = {}
     with ExitStack() as block:
         keep = None
@@ -105,6 +109,7 @@ def adapt_to(
     description: str | None = None,
     seed: int = 13,
     config: str | Path | None = None,
+    backbone: str | Path | None = None,
     **settings: Any,
 ) -> AdaptedModel:
     """Return a trained run adapted to the task of a few examples, ready to answer.
@@ -118,6 +123,7 @@ def adapt_to(
         description: What the task is; for runs trained with descriptions, and only for them.
         seed: Of noise and order.
         config: Configuration files, as for the command; by default the run's own settings.
+        backbone: Where the pretrained backbone is now, if not where it was in training.
         **settings: Any of the section ``adapt`` but ``seeds``.
 
     Returns:
@@ -146,7 +152,7 @@ def adapt_to(
         gym = write_examples(
             *(Path(folder), task, training, development), metric=metric, description=description
         )
-        inventory, built = inventory_digest(saved.folder), load_run(run)
+        inventory, built = inventory_digest(saved.folder), load_run(run, backbone=backbone)
         model = built.model.to(device_of())
         with seeded(seed, device_of()):
             rows = _expert_rows(values, saved.meta, model.router.n_skills, [task])

@@ -110,4 +110,5 @@ def _settings(
     if skills.kind != "none":
         skills = skills.model_copy(update={"n_skills": model.router.n_skills})
     changed = {"router": router, "skills": skills, "data": form, "generation": config.generation}
+    changed["precision"] = config.trainer.precision
     return base.model_copy(update=changed)

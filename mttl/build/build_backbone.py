@@ -23,7 +23,7 @@ def backbone_name(backbone: Backbone) -> str:
 
 
 def place_of(name: str) -> str:
-    """Return the path of a folder, as given or beside ``configs/``; else the name of the hub."""
+    """Return the path of a folder, as given or as it is shipped; else the name of the hub."""
     folder = resolve_folder(name)
     return str(folder) if folder.is_dir() else name
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from mttl.build.model import Built, load_run
 from mttl.errors import ConfigError, TaskError
 from mttl.gpus import device_of
+from mttl.inventory_folder import check_named
 from mttl.reading import read_table
 
 
@@ -20,10 +21,10 @@ def load_tasks(
         backbone: Where a pretrained backbone is now.
 
     Raises:
+        CheckpointError: If a folder holds no inventory.
         ConfigError: If nothing is named, or two adapted tasks have one name.
     """
-    if source is None and not adapted:
-        raise ConfigError("name a run with --from RUN, or an adapted task with --adapted DIR")
+    check_named(source, adapted)
     models: dict[str, Built] = {}
     metrics: dict[str, str] = {}
     folders = [(folder, source) for folder in adapted] + ([(source, None)] if source else [])

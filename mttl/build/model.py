@@ -37,6 +37,7 @@ from mttl.skills.lora import LoRAInventory
 from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.sparse import place_supports, saved_supports
 from mttl.sparse.skill_file import SparseSkill
+from mttl.training.precision import answering_precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +108,8 @@ def load_run(
         place_supports(built.model.skilled_layers(), saved_supports(saved.skills))
     load_into(built.model, saved)
     built.model.eval()
-    return replace(built, folder=saved.folder, meta=saved.meta, backbone=where)
+    precision = answering_precision(settings.precision, built.model)
+    return replace(built, folder=saved.folder, meta=saved.meta, backbone=where, precision=precision)
 
 
 def from_pretrained(
@@ -144,11 +146,13 @@ def inventory_settings(
         config: The run's.
         descriptions: That were shown before the inputs, by task.
     """
-    names = [name for name in ModelSettings.model_fields if name != "data"]
+    names = [name for name in ModelSettings.model_fields if name not in ("data", "precision")]
     if config.generation == Generation():  # the default, which earlier versions did not write
         names.remove("generation")
     sections = config.model_dump(mode="json", include=set(names))
     own = {name: sections[name] for name in names}
+    if config.trainer.precision != "32-true":  # the default, as above
+        own["precision"] = config.trainer.precision
     form = config.data.model_dump(mode="json", include=set(PromptForm.model_fields))
     for name in ("truncate", "template", "system"):  # defaults, as above
         if form[name] == PromptForm.model_fields[name].default:

@@ -35,6 +35,8 @@ class ModelSettings(Section):
     """How rows became text in training."""
     generation: Generation = Generation()
     """How answers were searched in evaluation."""
+    precision: str = "32-true"
+    """Of the arithmetic in training and evaluation."""
 
 
 def read_settings(saved: SavedInventory, schema: type[S]) -> S:

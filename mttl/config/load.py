@@ -15,13 +15,15 @@ from mttl.config.section import Section
 from mttl.config.tree import Sources, Tree, merge, nested
 from mttl.config.worlds import WORLDS, world_of
 from mttl.errors import ConfigError, nearest
+from mttl.shipped_files import shipped_folder
 
 COMMAND_LINE = "-k"
+CONFIGS = "configs"  # in the working directory, and among what is shipped
 
 
 def configs_dir() -> Path:
     """Return the folder of the shipped configurations."""
-    return Path(__file__).parents[2] / "configs"
+    return shipped_folder() / CONFIGS
 
 
 def load_config(
@@ -34,7 +36,8 @@ def load_config(
 
     Args:
         names: Files to merge left to right: ``"a.yaml+b.yaml"``, or a list. Each is looked up as
-            given, then under ``configs/``, with or without ``.yaml``.
+            given, then under ``configs/`` here, then among those that are shipped, with or
+            without ``.yaml``.
         overrides: ``"section.key=value"``; the value is YAML, the later wins.
         own: What to do with classes of one's own: import them, because the user names them;
             `mttl.config.own_parts.LEAVE` them out; or None: take them where they are trusted.
@@ -84,7 +87,7 @@ def load_any_config(
 
 
 def find_file(name: str, suffix: str = "") -> Path:
-    """Return the path of a file, as given or under ``configs/``.
+    """Return the path of a file: as given, under ``configs/`` here, or as it is shipped.
 
     Args:
         name: What the user wrote.
@@ -96,25 +99,31 @@ def find_file(name: str, suffix: str = "") -> Path:
     if not name:
         raise ConfigError("the name of a file is empty; files are joined as a.yaml+b.yaml")
     folder = configs_dir()
-    candidates = [Path(name), folder / name]
-    if suffix and not name.endswith(suffix):
-        candidates += [Path(name + suffix), folder / (name + suffix)]
+    endings = [""] if not suffix or name.endswith(suffix) else ["", suffix]
+    places = (Path(), Path(CONFIGS), folder)
+    candidates = [place / (name + ending) for ending in endings for place in places]
     for path in candidates:
         # What is no regular file is refused by who reads it; names may be of any length.
         if os.path.exists(path) and not os.path.isdir(path):
             return path
-    shipped = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    raise ConfigError(f"there is no file '{name}', nor one in {folder}.{nearest(name, shipped)}")
+    known = {
+        str(path.relative_to(place))
+        for place in places[1:]
+        for path in place.rglob("*")
+        if path.is_file()
+    }
+    like = nearest(name, sorted(known))
+    raise ConfigError(f"there is no file '{name}', nor one in {CONFIGS}/, nor in {folder}.{like}")
 
 
 def resolve_path(name: str) -> Path:
-    """Return the path of a file that a setting names: as given, then under ``configs/``."""
+    """Return the path of a file that a setting names, looked up as `find_file` does."""
     return find_file(name)
 
 
 def resolve_folder(name: str) -> Path:
-    """Return a folder that a setting names: as given, then beside ``configs/``."""
-    path, shipped = Path(name), configs_dir().parent / name
+    """Return a folder that a setting names: as given, or as it is shipped."""
+    path, shipped = Path(name), shipped_folder() / name
     return shipped if not os.path.exists(path) and os.path.isdir(shipped) else path
 
 

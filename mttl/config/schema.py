@@ -192,7 +192,7 @@ class Trainer(Section):
     deterministic: bool = False
     """Refuse operations without a deterministic implementation."""
     loggers: list[Literal["tensorboard", "wandb"]] = []
-    """Loggers beside metrics.csv."""
+    """Boards to compare runs on, beside metrics.csv."""
     callbacks: list[Annotated[OwnPart, OwnKinds(CALLBACKS)]] = []
     """Callbacks of one's own for Lightning's trainer."""
     early_stopping: PositiveInt | None = None

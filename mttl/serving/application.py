@@ -169,7 +169,7 @@ class Service:
         task = self._task(asked.model)
         call.model = task.name
         questions = (
-            [chat_question(asked.messages, task.form)]
+            [chat_question(asked.messages, task.form, task.name)]
             if isinstance(asked, ChatRequest)
             else asked.prompt
         )

@@ -34,6 +34,9 @@ def join_rows(predictors: Mapping[str, Predictor]) -> dict[str, Predictor]:
 def _all_but_rows(predictor: Predictor) -> Any:
     """Return what models have in common that can be joined."""
     model, router = predictor.model, predictor.model.router
+    # Layers that route tokens, and routers that see prompts, read more of a router than its rows.
+    if model.routes_tokens or "prompts" in router.seen:
+        return id(predictor)
     form = predictor.form.model_copy(update={"task_descriptions": {}})
     places = tuple(
         (name, tensor.data_ptr())
@@ -44,6 +47,7 @@ def _all_but_rows(predictor: Predictor) -> Any:
         form.model_dump_json(),
         tuple(sorted(predictor.search.items())),
         type(predictor.precision),
+        getattr(predictor.precision, "dtype", None),
         router.n_groups,
         router.n_heads,
         router.n_skills,
@@ -51,8 +55,7 @@ def _all_but_rows(predictor: Predictor) -> Any:
     known = torch.arange(router.n_tasks, device=predictor.device)
     with torch.no_grad():
         by_rows = torch.equal(model.eval().router(known), router.matrix())
-    # Layers that route tokens read more of a router than its rows.
-    return common if by_rows and not model.routes_tokens else id(predictor)
+    return common if by_rows else id(predictor)
 
 
 def _join(group: Mapping[str, Predictor]) -> Predictor:

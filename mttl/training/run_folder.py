@@ -178,7 +178,7 @@ def seed_of(run: Path) -> int:
     path = RunFolder(run).config
     if not path.is_file():
         raise CheckpointError(f"'{run}' is no run: it has no config.yaml")
-    seed = _flat(_parsed(read_text(path, CheckpointError, MOST_YAML))).get("run.seed")
+    seed = dotted_settings(read_text(path, CheckpointError, MOST_YAML)).get("run.seed")
     if type(seed) is not int:
         raise CheckpointError(f"'{path}' is damaged: run.seed ({seed}) must be a whole number")
     return seed
@@ -186,7 +186,7 @@ def seed_of(run: Path) -> int:
 
 def _differences(one: str, other: str) -> Iterator[tuple[str, Any, Any]]:
     """Yield the name and both values of every setting that differs."""
-    first, second = (_flat(_parsed(text)) for text in (one, other))
+    first, second = (dotted_settings(text) for text in (one, other))
     for settings in (first, second):
         if "data.prefix" in settings:
             settings["data.prefix"] = prefix_kind(settings["data.prefix"])
@@ -194,6 +194,11 @@ def _differences(one: str, other: str) -> Iterator[tuple[str, Any, Any]]:
     for name in sorted(first.keys() | second.keys()):
         if first.get(name) != second.get(name):
             yield name, first.get(name), second.get(name)
+
+
+def dotted_settings(text: str) -> dict[str, Any]:
+    """Return the settings of a configuration as YAML, by dotted names."""
+    return _flat(_parsed(text))
 
 
 def _parsed(text: str) -> Any:

@@ -3,10 +3,12 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from lightning_fabric.plugins import Precision
 
 import mttl
 from helpers.chat_templates import save_tokenizer
@@ -203,3 +205,23 @@ def test_descriptions_that_an_earlier_version_did_not_keep(folder: Path, tmp_pat
             run.predict("copy", ["a"])
     else:
         assert run.predict("copy", ["a"])
+
+
+def test_answers_are_computed_in_the_precision_of_evaluation(tmp_path: Path) -> None:
+    gym = write_gym(tmp_path / "gym")
+    config = write_config(tmp_path / "tiny.yaml", gym, **SETTINGS["llama"])
+    # One row at a time, as shapes change how half precision is rounded.
+    mixed = ("trainer.precision=bf16-mixed", "data.eval_batch_size=1")
+    short = ("trainer.max_steps=1", "data.validation=none")
+    folder = train(config, "mixed", *mixed, *short).path
+    run = mttl.load(folder)
+    rows = evaluated(folder)
+    questions = [shown.removeprefix(run.form.opening(task).text) for task, shown, _ in rows]
+    tasks = [task for task, *_ in rows]
+    assert run.predict(tasks, questions, batch_size=1) == [answer for *_, answer in rows]
+    single = replace(run, precision=Precision())
+    chosen = [
+        model.choose("copy", ["abc"], ["a", "b"])[0].probabilities["a"] for model in (run, single)
+    ]
+    assert chosen[0] != chosen[1]
+    assert chosen[0] == pytest.approx(chosen[1], abs=0.05)  # bfloat16 has eight bits

@@ -69,9 +69,9 @@ def test_values_that_ask_for_nothing_are_taken() -> None:
 
 
 def test_a_chat_is_a_single_question() -> None:
-    def question(*messages: dict[str, Any]) -> str:
+    def question(*messages: dict[str, Any], form: PromptForm | None = None) -> str:
         request = parse_request(ChatRequest, {**CHAT, "messages": list(messages)})
-        return chat_question(request.messages, PromptForm())
+        return chat_question(request.messages, form or PromptForm(), "task")
 
     assert question(USER) == "ab"
     parts = [{"type": "text", "text": "a\n"}, {"type": "text", "text": "b"}]
@@ -79,6 +79,9 @@ def test_a_chat_is_a_single_question() -> None:
     system = {"role": "system", "content": "be short"}
     with pytest.raises(Refusal, match=r"the messages are of system, user; .* one message"):
         question(system, USER)
+    assert question(system, USER, form=PromptForm(template="chat", system="be short")) == "ab"
+    with pytest.raises(Refusal, match=r"the messages are of system, user; .* one message"):
+        question(system, USER, form=PromptForm(template="chat", system="be kind"))
     with pytest.raises(Refusal, match="user, assistant, user"):
         question(USER, {"role": "assistant", "content": "b"}, USER)
     with pytest.raises(Refusal, match="are of assistant"):

@@ -9,6 +9,7 @@ from kills.material import LEVELS
 
 Arguments = list[str]
 TINY = ("-c", "tiny.yaml", "-k")
+CHUNK = 8  # answers that are written together, as one batch has one question
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,13 @@ def _jobs(command: Command, folder: Path) -> float:
             json.loads(line)
             lines += 1
     return lines
+
+
+def _answers(command: Command, folder: Path) -> float:
+    """Return how many parts of the questions are answered; a part is written at once."""
+    path = folder / command.out
+    lines = path.read_text(errors="replace").count("\n") if path.is_file() else 0
+    return lines // CHUNK
 
 
 def _built(command: Command, folder: Path) -> float:
@@ -150,6 +158,23 @@ COMMANDS = (
         _same,
         _jobs,
         3,
+    ),
+    Command(
+        *("adapt-save", "pl_finetune.py"),
+        [*TINY, "adapt.seeds=[1,2]", "--from", "runs/source", "--samples", "13", "--save"],
+        "runs/source/adapt-all",
+        _same,
+        _jobs,
+    ),
+    Command(
+        *("predict", "pl_predict.py"),
+        [
+            *("--from", "runs/source", "--in", "questions.jsonl", "--out", "answers.jsonl"),
+            *("--batch-size", "1"),
+        ],
+        "answers.jsonl",
+        _same,
+        _answers,
     ),
     Command(
         *("adapt-workers", "pl_finetune.py"),
