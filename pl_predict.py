@@ -13,6 +13,7 @@ import argparse
 
 from mttl.command import exit_with, make_parser, natural, positive
 from mttl.errors import ConfigError
+from mttl.inventory_folder import check_named
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,6 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
         raise ConfigError(f"--top-p ({options.top_p}) is a share, at most 1")
     if options.per_token and not options.choices:
         raise ConfigError("--per-token compares answers that --choices names")
+    check_named(options.source, options.adapted)
     from mttl.text.answer_table import Wanted, answer_table
 
     answer_table(

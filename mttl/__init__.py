@@ -5,7 +5,8 @@ arXiv:2302.11529): `mttl.skills` (what one skill computes), `mttl.routing` (whic
 `mttl.aggregation` (how the chosen ones combine) and `mttl.training`.
 
 In one call: `mttl.load` returns a trained run that answers texts, `mttl.adapt` scores one on new
-tasks, `mttl.adapt_to` returns a model for the task of a few examples.
+tasks, `mttl.adapt_to` returns a model for the task of a few examples. `mttl.from_pretrained` loads
+one from the model hub, too.
 """
 
 import importlib
@@ -16,16 +17,18 @@ from mttl.version import VERSION
 if TYPE_CHECKING:
     from mttl.adaptation.new_tasks import adapt, adapt_to
     from mttl.adaptation.score_table import few_shot_table
+    from mttl.build.model import from_pretrained
     from mttl.build.model import load_run as load
 
 __version__ = VERSION
-__all__ = ["adapt", "adapt_to", "few_shot_table", "load"]
+__all__ = ["adapt", "adapt_to", "few_shot_table", "from_pretrained", "load"]
 
 # Loaded when first asked for: they bring PyTorch, and the package alone must stay light.
 _HOMES = {
     "adapt": ("mttl.adaptation.new_tasks", "adapt"),
     "adapt_to": ("mttl.adaptation.new_tasks", "adapt_to"),
     "few_shot_table": ("mttl.adaptation.score_table", "few_shot_table"),
+    "from_pretrained": ("mttl.build.model", "from_pretrained"),
     "load": ("mttl.build.model", "load_run"),
 }
 

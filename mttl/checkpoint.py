@@ -60,6 +60,13 @@ class SavedInventory:
     router: dict[str, Tensor]
     backbone: dict[str, Tensor] | None
 
+    @property
+    def places(self) -> dict[str, dict[str, str]]:
+        """Where folders of the backbone are, as an entry of the facts about it; maybe none."""
+        noted = self.meta["backbone"].get("places", {})
+        found = {key: str((self.folder.parent / place).resolve()) for key, place in noted.items()}
+        return {"places": found} if found else {}
+
 
 def save_inventory(
     folder: str | Path,
@@ -135,6 +142,7 @@ def save_adapted_inventory(
         "name": source.meta["backbone"]["name"],
         "trained": trained,
         "fingerprint": fingerprint(parameters, values=not trained),
+        **source.places,
     }
     origin = source.folder.resolve()
     meta = {

@@ -24,9 +24,34 @@ from rich.logging import RichHandler
 
 from mttl.errors import MttlError, StopRequested
 from mttl.files import DISK_REFUSES, GONE, FolderGoneError
+from mttl.own_classes import trust
 from mttl.reading import reason, shown
 from mttl.stop_signals import handling
 from mttl.version import VERSION
+
+# What `mttl NAME` runs. Scripts that only serve a checkout are no commands.
+COMMANDS = {
+    "train": "pl_train.py",
+    "adapt": "pl_finetune.py",
+    "search": "pl_search.py",
+    "add-tasks": "scripts/add_tasks.py",
+    "predict": "pl_predict.py",
+    "serve": "scripts/serve.py",
+    "plot": "scripts/plot_routing.py",
+    "merge": "scripts/merge_skills.py",
+    "merge-task": "scripts/merge_task.py",
+    "fisher": "scripts/estimate_fisher.py",
+    "export": "scripts/export_peft.py",
+    "import": "scripts/import_peft.py",
+    "build": "scripts/build_crossfit.py",
+    "pretrain": "scripts/pretrain_backbone.py",
+    "sparse": "scripts/sparse_finetune.py",
+    "compose": "scripts/compose_skills.py",
+    "record": "scripts/record_demonstrations.py",
+    "film": "scripts/film_policy.py",
+    "compare": "scripts/compare.py",
+    "summarise": "scripts/summarise_runs.py",
+}
 
 FILE_WIDTH = 120
 MOST_PROCESSES = 256  # of one command; machines with more cores share the work by folders
@@ -180,17 +205,34 @@ def exit_with(main: Callable[[], int]) -> None:
     sys.exit(run_command(main))
 
 
-def make_parser(description: str | None) -> argparse.ArgumentParser:
+def make_parser(description: str | None, name: str | None = None) -> argparse.ArgumentParser:
     """Return the parser of a command line.
 
     Args:
         description: What the command does; its lines are kept.
+        name: What it is called; by default as it was called.
     """
+    if name is None and (name := _called()) is not None:
+        for command, script in COMMANDS.items():
+            description = (description or "").replace(f"python {script}", f"mttl {command}")
     parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=name, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"mttl {VERSION}")
+    parser.add_argument(
+        "--trust",
+        action=_Trust,
+        default=argparse.SUPPRESS,
+        metavar="MODULE[,MODULE...]",
+        help="import code of one's own that a run names: modules, packages or files",
+    )
     return parser
+
+
+def _called() -> str | None:
+    """Return ``"mttl train"`` where that was called, or None for a script."""
+    own = Path(sys.argv[0]).stem in ("mttl", "__main__") and sys.argv[1:2]
+    return f"mttl {own[0]}" if own and own[0] in COMMANDS else None
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
@@ -199,7 +241,7 @@ def add_config(parser: argparse.ArgumentParser) -> None:
         *("-c", "--config"),
         required=True,
         metavar="FILE[+FILE...]",
-        help="YAML files, merged left to right; looked up here, then under configs/",
+        help="YAML files, merged left to right; looked up here, in configs/, then in the package",
     )
     add_overrides(parser, "settings that override the files; may be repeated, the later wins")
     parser.add_argument(
@@ -210,6 +252,15 @@ def add_config(parser: argparse.ArgumentParser) -> None:
         metavar="SECTION",
         help="show what can be set, in one section or in all, and exit",
     )
+
+
+class _Trust(argparse.Action):
+    """Notes names in the environment, where processes that are started find them too."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, *_: Any
+    ) -> None:
+        trust(values)
 
 
 class _ShowSettings(argparse.Action):

@@ -1,9 +1,10 @@
 """Where the inventory of a run lies."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
-from mttl.errors import CheckpointError
+from mttl.errors import CheckpointError, ConfigError
 
 
 def inventory_folder(folder: str | Path) -> Path:
@@ -28,3 +29,21 @@ def find_inventory(*places: Path) -> Path | None:
     """Return the folder ``skills/`` in the first of some places that has one."""
     candidates = (path for place in places for path in (place / "skills", place))
     return next((path for path in candidates if os.path.lexists(path / "meta.json")), None)
+
+
+def check_named(source: str | None, adapted: Sequence[str]) -> None:
+    """Check that a command that answers was given trained inventories.
+
+    Args:
+        source: The folder of a run.
+        adapted: Folders of tasks that were adapted from it.
+
+    Raises:
+        ConfigError: If nothing is named.
+        CheckpointError: If a folder holds no inventory.
+    """
+    if source is None and not adapted:
+        raise ConfigError("name a run with --from RUN, or an adapted task with --adapted DIR")
+    for folder in (source, *adapted):
+        if folder is not None:
+            inventory_folder(folder)

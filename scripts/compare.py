@@ -3,21 +3,38 @@
 python scripts/compare.py --out runs/compare
 python scripts/compare.py --folds 5 --search-rates --out runs/folds
 python scripts/compare.py --methods polytropon shared --seeds 13 --steps 200 --out runs/try
+python scripts/compare.py --methods polytropon --method mine=my_router.yaml --out runs/mine
+python scripts/compare.py --runs polytropon=runs/p13,runs/p14 mine=runs/m13,runs/m14 --out runs/both
 
 A method is `pl_train.py -c crossfit.yaml+<fragment>` and then `pl_finetune.py`, each in a process
 of its own; with --folds F, so often for each seed. What has ended is read, not repeated; what was
-interrupted goes on. The tables are written to OUT/table.md, table.csv and scores.csv whenever a
+interrupted goes on. --method adds one of your own: a configuration file that is merged onto the
+common one, also in adaptation, and may name a class of your own. --runs reads runs that exist, of a
+seed each, and what they were adapted to. Differences are paired by task, seed and few-shot sample.
+
+The tables are written to OUT/table.md, table.csv and scores.csv whenever a
 method has ended.
 """
 
 import argparse
 
+from comparison.existing import check_pairs, read_runs
 from comparison.folder import Comparison, carry_out
-from comparison.methods import ABLATIONS, DEFAULT_WAYS, METHODS, WAYS, plan
+from comparison.methods import (
+    ABLATIONS,
+    ALL,
+    DEFAULT_WAYS,
+    METHODS,
+    REFERENCE,
+    WAYS,
+    own_methods,
+    plan,
+)
 from comparison.report import write_tables
 from comparison.running import add_text_options, comparison_parser
 
 from mttl.command import exit_with, make_console, positive
+from mttl.errors import MttlError
 from mttl.libraries import check_libraries
 
 # Tasks that one fold trains on thousands of rows are new to another, which gets a few of them.
@@ -29,9 +46,34 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     check_libraries("matplotlib")
     examples = FEW if options.folds and options.examples is None else options.examples
-    comparison = Comparison.of_options(options, examples, search_rates=options.search_rates)
-    plans = plan(options.methods, options.modes, options.seeds, options.folds)
-    text = carry_out(comparison, plans, options.workers, lambda: write_tables(comparison, plans))
+    own = own_methods(options.method, options.modes or ())
+    shipped = options.methods
+    if shipped is None:
+        shipped = [] if options.runs and not own else list(METHODS)
+    names = [*shipped, *own]
+    existing = read_runs(options.runs, names)
+    everything = [*names, *(runs.name for runs in existing)]
+    reference = options.reference or (REFERENCE if names else everything[0])
+    if reference not in everything:
+        raise MttlError(
+            f"--methods must contain {reference}: differences are taken to it. --reference names "
+            "another"
+        )
+    comparison = Comparison.of_options(
+        options,
+        examples,
+        search_rates=options.search_rates,
+        methods=ALL | own,
+        reference=reference,
+    )
+    modes = list(DEFAULT_WAYS) if options.modes is None else options.modes
+    plans = plan(names, modes, options.seeds, options.folds, comparison.methods)
+    if existing:
+        planned = [(item.name, item.seed) for item in plans]
+        check_pairs([*planned, *((r.name, s) for r in existing for s in r.seeds)], reference)
+    text = carry_out(
+        comparison, plans, options.workers, lambda: write_tables(comparison, plans, existing)
+    )
     make_console().print(text, markup=False, soft_wrap=True)
     make_console().print(f"The tables are in {options.out}")
     return 0
@@ -47,15 +89,35 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         ablations=list(ABLATIONS),
     )
     add_text_options(parser)
+    parser.set_defaults(methods=None)
     add = parser.add_argument
+    add(
+        "--method",
+        action="append",
+        default=[],
+        metavar="NAME=FILE[+FILE...]",
+        help="a method of your own: its configuration; may be repeated",
+    )
+    add(
+        "--runs",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="NAME=RUN[,RUN...]",
+        help="methods whose runs exist; without --methods nothing is trained",
+    )
+    add(
+        "--reference",
+        metavar="NAME",
+        help=f"the method that others are compared with ({REFERENCE}, or the first of --runs)",
+    )
     add(
         "--modes",
         nargs="*",
-        default=list(DEFAULT_WAYS),
         choices=WAYS,
         metavar="MODE",
         help=f"further ways to adapt, of {', '.join(WAYS)}, for methods that have them "
-        f"({', '.join(DEFAULT_WAYS)})",
+        f"({', '.join(DEFAULT_WAYS)}; of your own, none)",
     )
     add(
         "--examples",

@@ -18,6 +18,7 @@ from mttl.command import exit_with, make_console, make_parser
 from mttl.config.load import resolve_folder
 from mttl.data.collate import TrainCollator, pad_id_of
 from mttl.data.prepare import prepare
+from mttl.data.prompt_form import PromptForm
 from mttl.errors import ConfigError, TrainingError
 from mttl.gym.folder import SPLITS, Gym
 from mttl.merging.likelihood import answer_log_likelihood, likelihood_batch, sample_targets
@@ -82,9 +83,11 @@ def read_batches(options: argparse.Namespace, model: PreTrainedModel) -> list[di
         options.samples,
         tokenizer,
         decoder_only=is_decoder_only(model),
-        max_input_length=options.max_input_length,
-        max_output_length=options.max_output_length,
-        prefix="none" if options.no_prefix else "name",
+        form=PromptForm(
+            max_input_length=options.max_input_length,
+            max_output_length=options.max_output_length,
+            prefix="none" if options.no_prefix else "name",
+        ),
     )
     generator = torch.Generator().manual_seed(options.seed)
     order = torch.randperm(len(rows), generator=generator)[: options.rows].tolist()

@@ -1,20 +1,27 @@
-"""Write a run's skills as an adapter of PEFT.
+"""Write a run's skills as an adapter of PEFT, or as several over one base.
 
 python scripts/export_peft.py runs/crossfit --task verb_past --out adapters/verb_past
 python scripts/export_peft.py runs/crossfit --task verb_past --rank 8 --out adapters/small
+python scripts/export_peft.py runs/crossfit --all --out adapters
 python scripts/export_peft.py runs/crossfit --inventory --out adapters/poly
 
 A task's mixture, the average of all skills or a single skill becomes a LoRA adapter; the whole
 inventory with its router becomes a Poly adapter. A backbone that the run has trained itself is
-written into OUT/base_model, and the adapter names it.
+written into OUT/base_model, and the adapter names it; with --all the adapters OUT/TASK of all tasks
+share it. Beside each stand a tokenizer whose chat template asks as in training, the run's search,
+and a card with lines to copy.
 """
 
 import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from mttl.build.build_backbone import place_of
 from mttl.build.model import Built, load_run
-from mttl.checkpoint import read_inventory
 from mttl.command import exit_with, make_console, make_parser
 from mttl.errors import ConfigError
 from mttl.files import new_folder
@@ -24,6 +31,31 @@ from mttl.interchange.poly import poly_checkpoint
 from mttl.merging.fold import average_mixing, strip, task_mixing
 from mttl.merging.low_rank_factors import LowRank, relative_error
 from mttl.models.backbone import is_decoder_only
+from mttl.prediction.asking import Asking
+from mttl.prediction.model_card import Kind, scores_of
+
+BASE = "base_model"
+
+
+@dataclass(frozen=True)
+class Export:
+    """An adapter to write.
+
+    Attributes:
+        folder: Where in the folder that is written; empty for that one.
+        kind: ``"lora"`` or ``"poly"``.
+        tasks: That it answers.
+        about: What it is, in a sentence.
+        config: PEFT's configuration.
+        tensors: By path of the layer and parameter.
+    """
+
+    folder: str
+    kind: Kind
+    tasks: Sequence[str]
+    about: str
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,34 +66,85 @@ def main(arguments: list[str] | None = None) -> int:
         raise ConfigError(f"--out '{out}' exists already; name a new folder, or remove it")
     if options.rank is not None and options.inventory:
         raise ConfigError("--rank is for a single mixture: leave it out with --inventory")
-    saved = read_inventory(options.run)
     built = load_run(options.run, backbone=options.backbone)
-    model = built.model
-    own_base = saved.backbone is not None
-    base = str((out / "base_model").resolve()) if own_base else options.backbone
-    base = base or place_of(saved.meta["settings"]["backbone"]["name"])
-    names = {
-        "base": base,
-        "task_type": "CAUSAL_LM" if is_decoder_only(model.backbone) else "SEQ_2_SEQ_LM",
-    }
-    console = make_console()
+    check_names(built.tasks if options.all else ())
+    facts = built.meta["backbone"]
+    base = options.backbone or place_of(facts["name"])
+    if facts["trained"]:
+        base = str((out / BASE).resolve())
+    scores = scores_of(options.run, built.tasks)
+    with new_folder(out) as temporary:
+        for export in exports(built, options, base):
+            folder = temporary / export.folder
+            write_peft(folder, export.config, export.tensors)
+            asking, kind = Asking.of(built, export.tasks), export.kind
+            if kind == "poly":
+                asking = replace(asking, search={**asking.search, "num_beams": 1})
+            asking.write(
+                folder,
+                kind,
+                place=str(Path(options.out) / export.folder),
+                base=base,
+                about=export.about,
+                scores=[row for row in scores if row["task"] in export.tasks],
+            )
+        if options.all:
+            Asking.of(built, built.tasks).write(
+                temporary,
+                "loras",
+                place=options.out,
+                base=base,
+                about=f"The tasks of `{options.run}` as LoRA adapters over one base.",
+                scores=scores,
+            )
+        if facts["trained"]:
+            bare = strip(built.model).backbone
+            bare.save_pretrained(temporary / BASE)  # type: ignore[operator]
+            built.tokenizer.save_pretrained(temporary / BASE)
+    what = "adapters are" if options.all else "adapter is"
+    make_console().print(f"The {what} in {out}; README.md there says how to ask", markup=False)
+    return 0
+
+
+def exports(built: Built, options: argparse.Namespace, base: str) -> Iterator[Export]:
+    """Return what the options name, one after another, and say how exact it is."""
+    console, model, run = make_console(), built.model, f"`{options.run}`"
+    task_type = "CAUSAL_LM" if is_decoder_only(model.backbone) else "SEQ_2_SEQ_LM"
     if options.inventory:
-        config, tensors = poly_checkpoint(model, **names)
+        config, tensors = poly_checkpoint(model, base=base, task_type=task_type)
         console.print(f"A Poly adapter of {config['n_skills']} skills for the tasks, by id:")
         for task_id, task in enumerate(built.tasks):
             console.print(f"  {task_id} {task}", markup=False)
-    else:
-        adapter = mixture_adapter(model, mixing_of(built, options), options.rank)
-        config, tensors = lora_adapter(model, adapter, **names)
-        console.print(f"A LoRA adapter of rank {config['r']}, {accuracy(adapter)}", markup=False)
-    with new_folder(out) as temporary:
-        write_peft(temporary, config, tensors)
-        if own_base:
-            bare = strip(model).backbone
-            bare.save_pretrained(temporary / "base_model")  # type: ignore[operator]
-            built.tokenizer.save_pretrained(temporary / "base_model")
-    console.print(f"The adapter is in {out}", markup=False)
-    return 0
+        about = f"All skills of {run} with their router."
+        if built.search["num_beams"] > 1:
+            about += " The run was evaluated with beams, which PEFT's Poly cannot; this is greedy."
+        yield Export("", "poly", built.tasks, about, config, tensors)
+        return
+    for name in built.tasks if options.all else [options.task]:
+        tasks = built.tasks if name is None else [name]
+        if name is not None:
+            mixing = task_mixing(model.router, int(built.task_ids([name])))
+            about = f"The task `{name}` of {run}."
+        elif options.average:
+            mixing, about = average_mixing(model.router), f"The average of all skills of {run}."
+        else:
+            mixing = skill_mixing(model, options.skill)
+            about = f"Skill {options.skill} of {run} alone."
+        adapter = mixture_adapter(model, mixing, options.rank)
+        config, tensors = lora_adapter(model, adapter, base=base, task_type=task_type)
+        what = f"{name}: a LoRA adapter" if options.all else "A LoRA adapter"
+        console.print(f"{what} of rank {config['r']}, {accuracy(adapter)}", markup=False)
+        yield Export(name or "" if options.all else "", "lora", tasks, about, config, tensors)
+
+
+def check_names(tasks: Sequence[str]) -> None:
+    """See that every task can have a folder of its name beside that of the base."""
+    for task in tasks:
+        if task in (BASE, "..") or Path(task).name != task:
+            raise ConfigError(
+                f"the task '{task}' cannot have a folder of its name beside '{BASE}'; export the "
+                "tasks one by one (--task)"
+            )
 
 
 def accuracy(adapter: dict[str, LowRank]) -> str:
@@ -75,22 +158,13 @@ def accuracy(adapter: dict[str, LowRank]) -> str:
     return f"relative error of the weight changes {error:.2e} ({largest})"
 
 
-def mixing_of(built: Built, options: argparse.Namespace):
-    """Return the mixing weights that the options name."""
-    router = built.model.router
-    if options.average:
-        return average_mixing(router)
-    if options.skill is not None:
-        return skill_mixing(built.model, options.skill)
-    return task_mixing(router, int(built.task_ids([options.task])))
-
-
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
     parser.add_argument("run", metavar="RUN", help="the folder of a run that has ended")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--task", metavar="NAME", help="the mixture of a task of the run")
+    which.add_argument("--all", action="store_true", help="every task, over one base")
     which.add_argument("--average", action="store_true", help="all skills alike")
     which.add_argument("--skill", type=int, metavar="K", help="one skill alone, from 0")
     which.add_argument("--inventory", action="store_true", help="all skills and the router")

@@ -1,7 +1,7 @@
 """Make a run of skills that PEFT trained, to route, adapt, merge and draw them as one's own.
 
 python scripts/import_peft.py adapters/past adapters/plural --out runs/imported
-python scripts/import_peft.py adapters/* --router polytropon --out runs/imported
+python scripts/import_peft.py adapters --router polytropon --out runs/imported
 python scripts/import_peft.py adapters/poly --tasks verb_past,noun_plural --out runs/imported
 
 Several LoRA adapters of one model become the skills of an inventory, one each, padded to the
@@ -13,16 +13,18 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from mttl.build.build_backbone import places_of
+from mttl.build.build_backbone import build_tokenizer, places_of
 from mttl.build.build_imported import Imported, build_imported
 from mttl.checkpoint import save_inventory
 from mttl.command import exit_with, make_console, make_parser
 from mttl.config.backbone_schema import Pretrained
+from mttl.data.prompt_form import PromptForm
 from mttl.errors import CheckpointError, ConfigError
 from mttl.files import new_folder
 from mttl.interchange.lora_import import read_lora, stack_adapters
-from mttl.interchange.peft_folder import PeftFolder, read_peft
+from mttl.interchange.peft_folder import CONFIG, PeftFolder, read_peft
 from mttl.interchange.poly import read_poly
+from mttl.models.backbone import is_decoder_only
 from mttl.training.report import attachment_table, write_routing
 
 
@@ -32,7 +34,9 @@ def main(arguments: list[str] | None = None) -> int:
     out = Path(options.out)
     if out.exists():
         raise ConfigError(f"--out '{out}' exists already; name a new folder, or remove it")
-    folders = [read_peft(name) for name in options.adapters]
+    if options.system is not None and options.template != "chat":
+        raise ConfigError("--system is a part of chats: give --template chat, or leave it out")
+    folders = [read_peft(path) for name in options.adapters for path in adapters_in(Path(name))]
     backbone = Pretrained(
         kind="pretrained", name=base_model(folders, options.backbone), tokenizer=options.tokenizer
     )
@@ -44,9 +48,14 @@ def main(arguments: list[str] | None = None) -> int:
     data = {
         "prefix": "name" if options.prefix else "none",
         "descriptions": False,
+        "template": options.template,
+        "system": options.system,
         "max_input_length": options.max_input_length,
         "max_output_length": options.max_output_length,
     }
+    # Whether the form fits is known before anything is written.
+    decoder_only = is_decoder_only(imported.model.backbone)
+    PromptForm(**data).encoder(build_tokenizer(backbone), decoder_only=decoder_only)
     with new_folder(out) as temporary:
         save_inventory(
             temporary / "skills",
@@ -118,6 +127,12 @@ def import_loras(
     )
 
 
+def adapters_in(folder: Path) -> list[Path]:
+    """Return the folders of adapters in a folder of several, or the folder itself."""
+    inside = sorted(path.parent for path in folder.glob(f"*/{CONFIG}"))
+    return [folder] if (folder / CONFIG).exists() else inside or [folder]
+
+
 def base_model(folders: Sequence[PeftFolder], given: str | None) -> str:
     """Return the name of the model below the adapters."""
     if given is not None:
@@ -151,7 +166,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
     add = parser.add_argument
-    add("adapters", nargs="+", metavar="DIR", help="folders of PEFT")
+    add("adapters", nargs="+", metavar="DIR", help="folders of PEFT, or a folder of them")
     add("--out", required=True, metavar="RUN", help="where to write; a new folder")
     add("--backbone", metavar="NAME", help="the base model (as the adapters say)")
     add("--tokenizer", metavar="NAME", help="another one than the base model's")
@@ -167,6 +182,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="LoRA: how skills combine where a task uses several (outputs)",
     )
     add("--prefix", action="store_true", help="inputs begin with [task], as the lexical gym's do")
+    add("--template", choices=("plain", "chat"), default="plain", help="how inputs are asked")
+    add("--system", metavar="TEXT", help="system text of the chats")
     add("--max-input-length", type=int, default=512, metavar="N")
     add("--max-output-length", type=int, default=64, metavar="N")
     return parser.parse_args(arguments)

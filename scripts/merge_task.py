@@ -3,8 +3,9 @@
 python scripts/merge_task.py runs/crossfit --task verb_past --out models/verb_past
 python scripts/merge_task.py runs/crossfit --average --out models/average
 
-The folder is one of transformers (`from_pretrained`), with its tokenizer. Its answers are those of
-the run to rounding. Inputs have to look as in training, which is printed.
+The folder is one of transformers (`from_pretrained`). Its answers are those of the run to rounding:
+beside the weights stand a tokenizer whose chat template asks as in training, the run's search, and
+a card with lines to copy.
 """
 
 import argparse
@@ -21,28 +22,36 @@ def main(arguments: list[str] | None = None) -> int:
     out = Path(options.out)
     if out.exists():
         raise ConfigError(f"--out '{out}' exists already; name a new folder, or remove it")
+    from mttl.build.build_backbone import place_of
     from mttl.build.model import load_run
     from mttl.merging.fold import average_mixing, fold, task_mixing
+    from mttl.prediction.asking import Asking
+    from mttl.prediction.model_card import scores_of
 
     built = load_run(options.run, backbone=options.backbone)
     router = built.model.router
     if options.average:
-        mixing = average_mixing(router)
+        mixing, tasks = average_mixing(router), built.tasks
+        about = f"The average of all skills of `{options.run}`, whatever the router learned."
     else:
-        mixing = task_mixing(router, int(built.task_ids([options.task])))
+        mixing, tasks = task_mixing(router, int(built.task_ids([options.task]))), [options.task]
+        about = f"The task `{options.task}` of `{options.run}`, folded into plain weights."
+    asking = Asking.of(built, tasks)
     try:
         backbone = fold(built.model, mixing).backbone
     except ValueError as error:
         raise CheckpointError(f"'{options.run}' cannot be merged: {error}") from error
     with new_folder(out) as temporary:
         backbone.save_pretrained(temporary)  # type: ignore[operator]
-        built.tokenizer.save_pretrained(temporary)
-    console = make_console()
-    shown = {"name": ["[task]"], "code": ["[code of the task]"], "none": []}
-    parts = shown[built.form.prefix] + ["its description"] * built.form.descriptions
-    if parts:
-        console.print(f"In training, inputs began with {' and '.join(parts)}", markup=False)
-    console.print(f"The model is in {out}", markup=False)
+        asking.write(
+            temporary,
+            "model",
+            place=options.out,
+            base=options.backbone or place_of(built.meta["backbone"]["name"]),
+            about=about,
+            scores=() if options.average else scores_of(options.run, tasks),
+        )
+    make_console().print(f"The model is in {out}; its README.md says how to ask", markup=False)
     return 0
 
 

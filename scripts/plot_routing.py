@@ -52,6 +52,7 @@ from mttl.analysis.tokens.token_record import (
 from mttl.checkpoint import read_inventory
 from mttl.command import exit_with, make_console, make_parser
 from mttl.config.load import load_any_config
+from mttl.config.own_parts import LEAVE
 from mttl.config.schema import Config
 from mttl.config.section import Section
 from mttl.data.chosen_tasks import gym_folder
@@ -75,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
     console, status = make_console(), make_console(stderr=True)
     run = Path(options.run)
     tokens = read_token_record(run) if has_token_record(run) else None
-    view = read_view(run, options.adapted)
+    view = read_view(run, options.adapted, options.backbone)
     other = read_view(Path(options.compare)).aligned_with(view) if options.compare else None
     folder = Path(options.out) if options.out else view.record.folder / "plots"
 
@@ -116,7 +117,9 @@ def token_view(folder: Path, tokens: TokenRoutingRecord) -> RoutingView:
     return RoutingView(record, record.weights, task_categories(folder, record.tasks))
 
 
-def read_view(folder: Path, adapted: Sequence[str] = ()) -> RoutingView:
+def read_view(
+    folder: Path, adapted: Sequence[str] = (), backbone: str | None = None
+) -> RoutingView:
     """Read the routing of a run and the categories of its tasks.
 
     Where only tokens are routed, it is how those of each task are shared among experts.
@@ -124,6 +127,7 @@ def read_view(folder: Path, adapted: Sequence[str] = ()) -> RoutingView:
     Args:
         folder: Of the run.
         adapted: Folders of tasks that were adapted from it; they come last.
+        backbone: Where a pretrained backbone is now, which adapted tasks are loaded with.
 
     Raises:
         CheckpointError: If the run has not ended, or its files are damaged or of different runs.
@@ -142,12 +146,15 @@ def read_view(folder: Path, adapted: Sequence[str] = ()) -> RoutingView:
         return view
     probabilities = use_probabilities(record)
     if adapted:
-        record, probabilities = with_adapted(record, probabilities, adapted)
+        record, probabilities = with_adapted(record, probabilities, adapted, backbone)
     return RoutingView(record, probabilities, task_categories(folder, record.tasks))
 
 
 def with_adapted(
-    record: RoutingRecord, probabilities: np.ndarray, adapted: Sequence[str]
+    record: RoutingRecord,
+    probabilities: np.ndarray,
+    adapted: Sequence[str],
+    backbone: str | None = None,
 ) -> tuple[RoutingRecord, np.ndarray]:
     """Return the routing of a run and, behind it, of tasks that were adapted from it.
 
@@ -157,7 +164,7 @@ def with_adapted(
 
     tasks, weights, likely = [*record.tasks], [record.weights], [probabilities]
     for folder in adapted:
-        built = load_run(folder, run=record.folder)
+        built = load_run(folder, run=record.folder, backbone=backbone)
         router = built.model.router
         row = routing_weights(router).astype(np.float64)
         if row.shape[::2] != record.weights.shape[::2]:
@@ -171,7 +178,7 @@ def with_adapted(
         weights.append(row)
         likely.append(as_rows(router.probabilities()))
     joined = np.concatenate(weights, axis=1)
-    record = replace(record, tasks=tuple(tasks), weights=joined, history=None)
+    record = replace(record, tasks=tuple(tasks), weights=joined, history=None, probabilities=None)
     return record, np.concatenate(likely, axis=1)
 
 
@@ -192,10 +199,13 @@ def likeness_table(view: RoutingView, n_adapted: int) -> Table:
 def use_probabilities(record: RoutingRecord) -> np.ndarray:
     """Return how likely each task is to use each skill, (G, T, K).
 
-    Polytropon's mixing weights are normalised probabilities, which cannot be undone: the saved
-    logits are read. Other routers use what has a weight; HyperFormer's weights are all it has, and
-    so is the attention of a fusion.
+    It is what the router wrote down. Runs of earlier versions did not: Polytropon's mixing weights
+    are normalised probabilities, which cannot be undone, so the saved logits are read. Other
+    routers use what has a weight; HyperFormer's weights are all it has, and so is the attention of
+    a fusion.
     """
+    if record.probabilities is not None:
+        return record.probabilities
     saved = read_inventory(record.folder)
     aggregation = saved.meta["settings"].get("aggregation", {})
     settings = saved.meta["settings"]["router"]
@@ -262,7 +272,7 @@ def task_factors(folder: Path, tasks: Sequence[str]) -> dict[str, list[str]]:
 def read_settings(folder: Path) -> Section | None:
     """Return the configuration of a run, if its folder has one."""
     config = folder / "config.yaml"
-    return load_any_config([str(config)]) if config.is_file() else None
+    return load_any_config([str(config)], own=LEAVE) if config.is_file() else None
 
 
 def gym_column(settings: Section | None, column: str) -> dict[str, str]:
@@ -395,6 +405,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="DIR",
         help="tasks that were adapted from the run and kept (pl_finetune.py --save)",
     )
+    add("--backbone", metavar="DIR", help="where the backbone of adapted tasks is now")
     add("--out", metavar="DIR", help="where to write (RUN/plots)")
     options = parser.parse_args(arguments)
     if options.adapted and options.compare:

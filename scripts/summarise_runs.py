@@ -2,7 +2,8 @@
 
 python scripts/summarise_runs.py runs/seed13 runs/seed14 runs/seed15
 
-The runs differ in their seeds; the baselines, which have none, are those of the first run.
+The runs differ in their seeds, and in no other setting of training; the baselines, which have none,
+are those of the first run.
 """
 
 import statistics
@@ -14,8 +15,11 @@ from rich.console import Console
 from mttl.command import exit_with, make_parser
 from mttl.errors import MttlError
 from mttl.reading import read_table, to_number
+from mttl.training.run_folder import differing_settings, seed_of
 
 MEAN = "mean"
+# What training and scoring do not depend on.
+MAY_DIFFER = ("run.", "adapt.", "search.", "data.cache_dir", "trainer.loggers")
 Scores = dict[tuple[str, str], list[float]]  # (task, split) -> a score per run
 
 
@@ -24,6 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = make_parser(__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
     runs = parser.parse_args(arguments).runs
+    check_alike(runs)
     scores: Scores = {}
     for run in runs:
         for key, value in task_means(run / "results.csv").items():
@@ -32,6 +37,25 @@ def main(arguments: list[str] | None = None) -> int:
     text = markdown(scores, baselines, len(runs))
     Console(soft_wrap=True).print(text, markup=False, highlight=False)
     return 0
+
+
+def check_alike(runs: Sequence[Path]) -> None:
+    """Refuse runs whose mean would mean nothing.
+
+    Raises:
+        MttlError: If two differ in more than their seed, or are of one seed.
+    """
+    seeds: dict[int, Path] = {}
+    for run in runs if len(runs) > 1 else []:
+        if different := differing_settings(runs[0], run, ignore=MAY_DIFFER):
+            raise MttlError(
+                f"'{runs[0]}' and '{run}' differ in more than their seed: {', '.join(different)}. "
+                "Summarise runs of one configuration; compare others with scripts/compare.py --runs"
+            )
+        seed = seed_of(run)
+        if seed in seeds:
+            raise MttlError(f"'{seeds[seed]}' and '{run}' have one seed, {seed}: name one of them")
+        seeds[seed] = run
 
 
 def task_means(path: Path, baseline: str | None = None) -> dict[tuple[str, str], float]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers.command import ROOT, arguments, load_recipe
-from helpers.gyms import TASKS, write_config, write_gym
+from helpers.gyms import TASKS, TINY_LLAMA, write_config, write_gym
 from mttl.command import FAULT, INTERRUPTED, USER_MISTAKE, run_command
 
 NAMES = tuple(TASKS)
@@ -54,6 +54,8 @@ def nothing_written(config: Path) -> bool:
         ("data.dir=nowhere", "nowhere"),
         ("data.partition=nowhere.json", "there is no file 'nowhere.json'"),
         ("data.samples=[7]", "7"),
+        ("data.template=chat", "data.template 'chat' is for decoder-only backbones, which"),
+        ("data.system=Answer", "system is a part of chats: set template: chat, or leave it out"),
         ("data.max_input_length=1", "data.max_input_length (1) must be larger than 1"),
         ("trainer.accelerator=tpu", "section trainer:"),
         ("trainer.strategy=fsdp", "trainer.strategy: 'fsdp' must be one of auto, ddp"),
@@ -61,6 +63,13 @@ def nothing_written(config: Path) -> bool:
 )
 def test_wrong_settings(capsys, config, override, message):
     assert message in fails(capsys, config, override)
+    assert nothing_written(config)
+
+
+def test_a_tokenizer_without_a_chat_template(capsys, gym, tmp_path):
+    data = {"template": "chat"}
+    config = write_config(tmp_path / "chat.yaml", gym, backbone=TINY_LLAMA, data=data)
+    assert "has no chat template. Name a tokenizer with another one" in fails(capsys, config)
     assert nothing_written(config)
 
 

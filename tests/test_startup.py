@@ -21,7 +21,10 @@ for module in pkgutil.iter_modules(mttl.config.__path__, "mttl.config."):
 RECIPE = """
 import runpy
 try:
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    if sys.argv[0] == "mttl":
+        runpy.run_module("mttl", run_name="__main__")
+    else:
+        runpy.run_path(sys.argv[0], run_name="__main__")
 except SystemExit as end:
     print("status", end.code)
 """
@@ -67,6 +70,47 @@ def test_answers_need_no_library_of_training(
     printed, heavy = python(RECIPE, f"{recipe}.py", *run, *arguments)
     assert answer in printed
     assert f"status {status}" in printed
+    assert heavy == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "answer"),
+    [
+        (["--help"], 0, "usage:"),
+        (["--from", "EMPTY"], USER_MISTAKE, "holds no trained inventory"),
+        (["--adapted", "EMPTY"], USER_MISTAKE, "holds no trained inventory"),
+        ([], USER_MISTAKE, "name a run with --from RUN"),
+        (["--from", "EMPTY", "--per-token"], USER_MISTAKE, "--choices names"),
+    ],
+)
+def test_prediction_answers_before_it_imports(
+    arguments: list[str], status: int, answer: str, tmp_path: Path
+) -> None:
+    given = [str(tmp_path) if argument == "EMPTY" else argument for argument in arguments]
+    printed, heavy = python(RECIPE, "pl_predict.py", *given)
+    assert answer in printed
+    assert f"status {status}" in printed
+    assert heavy == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "answer"),
+    [
+        ([], 0, "Train an inventory of skills"),
+        (["--version"], 0, "mttl 0.1.0"),
+        (["trainn"], USER_MISTAKE, "there is no command 'trainn'. Did you mean 'train'"),
+        (["--train"], USER_MISTAKE, "unrecognized arguments: --train"),
+        (["train", "--help"], 0, "mttl train -c crossfit.yaml+router/private.yaml"),
+        (["train", "-c", "crosfit.yaml"], USER_MISTAKE, "Did you mean 'crossfit.yaml'"),
+    ],
+)
+def test_the_installed_command_answers_before_it_imports(
+    arguments: list[str], status: int, answer: str
+) -> None:
+    printed, heavy = python(RECIPE, "mttl", *arguments)
+    assert answer in printed
+    assert f"status {status}" in printed
+    assert "Traceback" not in printed
     assert heavy == ""
 
 

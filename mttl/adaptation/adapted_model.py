@@ -46,7 +46,7 @@ class AdaptedModel:
     @property
     def opening(self) -> str:
         """What stands before every input, as in training."""
-        return self.form.opening(self.result.task)
+        return self.form.opening(self.result.task).text
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

@@ -37,7 +37,7 @@ def add_tasks(
             another kind, or its skills cannot stand beside those of the run.
     """
     settings = read_settings(run, ModelSettings)
-    rows = router_class(settings.router).task_rows
+    rows = router_class(settings.router).rows_of_tasks()
     n_skills = settings.skills.n_skills if settings.skills.kind != "none" else 1
     own = n_total = len(run.tasks) if n_skills == "per_task" else n_skills
     names, skills, router = list(run.tasks), dict(run.skills), dict(run.router)
@@ -72,7 +72,7 @@ def add_tasks(
     return replace(
         run,
         folder=folder,
-        meta=meta | {"settings": dumped},
+        meta=meta | {"settings": dumped, "backbone": meta["backbone"] | run.places},
         tasks=tuple(names),
         skills=skills,
         router=router,
@@ -119,7 +119,7 @@ def _require_skills(new: SavedInventory, settings: ModelSettings) -> None:
     refuse, router = _refusal(new), settings.router
     if settings.moe is not None or settings.aggregation.kind != "mixture":
         raise refuse("its skills changed, and all tasks choose among the same ones")
-    if any(place.unused is None for place in router_class(router).task_rows.values()):
+    if any(place.unused is None for place in router_class(router).rows_of_tasks().values()):
         raise refuse(f"its skills changed, and '{router.kind}' cannot leave skills unused")
     if router.kind == "polytropon" and (router.shared_skill or router.normalise != "sum"):
         raise refuse(

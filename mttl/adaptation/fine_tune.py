@@ -61,7 +61,7 @@ def fine_tune(
         module.train()
         batch = move_data_to_device(next(batches), module.device)
         with precision.forward_context():
-            losses, labels, routing = module.nll(batch, module.optim.label_smoothing)
+            losses, labels, routing = module.training_losses(batch)
             prior = module.model.router.prior_loss().to(losses.device)
         optimizer.zero_grad()
         loss = global_mean(losses, labels) + prior + sum(routing.losses.values())

@@ -18,6 +18,7 @@ from mttl.gym.folder import Gym
 from mttl.models.backbone import is_decoder_only
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.precision import precision_plugin
+from mttl.training.shown_tasks import show_tasks
 from mttl.training.text_to_text import Prediction, TextToTextModule
 
 
@@ -76,6 +77,7 @@ def task_module(
     return TextToTextModule(
         *(model, tokenizer, metrics, config.optim, config.generation),
         max_output_length=config.data.max_output_length,
+        loss=config.loss,
     ).to(next(model.parameters()).device)
 
 
@@ -110,6 +112,7 @@ def fit(
         seed=job.seed,
         n_examples=config.adapt.examples,
     )
+    show_tasks(module.model, data)
     precision = precision_plugin(config.trainer.precision, module.device.type)
     step, dev = 0, math.nan
     answers: dict[str, Sequence[Prediction]] = {}

@@ -35,6 +35,7 @@ from mttl.errors import ConfigError
 from mttl.gpus import device_of
 from mttl.gym.folder import Gym
 from mttl.inventory_files import inventory_digest
+from mttl.own_classes import METRICS, find_class
 
 
 def adapt(
@@ -46,6 +47,7 @@ def adapt(
     allow_seen: bool = False,
     config: str | Path | None = None,
     out: str | Path | None = None,
+    backbone: str | Path | None = None,
     on_result: Callable[[FewShotResult], object] = lambda result: None,
     **settings: Any,
 ) -> list[FewShotResult]:
@@ -59,6 +61,7 @@ def adapt(
         allow_seen: Take tasks of training too.
         config: Configuration files, as for the command; by default the run's own settings.
         out: Folder that keeps finished jobs, so that a second call runs only what is left.
+        backbone: Where the pretrained backbone is now, if not where it was in training.
         on_result: Called with the result of every job that ends, such as ``print``.
         **settings: Any of the section ``adapt``: ``mode="router_only"``, ``max_steps=1000`` …
 
@@ -76,7 +79,9 @@ def adapt(
     if gym is not None:
         given = with_settings(given, {"data.dir": str(gym), "data.tasks": None})
     names = tasks if isinstance(tasks, str) else ",".join(tasks)
-    adaptation = Adaptation.of(given, run, names, samples=samples, allow_seen=allow_seen)
+    adaptation = Adaptation.of(
+        given, run, names, samples=samples, allow_seen=allow_seen, backbone=backbone
+    )
     finished: dict[FewShotJob, FewShotResult] = {}
     with ExitStack() as block:
         keep = None
@@ -104,6 +109,7 @@ def adapt_to(
     description: str | None = None,
     seed: int = 13,
     config: str | Path | None = None,
+    backbone: str | Path | None = None,
     **settings: Any,
 ) -> AdaptedModel:
     """Return a trained run adapted to the task of a few examples, ready to answer.
@@ -113,10 +119,11 @@ def adapt_to(
         examples: Pairs of input and output; a few dozen are enough.
         task: Name of the task. Runs trained with a prefix read it, or its code, before every input.
         dev: Pairs to choose the weights by. By default every second example is kept for it.
-        metric: By which they are scored; one of CrossFit's seven.
+        metric: By which they are scored; one of CrossFit's seven, or ``module:Class``.
         description: What the task is; for runs trained with descriptions, and only for them.
         seed: Of noise and order.
         config: Configuration files, as for the command; by default the run's own settings.
+        backbone: Where the pretrained backbone is now, if not where it was in training.
         **settings: Any of the section ``adapt`` but ``seeds``.
 
     Returns:
@@ -130,6 +137,8 @@ def adapt_to(
     if "seeds" in settings:
         raise ConfigError("adapt_to adapts once and takes no seeds; give it seed=NUMBER")
     given = _settings_of(run, config, settings)
+    if METRICS.is_own(metric):
+        find_class(METRICS, metric, trusted=True)
     training, development = split_examples(examples, dev)
     saved = read_inventory(run)
     form = _form_of(saved)
@@ -143,7 +152,7 @@ def adapt_to(
         gym = write_examples(
             *(Path(folder), task, training, development), metric=metric, description=description
         )
-        inventory, built = inventory_digest(saved.folder), load_run(run)
+        inventory, built = inventory_digest(saved.folder), load_run(run, backbone=backbone)
         model = built.model.to(device_of())
         with seeded(seed, device_of()):
             rows = _expert_rows(values, saved.meta, model.router.n_skills, [task])
@@ -291,7 +300,7 @@ def _settings_of(run: str | Path, config: str | Path | None, settings: Mapping[s
                 f"'{own}' does not exist, so the run does not tell its settings; give "
                 "config='crossfit.yaml', or the files that it was trained with"
             )
-        given = load_config([str(own)])
+        given = load_config([str(own)], own=None)  # a file of the run: it may not name code to run
     return with_settings(given, {f"adapt.{name}": value for name, value in settings.items()})
 
 

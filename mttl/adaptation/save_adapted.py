@@ -103,11 +103,12 @@ def _settings(
 ) -> ModelSettings:
     """Return what builds the adapted model: its router may be of another kind than the run's."""
     router, skills = base.router, base.skills
-    if isinstance(model.router, FixedRouter) and router.kind != "none":
+    if type(model.router) is FixedRouter and router.kind != "none":
         router = Average(kind="average", granularity=router.granularity)
-    elif isinstance(model.router, PolytroponRouter) and router.kind != "polytropon":
+    elif type(model.router) is PolytroponRouter and router.kind != "polytropon":
         router = Polytropon(kind="polytropon", granularity=router.granularity)
     if skills.kind != "none":
         skills = skills.model_copy(update={"n_skills": model.router.n_skills})
     changed = {"router": router, "skills": skills, "data": form, "generation": config.generation}
+    changed["precision"] = config.trainer.precision
     return base.model_copy(update=changed)

@@ -2,11 +2,12 @@
 
 | file | content |
 |---|---|
-| ``plots/routing.npz`` | ``weights (G, T, K)``, ``tasks``, ``groups`` |
+| ``plots/routing.npz`` | ``weights`` and ``probabilities (G, T, K)``, ``tasks``, ``groups`` |
 | ``plots/routing_history.npz`` | the same over training: ``steps (S,)``, ``weights (S, G, T, K)`` |
 | ``metrics.csv`` | columns ``routing/…``: the statistics over training |
 
-With several heads each head is a group.
+With several heads each head is a group. Probabilities are what the router says of itself before it
+normalises; files of earlier versions have none.
 """
 
 import os
@@ -48,6 +49,7 @@ class RoutingRecord:
         weights: Mixing weights of the weights that the run kept.
         history: How they came about, if the run recorded it.
         curves: The statistics over training, by name (``discreteness``, ``encoder/usage`` …).
+        probabilities: How likely each task is to use each skill, if the run wrote it down.
     """
 
     folder: Path
@@ -56,6 +58,7 @@ class RoutingRecord:
     weights: Float[np.ndarray, "G T K"]
     history: RoutingHistory | None
     curves: Curves
+    probabilities: Float[np.ndarray, "G T K"] | None = None
 
 
 def read_record(folder: str | Path) -> RoutingRecord:
@@ -72,7 +75,7 @@ def read_record(folder: str | Path) -> RoutingRecord:
             f"'{path}' does not exist. Give the folder of a run that has ended: training writes "
             "this file last. An interrupted run is finished with --resume"
         )
-    arrays = read_arrays(path, ("weights", "tasks", "groups"))
+    arrays = read_arrays(path, ("weights", "tasks", "groups"), optional=("probabilities",))
     weights = arrays["weights"]
     tasks, groups = (read_names(path, arrays[name]) for name in ("tasks", "groups"))
     expected = (len(groups), len(tasks))
@@ -82,6 +85,14 @@ def read_record(folder: str | Path) -> RoutingRecord:
             f"{expected[1]} tasks make it ({expected[0]}, {expected[1]}, skills). {_AGAIN}"
         )
     _check_finite(path, weights)
+    probabilities = arrays.get("probabilities")
+    if probabilities is not None:
+        if probabilities.shape != weights.shape:
+            raise CheckpointError(
+                f"'{path}' has probabilities of shape {probabilities.shape} and weights of shape "
+                f"{weights.shape}; they must be alike. {_AGAIN}"
+            )
+        _check_finite(path, probabilities)
     return RoutingRecord(
         folder=folder,
         tasks=tasks,
@@ -89,6 +100,7 @@ def read_record(folder: str | Path) -> RoutingRecord:
         weights=weights.astype(np.float64),
         history=_read_history(path.with_name("routing_history.npz"), weights.shape),
         curves=_read_curves(folder / "metrics.csv"),
+        probabilities=None if probabilities is None else probabilities.astype(np.float64),
     )
 
 
@@ -129,8 +141,15 @@ def _read_curves(path: Path) -> Curves:
     }
 
 
-def read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+def read_arrays(
+    path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()
+) -> dict[str, np.ndarray]:
     """Read arrays of an ``.npz`` file.
+
+    Args:
+        path: The file.
+        names: What it must hold.
+        optional: What it may hold.
 
     Raises:
         CheckpointError: If one is absent or the file is damaged.
@@ -142,7 +161,7 @@ def read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
     absent = [name for name in names if name not in arrays]
     if absent:
         raise CheckpointError(f"'{path}' lacks {' and '.join(absent)}. {_AGAIN}")
-    return {name: arrays[name] for name in names}
+    return {name: arrays[name] for name in (*names, *optional) if name in arrays}
 
 
 def read_names(path: Path, array: np.ndarray) -> tuple[str, ...]:

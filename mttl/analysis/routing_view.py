@@ -87,6 +87,7 @@ class RoutingView:
             groups=one.groups,
             weights=other.weights[cells],
             history=None,
+            probabilities=None,
         )
         categories = tuple(self.categories[task] for task in tasks)
         return RoutingView(record, self.probabilities[cells], categories)

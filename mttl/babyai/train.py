@@ -35,9 +35,15 @@ from mttl.config.load import dump_config
 from mttl.errors import ConfigError, TrainingError
 from mttl.files import write_text
 from mttl.skills.composed.composed_model import ComposedModel
+from mttl.training.boards.show import close_boards, open_boards
 from mttl.training.predictions import Result, write_results
 from mttl.training.report import composition_table, write_routing
-from mttl.training.run_folder import RunFolder, check_still_there, step_to_start_from
+from mttl.training.run_folder import (
+    RunFolder,
+    check_still_there,
+    dotted_settings,
+    step_to_start_from,
+)
 from mttl.training.saving.resuming import checkpoint_errors
 
 ROLLOUTS_BETWEEN_CHECKPOINTS = 10
@@ -95,6 +101,7 @@ def _train(config: BabyAIConfig, resume: bool) -> list[Result]:
         resumed_step=step,
     )
     # Nothing is written before all of that is known to fit.
+    open_boards(trainer, dotted_settings(text))
     if trainer.is_global_zero:
         write_text(folder.config, text)
         make_console().print(composition_table(model, levels))
@@ -106,7 +113,9 @@ def _train(config: BabyAIConfig, resume: bool) -> list[Result]:
             weights_only=True,
         )
     # The same episodes would be played by all.
-    return _finish(config, model, levels, folder) if trainer.is_global_zero else []
+    results = _finish(config, model, levels, folder) if trainer.is_global_zero else []
+    close_boards(trainer, results)
+    return results
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ def backbone_name(backbone: Backbone) -> str:
 
 
 def place_of(name: str) -> str:
-    """Return the path of a folder, as given or beside ``configs/``; else the name of the hub."""
+    """Return the path of a folder, as given or as it is shipped; else the name of the hub."""
     folder = resolve_folder(name)
     return str(folder) if folder.is_dir() else name
 
@@ -35,17 +35,19 @@ def places_of(backbone: Backbone) -> dict[str, str]:
     return {key: str(Path(place).resolve()) for key, place in given.items() if Path(place).is_dir()}
 
 
-def found_again(backbone: Backbone, places: Mapping[str, str]) -> Backbone:
+def found_again(backbone: Backbone, places: Mapping[str, str], run: Path) -> Backbone:
     """Return the section with folders where they were in training, unless they are found as named.
 
     Args:
         backbone: The section of a run, which may be used from another directory.
-        places: What `places_of` returned in training.
+        places: What `places_of` returned in training; or paths inside the run, which has its own.
+        run: The folder of the run.
     """
     moved = {
-        key: place
+        key: str(run / place)
         for key, place in places.items()
-        if not Path(place_of(str(getattr(backbone, key)))).is_dir() and Path(place).is_dir()
+        if (run / place).is_dir()
+        and not (Path(place).is_absolute() and Path(place_of(getattr(backbone, key))).is_dir())
     }
     return backbone.model_copy(update=moved)
 

@@ -6,9 +6,11 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from mttl.config.moe_schema import BLOCK_EXPERTS, MoE
+from mttl.config.own_parts import OwnPart
 from mttl.errors import ConfigError
 from mttl.moe.attach_experts import Place, Selection, TokenLayers, attach_experts
 from mttl.moe.upcycle import silent, upcycle
+from mttl.own_classes import parameters
 from mttl.routing.context import RoutingSlot
 from mttl.routing.token.balance import Balance, BiasBalance
 from mttl.routing.token.base import BaseRouter
@@ -58,8 +60,13 @@ def build_experts(
     def make_experts(place: Place, n_experts: int) -> Inventory:
         if place.block is not None and moe.experts.kind == "feed_forward":
             return upcycle(place.block, n_experts)
-        settings = moe.experts.model_dump(exclude={"kind"})
         sizes = place.in_features, place.out_features
+        if isinstance(moe.experts, OwnPart):
+            own = {"in_features": sizes[0], "out_features": sizes[1], "n_skills": n_experts}
+            made = moe.experts.make(**own, n_heads=1)
+            made.require_use("token")
+            return made
+        settings = moe.experts.model_dump(exclude={"kind"})
         return KINDS[moe.experts.kind](*sizes, n_experts, **settings)
 
     def make_shared(place: Place) -> Inventory:
@@ -95,6 +102,9 @@ def build_token_router(moe: MoE, in_features: int, vocabulary_size: int) -> Toke
     """Build the router of one layer."""
     kind, balance = moe.router.kind, moe.balance
     settings: dict[str, Any] = moe.router.model_dump(exclude={"kind"})
+    own = moe.router if isinstance(moe.router, OwnPart) else None
+    if own is not None:
+        settings = {"vocabulary_size": vocabulary_size}
     if kind == "switch":
         settings |= {"top_k": 1, "normalise": False}
     if kind == "hash":
@@ -104,4 +114,9 @@ def build_token_router(moe: MoE, in_features: int, vocabulary_size: int) -> Toke
     losses = balance.model_dump(exclude={"bias"})
     if any(value for name, value in losses.items() if name != "global_statistics"):
         settings["balance"] = Balance(**losses)
+    if own is not None:
+        lacking = sorted({"balance", "bias"} & settings.keys() - parameters(own.own_class).keys())
+        if lacking:
+            raise ConfigError(f"moe.balance: '{kind}' takes no argument '{lacking[0]}' for it")
+        return own.make(in_features=in_features, n_experts=moe.n_experts, **settings)
     return TOKEN_ROUTERS[kind](in_features, moe.n_experts, **settings)

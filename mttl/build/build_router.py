@@ -1,11 +1,14 @@
 """From the section `router` to a task router."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from mttl.build.expert_matrix import read_expert_matrix
+from mttl.config.own_parts import OwnPart
 from mttl.config.router_schema import Router
+from mttl.errors import ConfigError
+from mttl.own_classes import OwnClassError, told
 from mttl.routing.task.fixed import (
     FixedRouter,
     average_router,
@@ -28,6 +31,8 @@ LEARNED_ROUTERS: dict[str, type[TaskRouter]] = {
 
 def router_class(router: Router) -> type[TaskRouter]:
     """Return the class of the router that the configuration describes."""
+    if isinstance(router, OwnPart):
+        return router.own_class
     return LEARNED_ROUTERS.get(router.kind, FixedRouter)
 
 
@@ -39,6 +44,7 @@ def build_router(
     n_skills: int,
     *,
     trained: bool = False,
+    n_features: int | None = None,
 ) -> TaskRouter:
     """Build the router that the configuration describes.
 
@@ -49,10 +55,15 @@ def build_router(
         n_heads: Heads H.
         n_skills: Skills K.
         trained: Its weights are going to be loaded.
+        n_features: Size D of the backbone's embeddings; none where there is no text.
 
     Raises:
-        ConfigError: If the matrix of an expert router cannot be read or does not fit.
+        ConfigError: If the matrix of an expert router cannot be read or does not fit, or a router
+            of one's own does not give what it must.
     """
+    if isinstance(router, OwnPart):
+        sizes = {"n_groups": n_groups, "n_tasks": len(tasks), "n_heads": n_heads}
+        return _own_router(router, sizes | {"n_skills": n_skills}, n_features)
     if trained and router.kind not in LEARNED_ROUTERS:
         # The matrix is among what is loaded; the file it came from need not exist any more.
         return FixedRouter(torch.zeros(len(tasks), n_skills), n_groups, n_heads)
@@ -85,3 +96,27 @@ def build_router(
             ),
         }
     return LEARNED_ROUTERS[router.kind](n_groups, len(tasks), n_heads, n_skills, **settings)
+
+
+def _own_router(router: OwnPart, sizes: Mapping[str, int], n_features: int | None) -> TaskRouter:
+    """Build a router of one's own, and see that it gives weights of the right shape."""
+    features = {} if n_features is None else {"n_features": n_features}
+    made: TaskRouter = router.make(**sizes, **features)
+    if made.seen and n_features is None:
+        raise ConfigError(
+            f"router.kind '{router.kind}' sees {' and '.join(made.seen)}, which only text has"
+        )
+    for name in made.seen:
+        if name != "prompts":  # filled in before training, or loaded
+            made.show(name, torch.zeros(sizes["n_tasks"], n_features or 0))
+    with torch.no_grad():
+        try:
+            shape = tuple(made.matrix().shape)
+        except Exception as error:
+            raise OwnClassError(f"'{router.kind}': {told(error)}") from error
+    if shape != tuple(sizes.values()):
+        raise ConfigError(
+            f"router.kind '{router.kind}' gives weights of shape {shape}, and must give "
+            f"{tuple(sizes.values())}: groups, tasks, heads, skills"
+        )
+    return made

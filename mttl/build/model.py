@@ -16,15 +16,18 @@ from mttl.build.build_backbone import (
 from mttl.build.build_moe import build_experts
 from mttl.build.build_router import build_router
 from mttl.build.fusion_source import load_source
+from mttl.build.model_hub import download_run
+from mttl.build.saved_run import SavedRun
 from mttl.build.saved_settings import ModelSettings, read_settings
 from mttl.checkpoint import load_into, read_inventory
+from mttl.config.own_parts import OwnPart
 from mttl.config.schema import Config, Generation
 from mttl.config.skills_schema import Aggregation, Skills
 from mttl.data.prompt_form import PromptForm
 from mttl.errors import CheckpointError, ConfigError
-from mttl.models.generation import search_settings
+from mttl.models.backbone import is_decoder_only
+from mttl.models.generation import end_also_at, search_settings
 from mttl.moe.attach_experts import TokenLayers
-from mttl.prediction.predictor import Predictor
 from mttl.routing.context import RoutingSlot
 from mttl.skills.attach import Attachment, attach_skills
 from mttl.skills.attention import AttendedInventory
@@ -34,10 +37,11 @@ from mttl.skills.lora import LoRAInventory
 from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.sparse import place_supports, saved_supports
 from mttl.sparse.skill_file import SparseSkill
+from mttl.training.precision import answering_precision
 
 
 @dataclass(frozen=True, kw_only=True)
-class Built(Predictor):
+class Built(SavedRun):
     """A model ready to train, or to answer.
 
     Attributes:
@@ -96,14 +100,41 @@ def load_run(
             raise ConfigError(f"'{saved.folder}' holds its own backbone: name no other")
         where = settings.backbone.model_copy(update={"name": str(backbone)})
     else:
-        where = found_again(settings.backbone, saved.meta["backbone"].get("places", {}))
+        places = saved.meta["backbone"].get("places", {})
+        where = found_again(settings.backbone, places, saved.folder.parent)
     settings = settings.model_copy(update={"backbone": where})
     built = _build(settings, saved.tasks, trained=True)
     if settings.skills.kind == "sparse":  # supports may differ in size from those drawn
         place_supports(built.model.skilled_layers(), saved_supports(saved.skills))
     load_into(built.model, saved)
     built.model.eval()
-    return built
+    precision = answering_precision(settings.precision, built.model)
+    return replace(built, folder=saved.folder, meta=saved.meta, backbone=where, precision=precision)
+
+
+def from_pretrained(
+    name: str | Path,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    backbone: str | Path | None = None,
+) -> Built:
+    """Load what `Built.save_pretrained` or `push_to_hub` wrote, or any run.
+
+    Args:
+        name: A folder, or ``"OWNER/NAME"`` on the model hub.
+        revision: Branch, tag or commit on the hub.
+        token: For a private one; by default that of `hf auth login`.
+        backbone: As for `load_run`.
+
+    Raises:
+        ConfigError: If it is no folder, and cannot be had from the hub.
+        CheckpointError: As for `load_run`.
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        folder = download_run(str(name), revision=revision, token=token)
+    return load_run(folder, backbone=backbone)
 
 
 def inventory_settings(
@@ -115,14 +146,17 @@ def inventory_settings(
         config: The run's.
         descriptions: That were shown before the inputs, by task.
     """
-    names = [name for name in ModelSettings.model_fields if name != "data"]
+    names = [name for name in ModelSettings.model_fields if name not in ("data", "precision")]
     if config.generation == Generation():  # the default, which earlier versions did not write
         names.remove("generation")
     sections = config.model_dump(mode="json", include=set(names))
     own = {name: sections[name] for name in names}
+    if config.trainer.precision != "32-true":  # the default, as above
+        own["precision"] = config.trainer.precision
     form = config.data.model_dump(mode="json", include=set(PromptForm.model_fields))
-    if config.data.truncate == "end":  # the default, as above
-        del form["truncate"]
+    for name in ("truncate", "template", "system"):  # defaults, as above
+        if form[name] == PromptForm.model_fields[name].default:
+            del form[name]
     return own | {"data": form | ({"task_descriptions": descriptions} if descriptions else {})}
 
 
@@ -133,21 +167,22 @@ def _build(
     tokenizer = build_tokenizer(backbone)
     network = build_backbone(backbone)
     check_vocabulary(backbone, tokenizer, network)
+    form = settings.data if isinstance(settings, ModelSettings) else PromptForm.of(settings.data)
+    if form.template == "chat":
+        encoder = form.encoder(tokenizer, decoder_only=is_decoder_only(network))
+        assert network.generation_config is not None
+        end_also_at(network.generation_config, encoder.stops)
     model, attachment, token_layers = assemble(network, settings, tasks, trained=trained)
     if backbone.gradient_checkpointing:
         model.enable_gradient_checkpointing()
     if backbone.compile:
         model.backbone.compile()
-    form, generation = settings.data, settings.generation
-    if not isinstance(form, PromptForm):
-        shown = form.model_dump(include=set(PromptForm.model_fields))
-        form = PromptForm.model_validate(shown)
     return Built(
         model=model,
         tokenizer=tokenizer,
         tasks=tuple(tasks),
         form=form,
-        search=search_settings(generation, form.max_output_length),
+        search=search_settings(settings.generation, form.max_output_length),
         attachment=attachment,
         token_layers=token_layers,
     )
@@ -192,7 +227,12 @@ def assemble(
         attachment = replace(attachment, groups=token_layers.groups)
     try:
         n_groups = len(attachment.groups)
-        task_router = build_router(router, n_groups, tasks, n_heads, n_skills, trained=trained)
+        embeddings: Any = network.get_input_embeddings()
+        task_router = build_router(
+            *(router, n_groups, tasks, n_heads, n_skills),
+            trained=trained,
+            n_features=int(embeddings.weight.shape[1]),
+        )
         model = SkilledModel(network, task_router, slot)
     except ValueError as error:
         raise ConfigError(f"section router: {error}") from error
@@ -216,6 +256,11 @@ def _attach(
     settings = skills.model_dump(exclude={"kind", "targets", "n_skills", "support"})
 
     def make_inventory(in_features: int, out_features: int) -> Inventory:
+        if isinstance(skills, OwnPart):
+            sizes = {"in_features": in_features, "out_features": out_features}
+            made = skills.make(**sizes, n_skills=n_skills, n_heads=skills.n_heads)
+            made.require_use("task")
+            return made
         inventory = KINDS[skills.kind](in_features, out_features, n_skills, **settings)
         if aggregation.kind == "mixture":
             return inventory

@@ -13,6 +13,7 @@ from mttl.config.section import Section
 from mttl.config.skills_schema import Aggregation, Mixture, Skills
 from mttl.data.prompt_form import PromptForm
 from mttl.errors import CheckpointError
+from mttl.own_classes import OwnClassError
 
 S = TypeVar("S", bound=Section)
 
@@ -34,6 +35,8 @@ class ModelSettings(Section):
     """How rows became text in training."""
     generation: Generation = Generation()
     """How answers were searched in evaluation."""
+    precision: str = "32-true"
+    """Of the arithmetic in training and evaluation."""
 
 
 def read_settings(saved: SavedInventory, schema: type[S]) -> S:
@@ -45,6 +48,10 @@ def read_settings(saved: SavedInventory, schema: type[S]) -> S:
     try:
         return schema.model_validate(saved.meta["settings"])
     except ValidationError as error:
+        for mistake in error.errors(include_url=False):
+            cause = mistake.get("ctx", {}).get("error")
+            if isinstance(cause, OwnClassError):
+                raise CheckpointError(f"'{saved.folder / 'meta.json'}': {cause}") from error
         raise CheckpointError(
             f"'{saved.folder / 'meta.json'}' has settings that this mttl does not know. Load it "
             f"with the mttl that wrote it ({saved.meta['libraries']['mttl']}): {error}"

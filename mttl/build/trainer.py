@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import Callback, EarlyStopping
-from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
+from pytorch_lightning.loggers import Logger
 
 from mttl.build.model import Built
 from mttl.config.babyai_schema import BabyAIConfig
@@ -12,7 +12,11 @@ from mttl.config.router_schema import Router
 from mttl.config.schema import Config
 from mttl.config.schema import Trainer as TrainerSection
 from mttl.errors import ConfigError
+from mttl.libraries import check_libraries
 from mttl.training.annealing import TemperatureAnnealing
+from mttl.training.boards.step_monitor import StepMonitor
+from mttl.training.boards.tensor_board import TensorBoard
+from mttl.training.boards.weights_and_biases import WeightsAndBiases
 from mttl.training.metrics_file import MetricsFile
 from mttl.training.progress import TrainingProgress
 from mttl.training.routing_monitor import RoutingMonitor
@@ -24,6 +28,8 @@ from mttl.training.saving.save_last import SaveLast
 from mttl.training.stopping import GracefulStop
 from mttl.training.token_balance import BiasBalancing
 from mttl.training.token_monitor import TokenMonitor
+
+BOARDS = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 
 
 def build_trainer(
@@ -37,9 +43,8 @@ def build_trainer(
         built: The model; names of tasks and groups are read.
         resumed_step: The step that a resumed run continues from.
     """
-    return _make_trainer(
-        config.trainer, config.run.name, folder, _callbacks(config, folder, built), resumed_step
-    )
+    callbacks = _callbacks(config, folder, built)
+    return _make_trainer(config.trainer, folder, callbacks, resumed_step)
 
 
 def build_policy_trainer(
@@ -72,17 +77,18 @@ def build_policy_trainer(
         last,
         GracefulStop(last),
     ]
-    return _make_trainer(config.trainer, config.run.name, folder, callbacks, resumed_step)
+    return _make_trainer(config.trainer, folder, callbacks, resumed_step)
 
 
 def _make_trainer(
-    section: TrainerSection,
-    name: str,
-    folder: RunFolder,
-    callbacks: list[Callback],
-    resumed_step: int,
+    section: TrainerSection, folder: RunFolder, callbacks: list[Callback], resumed_step: int
 ) -> Trainer:
-    settings = section.model_dump(exclude={"loggers", "early_stopping"})
+    if section.loggers:
+        check_libraries(*section.loggers, "PIL", extra="loggers")
+        callbacks = [*callbacks, StepMonitor(section.log_every_n_steps)]
+    boards = [BOARDS[name](folder.path, resumed_step) for name in section.loggers]
+    loggers: list[Logger] = [MetricsFile(folder.metrics, keep_until=resumed_step), *boards]
+    settings = section.model_dump(exclude={"loggers", "early_stopping", "callbacks"})
     if settings["val_check_interval"] is None:
         settings.pop("val_check_interval")
     if isinstance(settings.get("val_check_interval"), int):
@@ -92,8 +98,9 @@ def _make_trainer(
         return Trainer(
             **settings,
             default_root_dir=folder.path,
-            logger=_loggers(section, name, folder, resumed_step),
-            callbacks=[RunLock(folder), *callbacks],
+            logger=loggers,
+            # Those of one's own first: the last ones save the state of all.
+            callbacks=[RunLock(folder), *(own.make() for own in section.callbacks), *callbacks],
             plugins=[CheckpointFile()],
             # Batches are dealt to the processes by the data module.
             use_distributed_sampler=False,
@@ -140,15 +147,3 @@ def _callbacks(config: Config, folder: RunFolder, built: Built) -> list[Callback
     # Last, so that the state of all others is in what they save.
     last = SaveLast(folder.last)
     return [*callbacks, last, GracefulStop(last)]
-
-
-def _loggers(
-    section: TrainerSection, run: str, folder: RunFolder, resumed_step: int
-) -> list[Logger]:
-    loggers: list[Logger] = [MetricsFile(folder.metrics, keep_until=resumed_step)]
-    for name in section.loggers:
-        if name == "tensorboard":
-            loggers.append(TensorBoardLogger(folder.path, name="tensorboard", version=""))
-        else:
-            loggers.append(WandbLogger(name=run, save_dir=folder.path, project="mttl"))
-    return loggers

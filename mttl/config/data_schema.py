@@ -11,7 +11,9 @@ from pydantic import (
     model_validator,
 )
 
+from mttl.config.own_parts import own_class_of
 from mttl.config.section import Section, once
+from mttl.own_classes import METRICS
 
 
 class Proportional(Section):
@@ -45,6 +47,7 @@ Sampler = Annotated[Proportional | Uniform | Temperature | Homogeneous, Field(di
 
 Prefix = Literal["name", "code", "none"]
 Truncate = Literal["start", "end"]
+Template = Literal["plain", "chat"]
 
 
 def prefix_kind(value: Any) -> Any:
@@ -90,7 +93,14 @@ class Data(Section):
     """What stands before every input: `[name]` of the task, its `[code]` (six letters that tell
     nothing of the name), or nothing. Earlier versions wrote true for name and false for none."""
     descriptions: bool = False
-    """Put the description from TASKS.csv before every input."""
+    """Put the description from TASKS.csv before every input; in a chat it is system text."""
+    template: Template = "plain"
+    """How an input is asked: as it is, or as what a user says in a `chat`, by the chat template of
+    the tokenizer (decoder-only backbones). The answer is the assistant's, end of turn included."""
+    system: Annotated[str, Field(min_length=1)] | None = None
+    """System text of every chat; the description of the task follows it."""
+    metrics: dict[str, Annotated[str, AfterValidator(own_class_of(METRICS))]] = {}
+    """Metrics of tasks in the place of those in TASKS.csv: one of CrossFit's, or `module:Class`."""
     skip_missing: bool = False
     """Leave out tasks of the partition that the gym lacks, instead of an error."""
     max_rows: PositiveInt | None = None
@@ -109,6 +119,8 @@ class Data(Section):
                 "dir must name the folder of a gym; only with tasks, a YAML file of tasks of one's "
                 "own, may it be left out"
             )
+        if self.system is not None and self.template != "chat":
+            raise ValueError("system is a part of chats: set template: chat, or leave it out")
         if self.validation == "dev" and self.split == "train+dev":
             raise ValueError(
                 "validation 'dev' would score rows that split 'train+dev' trains on; set "

@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from mttl.config.own_parts import OwnKinds, own_kinds_in
+from mttl.config.section import kind_of, models_in
 from mttl.config.tree import Sources
 from mttl.errors import nearest
 
@@ -65,18 +67,18 @@ def _locate(
     keys: list[str] = []
     value: Any = tree
     models: list[type[BaseModel]] = [root]
+    own: OwnKinds | None = None
     for part in location:
+        if own is not None and isinstance(value, Mapping) and own.family.is_own(value.get("kind")):
+            models = [own.model_of(value["kind"])]
         inside = isinstance(value, Mapping) and part in value
         field = any(part in model.model_fields for model in models)
         tag = isinstance(value, Mapping) and part == value.get("kind") and len(models) > 1
         if isinstance(value, Mapping) and (inside or field) and not tag:
             if field:  # otherwise a name that users choose, or one that is unknown
-                models = [
-                    inner
-                    for model in models
-                    if part in model.model_fields
-                    for inner in models_in(model.model_fields[str(part)].annotation)
-                ]
+                fields = [m.model_fields[str(part)] for m in models if part in m.model_fields]
+                models = [inner for each in fields for inner in models_in(each.annotation)]
+                own = own_kinds_in(fields[0].annotation, fields[0].metadata)
             value = value.get(part)
             keys.append(str(part))
         elif isinstance(value, list) and isinstance(part, int) and part < len(value):
@@ -114,7 +116,8 @@ def _line(
             return f"{key}.kind: is required; one of {', '.join(allowed)}"
         given = "nothing" if context.get("tag") == "None" else str(context.get("tag"))
         listed = ", ".join(allowed)
-        return f"{key}.kind: '{given}' must be one of {listed}.{nearest(given, allowed)}"
+        own = " A class of your own is module:Class." if _takes_own(key, root) else ""
+        return f"{key}.kind: '{given}' must be one of {listed}.{nearest(given, allowed)}{own}"
     if kind == "literal_error":
         expected = context["expected"].replace(" or ", ", ").replace("'", "")
         near = nearest(str(value), expected.split(", "))
@@ -133,6 +136,13 @@ def _line(
 
 def _one_of(expected: str) -> str:
     return f"one of {expected}" if "," in expected else expected
+
+
+def _takes_own(section: str, root: type[BaseModel]) -> bool:
+    parent, _, name = section.rpartition(".")
+    models = _section_models(parent, root)
+    fields = [model.model_fields[name] for model in models if name in model.model_fields]
+    return any(own_kinds_in(field.annotation, field.metadata) for field in fields)
 
 
 def _other_kinds(name: str, section: str, root: type[BaseModel]) -> str:
@@ -160,19 +170,6 @@ def _section_models(section: str, root: type[BaseModel]) -> list[type[BaseModel]
             for inner in models_in(model.model_fields[part].annotation)
         ]
     return models
-
-
-def models_in(annotation: Any) -> list[type[BaseModel]]:
-    """Return the sections that an annotation allows."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in get_args(annotation) for model in models_in(part)]
-
-
-def kind_of(model: type[BaseModel]) -> str | None:
-    """Return the kind of a section that is one of several."""
-    field = model.model_fields.get("kind")
-    return str(get_args(field.annotation)[0]) if field is not None else None
 
 
 def _source(key: str, sources: Sources) -> str:

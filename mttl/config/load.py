@@ -1,7 +1,7 @@
 """From names of files and overrides to a validated configuration."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,27 +9,38 @@ from pydantic import ValidationError
 
 from mttl import yaml12
 from mttl.config.explain import explain
+from mttl.config.own_parts import IMPORT
 from mttl.config.schema import Config
 from mttl.config.section import Section
 from mttl.config.tree import Sources, Tree, merge, nested
 from mttl.config.worlds import WORLDS, world_of
 from mttl.errors import ConfigError, nearest
+from mttl.shipped_files import shipped_folder
 
 COMMAND_LINE = "-k"
+CONFIGS = "configs"  # in the working directory, and among what is shipped
 
 
 def configs_dir() -> Path:
     """Return the folder of the shipped configurations."""
-    return Path(__file__).parents[2] / "configs"
+    return shipped_folder() / CONFIGS
 
 
-def load_config(names: str | Sequence[str], overrides: Sequence[str] = ()) -> Config:
+def load_config(
+    names: str | Sequence[str],
+    overrides: Sequence[str] = (),
+    *,
+    own: Mapping[str, str] | None = IMPORT,
+) -> Config:
     """Read, merge, override and validate a configuration for text-to-text tasks.
 
     Args:
         names: Files to merge left to right: ``"a.yaml+b.yaml"``, or a list. Each is looked up as
-            given, then under ``configs/``, with or without ``.yaml``.
+            given, then under ``configs/`` here, then among those that are shipped, with or
+            without ``.yaml``.
         overrides: ``"section.key=value"``; the value is YAML, the later wins.
+        own: What to do with classes of one's own: import them, because the user names them;
+            `mttl.config.own_parts.LEAVE` them out; or None: take them where they are trusted.
 
     Returns:
         The configuration. Its name comes from the files where none is given.
@@ -38,7 +49,7 @@ def load_config(names: str | Sequence[str], overrides: Sequence[str] = ()) -> Co
         ConfigError: If a file is missing or malformed, or values do not validate; the message
             names file, key, value and what is allowed, for all mistakes at once.
     """
-    config = load_any_config(names, overrides)
+    config = load_any_config(names, overrides, own=own)
     if not isinstance(config, Config):
         world = world_of(config)
         raise ConfigError(
@@ -48,8 +59,13 @@ def load_config(names: str | Sequence[str], overrides: Sequence[str] = ()) -> Co
     return config
 
 
-def load_any_config(names: str | Sequence[str], overrides: Sequence[str] = ()) -> Section:
-    """Read a configuration of any world; its sections tell which."""
+def load_any_config(
+    names: str | Sequence[str],
+    overrides: Sequence[str] = (),
+    *,
+    own: Mapping[str, str] | None = IMPORT,
+) -> Section:
+    """Read a configuration of any world; its sections tell which. See `load_config`."""
     listed = names.split("+") if isinstance(names, str) else list(names)
     stems: list[str] = []
     tree: Tree = {}
@@ -65,13 +81,13 @@ def load_any_config(names: str | Sequence[str], overrides: Sequence[str] = ()) -
         tree = {**tree, "run": {"name": "-".join(stems), **run}}
     schema = next((world for world in WORLDS if world.section in tree), WORLDS[-1]).schema
     try:
-        return schema.model_validate(tree)
+        return schema.model_validate(tree, context=own)
     except ValidationError as error:
         raise ConfigError(explain(error, tree, sources, schema)) from None
 
 
 def find_file(name: str, suffix: str = "") -> Path:
-    """Return the path of a file, as given or under ``configs/``.
+    """Return the path of a file: as given, under ``configs/`` here, or as it is shipped.
 
     Args:
         name: What the user wrote.
@@ -83,25 +99,31 @@ def find_file(name: str, suffix: str = "") -> Path:
     if not name:
         raise ConfigError("the name of a file is empty; files are joined as a.yaml+b.yaml")
     folder = configs_dir()
-    candidates = [Path(name), folder / name]
-    if suffix and not name.endswith(suffix):
-        candidates += [Path(name + suffix), folder / (name + suffix)]
+    endings = [""] if not suffix or name.endswith(suffix) else ["", suffix]
+    places = (Path(), Path(CONFIGS), folder)
+    candidates = [place / (name + ending) for ending in endings for place in places]
     for path in candidates:
         # What is no regular file is refused by who reads it; names may be of any length.
         if os.path.exists(path) and not os.path.isdir(path):
             return path
-    shipped = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    raise ConfigError(f"there is no file '{name}', nor one in {folder}.{nearest(name, shipped)}")
+    known = {
+        str(path.relative_to(place))
+        for place in places[1:]
+        for path in place.rglob("*")
+        if path.is_file()
+    }
+    like = nearest(name, sorted(known))
+    raise ConfigError(f"there is no file '{name}', nor one in {CONFIGS}/, nor in {folder}.{like}")
 
 
 def resolve_path(name: str) -> Path:
-    """Return the path of a file that a setting names: as given, then under ``configs/``."""
+    """Return the path of a file that a setting names, looked up as `find_file` does."""
     return find_file(name)
 
 
 def resolve_folder(name: str) -> Path:
-    """Return a folder that a setting names: as given, then beside ``configs/``."""
-    path, shipped = Path(name), configs_dir().parent / name
+    """Return a folder that a setting names: as given, or as it is shipped."""
+    path, shipped = Path(name), shipped_folder() / name
     return shipped if not os.path.exists(path) and os.path.isdir(shipped) else path
 
 

@@ -4,7 +4,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
+from mttl.config.own_parts import OwnKinds
 from mttl.config.section import Fraction, NonNegative, Section, Seed
+from mttl.own_classes import SKILLS, TOKEN_ROUTERS
 
 Stack = Literal["encoder", "decoder", "model"]
 
@@ -79,6 +81,7 @@ class Example(_TopKTokens):
 TokenRouting = Annotated[
     TopK | Switch | NoisyTopK | GShard | ExpertChoice | Base | Hash | Example,
     Field(discriminator="kind"),
+    OwnKinds(TOKEN_ROUTERS),
 ]
 
 
@@ -113,7 +116,9 @@ class AdapterExperts(Section):
 
 
 TokenExperts = Annotated[
-    FeedForwardExperts | LoRAExperts | IA3Experts | AdapterExperts, Field(discriminator="kind")
+    FeedForwardExperts | LoRAExperts | IA3Experts | AdapterExperts,
+    Field(discriminator="kind"),
+    OwnKinds(SKILLS),
 ]
 BLOCK_EXPERTS = ("feed_forward", "adapter")
 

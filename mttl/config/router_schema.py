@@ -4,7 +4,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from mttl.config.own_parts import OwnKinds
 from mttl.config.section import Fraction, NonNegative, Section
+from mttl.own_classes import ROUTERS
 
 
 class IBP(Section):
@@ -117,4 +119,5 @@ class NoRouter(_AnyRouter):
 Router = Annotated[
     Polytropon | Shared | Private | Average | Expert | TaskMoE | HyperFormer | NoRouter,
     Field(discriminator="kind"),
+    OwnKinds(ROUTERS, _AnyRouter),
 ]

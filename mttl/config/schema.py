@@ -14,10 +14,12 @@ from mttl.config.backbone_schema import Backbone
 from mttl.config.data_schema import Data
 from mttl.config.moe_schema import MoE
 from mttl.config.optim_schema import Optim
+from mttl.config.own_parts import OwnKinds, OwnPart
 from mttl.config.router_schema import Router
 from mttl.config.section import AdaptMode, NonNegative, RowInit, Section, Seeds
 from mttl.config.skills_schema import Aggregation, Mixture, Skills
 from mttl.errors import nearest
+from mttl.own_classes import CALLBACKS, LOSSES
 
 
 class Run(Section):
@@ -190,7 +192,9 @@ class Trainer(Section):
     deterministic: bool = False
     """Refuse operations without a deterministic implementation."""
     loggers: list[Literal["tensorboard", "wandb"]] = []
-    """Loggers beside metrics.csv."""
+    """Boards to compare runs on, beside metrics.csv."""
+    callbacks: list[Annotated[OwnPart, OwnKinds(CALLBACKS)]] = []
+    """Callbacks of one's own for Lightning's trainer."""
     early_stopping: PositiveInt | None = None
     """Stop after so many validations without a better mean score."""
 
@@ -223,6 +227,8 @@ class Config(Section):
     """Experts that tokens choose, beside or instead of skills that tasks choose."""
     optim: Optim
     """Optimizer and learning rates."""
+    loss: Annotated[OwnPart, OwnKinds(LOSSES)] | None = None
+    """A training loss of one's own; cross-entropy by default."""
     generation: Generation = Generation()
     """How answers are generated."""
     adapt: Adapt = Adapt()
@@ -237,6 +243,8 @@ class Config(Section):
         problems: list[str] = []
         if self.data.validation == "none" and self.trainer.early_stopping is not None:
             problems.append("trainer.early_stopping needs data.validation: dev")
+        if self.loss is not None and self.optim.label_smoothing:
+            problems.append("optim.label_smoothing must be 0 with a loss of one's own")
         wanted, most = self.adapt.examples, self.data.max_rows
         if wanted is not None and most is not None and wanted > most:
             problems.append(

@@ -1,6 +1,6 @@
 """What all sections of settings have in common."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -34,3 +34,17 @@ class Section(BaseModel):
         allow_inf_nan=False,
         use_attribute_docstrings=True,
     )
+
+
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Return the sections that an annotation allows."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in models_in(part)]
+
+
+def kind_of(model: type[BaseModel]) -> str | None:
+    """Return the kind of a section that is one of several."""
+    field = model.model_fields.get("kind")
+    names = get_args(field.annotation) if field is not None else ()
+    return str(names[0]) if names else None

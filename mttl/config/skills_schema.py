@@ -4,7 +4,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from mttl.config.own_parts import OwnKinds
 from mttl.config.section import Fraction, NonNegative, Section
+from mttl.own_classes import SKILLS
 
 
 class _AnySkills(Section):
@@ -89,7 +91,7 @@ class KronA(_AnySkills):
 
     kind: Literal["krona"]
     shape: tuple[PositiveInt, PositiveInt] | None = None
-    """Sizes of the left matrix; two divisors of output and input features, near the roots by default."""
+    """Sizes of the left matrix: divisors of output and input features; by default near the roots"""
     scale: PositiveFloat = 1.0
     """Factor on the change."""
     mix: Literal["factors", "deltas"] = "factors"
@@ -105,6 +107,7 @@ class NoSkills(Section):
 Skills = Annotated[
     LoRA | IA3 | Dense | Sparse | Supermask | BitFit | KronA | NoSkills,
     Field(discriminator="kind"),
+    OwnKinds(SKILLS, _AnySkills),
 ]
 
 

@@ -33,7 +33,7 @@ def open_gym(data: Data, samples: Sequence[int] | None = None) -> Gym:
     What is complete is not built again, and processes that start together wait for one another.
 
     Args:
-        data: Its `dir`, `tasks` and `samples` are read.
+        data: Its `dir`, `tasks`, `samples` and `metrics` are read.
         samples: Others than those of `data`.
 
     Raises:
@@ -41,7 +41,7 @@ def open_gym(data: Data, samples: Sequence[int] | None = None) -> Gym:
     """
     folder = gym_folder(data)
     if data.tasks is None:
-        return Gym(folder)
+        return Gym(folder, data.metrics)
     file = resolve_path(data.tasks)
     tasks = load_tasks(file)
     with locked(folder / ".lock", wait=True):
@@ -53,7 +53,7 @@ def open_gym(data: Data, samples: Sequence[int] | None = None) -> Gym:
             if not outcome.skipped:
                 _log.info("built the task '%s' into '%s'", task.name, folder)
         update_task_table(folder, tasks.values())
-    return Gym(folder)
+    return Gym(folder, data.metrics)
 
 
 def partition_of(data: Data, gym: Gym) -> Partition:

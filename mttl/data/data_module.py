@@ -16,6 +16,7 @@ from mttl.data.collate import EvalCollator, TrainCollator, pad_id_of
 from mttl.data.evaluation import evaluation_batches
 from mttl.data.loader import ResumableLoader
 from mttl.data.prepare import prepare
+from mttl.data.prompt_form import PromptForm
 from mttl.data.samplers import build_sampler
 from mttl.gym.folder import Gym
 
@@ -73,11 +74,7 @@ class TextToTextDataModule(pl.LightningDataModule):
         rows = prepare(
             *(self.gym, self.tasks, split, self.data.samples, self.tokenizer),
             decoder_only=self.decoder_only,
-            max_input_length=self.data.max_input_length,
-            max_output_length=self.data.max_output_length,
-            prefix=self.data.prefix,
-            descriptions=self.data.descriptions,
-            truncate=self.data.truncate,
+            form=PromptForm.of(self.data),
             max_rows=max_rows,
             cache_dir=self.data.cache_dir,
         )

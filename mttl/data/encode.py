@@ -9,22 +9,40 @@ Elsewhere it would be dropped, doubled or, for bytes, spend a position on nothin
 Special tokens are the tokenizer's own. Encoder-decoder: inputs and answers both carry them, and
 an answer always ends with the end token. Decoder-only: beginning + input + newline, then answer +
 end; the newline tells the model where the input is over. What is too long loses its tail, or an
-input its beginning: the prefix, the newline and the end token stay.
+input its beginning: the prefix, the newline and the end token stay. Chats look as the tokenizer's
+own template says: `mttl.data.chat_encoder`.
 """
 
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import transformers
 from transformers import PreTrainedTokenizerBase
 
 from mttl.config.data_schema import Truncate
+from mttl.data.opening import Opening
 from mttl.errors import ConfigError
 
 _PROBE = "the"
 _BEHAVIOUR_PROBE = " [Task_1] Café  naïve\tÅß 12,345.60\n日本 </s> the end."
+
+
+class Frame(NamedTuple):
+    """What stands around a question and its answer, as text.
+
+    Attributes:
+        head: Before the question.
+        tail: Between the question and what the model writes.
+        lead: Blanks that the model writes before the answer.
+        end: After the answer.
+    """
+
+    head: str
+    tail: str
+    lead: str
+    end: str
 
 
 class TextEncoder:
@@ -57,37 +75,46 @@ class TextEncoder:
                 "its eos_token."
             )
         self.tokenizer, self.truncate = tokenizer, truncate
+        self._decoder_only = decoder_only
         self.leading_space = " " if wants_leading_space(tokenizer) else ""
         before, after = special_ids(tokenizer)
         ends = after if eos_id in after else [*after, eos_id]
-        self._prompt_ends, self._answer_ends = (
+        self.prompt_ends, self._answer_ends = (
             ((before, _bare(tokenizer, "\n")), ([], [eos_id]))
             if decoder_only
             else ((before, after), (before, ends))
         )
         self._max_lengths = max_input_length, max_output_length
-        for name, length, (head, tail) in (
-            ("max_input_length", max_input_length, self._prompt_ends),
-            ("max_output_length", max_output_length, self._answer_ends),
-        ):
-            if length <= len(head) + len(tail):
-                raise ConfigError(
-                    f"data.{name} ({length}) must be larger than {len(head) + len(tail)}, the "
-                    "number of special tokens around the text."
-                )
+        self._check_room("max_input_length", max_input_length, self.prompt_ends)
+        self._check_room("max_output_length", max_output_length, self._answer_ends)
+
+    def frame(self, system: str | None = None) -> Frame:
+        """Return what stands around a question and its answer; here there is no system text."""
+        head, tail, lead, end = (
+            "".join(self.tokenizer.convert_ids_to_tokens(ids))
+            for ids in (*self.prompt_ends, *self._answer_ends)
+        )
+        if self._decoder_only:
+            tail = "\n"
+        return Frame(head + self.leading_space, tail, lead + self.leading_space, end)
+
+    @property
+    def stops(self) -> list[int]:
+        """Ids that end an answer, besides those at which the model ends by itself."""
+        return []
 
     def prompts(
-        self, texts: Sequence[str], openings: Sequence[str] = (), lost: list[int] | None = None
+        self, texts: Sequence[str], openings: Sequence[Opening] = (), lost: list[int] | None = None
     ) -> list[list[int]]:
         """Return the ids of each input.
 
         Args:
-            texts: The inputs.
+            texts: The inputs, with what they begin with.
             openings: What each begins with and keeps, where their beginnings are cut.
             lost: Gets the number of ids that are cut, for each text that is too long.
         """
-        kept = None if self.truncate == "end" else [*openings] or [""] * len(texts)
-        return self._encode(texts, self._prompt_ends, self._max_lengths[0], lost, kept)
+        kept = [*openings] or [Opening("")] * len(texts)
+        return self._encode(texts, self.prompt_ends, self._max_lengths[0], lost, kept)
 
     def answers(self, texts: Sequence[str], lost: list[int] | None = None) -> list[list[int]]:
         """Return the ids of each answer, the end token included; `lost` as for `prompts`."""
@@ -102,13 +129,22 @@ class TextEncoder:
             and character not in self.tokenizer.decode(_bare(self.tokenizer, f"a{character}b"))
         ]
 
+    @staticmethod
+    def _check_room(name: str, length: int, ends: tuple[list[int], list[int]]) -> None:
+        around = sum(map(len, ends))
+        if length <= around:
+            raise ConfigError(
+                f"data.{name} ({length}) must be larger than {around}, the number of special "
+                "tokens, or of a chat template, around the text."
+            )
+
     def _encode(
         self,
         texts: Sequence[str],
         ends: tuple[list[int], list[int]],
         max_length: int,
         lost: list[int] | None = None,
-        openings: Sequence[str] | None = None,
+        openings: Sequence[Opening] | None = None,
     ) -> list[list[int]]:
         before, after = ends
         room = max_length - len(before) - len(after)
@@ -118,7 +154,9 @@ class TextEncoder:
                 if lost is not None:
                     lost.append(len(ids) - room)
                 # How much stays at the beginning; the rest of the room is for the end.
-                n_kept = room if openings is None else min(room, self._n_ids(openings[place]))
+                n_kept = room
+                if openings is not None and self.truncate == "start":
+                    n_kept = min(room, self._n_ids(openings[place].text))
                 encoded[place] = ids[:n_kept] + ids[len(ids) - (room - n_kept) :]
         return [[*before, *ids, *after] for ids in encoded]
 

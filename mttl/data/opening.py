@@ -3,11 +3,24 @@
 import hashlib
 from collections.abc import Sequence
 from string import ascii_lowercase
+from typing import NamedTuple
 
 from mttl.config.data_schema import Prefix
 from mttl.errors import TaskError
 
 _CODE_LETTERS = 6
+
+
+class Opening(NamedTuple):
+    """What a model reads before the input itself.
+
+    Attributes:
+        text: The beginning of the input.
+        system: The system text of a chat, in which the input is what the user says.
+    """
+
+    text: str
+    system: str | None = None
 
 
 def opening(task: str, prefix: Prefix, description: str | None = None) -> str:

@@ -14,10 +14,10 @@ from typing import NamedTuple
 from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
 
-from mttl.config.data_schema import Prefix, Truncate
 from mttl.data.cache import cached
 from mttl.data.encode import TextEncoder, tokenizer_identity
-from mttl.data.opening import check_codes, opening
+from mttl.data.opening import Opening, check_codes
+from mttl.data.prompt_form import PromptForm
 from mttl.errors import TaskError, nearest
 from mttl.gym.folder import SPLITS, Gym
 from mttl.gym.rows import parse_rows
@@ -55,11 +55,7 @@ def prepare(
     tokenizer: PreTrainedTokenizerBase,
     *,
     decoder_only: bool,
-    max_input_length: int,
-    max_output_length: int,
-    prefix: Prefix = "name",
-    descriptions: bool = False,
-    truncate: Truncate = "end",
+    form: PromptForm,
     max_rows: int | None = None,
     cache_dir: str | Path | None = None,
 ) -> Dataset:
@@ -76,11 +72,7 @@ def prepare(
         samples: Which few-shot samples.
         tokenizer: Of the backbone.
         decoder_only: Whether the backbone is a decoder-only model; see `mttl.data.encode`.
-        max_input_length: The most ids of a prompt.
-        max_output_length: The most ids of an answer.
-        prefix: Put ``[name]`` of the task before the input, ``[code]``, or nothing.
-        descriptions: Put the description in TASKS.csv before the input (after the prefix).
-        truncate: Which side of an input that is too long is cut.
+        form: How rows become text; descriptions are those in TASKS.csv.
         max_rows: Read only so many rows of every file, spread evenly.
         cache_dir: Where the result is kept; None keeps nothing.
 
@@ -92,16 +84,13 @@ def prepare(
     Raises:
         TaskError: If a file is absent or malformed, or a description is asked for and absent.
     """
-    encoder = TextEncoder(
-        tokenizer,
-        decoder_only=decoder_only,
-        max_input_length=max_input_length,
-        max_output_length=max_output_length,
-        truncate=truncate,
-    )
+    encoder = form.encoder(tokenizer, decoder_only=decoder_only)
     sources = _read_sources(gym, tasks, split, samples)
-    openings = [_opening(gym, task, prefix, descriptions) for task in tasks]
-    if prefix == "code":
+    if form.descriptions:
+        texts = {task: _description(gym, task) for task in tasks}
+        form = form.model_copy(update={"task_descriptions": texts})
+    openings = [form.opening(task) for task in tasks]
+    if form.prefix == "code":
         check_codes(tasks)
 
     def build() -> Dataset:
@@ -113,13 +102,15 @@ def prepare(
         "format": FORMAT_VERSION,
         "tokenizer": tokenizer_identity(tokenizer),
         "tasks": list(tasks),
-        "openings": openings,
+        "openings": [opening.text for opening in openings],
         "files": [(s.task_id, s.sample, hashlib.sha256(s.data).hexdigest()) for s in sources],
         "decoder_only": decoder_only,
-        "lengths": [max_input_length, max_output_length],
+        "lengths": [form.max_input_length, form.max_output_length],
         "max_rows": max_rows,
-        **({} if truncate == "end" else {"truncate": truncate}),
+        **({} if form.truncate == "end" else {"truncate": form.truncate}),
     }
+    if form.template == "chat":  # what its template says now: some show the date
+        settings["frames"] = [encoder.frame(opening.system) for opening in openings]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     key = f"{split.replace('+', '-')}-{digest[:24]}"
     return _telling_what_was_cut(cached(build, key, cache_dir))
@@ -156,19 +147,21 @@ def _read_sources(
     return sources
 
 
-def _opening(gym: Gym, task: str, prefix: Prefix, descriptions: bool) -> str:
-    """Return what stands before the inputs of a task."""
-    description = gym.description(task) if descriptions else None
-    if descriptions and description is None:
+def _description(gym: Gym, task: str) -> str:
+    description = gym.description(task)
+    if description is None:
         raise TaskError(
             f"data.descriptions is on, but '{gym.directory / 'TASKS.csv'}' has no description "
             f"of '{task}'; add one in the column 'description', or turn it off."
         )
-    return opening(task, prefix, description)
+    return description
 
 
 def _build(
-    sources: Sequence[_Source], openings: Sequence[str], encoder: TextEncoder, max_rows: int | None
+    sources: Sequence[_Source],
+    openings: Sequence[Opening],
+    encoder: TextEncoder,
+    max_rows: int | None,
 ) -> Dataset:
     task_ids: list[int] = []
     samples: list[int] = []
@@ -178,7 +171,7 @@ def _build(
         rows = parse_rows(source.data, source.path, max_rows)
         task_ids += [source.task_id] * len(rows)
         samples += [source.sample] * len(rows)
-        inputs += [openings[source.task_id] + row.input for row in rows]
+        inputs += [openings[source.task_id].text + row.input for row in rows]
         references += [list(row.outputs) for row in rows]
     _log.info("tokenising %d rows of %d files", len(inputs), len(sources))
     unknown = encoder.lost_characters([outputs[0] for outputs in references])

@@ -1,15 +1,16 @@
 """How a question to a trained model looks, and how long its answer may be: as in training."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import BeforeValidator, PositiveInt
 from transformers import PreTrainedTokenizerBase
 
-from mttl.config.data_schema import Prefix, Truncate, prefix_kind
+from mttl.config.data_schema import Data, Prefix, Template, Truncate, prefix_kind
 from mttl.config.section import Section
+from mttl.data.chat_encoder import ChatEncoder
 from mttl.data.encode import TextEncoder
-from mttl.data.opening import opening
-from mttl.errors import TaskError
+from mttl.data.opening import Opening, opening
+from mttl.errors import ConfigError, TaskError
 
 
 class PromptForm(Section):
@@ -25,10 +26,19 @@ class PromptForm(Section):
     """Most tokens of an answer."""
     truncate: Truncate = "end"
     """Which side of an input that is too long is cut."""
+    template: Template = "plain"
+    """Whether an input is asked as it is, or by the tokenizer's chat template."""
+    system: str | None = None
+    """System text of every chat."""
     task_descriptions: dict[str, str] = {}  # noqa: RUF012 -- pydantic copies defaults
     """The descriptions that were shown, by task."""
 
-    def opening(self, task: str) -> str:
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        """Return the form that the section `data` describes."""
+        return cls.model_validate(data.model_dump(include=set(cls.model_fields)))
+
+    def opening(self, task: str) -> Opening:
         """Return what stands before the inputs of a task.
 
         Raises:
@@ -40,18 +50,27 @@ class PromptForm(Section):
                 f"the model was trained with descriptions of tasks, and its folder holds none of "
                 f"'{task}': an earlier version wrote it. Repeat the training command with --resume"
             )
-        return opening(task, self.prefix, description)
+        if self.template == "plain":
+            return Opening(opening(task, self.prefix, description))
+        system = "\n\n".join(text.strip() for text in (self.system, description) if text)
+        return Opening(opening(task, self.prefix), system or None)
 
     def text(self, task: str, question: str) -> str:
         """Return an input as the model reads it; blanks around it are dropped, as in training."""
-        return self.opening(task) + question.strip()
+        return self.opening(task).text + question.strip()
 
     def encoder(self, tokenizer: PreTrainedTokenizerBase, *, decoder_only: bool) -> TextEncoder:
-        """Return what encodes inputs and answers."""
-        return TextEncoder(
-            tokenizer,
-            decoder_only=decoder_only,
-            max_input_length=self.max_input_length,
-            max_output_length=self.max_output_length,
-            truncate=self.truncate,
-        )
+        """Return what encodes inputs and answers.
+
+        Raises:
+            ConfigError: If the tokenizer or the kind of model does not allow the form.
+        """
+        lengths = self.model_dump(include={"max_input_length", "max_output_length", "truncate"})
+        if self.template == "plain":
+            return TextEncoder(tokenizer, decoder_only=decoder_only, **lengths)
+        if not decoder_only:
+            raise ConfigError(
+                "data.template 'chat' is for decoder-only backbones, which continue a "
+                "conversation; this one reads inputs in an encoder. Set data.template: plain"
+            )
+        return ChatEncoder(tokenizer, **lengths)

@@ -12,6 +12,7 @@ References:
 import csv
 import io
 import re
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from mttl.errors import TaskError, nearest
 from mttl.gym.rows import ENDINGS, Row, read_rows
 from mttl.gym.table import metric_of
 from mttl.metrics.metric_names import METRIC_NAMES
+from mttl.own_classes import METRICS
 from mttl.reading import check_name, read_text
 
 SPLITS = ("train", "dev", "test")
@@ -44,13 +46,15 @@ class Gym:
 
     Args:
         directory: The folder that holds one folder per task.
+        metrics: Metrics of tasks that TASKS.csv gives others, or none.
 
     Raises:
-        TaskError: If the folder is missing or holds no task.
+        TaskError: If the folder is missing or holds no task, or a metric is of no task of it.
     """
 
-    def __init__(self, directory: str | Path):
+    def __init__(self, directory: str | Path, metrics: Mapping[str, str] | None = None):
         self.directory = Path(directory)
+        self.metrics = metrics or {}
         if not self.directory.is_dir():
             what = "is not a folder" if self.directory.exists() else "does not exist"
             raise TaskError(f"the gym '{self.directory}' {what}. {_HOW_TO_BUILD}")
@@ -59,6 +63,13 @@ class Gym:
                 f"the gym '{self.directory}' holds no task: no file is named "
                 f"<task>/<task>_<k>_<sample>_train.tsv, nor .jsonl. {_HOW_TO_BUILD}"
             )
+
+        for task in self.metrics:
+            if task not in self._files:
+                raise TaskError(
+                    f"data.metrics: the gym '{self.directory}' has no task '{task}'."
+                    f"{nearest(task, self._files)}"
+                )
 
     def tasks(self) -> list[str]:
         """Return the names of all tasks, sorted."""
@@ -120,16 +131,19 @@ class Gym:
         return read_rows(self.file(task, split, sample), max_rows)
 
     def metric(self, task: str) -> str:
-        """Return the name of the task's metric: from TASKS.csv, else from the built-in table.
+        """Return the name of the task's metric: as given, from TASKS.csv, or of CrossFit's table.
 
         Raises:
             TaskError: If neither knows the task, or there is no metric of that name.
         """
-        name = self._table.get(task, {}).get("metric") or metric_of(task)
-        if name not in METRIC_NAMES:
+        given = self.metrics.get(task)
+        name = given or self._table.get(task, {}).get("metric") or metric_of(task)
+        if name not in METRIC_NAMES and not METRICS.is_own(name):
+            place = "data.metrics" if given else f"'{self.directory / 'TASKS.csv'}'"
             raise TaskError(
-                f"'{self.directory / 'TASKS.csv'}' gives the task '{task}' the metric '{name}'; "
-                f"there are {', '.join(METRIC_NAMES)}.{nearest(name, METRIC_NAMES)}"
+                f"{place} gives the task '{task}' the metric '{name}'; there are "
+                f"{', '.join(METRIC_NAMES)}.{nearest(name, METRIC_NAMES)} One of your own is "
+                "module:Class"
             )
         return name
 

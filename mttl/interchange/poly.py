@@ -63,6 +63,8 @@ def poly_checkpoint(
         CheckpointError: If the skills, their mixing, the router or a layer has no counterpart.
     """
     router, layers = model.router, model.skilled_layers()
+    if "prompts" in router.seen:
+        raise CheckpointError(f"{type(router).__name__} mixes skills by prompt, and Poly by task")
     matrix = router.matrix().detach()
     one_each = bool(((matrix == 0) | (matrix == 1)).all())
     logits = poly_logits(router)

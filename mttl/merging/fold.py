@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mttl.errors import CheckpointError
 from mttl.routing.task.task_router import TaskRouter
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.skilled_model import SkilledModel
@@ -30,7 +31,13 @@ def task_mixing(router: TaskRouter, task_id: int) -> Float[Tensor, "G H K"]:
 
     Raises:
         ValueError: If the router does not know the task.
+        CheckpointError: If its weights depend on the prompt too.
     """
+    if "prompts" in router.seen:
+        raise CheckpointError(
+            f"a {type(router).__name__} mixes skills by the prompt of every example: no weights of "
+            "a task stand for it. Answer with the run itself, or merge the average"
+        )
     if not 0 <= task_id < router.n_tasks:
         raise ValueError(f"task_id ({task_id}) must lie in 0 … {router.n_tasks - 1}")
     return router.matrix()[:, task_id].detach()

@@ -10,14 +10,17 @@ A few ranges are in memory at a time, whatever the size of models and tensors. T
 the base (configuration, tokenizer, index of shards) are copied: the result is a model like it.
 """
 
+import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers import AutoConfig, GenerationConfig
 
 from mttl import yaml12
+from mttl.build.build_backbone import build_tokenizer
 from mttl.errors import CheckpointError, ConfigError
 from mttl.files import new_folder
 from mttl.merging.changes import Change, DenseChange, Ranges, read_wide
@@ -27,8 +30,13 @@ from mttl.merging.recipe import ElasticCaPE, Ingredient, Recipe
 from mttl.merging.rules import Parts, Rule, make_rule
 from mttl.merging.tensor_file import Entry, write_like
 from mttl.merging.weights_folder import Weights
+from mttl.models.backbone import load_tokenizer
+from mttl.models.generation import end_also_at, search_settings
+from mttl.prediction.asking import Asking
 from mttl.reading import read_bytes
 
+_log = logging.getLogger(__name__)
+_ABOUT = "Merged by a recipe, which stands in `merge.yaml`."
 COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.spm")
 GIBIBYTE = 2**30
 
@@ -45,7 +53,8 @@ def merge_models(
 
     Args:
         recipe: What to merge, and how.
-        out: The folder to make. Beside the model it gets ``merge.yaml``: the recipe.
+        out: The folder to make. Beside the model it gets ``merge.yaml``, the recipe, and where it
+            adds tasks of runs, how they are asked.
         on_range: Called with the number of entries written so far, and that of all.
 
     Raises:
@@ -77,6 +86,7 @@ def merge_models(
             on_range(done, total)
 
     beside = _beside_weights(parts.base)
+    asking = merged_asking(recipe, parts)
     with new_folder(out) as folder:
         try:
             rule = make_rule(recipe, parts)
@@ -90,6 +100,49 @@ def merge_models(
             (folder / name).write_bytes(content)
         settings = recipe.model_dump(mode="json", exclude_none=True, exclude={"out"})
         (folder / "merge.yaml").write_text(yaml12.dump(settings), "utf-8")
+        if asking is not None:
+            asking.write(folder, "model", place=str(out), base=recipe.base.model, about=_ABOUT)
+
+
+def merged_asking(recipe: Recipe, parts: Parts) -> Asking | None:
+    """Return how a merge of tasks of runs is asked; None where it adds none.
+
+    Tokenizer and search are those of the first run, and so is the form of a task of two runs.
+
+    Args:
+        recipe: What is merged.
+        parts: The same, opened.
+    """
+    added = {
+        str(model.task): change.settings
+        for model, change in reversed([*zip(recipe.models, parts.changes, strict=True)])
+        if isinstance(change, MixtureChange) and model.role == "expert"
+    }
+    if not added:
+        return None
+    first = [*added.values()][-1]
+    try:
+        named = first.backbone.tokenizer is not None
+        tokenizer = (
+            build_tokenizer(first.backbone) if named else load_tokenizer(str(parts.base.path))
+        )
+    except ConfigError as error:
+        _log.warning("the merged model does not say how it is asked: %s", error)
+        return None
+    config = AutoConfig.from_pretrained(parts.base.path)
+    generation = GenerationConfig.from_model_config(config)
+    if (parts.base.path / "generation_config.json").is_file():
+        generation = GenerationConfig.from_pretrained(parts.base.path)
+    decoder_only = not config.is_encoder_decoder
+    if first.data.template == "chat":
+        end_also_at(generation, first.data.encoder(tokenizer, decoder_only=decoder_only).stops)
+    return Asking(
+        tokenizer=tokenizer,
+        forms={task: settings.data for task, settings in reversed(added.items())},
+        decoder_only=decoder_only,
+        generation=generation,
+        search=search_settings(first.generation, first.data.max_output_length),
+    )
 
 
 def _beside_weights(base: Weights) -> dict[str, bytes]:

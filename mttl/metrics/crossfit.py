@@ -15,10 +15,12 @@ from jaxtyping import Float64, UInt8
 from torch import Tensor
 from torchmetrics import Metric
 
+from mttl import own_classes
 from mttl.errors import nearest
 from mttl.metrics.answer_scores import best, exact_match, same_ignoring_case, word_f1
 from mttl.metrics.rouge_l import rouge_l
 from mttl.metrics.text_metric import TextMetric, check_rows
+from mttl.own_classes import find_class, make
 
 
 class NumberMetric(TextMetric):
@@ -171,11 +173,13 @@ def build_metric(name: str) -> Metric:
     """Return a metric by the name that CrossFit gives it.
 
     Args:
-        name: One of `METRICS`.
+        name: One of `METRICS`, or a class of one's own.
 
     Raises:
         ValueError: If there is none of that name.
     """
+    if name not in METRICS and own_classes.METRICS.is_own(name):
+        return make(find_class(own_classes.METRICS, name), {}, {})
     if name not in METRICS:
         raise ValueError(
             f"metric ('{name}') must be one of {', '.join(METRICS)}.{nearest(name, METRICS)}"

@@ -1,12 +1,17 @@
 """Answers that a language model generates, as texts."""
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from mttl.config.schema import Generation
+
+_OF_DRAWS = ("temperature", "top_k", "top_p", "top_h", "min_p", "typical_p")
+_OF_DRAWS += ("epsilon_cutoff", "eta_cutoff")
+_OF_BEAMS = ("early_stopping", "length_penalty")
 
 
 def search_settings(generation: Generation, max_output_length: int) -> dict[str, Any]:
@@ -24,6 +29,39 @@ def search_settings(generation: Generation, max_output_length: int) -> dict[str,
     if generation.num_beams > 1:
         settings["length_penalty"] = generation.length_penalty
     return settings
+
+
+def end_also_at(config: GenerationConfig, stops: Sequence[int]) -> None:
+    """Let answers end at further tokens, wherever a model generates them.
+
+    Args:
+        config: The model's; changed in place.
+        stops: The tokens.
+    """
+    own: Any = config.eos_token_id
+    ends = own if isinstance(own, list) else [] if own is None else [own]
+    config.eos_token_id = [*ends, *(token for token in stops if token not in ends)]
+
+
+def search_file(
+    generation: GenerationConfig, search: Mapping[str, Any], pad_id: int
+) -> GenerationConfig:
+    """Return the configuration by which a model's ``generate`` searches like `search_settings`.
+
+    Args:
+        generation: The model's own; stays as it is.
+        search: The settings.
+        pad_id: For rows that have ended, where the model names none.
+    """
+    config = copy.deepcopy(generation)
+    config.update(**search, max_length=None)
+    config._from_model_config = False  # or the settings of config.json go over these
+    if config.pad_token_id is None:
+        config.pad_token_id = pad_id
+    # What has no meaning for this search may not stand in a file.
+    for name in (*_OF_DRAWS, *(_OF_BEAMS if config.num_beams == 1 else ())):
+        setattr(config, name, None)
+    return config
 
 
 def generate_texts(

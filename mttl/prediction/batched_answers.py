@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mttl.data.collate import pad_id_of, padded_inputs
 from mttl.data.encode import TextEncoder
+from mttl.data.opening import Opening
 from mttl.models.generation import generate_texts
 
 
@@ -24,7 +25,7 @@ def answer_texts(
     encoder: TextEncoder,
     texts: Sequence[str],
     *,
-    openings: Sequence[str] = (),
+    openings: Sequence[Opening] = (),
     decoder_only: bool,
     device: torch.device,
     batch_size: int = 64,

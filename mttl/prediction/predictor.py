@@ -88,24 +88,33 @@ class Predictor:
         names = self._names(tasks, texts)
         if not names:
             return []
-        task_ids = self.task_ids(names).to(self._device)
+        task_ids = self.task_ids(names).to(self.device)
 
         def generate(rows: Sequence[int], **inputs: Any) -> torch.Tensor:
-            with self.precision.forward_context():
-                return self.model.generate(task_ids[list(rows)], **inputs)
+            return self.generate(task_ids[list(rows)], **inputs)
 
         self.model.eval()
         return answer_texts(
             generate,
-            self.form.encoder(self.tokenizer, decoder_only=self._decoder_only),
+            self.form.encoder(self.tokenizer, decoder_only=self.decoder_only),
             [self.form.text(task, text) for task, text in zip(names, texts, strict=True)],
             openings=[self.form.opening(task) for task in names],
-            decoder_only=self._decoder_only,
-            device=self._device,
+            decoder_only=self.decoder_only,
+            device=self.device,
             batch_size=batch_size,
             on_rows=on_rows,
             **{**self.search, **search},
         )
+
+    def generate(self, task_ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
+        """Generate ids in the run's precision.
+
+        Args:
+            task_ids: The task of each prompt, shape (B,).
+            **inputs: What ``generate`` of transformers takes.
+        """
+        with self.precision.forward_context():
+            return self.model.generate(task_ids, **inputs)
 
     def choose(
         self,
@@ -140,12 +149,12 @@ class Predictor:
         for place, given in enumerate(of_each):
             answers = check_choices(given, f"text {place + 1}")
             pairs += [(place, answer) for answer in answers]
-        encoder = self.form.encoder(self.tokenizer, decoder_only=self._decoder_only)
+        encoder = self.form.encoder(self.tokenizer, decoder_only=self.decoder_only)
         questions = [self.form.text(task, text) for task, text in zip(names, texts, strict=True)]
         prompts = encoder.prompts(questions, [self.form.opening(task) for task in names])
         labels = encoder.answers([pair[1] for pair in pairs])
         task_ids = self.task_ids(names).tolist()
-        collate = TrainCollator(pad_id_of(self.tokenizer), len(self.tasks), self._decoder_only)
+        collate = TrainCollator(pad_id_of(self.tokenizer), len(self.tasks), self.decoder_only)
         self.model.eval()
         scores = [0.0] * len(pairs)
         lengths = [
@@ -182,7 +191,7 @@ class Predictor:
     @torch.no_grad()
     def _scores(self, batch: Mapping[str, Any], per_token: bool) -> list[float]:
         """Return the log-probability of every answer of a batch, or its mean over tokens."""
-        batch = {name: value.to(self._device) for name, value in batch.items()}
+        batch = {name: value.to(self.device) for name, value in batch.items()}
         with self.precision.forward_context():
             routing = self.model.route(batch["task_ids"], inputs=batch)
             with self.model.slot.use(routing):
@@ -203,11 +212,13 @@ class Predictor:
         return names
 
     @property
-    def _decoder_only(self) -> bool:
+    def decoder_only(self) -> bool:
+        """Whether the model continues its input rather than answering it from an encoder."""
         return is_decoder_only(self.model.backbone)
 
     @property
-    def _device(self) -> torch.device:
+    def device(self) -> torch.device:
+        """Where the model is."""
         return next(self.model.parameters()).device
 
 

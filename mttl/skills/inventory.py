@@ -50,7 +50,7 @@ class Inventory(nn.Module, ABC):
     """
 
     role = "skills"
-    uses: ClassVar[tuple[str, ...]]
+    uses: ClassVar[tuple[str, ...]] = ("task",)
     reads = "input"
     smallest_ndim = 0
     undecayed: tuple[str, ...] = ()

@@ -16,6 +16,7 @@ from mttl.routing.token_layers import (
     check_token_layer,
     find_token_layers,
 )
+from mttl.skills.pooled_text import pooled_prompts
 from mttl.skills.skilled_linear import SkilledLinear
 
 
@@ -99,7 +100,8 @@ class SkilledModel(nn.Module):
         Args:
             task_ids: One task per example.
             inputs: What the backbone is called with: its masks and labels tell layers that route
-                tokens what is padding. By default nothing is.
+                tokens what is padding (by default nothing is), and are what routers see that look
+                at prompts.
             expansion: See `Routing`.
             reuse_merged: See `Routing`.
         """
@@ -108,15 +110,20 @@ class SkilledModel(nn.Module):
         masks, n_rows = None, 1
         if inputs is not None and self.routes_tokens:
             masks = token_masks(inputs, encoder_decoder=_is_encoder_decoder(self.backbone))
+        prompts = None
+        if "prompts" in self.router.seen:
+            whole = _is_encoder_decoder(self.backbone)
+            prompts = pooled_prompts(self.backbone, inputs, encoder_decoder=whole)
         # Generation runs so long that reading the ids once costs nothing on an accelerator, too.
         readable = reuse_merged or task_ids.device.type == "cpu"
         drawn = self.router.draws and self.router.training
-        # Routers of tokens may look at what belongs to one example.
-        if readable and not drawn and not self.routes_tokens and _same(task_ids):
+        # Routers of tokens may look at what belongs to one example, and some of tasks at prompts.
+        alike = not (drawn or self.routes_tokens or prompts is not None)
+        if readable and alike and _same(task_ids):
             task_ids, n_rows = task_ids[:1], len(task_ids)
         return Routing(
             task_ids,
-            self.router(task_ids),
+            self.router.mix(task_ids, prompts),
             expansion=expansion,
             rows_per_example=n_rows,
             reuse_merged=reuse_merged,
@@ -144,7 +151,8 @@ class SkilledModel(nn.Module):
         routing = self.route(
             task_ids,
             inputs={
-                name: inputs.get(name) for name in ("attention_mask", "decoder_attention_mask")
+                name: inputs.get(name)
+                for name in ("input_ids", "attention_mask", "decoder_attention_mask")
             },
             expansion=n_beams if n_beams > 1 else n_returned,
             reuse_merged=True,

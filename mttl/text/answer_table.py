@@ -12,11 +12,12 @@ import torch
 from rich.markup import escape
 from rich.table import Table
 
-from mttl.build.model import Built, load_run
+from mttl import own_classes
+from mttl.build.load_tasks import load_tasks
+from mttl.build.model import Built
 from mttl.command import make_console
 from mttl.errors import ConfigError, MttlError, TaskError, nearest
 from mttl.files import drop_cut_line, locked, write_text
-from mttl.gpus import device_of
 from mttl.metrics.crossfit import METRICS, score_answers
 from mttl.prediction.choices import check_choices
 from mttl.prediction.question_table import (
@@ -32,7 +33,7 @@ from mttl.prediction.question_table import (
     references_of,
 )
 from mttl.progress_bar import counting_bar
-from mttl.reading import MOST_TEXT, read_table, read_text
+from mttl.reading import MOST_TEXT, read_text
 
 CHUNK = 8  # batches that are sorted by length together, and written together
 MOST_LABELS = 20  # of a confusion matrix that is printed
@@ -86,13 +87,15 @@ def answer_table(
         ConfigError: If options do not fit one another.
         TaskError: If a question is malformed, or its task is unknown.
     """
-    if metric is not None and metric not in METRICS:
+    if metric is not None and own_classes.METRICS.is_own(metric):
+        own_classes.find_class(own_classes.METRICS, metric, trusted=True)
+    elif metric is not None and metric not in METRICS:
         raise ConfigError(f"--metric '{metric}' must be one of {', '.join(METRICS)}")
     kind = kind or _kind_of(questions) or _kind_of(out) or "tsv"
     place = questions or "standard input"
     rows = parse_rows_of(_text_of(questions), kind, place)
     check_questions(rows, place)
-    models, metrics = _load(source, adapted, backbone)
+    models, metrics = load_tasks(source, adapted, backbone)
     names = _tasks_of(rows, task, models, place)
     options = [choices_of(row) or list(wanted.choices) for row in rows]
     chooses = any(options)
@@ -159,29 +162,6 @@ def _answer(
             for place, answer in zip(places, answers, strict=True):
                 found[place][ANSWER] = answer
     return found
-
-
-def _load(
-    source: str | None, adapted: Sequence[str], backbone: str | None
-) -> tuple[dict[str, Built], dict[str, str]]:
-    """Return the model of every task, and its metric; adapted tasks come before the run's own."""
-    if source is None and not adapted:
-        raise ConfigError("name a run with --from RUN, or an adapted task with --adapted DIR")
-    models: dict[str, Built] = {}
-    metrics: dict[str, str] = {}
-    folders = [(folder, source) for folder in adapted] + ([(source, None)] if source else [])
-    for folder, run in folders:
-        built = load_run(folder, run=run, backbone=backbone)
-        built.model.to(device_of())
-        twice = [name for name in built.tasks if name in models and folder != source]
-        if twice:
-            raise ConfigError(f"--adapted '{folder}': another one is of the task '{twice[0]}' too")
-        models = {name: built for name in built.tasks} | models
-        results = Path(folder) / "results.csv"
-        if results.is_file():
-            table = read_table(results, TaskError, ["task", "metric"])
-            metrics = {row["task"]: row["metric"] for row in table} | metrics
-    return models, metrics
 
 
 def _tasks_of(rows: Rows, task: str | None, models: Mapping[str, Built], place: str) -> list[str]:

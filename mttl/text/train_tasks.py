@@ -19,6 +19,7 @@ from mttl.gym.folder import Gym
 from mttl.gym.partition import select_tasks
 from mttl.models.backbone import is_decoder_only
 from mttl.training.attention_report import attention_by_task, has_attention
+from mttl.training.boards.show import close_boards, open_boards, show_answers
 from mttl.training.predictions import predict, score, write_predictions, write_results
 from mttl.training.report import (
     attachment_table,
@@ -27,8 +28,14 @@ from mttl.training.report import (
     write_baselines,
     write_routing,
 )
-from mttl.training.run_folder import RunFolder, check_still_there, step_to_start_from
+from mttl.training.run_folder import (
+    RunFolder,
+    check_still_there,
+    dotted_settings,
+    step_to_start_from,
+)
 from mttl.training.saving.resuming import checkpoint_errors
+from mttl.training.shown_tasks import show_tasks
 from mttl.training.text_to_text import TextToTextModule
 from mttl.training.token_report import write_token_routing
 
@@ -61,11 +68,14 @@ def train(config: Config, *, resume: bool = False) -> None:
     module = TextToTextModule(
         *(built.model, built.tokenizer, metrics, config.optim, config.generation),
         max_output_length=config.data.max_output_length,
+        loss=config.loss,
     )
     trainer = build_trainer(config, folder, built, resumed_step=step)
 
     # Nothing but the cache is written before all of that is known to fit.
     data.prepare_data()
+    show_tasks(built.model, data)
+    open_boards(trainer, dotted_settings(text))
     if trainer.is_global_zero:
         write_text(folder.config, text)
         console.print(attachment_table(built.attachment, built.model, built.token_layers))
@@ -89,6 +99,8 @@ def train(config: Config, *, resume: bool = False) -> None:
         baselines[split] = baseline_results(gym, metrics, split, config.data, config.run.seed)
         if trainer.is_global_zero:
             write_predictions(folder.predictions, rows, tasks, split)
+        show_answers(trainer, split, tasks, rows)
+    close_boards(trainer, results)
     if trainer.is_global_zero:
         write_results(folder.results, results)
         write_baselines(folder.baselines, baselines)

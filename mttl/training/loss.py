@@ -1,11 +1,28 @@
 """The training loss: cross-entropy per token, with label smoothing and global means."""
 
+from abc import ABC, abstractmethod
+
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from mttl.shapes import IGNORED
+
+
+class TokenLoss(nn.Module, ABC):
+    """A training loss of one's own, in the place of cross-entropy; it must have no parameters."""
+
+    @abstractmethod
+    def forward(
+        self, logits: Float[Tensor, "N V"], targets: Int[Tensor, "N"]
+    ) -> Float[Tensor, "N"]:
+        """Return the loss of every token of the answers of a batch.
+
+        Args:
+            logits: Scores of the vocabulary.
+            targets: Token ids.
+        """
 
 
 def token_losses(
@@ -45,6 +62,19 @@ def answer_losses(
         label_smoothing: ε in [0, 1).
     """
     losses = token_losses(logits[None], targets.flatten()[places][None], label_smoothing)[0]
+    return at_places(losses, places, targets)
+
+
+def at_places(
+    losses: Float[Tensor, "N"], places: Int[Tensor, "N"], targets: Int[Tensor, "B L"]
+) -> Float[Tensor, "B L"]:
+    """Return the losses of some positions among those of all, which are 0.
+
+    Args:
+        losses: Of the positions that count.
+        places: Where these are among the flattened positions.
+        targets: Of all positions.
+    """
     return losses.new_zeros(targets.numel()).index_copy(0, places, losses).view_as(targets)
 
 

@@ -1,6 +1,10 @@
-"""The precision plugin of training loops that run without Lightning's trainer."""
+"""The precision plugins of what runs without Lightning's trainer: training loops, and answers."""
 
+from contextlib import AbstractContextManager
+
+import torch
 from lightning_fabric.plugins import MixedPrecision, Precision
+from torch import nn
 
 PRECISIONS = ("32-true", "16-mixed", "bf16-mixed")
 
@@ -22,3 +26,24 @@ def precision_plugin(precision: str, device: str) -> Precision:
     if precision == "16-mixed" or precision == "bf16-mixed":
         return MixedPrecision(precision, device)
     raise ValueError(f"precision ('{precision}') must be one of {', '.join(PRECISIONS)}")
+
+
+def answering_precision(precision: str, model: nn.Module) -> Precision:
+    """Return the plugin in which a run answers as it was evaluated.
+
+    Args:
+        precision: Of its training. Where weights were in half or double precision, answers are
+            computed in that of the saved weights as they are loaded: single.
+        model: That answers; it may be moved to another device.
+    """
+    if precision.endswith("-mixed"):
+        return _MixedAnswers(torch.bfloat16 if precision.startswith("bf16") else torch.half, model)
+    return Precision()
+
+
+class _MixedAnswers(Precision):
+    def __init__(self, dtype: torch.dtype, model: nn.Module) -> None:
+        self.dtype, self.model = dtype, model
+
+    def forward_context(self) -> AbstractContextManager:
+        return torch.autocast(next(self.model.parameters()).device.type, self.dtype)

@@ -21,7 +21,7 @@ from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.history_monitor import write_arrays
 from mttl.training.predictions import COLUMNS, MEAN, Result, mean_result
-from mttl.training.routing_monitor import head_names, routing_weights
+from mttl.training.routing_monitor import as_rows, head_names, routing_weights
 
 COPY, MAJORITY = "copy", "majority"
 HEADINGS = {COPY: "copy", MAJORITY: "major"}
@@ -167,7 +167,7 @@ def write_routing(
     *,
     attention: Float[np.ndarray, "G T K"] | None = None,
 ) -> None:
-    """Write ``routing.npz``: ``weights (G, T, K)``, ``tasks`` and ``groups``.
+    """Write ``routing.npz``: weights and probabilities (G, T, K), ``tasks`` and ``groups``.
 
     With several heads each head counts as a group, named ``<group>/head <h>``.
 
@@ -176,8 +176,12 @@ def write_routing(
         router: The trained router.
         groups: Names of its G groups.
         tasks: Names of its T tasks.
-        attention: Weights to write instead of the router's, where attention takes its place.
+        attention: To write instead of both, where it takes the router's place.
     """
     weights = routing_weights(router) if attention is None else attention
+    arrays = {
+        "weights": weights,
+        "probabilities": as_rows(router.probabilities()) if attention is None else attention,
+    }
     heads = head_names(tuple(groups), weights.shape[0])
-    write_arrays(path, weights=weights, tasks=np.array(tasks), groups=np.array(heads))
+    write_arrays(path, **arrays, tasks=np.array(tasks), groups=np.array(heads))

@@ -10,6 +10,8 @@ from jaxtyping import Float
 
 from mttl.analysis.statistics import discreteness, sparsity, usage
 from mttl.routing.task.task_router import TaskRouter
+from mttl.training.boards.board import Board
+from mttl.training.boards.routing_image import routing_image
 from mttl.training.history_monitor import HistoryMonitor
 
 
@@ -67,7 +69,11 @@ class RoutingMonitor(HistoryMonitor):
             return
         with torch.no_grad():
             statistics = routing_statistics(router.probabilities(), self.groups)
-        self.record(trainer, routing_weights(router).astype(np.float16), statistics)
+        weights = routing_weights(router)
+        self.record(trainer, weights.astype(np.float16), statistics)
+        for logger in trainer.loggers:
+            if isinstance(logger, Board):
+                logger.log_image("routing", routing_image(weights), trainer.global_step)
 
 
 def routing_weights(router: TaskRouter) -> np.ndarray:

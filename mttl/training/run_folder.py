@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -135,16 +136,69 @@ def changed_settings(
             it is resumed.
         but: Names that may not differ all the same.
     """
-    first, second = (_flat(_parsed(text)) for text in (before, now))
+    return [
+        f"{name} ({first} before, {second} now)"
+        for name, first, second in _differences(before, now)
+        if name in but or not name.startswith(ignore)
+    ]
+
+
+def differing_settings(one: Path, other: Path, ignore: tuple[str, ...]) -> list[str]:
+    """Return the dotted names of settings by which two runs differ, with both values.
+
+    Args:
+        one: A run's folder.
+        other: Another one.
+        ignore: How the names begin that may differ.
+
+    Raises:
+        CheckpointError: If one has no configuration.
+    """
+    texts = []
+    for run in (one, other):
+        path = RunFolder(run).config
+        if not path.is_file():
+            raise CheckpointError(
+                f"'{path}' is missing, so nothing tells which settings the run had. Copy it back"
+            )
+        texts.append(read_text(path, CheckpointError, MOST_YAML))
+    return [
+        f"{name} ({first} and {second})"
+        for name, first, second in _differences(*texts)
+        if not name.startswith(ignore)
+    ]
+
+
+def seed_of(run: Path) -> int:
+    """Return the seed of a run.
+
+    Raises:
+        CheckpointError: If the folder has no configuration, or it is damaged.
+    """
+    path = RunFolder(run).config
+    if not path.is_file():
+        raise CheckpointError(f"'{run}' is no run: it has no config.yaml")
+    seed = dotted_settings(read_text(path, CheckpointError, MOST_YAML)).get("run.seed")
+    if type(seed) is not int:
+        raise CheckpointError(f"'{path}' is damaged: run.seed ({seed}) must be a whole number")
+    return seed
+
+
+def _differences(one: str, other: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the name and both values of every setting that differs."""
+    first, second = (dotted_settings(text) for text in (one, other))
     for settings in (first, second):
         if "data.prefix" in settings:
             settings["data.prefix"] = prefix_kind(settings["data.prefix"])
             settings.setdefault("data.truncate", "end")  # runs of before do not say it
-    return [
-        f"{name} ({first.get(name)} before, {second.get(name)} now)"
-        for name in sorted(first.keys() | second.keys())
-        if first.get(name) != second.get(name) and (name in but or not name.startswith(ignore))
-    ]
+    for name in sorted(first.keys() | second.keys()):
+        if first.get(name) != second.get(name):
+            yield name, first.get(name), second.get(name)
+
+
+def dotted_settings(text: str) -> dict[str, Any]:
+    """Return the settings of a configuration as YAML, by dotted names."""
+    return _flat(_parsed(text))
 
 
 def _parsed(text: str) -> Any:

@@ -12,14 +12,16 @@ from torchmetrics import Metric
 from transformers import PreTrainedTokenizerBase
 
 from mttl.config.optim_schema import AdamW, Optim
+from mttl.config.own_parts import OwnPart
 from mttl.config.schema import Generation
+from mttl.errors import ConfigError, TrainingError
 from mttl.metrics.crossfit import build_metric
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import generate_texts, search_settings
 from mttl.models.teacher_forcing import forced_logits
 from mttl.routing.context import Routing
 from mttl.skills.skilled_model import SkilledModel
-from mttl.training.loss import answer_losses, example_means, global_mean
+from mttl.training.loss import answer_losses, at_places, example_means, global_mean
 from mttl.training.module import ResumableModule
 from mttl.training.saving.checkpoint_file import not_finite
 from mttl.training.token_balance import LOADS, token_loads
@@ -47,6 +49,10 @@ class TextToTextModule(ResumableModule):
         optim: Optimizer, learning rates, schedule and label smoothing.
         generation: How answers are searched; greedily by default.
         max_output_length: Most tokens to generate.
+        loss: A loss of one's own to train with; cross-entropy by default.
+
+    Raises:
+        ConfigError: If the loss cannot be built.
     """
 
     model: SkilledModel
@@ -60,12 +66,14 @@ class TextToTextModule(ResumableModule):
         generation: Generation | None = None,
         *,
         max_output_length: int = 64,
+        loss: OwnPart | None = None,
     ) -> None:
         super().__init__(model, optim or AdamW(kind="adamw"))
         self.tokenizer = tokenizer
         self.tasks = tuple(metrics)
         self.metric_names = tuple(metrics.values())
         self.generation = search_settings(generation or Generation(), max_output_length)
+        self.own_loss = None if loss is None else build_loss(loss)
         # Lists by task id: names of tasks may hold characters that module names may not.
         self.scores = nn.ModuleList(build_metric(metric) for metric in metrics.values())
         # Sum and count of the validation losses of each task.
@@ -95,6 +103,23 @@ class TextToTextModule(ResumableModule):
             logits, labels, places = forced_logits(self.model.backbone, batch)
         return answer_losses(logits, labels, places, label_smoothing), labels, routing
 
+    def training_losses(
+        self, batch: Mapping[str, Any]
+    ) -> tuple[Float[Tensor, "B L"], Int[Tensor, "B L"], Routing]:
+        """Return what `nll` does, by the loss that training minimises."""
+        if self.own_loss is None:
+            return self.nll(batch, self.optim.label_smoothing)
+        routing = self.model.route(batch["task_ids"], inputs=batch)
+        with self.model.slot.use(routing):
+            logits, labels, places = forced_logits(self.model.backbone, batch)
+        losses = self.own_loss(logits, labels.flatten()[places])
+        if losses.shape != places.shape:
+            raise TrainingError(
+                f"{type(self.own_loss).__name__} gives losses of shape {tuple(losses.shape)}, and "
+                f"must give one for every token, {tuple(places.shape)}"
+            )
+        return at_places(losses, places, labels), labels, routing
+
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor | dict[str, Tensor]:
         """Return the loss of a batch plus the router's prior and the auxiliary losses of layers.
 
@@ -103,7 +128,7 @@ class TextToTextModule(ResumableModule):
         Raises:
             TrainingError: If the loss of the step before was not finite.
         """
-        losses, labels, routing = self.nll(batch, self.optim.label_smoothing)
+        losses, labels, routing = self.training_losses(batch)
         loss = global_mean(losses, labels)
         self._watch(loss.detach())
         prior = self.model.router.prior_loss().to(loss.device)
@@ -210,6 +235,24 @@ class TextToTextModule(ResumableModule):
             decoder_only=is_decoder_only(self.model.backbone),
             **self.generation,
         )
+
+
+def build_loss(section: OwnPart) -> nn.Module:
+    """Build a loss of one's own.
+
+    Raises:
+        ConfigError: If it cannot be, or has parameters.
+    """
+    try:
+        loss = section.make()
+    except ValueError as error:
+        raise ConfigError(f"section loss: {error}") from error
+    if any(True for _ in loss.parameters()):
+        raise ConfigError(
+            f"section loss: '{section.kind}' has parameters, which nothing trains; keep what is "
+            "constant in buffers"
+        )
+    return loss
 
 
 def mean_score(scores: Sequence[Tensor | float]) -> Tensor:

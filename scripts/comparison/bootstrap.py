@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 # Task, fold, seed and few-shot sample of a score.
 Key = tuple[str, int, int, int]
 N_DRAWS = 2000
+SMALLEST_WIDTH = 1e-9  # of rounding; relative to the ends
 MOST_NUMBERS = 2**22  # drawn at a time
 
 
@@ -22,7 +23,9 @@ def mean_and_interval(
     within those. A training belongs to many tasks at once, so one draw takes the same seeds for
     all tasks of a fold: what a training does to all of them does not average out. The interval is
     about tasks like these, trained and adapted again. It is that of the percentiles, too narrow
-    where there are few of anything: by a factor of about √(1 - 1/n) for n tasks.
+    where there are few of anything: by a factor of about √(1 - 1/n) for n tasks or seeds. With one
+    seed it leaves out what trainings differ by. Where all draws are alike, nothing is known of what
+    varies, and there is no interval rather than one without width.
 
     Args:
         scores: By task, fold, seed and few-shot sample. A task's mean is that of its trainings.
@@ -31,7 +34,8 @@ def mean_and_interval(
         seed: Of the draws.
 
     Returns:
-        The mean, and the ends of the interval: NaN of a single score, and all of none.
+        The mean, and the ends of the interval: NaN of a single score or of scores that are all
+        alike, and all of none.
     """
     if not scores:
         return math.nan, math.nan, math.nan
@@ -41,6 +45,8 @@ def mean_and_interval(
         return mean, math.nan, math.nan
     means = draw_means(cells, n_draws, np.random.default_rng(seed))
     low, high = np.nanquantile(means, [(1 - level) / 2, (1 + level) / 2])
+    if high - low <= SMALLEST_WIDTH * max(abs(low), abs(high), 1.0):
+        return mean, math.nan, math.nan
     return mean, float(low), float(high)
 
 

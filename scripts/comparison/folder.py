@@ -2,14 +2,14 @@
 
 import json
 from argparse import Namespace
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from comparison.folds import deal, partitions
-from comparison.methods import ALL, Plan, Way
+from comparison.methods import ALL, REFERENCE, Method, Plan, Way
 from comparison.rates import chosen_rates, search_points
 from comparison.running import alone, keep_config, refuse_settings, run_all
 from comparison.stages import Cost, Processes, start_again
@@ -58,6 +58,8 @@ class Comparison:
         examples: Rows of every unseen task; all by default.
         n_folds: In how many folds every task is unseen once; none takes the partition as it is.
         search_rates: Whether each way of adaptation gets the best of a few rates.
+        methods: What the names of methods stand for.
+        reference: The method that others are compared with.
     """
 
     out: Path
@@ -70,17 +72,17 @@ class Comparison:
     examples: int | None = None
     n_folds: int | None = None
     search_rates: bool = False
+    methods: Mapping[str, Method] = field(default_factory=lambda: ALL)
+    reference: str = REFERENCE
 
     @classmethod
-    def of_options(
-        cls, options: Namespace, examples: int | None = None, *, search_rates: bool = False
-    ) -> Self:
+    def of_options(cls, options: Namespace, examples: int | None = None, **more: Any) -> Self:
         """Return the comparison of a command line.
 
         Args:
             options: What `comparison.running.comparison_parser` and `add_text_options` read.
             examples: As above.
-            search_rates: As above.
+            **more: As above.
         """
         return cls(
             out=Path(options.out),
@@ -92,7 +94,7 @@ class Comparison:
             overrides=tuple(options.override),
             examples=examples,
             n_folds=options.folds,
-            search_rates=search_rates,
+            **more,
         )
 
     def group(self, item: Plan) -> Path:
@@ -117,7 +119,11 @@ class Comparison:
 
     def files(self, item: Plan) -> str:
         """Return the configuration files of one training."""
-        return f"{self.config}+{ALL[item.name].fragment}"
+        return f"{self.config}+{self.methods[item.name].fragment}"
+
+    def adapt_files(self, item: Plan) -> str:
+        """Return the configuration files of its adaptations."""
+        return self.files(item) if self.methods[item.name].adapts_by_fragment else self.config
 
     def shared(self, item: Plan) -> list[str]:
         """Return the settings that training and adaptation share."""
@@ -132,7 +138,7 @@ class Comparison:
             *(f"trainer.val_check_interval={self.steps}", "data.evaluate=[test]"),
             f"data.cache_dir={self.out / '.cache'}",
             *self.shared(item),
-            *ALL[item.name].training(),
+            *self.methods[item.name].training(),
         ]
 
     def adaptation(self, item: Plan, way: Way) -> list[str]:
@@ -143,8 +149,8 @@ class Comparison:
             f"adapt.eval_every={max(1, self.adapt_steps // 2)}",
             *(*examples, *way.settings, *self.shared(item)),
         ]
-        lr = load_config(self.config, common).adapt.lr
-        return [*common, *ALL[item.name].adaptation(lr)]
+        lr = load_config(self.adapt_files(item), common).adapt.lr
+        return [*common, *self.methods[item.name].adaptation(lr)]
 
     @cached_property
     def gym(self) -> Gym:
@@ -200,7 +206,7 @@ class Comparison:
             if training.router.kind == "expert" and isinstance(n_skills, int):
                 read_expert_matrix(training.router.matrix, [*seen, *unseen, *dev], n_skills)
             for way in item.ways:
-                adapt = load_config(self.config, self.adaptation(item, way)).adapt
+                adapt = load_config(self.adapt_files(item), self.adaptation(item, way)).adapt
                 most = max(most, adapt.examples or 0)
         samples = read_samples(self.samples)
         plan_jobs(self.gym, unseen, [0], samples=samples, n_examples=most or None)
@@ -236,6 +242,17 @@ class Comparison:
                 f"began: {changed}. Change them back, or use another folder with --out"
             ),
         )
+        own = [name for name, method in self.methods.items() if method.adapts_by_fragment]
+        for name in own:
+            files = self.files(Plan(name, 0))
+            keep_config(
+                self.out / "methods" / f"{name}.yaml",
+                dump_config(load_config(files, list(self.overrides))),
+                lambda changed, name=name: (
+                    f"the method '{name}' has changed since the comparison in '{self.out}' began: "
+                    f"{changed}. Change its file back, or give it another name"
+                ),
+            )
         if self.n_folds is not None:
             for number, partition in enumerate(self.partitions, 1):
                 text = json.dumps(asdict(partition), indent=1) + "\n"
@@ -278,15 +295,17 @@ class Comparison:
 
     def _adapt(self, item: Plan, way: Way) -> list[str]:
         run = self.run_folder(item)
-        command = [str(ROOT / "pl_finetune.py"), "-c", self.config, "--from", str(run)]
+        files = self.adapt_files(item)
+        command = [str(ROOT / "pl_finetune.py"), "-c", files, "--from", str(run)]
         command += ["--samples", self.samples] if self.samples else []
         command += ["--tasks", self.tasks, "--out", str(run / f"adapt-{way.name}")]
         return [*command, "-k", *self.adaptation(item, way), *self.rates(item, way)]
 
     def _search(self, item: Plan, way: Way) -> list[str]:
         run, given = self.run_folder(item), self.adaptation(item, way)
-        config = load_config(self.config, given)
-        command = [str(ROOT / "pl_search.py"), "-c", self.config, "--from", str(run)]
+        files = self.adapt_files(item)
+        config = load_config(files, given)
+        command = [str(ROOT / "pl_search.py"), "-c", files, "--from", str(run)]
         command += ["--tasks", "dev", "--samples", str(config.data.samples[0])]
         command += ["--out", str(run / f"search-{way.name}")]
         return [*command, "-k", *given, f"search.points={search_points(config.adapt)}"]
@@ -306,6 +325,9 @@ def carry_out(
     Returns:
         The tables of everything.
     """
+    if not plans:  # everything exists
+        with alone(comparison.out):
+            return write()
     comparison.check(plans)
     with alone(comparison.out):
         comparison.keep_settings()

@@ -61,8 +61,11 @@ def interval(reached_at: Sequence[int | None], seen: Sequence[int]) -> Interval:
 
 
 def half_width(values: Sequence[float], confidence: float = 0.95) -> float:
-    """Return half the width of Student's interval of a mean, ``t · s / √n``; NaN of one value."""
-    if len(values) == 1:
+    """Return half the width of Student's interval of a mean, ``t · s / √n``.
+
+    NaN of one value, and of values that are all alike: they do not tell what varies.
+    """
+    if len(set(values)) == 1:
         return math.nan
     from scipy import stats  # an optional library
 

@@ -1,6 +1,7 @@
 """The methods that are compared: configuration fragments and settings on top of a common file."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mttl.errors import MttlError
@@ -59,16 +60,18 @@ class Method:
     """One way to train and to adapt.
 
     Args:
-        fragment: Configuration file merged onto the common one.
+        fragment: Configuration file merged onto the common one; several are joined by ``+``.
         settings: Overrides of training.
         one_speed: Give the router the learning rate of the skills, in adaptation too.
         ways: How its inventory can be adapted; the first is the method's own.
+        adapts_by_fragment: Whether the file holds settings of adaptation too, or names classes.
     """
 
     fragment: str
     settings: tuple[str, ...] = ()
     one_speed: bool = False
     ways: tuple[Way, ...] = MODE_WAYS[:1]
+    adapts_by_fragment: bool = False
 
     def training(self) -> list[str]:
         """Return the overrides of training."""
@@ -119,6 +122,31 @@ WAYS = tuple(dict.fromkeys(way.name for method in ALL.values() for way in method
 DEFAULT_WAYS = (*MODES, "best_row")
 
 
+def own_methods(texts: Sequence[str], modes: Sequence[str]) -> dict[str, Method]:
+    """Return the methods that ``NAME=FRAGMENT`` stand for.
+
+    Args:
+        texts: Of the command line.
+        modes: Further ways to adapt them.
+
+    Raises:
+        MttlError: If one has another form, or its name is taken.
+    """
+    found: dict[str, Method] = {}
+    for text in texts:
+        name, _, fragment = text.partition("=")
+        if not re.fullmatch(r"\w[\w-]*", name) or not fragment:
+            raise MttlError(
+                f"--method '{text}' must have the form NAME=FILE, a name of letters and digits and "
+                "a configuration file, such as mine=my_router.yaml"
+            )
+        if name in ALL or name in found:
+            raise MttlError(f"--method {name}: there is a method of this name; choose another")
+        ways = (MODE_WAYS[0], *(way for way in MODE_WAYS[1:] if way.name in modes))
+        found[name] = Method(fragment, ways=ways, adapts_by_fragment=True)
+    return found
+
+
 @dataclass(frozen=True)
 class Plan:
     """What one method has to go through, for one seed.
@@ -146,6 +174,7 @@ def plan(
     modes: Sequence[str],
     seeds: Sequence[int],
     n_folds: int | None = None,
+    methods: Mapping[str, Method] = ALL,
 ) -> list[Plan]:
     """Return what to run: every seed and fold of every method, with the ways that it has.
 
@@ -156,16 +185,12 @@ def plan(
         modes: Further ways to adapt, of the methods that have them.
         seeds: Seeds.
         n_folds: How many folds; none takes the partition as it is.
-
-    Raises:
-        MttlError: If the reference is missing, to which the differences are taken.
+        methods: What the names stand for.
     """
-    if REFERENCE not in names:
-        raise MttlError(f"--methods must contain {REFERENCE}: differences are taken to it")
     folds = range(1, n_folds + 1) if n_folds else (0,)
     ways = {
         name: (own.ways[0], *(way for way in own.ways[1:] if way.name in modes))
-        for name, own in ALL.items()
+        for name, own in methods.items()
     }
     return [
         Plan(name, seed, ways[name], fold)

@@ -3,11 +3,12 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from comparison.existing import ExistingRuns, other_settings
 from comparison.folder import Comparison
-from comparison.methods import FIXED_ROUTERS, REFERENCE, Plan, Way
+from comparison.methods import FIXED_ROUTERS, Plan, Way
 from comparison.rates import FACTORS
 from comparison.tables import (
     Line,
@@ -53,18 +54,35 @@ def read_scores(comparison: Comparison, plans: list[Plan]) -> list[Score]:
     return found
 
 
-def write_tables(comparison: Comparison, plans: list[Plan]) -> str:
-    """Write the tables of what has ended, and return them as Markdown."""
+def write_tables(
+    comparison: Comparison, plans: list[Plan], existing: Sequence[ExistingRuns] = ()
+) -> str:
+    """Write the tables of what has ended, and return them as Markdown.
+
+    Args:
+        comparison: The folder.
+        plans: What belongs to it.
+        existing: Runs that stand beside.
+    """
+    reference = comparison.reference
     scores = read_scores(comparison, plans)
+    for runs in existing:
+        scores += runs.scores
     if not scores:
         return ""
     ended = {(score.method, score.mode) for score in scores if score.mode}
     columns = {column: way for column, way in _columns(plans).items() if column in ended}
     lines = [_line(comparison, method, way, plans, scores) for (method, _), way in columns.items()]
-    text = f"{_caption(comparison, plans)}\n\n{main_table(lines, REFERENCE)}"
+    for runs in existing:
+        modes = list(dict.fromkeys(score.mode for score in runs.scores if score.mode))
+        modes.sort(key=lambda mode: mode != "all")
+        for mode in modes or ["all"]:
+            columns[runs.name, mode] = Way(mode, ())
+            lines.append(_existing_line(runs, mode, scores, reference))
+    text = f"{_caption(comparison, plans, existing)}\n\n{main_table(lines, reference)}"
     for heading, kept in (
         ("Unseen tasks, every method:", [column for column in columns if column[1] == "all"]),
-        ("Unseen tasks, every mode:", [column for column in columns if column[0] == REFERENCE]),
+        ("Unseen tasks, every mode:", [column for column in columns if column[0] == reference]),
     ):
         if len(kept) > 1:
             unseen = [score for score in scores if (score.method, score.mode) in kept]
@@ -80,7 +98,7 @@ def write_tables(comparison: Comparison, plans: list[Plan]) -> str:
         )
         for column in columns
     ]
-    save_figure(comparison_figure(dots, REFERENCE), comparison.out / "comparison")
+    save_figure(comparison_figure(dots, reference), comparison.out / "comparison")
     write_text(comparison.out / "table.md", text)
     write_text(comparison.out / "table.csv", to_csv(lines))
     write_text(comparison.out / "scores.csv", to_csv(scores))
@@ -100,20 +118,38 @@ def _line(
     # A mode changes nothing about the tasks of training.
     seen = _scores(scores, method, "") if mode == "all" else []
     unseen = _scores(scores, method, mode)
-    reference = _scores(scores, REFERENCE, "all")
+    reference = _scores(scores, comparison.reference, "all")
     return Line(
         label(method, mode),
         trained=n_trained_in(comparison, adapted[0], mode),
         n_seeds=len(by_seed(unseen)),
         seen=_mean(by_seed(seen).values()),
         unseen=_mean(by_seed(unseen).values()),
-        seen_difference=paired_difference(seen, _scores(scores, REFERENCE, "")),
+        seen_difference=paired_difference(seen, _scores(scores, comparison.reference, "")),
         unseen_difference=paired_difference(unseen, reference),
         training_minutes=_mean(cost.cpu_minutes for cost in training if seen),
         adaptation_minutes=sum(cost.cpu_minutes for cost in adapting) / len(adapted),
         peak_mib=max(cost.peak_mib for cost in training + adapting),
         rates=_rates(comparison, adapted, way),
         **_loads(comparison, items if mode == "all" else []),
+    )
+
+
+def _existing_line(runs: ExistingRuns, mode: str, scores: list[Score], reference: str) -> Line:
+    """Return a row of the main table of runs whose costs are not known."""
+    seen = _scores(scores, runs.name, "") if mode == "all" else []
+    unseen = _scores(scores, runs.name, mode)
+    return Line(
+        label(runs.name, mode),
+        trained=n_trained(runs.folders[0]),
+        n_seeds=len(runs.folders),
+        seen=_mean(by_seed(seen).values()),
+        unseen=_mean(by_seed(unseen).values()),
+        seen_difference=paired_difference(seen, _scores(scores, reference, "")),
+        unseen_difference=paired_difference(unseen, _scores(scores, reference, "all")),
+        training_minutes=math.nan,
+        adaptation_minutes=math.nan,
+        peak_mib=math.nan,
     )
 
 
@@ -172,15 +208,34 @@ def budget(comparison: Comparison, plans: list[Plan]) -> str:
     return text
 
 
-def _caption(comparison: Comparison, plans: list[Plan]) -> str:
+def _caption(comparison: Comparison, plans: list[Plan], existing: Sequence[ExistingRuns]) -> str:
     """Return the budget and what the columns mean."""
+    known = [comparison.run_folder(item) for item in plans if item.name == comparison.reference]
+    known += [runs.folders[0] for runs in existing if runs.name == comparison.reference]
+    first = next((run for run in known if (run / "config.yaml").is_file()), None)
+    others = [runs for runs in existing if runs.name != comparison.reference]
+    beside = other_settings(first, others) if first is not None else ""
     return (
-        f"{budget(comparison, plans)}Mean test scores over tasks in per cent; in brackets the 95 % "
+        (budget(comparison, plans) if plans else "")
+        + "Mean test scores over tasks in per cent; in brackets the 95 % "
         "interval of the paired difference, by a hierarchical bootstrap over tasks, seeds and "
         "few-shot samples. Trained parameters are those of skills and router, or what a mode "
         "trains; minutes are processor time per run; memory is the peak of a process."
+        + _few_seeds({*(item.seed for item in plans), *(s for r in existing for s in r.seeds)})
         + (RATES_CAPTION if comparison.search_rates else "")
         + (TOKEN_CAPTION if any(item.name.startswith("token") for item in plans) else "")
+        + (f"\n\n{beside}" if beside else "")
+    )
+
+
+def _few_seeds(seeds: set[int]) -> str:
+    """Return what intervals of one or two seeds leave out."""
+    if len(seeds) > 2:
+        return ""
+    return (
+        " With one seed they say nothing of other trainings."
+        if len(seeds) == 1
+        else " With two seeds they are too narrow for what trainings differ by: take three or more."
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from comparison.stages import Processes
-from mttl.command import add_overrides, make_console, positive, processes
+from mttl.command import add_overrides, make_console, make_parser, positive, processes
 from mttl.errors import ConfigError
 from mttl.files import locked, write_text
 from mttl.progress_bar import counting_bar
@@ -95,9 +95,7 @@ def comparison_parser(
     ablations: Sequence[str] = (),
 ) -> argparse.ArgumentParser:
     """Return a command line with what all comparisons take."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(description)
     add = parser.add_argument
     add("-c", "--config", default=config, metavar="FILE[+FILE...]", help="(%(default)s)")
     more = f"; and the ablations {', '.join(ablations)} (all but those)" if ablations else " (all)"

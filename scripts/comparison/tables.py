@@ -168,7 +168,7 @@ def main_table(lines: Sequence[Line], reference: str) -> str:
             mean_cell(line.unseen_difference, "+") if line.method != reference else "",
             _number(line.training_minutes),
             _number(line.adaptation_minutes),
-            f"{line.peak_mib:.0f}",
+            _number(line.peak_mib, 0),
             *((line.rates,) if searched else ()),
             *((_number(line.load_entropy, 3), _number(line.dropped)) if tokens else ()),
         )

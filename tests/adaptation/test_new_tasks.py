@@ -18,7 +18,7 @@ import mttl
 import mttl.adaptation.modes
 from helpers.checksums import note_again
 from helpers.command import ROOT, load_recipe, train
-from helpers.gyms import TINY_LLAMA, write_config, write_gym
+from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
 from helpers.new_tasks import NEW, train_source
 from mttl.adaptation.fine_tune import score_batches
 from mttl.adaptation.new_tasks import Adaptation
@@ -28,6 +28,7 @@ from mttl.data.data_module import TextToTextDataModule
 from mttl.data.opening import task_code
 from mttl.errors import CheckpointError, ConfigError, TaskError
 from mttl.inventory_files import CHECKSUMS
+from mttl.models.backbone import build_random
 
 STEPS = {"max_steps": 2, "eval_every": 1, "batch_size": 4}
 PAIRS = [(word, "b") for word in ("ab", "cab", "b", "ca", "bb", "ac", "cc", "abc")]
@@ -300,3 +301,20 @@ def test_one_question_is_asked_in_a_list(run: Path) -> None:
     adapted = mttl.adapt_to(run, PAIRS, task="new", mode="zero_shot")
     with pytest.raises(TypeError, match=re.escape("write ['abc']")):
         adapted("abc")
+
+
+def test_a_backbone_that_has_moved_is_named(tmp_path: Path) -> None:
+    gym = write_gym(tmp_path / "gym")
+    build_random("t5", TINY_T5["config"]).save_pretrained(tmp_path / "base")
+    base = {"kind": "pretrained", "name": str(tmp_path / "base"), "tokenizer": "byte"}
+    (tmp_path / "base.yaml").write_text(json.dumps({"backbone": base}))
+    config = write_config(tmp_path / "tiny.yaml", gym)
+    short = ("trainer.max_steps=1", "trainer.val_check_interval=1")
+    path = train(f"{config}+{tmp_path / 'base.yaml'}", "moved", *short).path
+    (tmp_path / "base").rename(tmp_path / "there")
+    with pytest.raises(ConfigError, match="base"):
+        mttl.adapt_to(path, PAIRS, task="new", max_steps=1)
+    given = {"max_steps": 1, "mode": "router_only", "backbone": tmp_path / "there"}
+    assert mttl.adapt_to(path, PAIRS, task="new", **given)(["ab"])
+    (result,) = mttl.adapt(path, tasks=["copy"], allow_seen=True, **given)
+    assert result.task == "copy"

@@ -34,6 +34,13 @@ def test_a_run_is_read(write_run: Write, tmp_path: Path) -> None:
     assert curves == {"usage": ([0, 500], [1, 0.9]), "encoder/usage": ([0, 500], [1, 0.8])}
 
 
+def test_probabilities_are_read_where_they_are(write_run: Write, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    assert read_record(run).probabilities is None  # as runs of earlier versions
+    rewrite(run / "plots" / "routing.npz", probabilities=np.full((4, 4, 3), 0.5))
+    np.testing.assert_array_equal(read_record(run).probabilities, 0.5)
+
+
 def test_heads_are_groups(write_run: Write, tmp_path: Path) -> None:
     record = read_record(write_run(tmp_path / "run", n_heads=2))
     assert record.groups[:2] == ("encoder.block.0.q/head 0", "encoder.block.0.q/head 1")
@@ -57,6 +64,8 @@ def test_a_folder_without_routing_is_answered(tmp_path: Path) -> None:
         ({"weights": np.ones((4, 5, 3))}, r"shape \(4, 5, 3\)"),
         ({"weights": np.ones((4, 4, 0))}, r"shape \(4, 4, 0\)"),
         ({"tasks": None}, "lacks tasks"),
+        ({"probabilities": np.ones((4, 4, 2))}, r"probabilities of shape \(4, 4, 2\) and weights"),
+        ({"probabilities": np.full((4, 4, 3), np.inf)}, "no finite numbers"),
         ({"weights": np.full((4, 4, 3), np.nan)}, "no finite numbers"),
         ({"weights": np.full((4, 4, 3), "a")}, "no finite numbers"),
     ],

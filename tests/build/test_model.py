@@ -11,7 +11,7 @@ from helpers.backbones import tiny_bart
 from mttl.build.build_backbone import backbone_name, build_tokenizer, place_of
 from mttl.build.expert_matrix import read_expert_matrix
 from mttl.build.model import Built, build_model
-from mttl.config.load import configs_dir, load_config
+from mttl.config.load import configs_dir, load_config, resolve_path
 from mttl.errors import ConfigError, TaskError
 from mttl.models.backbone import build_random, is_decoder_only
 from mttl.routing import FixedRouter, HyperFormerRouter, PolytroponRouter, TaskMoERouter
@@ -349,7 +349,7 @@ def test_a_missing_task_of_the_shipped_matrix_is_named_in_its_section() -> None:
     config = load_config("crossfit.yaml+backbone/tiny_t5.yaml+router/expert.yaml", TINY)
     with pytest.raises(ConfigError) as caught:
         build_model(config, [*TASKS, "verb_pst"])
-    path = configs_dir() / "router" / "expert_lexical.csv"
+    path = resolve_path("router/expert_lexical.csv")
     assert str(caught.value).startswith(
         f"section router: '{path}' has no row for the task 'verb_pst'"
     )

@@ -42,12 +42,20 @@ def test_a_file_is_looked_up_as_given_first(write: Writer) -> None:
     assert find_file("crossfit.yaml") == Path("crossfit.yaml")
     assert find_file("router/shared", suffix=".yaml") == configs_dir() / "router" / "shared.yaml"
     assert resolve_path("partitions/lexical.json").parent == configs_dir() / "partitions"
+    Path("configs/router").mkdir(parents=True)
+    Path("configs/router/shared.yaml").write_text("")
+    assert find_file("router/shared", suffix=".yaml") == Path("configs/router/shared.yaml")
+    assert find_file("router/private", suffix=".yaml").is_absolute()
 
 
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ("crosfit.yaml", r"there is no file 'crosfit.yaml', nor one in .*Did you mean 'crossfit.y"),
+        (
+            "crosfit.yaml",
+            r"there is no file 'crosfit.yaml', nor one in configs/, nor in .*"
+            r"Did you mean 'crossfit.yaml' or 'crossfit_paper.yaml' or 'data/",
+        ),
         ("crossfit.yaml+", r"the name of a file is empty; files are joined as a.yaml\+b.yaml"),
         ("", r"the name of a file is empty"),
     ],

@@ -25,8 +25,8 @@ def models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def test_the_sections_are_the_contract() -> None:
     assert list(Config.model_fields) == [
-        "run", "data", "backbone", "skills", "router", "aggregation", "moe", "optim", "generation",
-        "adapt", "search", "trainer",
+        "run", "data", "backbone", "skills", "router", "aggregation", "moe", "optim", "loss",
+        "generation", "adapt", "search", "trainer",
     ]  # fmt: skip
 
 

@@ -7,15 +7,19 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from mttl.data import prepare as module
 from mttl.data.opening import task_code
+from mttl.data.prompt_form import PromptForm
 from mttl.errors import TaskError
 from mttl.gym.folder import Gym
 from mttl.gym.rows import line_of
 
-DEFAULTS = {"decoder_only": False, "max_input_length": 64, "max_output_length": 16}
+DEFAULTS = {"max_input_length": 64, "max_output_length": 16}
 
 
 def prepare(gym, tokenizer, tasks=("a", "b"), split="train", samples=(100, 13), **settings):
-    return module.prepare(gym, tasks, split, samples, tokenizer, **{**DEFAULTS, **settings})
+    own = {name: settings.pop(name) for name in ("max_rows", "cache_dir") if name in settings}
+    own["decoder_only"] = settings.pop("decoder_only", False)
+    form = PromptForm(**{**DEFAULTS, **settings})
+    return module.prepare(gym, tasks, split, samples, tokenizer, form=form, **own)
 
 
 @pytest.fixture

@@ -1,11 +1,15 @@
 """What is generated, as texts."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
+from transformers import GenerationConfig
 
-from mttl.models.generation import generate_texts
+from mttl.config.schema import Generation
+from mttl.models.generation import end_also_at, generate_texts, search_file, search_settings
 
 
 def test_the_prompt_of_a_decoder_only_model_is_cut_off() -> None:
@@ -22,3 +26,26 @@ def test_the_prompt_of_a_decoder_only_model_is_cut_off() -> None:
     assert answers == ["[7]", "[9]"]
     answers = generate_texts(generate, tokenizer, inputs, decoder_only=False, n=5)
     assert answers == ["[1, 2, 7]", "[3, 4, 9]"]
+
+
+def test_the_search_of_a_model_that_draws_by_itself(tmp_path: Path) -> None:
+    own = GenerationConfig(do_sample=True, temperature=0.7, top_p=0.8, top_k=20, max_length=9)
+    own.update(eos_token_id=3, repetition_penalty=1.1, length_penalty=2.0, early_stopping=True)
+    for generation, kept in ((Generation(), False), (Generation(num_beams=2), True)):
+        found = search_file(own, search_settings(generation, 5), pad_id=4)
+        found.save_pretrained(tmp_path)  # which refuses settings that have no meaning
+        read = GenerationConfig.from_pretrained(tmp_path)
+        assert (read.max_new_tokens, read.max_length, read.do_sample) == (5, None, False)
+        assert (read.temperature, read.top_p, read.top_k) == (None, None, None)
+        assert (read.eos_token_id, read.pad_token_id, read.repetition_penalty) == (3, 4, 1.1)
+        assert (read.early_stopping is True) == kept
+    assert own.temperature == 0.7
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"), [(None, [7]), (1, [1, 7]), ([1, 7], [1, 7]), ([2, 1], [2, 1, 7])]
+)
+def test_answers_end_at_further_tokens(own, expected: list[int]) -> None:
+    config = GenerationConfig(eos_token_id=own)
+    end_also_at(config, [7])
+    assert config.eos_token_id == expected

@@ -3,12 +3,15 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from lightning_fabric.plugins import Precision
 
 import mttl
+from helpers.chat_templates import save_tokenizer
 from helpers.command import train
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
 from mttl.build.model import Built
@@ -23,6 +26,11 @@ SETTINGS: dict[str, dict] = {
         "generation": {"num_beams": 3, "length_penalty": 0.5},
     },
     "llama": {"backbone": {**TINY_LLAMA, **LARGE}},
+    "chat": {
+        # Larger still: what differs stands far from the answer.
+        "backbone": {**TINY_LLAMA, "initial_scale": {"*": 8.0}},
+        "data": {"template": "chat", "descriptions": True, "max_input_length": 160},
+    },
 }
 
 
@@ -32,7 +40,11 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     gym = write_gym(root / "gym")
     table = [f"{task},EM,what {task} does" for task in ("copy", "reverse", "number")]
     (gym / "TASKS.csv").write_text("\n".join(["task,metric,description", *table]))
-    config = write_config(root / "tiny.yaml", gym, **SETTINGS[request.param])
+    settings = SETTINGS[request.param]
+    if request.param == "chat":
+        tokenizer = str(save_tokenizer(root / "tokenizer"))
+        settings = {**settings, "backbone": {**settings["backbone"], "tokenizer": tokenizer}}
+    config = write_config(root / "tiny.yaml", gym, **settings)
     return train(config, "source", "trainer.max_steps=1", "data.validation=none").path
 
 
@@ -53,10 +65,42 @@ def evaluated(folder: Path) -> list[tuple[str, str, str]]:
 def test_answers_are_those_of_evaluation(folder: Path, run: Built) -> None:
     rows = evaluated(folder)
     assert len({answer for *_, answer in rows}) > 2
-    questions = [shown.removeprefix(run.form.opening(task)) for task, shown, _ in rows]
+    questions = [shown.removeprefix(run.form.opening(task).text) for task, shown, _ in rows]
     assert all(len(question) <= 4 for question in questions)
     found = run.predict([task for task, *_ in rows], questions, batch_size=4)
     assert found == [answer for *_, answer in rows]
+
+
+def test_a_chat_is_that_of_the_template(folder: Path, run: Built) -> None:
+    """The ids that the model sees are those of `apply_chat_template`, and turns end answers."""
+    if run.form.template != "chat":
+        assert run.model.backbone.generation_config.eos_token_id == 1
+        return
+    turn_ends = run.tokenizer.convert_tokens_to_ids("<extra_id_2>")
+    assert run.model.backbone.generation_config.eos_token_id == [1, turn_ends]
+    asked = [
+        {"role": "system", "content": "what copy does"},
+        {"role": "user", "content": "[copy] ab"},
+    ]
+    seen: list[list[int]] = []
+    run.model.backbone.register_forward_pre_hook(
+        lambda model, args, inputs: seen.append(inputs["input_ids"][0].tolist()), with_kwargs=True
+    )
+    run.predict("copy", [" ab "])
+    prompt = run.tokenizer.apply_chat_template(asked, add_generation_prompt=True)["input_ids"]
+    assert seen[0] == prompt
+    run.choose("copy", ["ab"], ["a", "b"], batch_size=1)
+    for answer, ids in zip("ab", seen[-2:], strict=True):
+        whole = [*asked, {"role": "assistant", "content": answer}]
+        assert ids == run.tokenizer.apply_chat_template(whole)["input_ids"]
+    # An adapted task asks in the same form, and so does what was kept of it.
+    pairs = [("ab", "aba"), ("c", "cc"), ("b", "bb"), ("ca", "cac")]
+    settings = {"mode": "router_only", "max_steps": 1, "eval_every": 1, "batch_size": 2}
+    adapted = mttl.adapt_to(folder, pairs, task="new", description="what new does", **settings)
+    answers = adapted(["abc"])
+    assert adapted.form.opening("new").system == "what new does"
+    adapted.save(folder.parent / "new")
+    assert mttl.load(folder.parent / "new").predict("new", ["abc"]) == answers
 
 
 def test_one_task_as_a_function(run: Built) -> None:
@@ -90,15 +134,15 @@ def test_choices_are_by_likelihood(run: Built, per_token: bool) -> None:
     """Compared with a loop over single answers, without padding."""
     words, given = ["ab", "c", "abca"], ["a", "cab", "bb"]
     found = run.choose("copy", words, given, per_token=per_token, batch_size=4)
-    encoder = run.form.encoder(run.tokenizer, decoder_only=run._decoder_only)
+    encoder = run.form.encoder(run.tokenizer, decoder_only=run.decoder_only)
     for word, choice in zip(words, found, strict=True):
-        (prompt,) = encoder.prompts([run.form.text("copy", word)])
+        (prompt,) = encoder.prompts([run.form.text("copy", word)], [run.form.opening("copy")])
         scores = []
         for answer in given:
             (labels,) = encoder.answers([answer])
-            assert labels[-1] == run.tokenizer.eos_token_id
+            assert {*labels[-2:]} & {run.tokenizer.eos_token_id, *encoder.stops}
             with torch.no_grad():
-                if run._decoder_only:
+                if run.decoder_only:
                     ids = torch.tensor([[*prompt, *labels]])
                     logits = run.model(torch.tensor([0]), input_ids=ids).logits
                     logits = logits[0, len(prompt) - 1 : -1]
@@ -161,3 +205,23 @@ def test_descriptions_that_an_earlier_version_did_not_keep(folder: Path, tmp_pat
             run.predict("copy", ["a"])
     else:
         assert run.predict("copy", ["a"])
+
+
+def test_answers_are_computed_in_the_precision_of_evaluation(tmp_path: Path) -> None:
+    gym = write_gym(tmp_path / "gym")
+    config = write_config(tmp_path / "tiny.yaml", gym, **SETTINGS["llama"])
+    # One row at a time, as shapes change how half precision is rounded.
+    mixed = ("trainer.precision=bf16-mixed", "data.eval_batch_size=1")
+    short = ("trainer.max_steps=1", "data.validation=none")
+    folder = train(config, "mixed", *mixed, *short).path
+    run = mttl.load(folder)
+    rows = evaluated(folder)
+    questions = [shown.removeprefix(run.form.opening(task).text) for task, shown, _ in rows]
+    tasks = [task for task, *_ in rows]
+    assert run.predict(tasks, questions, batch_size=1) == [answer for *_, answer in rows]
+    single = replace(run, precision=Precision())
+    chosen = [
+        model.choose("copy", ["abc"], ["a", "b"])[0].probabilities["a"] for model in (run, single)
+    ]
+    assert chosen[0] != chosen[1]
+    assert chosen[0] == pytest.approx(chosen[1], abs=0.05)  # bfloat16 has eight bits

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from helpers.command import ROOT
+from helpers.command import ROOT, load_recipe
 
 sys.path.insert(0, str(ROOT / "scripts"))
 from comparison.bootstrap import Key, draw_means, mean_and_interval, table
+
+coverage = load_recipe(ROOT / "scripts" / "benchmarks" / "interval_coverage.py")
+simulated = coverage.simulated
 
 
 def drawn_by_a_loop(scores: dict[Key, float], rng: random.Random) -> float:
@@ -31,28 +34,6 @@ def drawn_by_a_loop(scores: dict[Key, float], rng: random.Random) -> float:
                     trainings.append(statistics.fmean(rng.choices(own, k=len(own))))
         means.append(statistics.fmean(trainings))
     return statistics.fmean(means)
-
-
-def simulated(
-    rng: np.random.Generator,
-    *,
-    n_tasks: int = 40,
-    n_folds: int = 1,
-    n_seeds: int = 3,
-    n_samples: int = 2,
-    spread: tuple[float, float, float] = (1.0, 0.3, 0.5),
-) -> dict[Key, float]:
-    """Return scores around 0 of tasks that are unseen in one fold each."""
-    of_training = spread[1] * rng.standard_normal((n_folds, n_seeds))
-    scores: dict[Key, float] = {}
-    for task in range(n_tasks):
-        of_task, fold = spread[0] * rng.standard_normal(), task % n_folds
-        for seed in range(n_seeds):
-            for sample in range(n_samples):
-                noise = spread[2] * rng.standard_normal()
-                key = (f"{task:03}", fold, seed, sample)
-                scores[key] = of_task + of_training[fold, seed] + noise
-    return scores
 
 
 @pytest.mark.parametrize("n_folds", [1, 2])
@@ -94,13 +75,8 @@ def test_where_only_trainings_vary_all_tasks_move_together() -> None:
 @pytest.mark.parametrize(("n_folds", "n_seeds"), [(1, 6), (5, 3)])
 def test_intervals_cover(n_folds: int, n_seeds: int) -> None:
     """Of 200 simulated comparisons: 95 % less what few seeds cost, to three standard errors."""
-    rng = np.random.default_rng(5)
-    covered = 0
-    for _ in range(200):
-        scores = simulated(rng, n_folds=n_folds, n_seeds=n_seeds)
-        _, low, high = mean_and_interval(scores, n_draws=400)
-        covered += low <= 0 <= high
-    assert 0.86 <= covered / 200 <= 0.985
+    found = coverage.covered(200, seed=5, n_folds=n_folds, n_seeds=n_seeds)
+    assert 0.86 <= found <= 0.985
 
 
 def test_the_mean_counts_every_task_once() -> None:
@@ -121,6 +97,25 @@ def test_tasks_that_were_seen_in_several_folds_share_their_trainings() -> None:
     }
     means = draw_means(table(scores), 500, np.random.default_rng(0))
     assert {round(x, 6) for x in means} <= {1.5 + n for n in range(7)}
+
+
+def test_scores_that_are_all_alike_have_no_interval() -> None:
+    """Two seeds that agree in everything do not make a method certain."""
+    scores = {(task, 0, seed, 1): 0.1 + 0.2 for task in "ab" for seed in (13, 14)}
+    mean, low, high = mean_and_interval(scores)
+    assert mean == pytest.approx(0.3)
+    assert math.isnan(low)
+    assert math.isnan(high)
+
+
+@pytest.mark.parametrize(("n_seeds", "least"), [(1, 0.6), (2, 0.8)])
+def test_intervals_of_one_or_two_seeds_have_a_width_and_cover_less(
+    n_seeds: int, least: float
+) -> None:
+    """One seed leaves out what trainings differ by, two show too little of it."""
+    _, low, high = mean_and_interval(simulated(np.random.default_rng(5), n_seeds=n_seeds))
+    assert low < high
+    assert least <= coverage.covered(200, seed=5, n_seeds=n_seeds) <= 0.93
 
 
 def test_a_single_score_has_no_interval() -> None:

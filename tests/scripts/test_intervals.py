@@ -39,6 +39,11 @@ def test_a_single_run_has_no_interval():
     assert math.isnan(found.low)
 
 
+def test_runs_that_are_all_alike_have_no_interval():
+    found = interval([24_000, 24_000], [30_000, 30_000])
+    assert str(found) == "24,000 (2 runs)"
+
+
 def test_bad_arguments():
     with pytest.raises(ValueError, match=r"reached_at has 0 runs and seen has 0; .* at least one"):
         interval([], [])

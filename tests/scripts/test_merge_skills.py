@@ -8,11 +8,16 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
-from helpers.command import ROOT, load_recipe
-from helpers.gyms import TINY_T5, write_gym
+from helpers.cards import QUESTIONS, run_card
+from helpers.chat_templates import save_tokenizer
+from helpers.command import ROOT, load_recipe, train
+from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
 from mttl import yaml12
 from mttl.aggregation.elastic import elastic_removal
+from mttl.build.build_backbone import build_backbone
+from mttl.build.model import load_run
 from mttl.command import USER_MISTAKE, run_command
+from mttl.config.load import load_config
 from mttl.models.backbone import build_random
 
 MERGE = load_recipe(ROOT / "scripts" / "merge_skills.py")
@@ -68,6 +73,34 @@ def test_an_anti_expert_is_removed(folder: Path, tmp_path: Path) -> None:
         vector = (bad[name] - base[name]).detach()
         expected = elastic_removal(base[name].detach(), f0[name], [vector], [f[name]], [-0.15])
         torch.testing.assert_close(value.detach(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_tasks_of_runs_say_how_they_are_asked(tmp_path: Path) -> None:
+    """The base plus a task of a run answers as the run does, by the lines of the card."""
+    sections = {"backbone": {**TINY_LLAMA, "initial_scale": {"*": 8.0}}}
+    config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"), **sections)
+    base = tmp_path / "base"
+    build_backbone(load_config([str(config)]).backbone).save_pretrained(base)
+    save_tokenizer(base)
+    backbone = {"kind": "pretrained", "name": str(base), "train": False}
+    (tmp_path / "frozen.yaml").write_text(yaml12.dump({"backbone": backbone}))
+    short = ("trainer.max_steps=1", "data.validation=none", "data.max_input_length=160")
+    form = ("data.template=chat", "data.system=Answer.", "generation.num_beams=2")
+    run = load_run(train(f"{config}+{tmp_path / 'frozen.yaml'}", "chat", *short, *form).path)
+    ingredient = {"run": str(tmp_path / "runs" / "chat"), "task": "reverse"}
+    path = tmp_path / "recipe.yaml"
+    for models in ([ingredient], [ingredient, {**ingredient, "task": "copy", "weight": 1e-9}]):
+        tree = {"base": {"model": str(base)}, "models": models, "method": {"kind": "arithmetic"}}
+        path.write_text(yaml12.dump(tree))
+        out = tmp_path / f"merged{len(models)}"
+        assert MERGE.main([str(path), "--out", str(out)]) == 0
+        assert run_card(out, QUESTIONS) == run.predict("reverse", QUESTIONS)
+        assert ("| 1 | `copy` |" in (out / "README.md").read_text()) == (len(models) > 1)
+    # Without a tokenizer the merge is made all the same.
+    for file in base.glob("*token*"):
+        file.unlink()
+    assert MERGE.main([str(path), "--out", str(tmp_path / "silent")]) == 0
+    assert not (tmp_path / "silent" / "README.md").exists()
 
 
 def test_the_recipe_may_say_where(folder: Path, tmp_path: Path) -> None:

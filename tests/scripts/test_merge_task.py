@@ -2,12 +2,14 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from helpers.cards import ASKED, QUESTIONS, run_card, train_asked
 from helpers.checksums import note_again
 from helpers.command import ROOT, load_recipe, train
 from helpers.compare import relative_error
@@ -15,6 +17,7 @@ from helpers.gyms import write_config, write_gym
 from mttl.adaptation.modes import apply_mode
 from mttl.build.model import load_run
 from mttl.command import USER_MISTAKE, run_command
+from mttl.prediction.model_card import scores_of
 
 SCRIPT = load_recipe(ROOT / "scripts" / "merge_task.py")
 ROUNDING = 1e-5  # four blocks of float32 arithmetic
@@ -26,6 +29,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = write_config(folder / "tiny.yaml", write_gym(folder / "gym"))
     overrides = ("trainer.max_steps=4", "trainer.val_check_interval=4", "data.evaluate=[]")
     return train(config, "source", *overrides).path
+
+
+@pytest.fixture(scope="module", params=list(ASKED))
+def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_asked(tmp_path_factory.mktemp("asked"), request.param)
 
 
 @pytest.mark.parametrize("which", ["reverse", "average"])
@@ -50,6 +58,27 @@ def test_transformers_loads_it_and_answers_alike(run: Path, tmp_path: Path, whic
         skilled, ids = built.model, built.task_ids([which, which])
     expected = skilled(ids, **inputs, labels=labels).logits
     assert relative_error(found, expected) < ROUNDING
+
+
+def test_the_card_asks_as_the_run(asked: Path, tmp_path: Path) -> None:
+    """The lines of the card, run as they stand, give the answers of `run.predict`."""
+    run = load_run(asked)
+    for chosen in (["--task", "reverse"], ["--average"]):
+        out = tmp_path / chosen[0]
+        assert SCRIPT.main([str(asked), *chosen, "--out", str(out)]) == 0
+        if chosen == ["--average"]:
+            task, predictor = "copy", replace(run, model=apply_mode(run.model, "average", 3))
+        else:
+            task, predictor = "reverse", run
+        answers = run_card(out, QUESTIONS)
+        assert answers == predictor.predict(task, QUESTIONS)
+        assert len({*answers}) > 1
+    card = (tmp_path / "--task" / "README.md").read_text()
+    scored = {(row["task"], row["split"]) for row in scores_of(asked, ["reverse"])}
+    assert scored == {("reverse", "dev"), ("reverse", "test")}
+    assert "| reverse | dev | EM | " in card
+    assert ("chat template" in card) == ("torch.tensor" not in card)
+    assert f"The task `reverse` of `{asked}`" in card
 
 
 def test_mistakes_end_in_a_message_and_no_folder(

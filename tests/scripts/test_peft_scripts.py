@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import warnings
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import torch
 from transformers import AutoTokenizer
 
 from helpers.backbones import fill
+from helpers.cards import QUESTIONS, run_card, train_asked
+from helpers.checksums import note_again
 from helpers.command import ROOT, load_recipe, train
 from helpers.compare import relative_error
 from helpers.gyms import TINY_LLAMA, write_config, write_gym
@@ -59,6 +62,57 @@ def test_a_task_is_loaded_by_peft_with_its_base(run: Path, inputs, tmp_path: Pat
     assert relative_error(auto(out)(**inputs).logits, expected) < ROUNDING
     tokenizer = AutoTokenizer.from_pretrained(out / "base_model")
     assert tokenizer("abc").input_ids == built.tokenizer("abc").input_ids
+
+
+@pytest.fixture(scope="module", params=["t5", "chat"])
+def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_asked(tmp_path_factory.mktemp("asked"), request.param)
+
+
+def test_cards_ask_as_the_run(asked: Path, tmp_path: Path) -> None:
+    """The lines of each card, run as they stand, give the answers of `run.predict`."""
+    run = load_run(asked)
+    for chosen, task in ((["--task", "reverse"], "reverse"), (["--inventory"], "copy")):
+        out = tmp_path / task
+        assert EXPORT.main([str(asked), *chosen, "--out", str(out)]) == 0
+        greedy = "The run was evaluated with beams" in (out / "README.md").read_text()
+        assert greedy == (task == "copy" and run.search["num_beams"] > 1)
+        search = {"num_beams": 1} if greedy else {}
+        assert run_card(out, QUESTIONS) == run.predict(task, QUESTIONS, **search)
+
+
+def test_the_adapters_of_all_tasks_share_one_base(asked: Path, tmp_path: Path) -> None:
+    out, back = tmp_path / "adapters", tmp_path / "back"
+    assert EXPORT.main([str(asked), "--all", "--out", str(out)]) == 0
+    names = ["base_model", "copy", "number", "reverse"]
+    assert sorted(path.name for path in out.iterdir() if path.is_dir()) == names
+    assert {path.parent.name for path in out.rglob("model.safetensors")} == {"base_model"}
+    run = load_run(asked)
+    expected = {task: run.predict(task, QUESTIONS) for task in run.tasks}
+    assert expected["copy"] != expected["reverse"]
+    assert run_card(out, QUESTIONS) == expected["copy"]
+    assert run_card(out / "reverse", QUESTIONS) == expected["reverse"]
+    # Two of them on one base: the adapter that is set answers.
+    switched = "question = "
+    for task in ("reverse", "copy"):
+        code = f'model.set_adapter("{task}")\n{switched}'
+        other = tmp_path / task
+        other.mkdir()
+        card = (out / "README.md").read_text().replace(switched, code)
+        assert ', task="copy"' in card
+        (other / "README.md").write_text(card.replace(', task="copy"', f', task="{task}"'))
+        assert run_card(other, QUESTIONS) == expected[task]
+    # Together they become a run again.
+    form = ["--prefix", "--max-output-length", "6"]
+    if run.form.template == "chat":
+        form += ["--template", "chat", "--system", "Answer."]
+    assert IMPORT.main([str(out), *form, "--out", str(back)]) == 0
+    again = load_run(back)
+    assert again.tasks == ("copy", "number", "reverse")
+    search = {"num_beams": run.search["num_beams"], "length_penalty": 0.5}
+    if not run.form.descriptions:
+        for task, answers in expected.items():
+            assert again.predict(task, QUESTIONS, **search) == answers
 
 
 def test_what_is_cut_off_is_reported(run: Path, tmp_path: Path, capsys) -> None:
@@ -173,6 +227,10 @@ def test_mistakes_end_in_a_message_and_no_folder(
         (tmp_path / name / "adapter_model.safetensors").write_bytes(data)
         changed = settings | {"base_model_name_or_path": base}
         (tmp_path / name / "adapter_config.json").write_text(json.dumps(changed))
+    named = tmp_path / "named"  # after the folder of the base
+    shutil.copytree(run / "skills", named)
+    (named / "tasks.json").write_text(json.dumps(["copy", "base_model", "number"]))
+    note_again(named)
     other_base = tmp_path / "llama"
     config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"), backbone=TINY_LLAMA)
     build_backbone(load_config([str(config)]).backbone).save_pretrained(other_base)
@@ -192,6 +250,9 @@ def test_mistakes_end_in_a_message_and_no_folder(
         (IMPORT, [str(adapter), str(adapter), *out], "need names that differ, not adapter, adapt"),
         (IMPORT, [str(adapter), "--tasks", "a,b", *out], "--tasks names 2 tasks; there are 1"),
         (IMPORT, [str(poly), str(poly), *out], "a Poly adapter is a whole inventory"),
+        (IMPORT, [str(adapter), "--system", "x", *out], "--system is a part of chats"),
+        (IMPORT, [str(adapter), "--template", "chat", *out], "is for decoder-only backbones"),
+        (EXPORT, [str(named), "--all", *out], "the task 'base_model' cannot have a folder"),
         (IMPORT, [str(poly), "--mix", "deltas", *out], "--mix is for LoRA adapters"),
         (IMPORT, [str(adapter), str(poly), "--backbone", "x", *out], "is a POLY adapter, not LORA"),
         (

@@ -10,9 +10,11 @@ SCRIPT = load_recipe(ROOT / "scripts" / "summarise_runs.py")
 HEADER = "task,split,sample,seed,metric,score,n\n"
 
 
-def write_run(folder: Path, *rows: tuple[str, str, float]) -> Path:
-    """Write the files of a run with (task, sample, score) on the test split."""
+def write_run(folder: Path, *rows: tuple[str, str, float], lr: float = 0.1) -> Path:
+    """Write the files of a run with (task, sample, score) on the test split; its name is a seed."""
     folder.mkdir()
+    text = f"run: {{name: a{folder.name}, seed: {folder.name}}}\noptim: {{lr: {lr}}}\n"
+    (folder / "config.yaml").write_text(text)
     lines = [f"{task},test,{sample},1,EM,{score},4\n" for task, sample, score in rows]
     (folder / "results.csv").write_text(HEADER + "".join(lines))
     (folder / "baselines.csv").write_text(
@@ -47,3 +49,21 @@ def test_one_run_has_no_deviation(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_a_run_that_has_not_ended_is_named(tmp_path: Path) -> None:
     with pytest.raises(SCRIPT.MttlError, match="has it ended"):
         SCRIPT.main([str(tmp_path)])
+
+
+def test_runs_that_differ_in_more_than_their_seed_are_refused(tmp_path: Path) -> None:
+    first, other = (
+        write_run(tmp_path / n, ("a", "1", 0.5), lr=lr) for n, lr in (("1", 1), ("2", 2))
+    )
+    with pytest.raises(
+        SCRIPT.MttlError, match=r"differ in more than their seed: optim\.lr \(1 and 2\)\. Summarise"
+    ):
+        SCRIPT.main([str(first), str(other)])
+    with pytest.raises(SCRIPT.MttlError, match="have one seed, 1: name one of them"):
+        SCRIPT.main([str(first), str(first)])
+    (other / "config.yaml").write_text("run: {seed: first}\noptim: {lr: 1}\n")
+    with pytest.raises(SCRIPT.MttlError, match=r"run\.seed \(first\) must be a whole number"):
+        SCRIPT.main([str(first), str(other)])
+    (other / "config.yaml").unlink()
+    with pytest.raises(SCRIPT.MttlError, match=r"config\.yaml' is missing"):
+        SCRIPT.main([str(first), str(other)])

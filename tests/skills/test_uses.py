@@ -31,11 +31,9 @@ COMPOSED = {
     "krona": {"scale": 0.3},
 }
 SHAPES = [(6,), (5, 4), (4, 3, 2, 2), (1,), ()]
+PRODUCTS = ("lora", "krona")  # of vectors they make nothing
 TENSORS = [
-    (kind, shape)
-    for kind in COMPOSED
-    for shape in SHAPES
-    if kind not in ("lora", "krona") or shape[1:]
+    (kind, shape) for kind in COMPOSED for shape in SHAPES if kind not in PRODUCTS or shape[1:]
 ]
 
 
@@ -146,7 +144,8 @@ def test_tokens_that_choose_equal_a_loop_over_pairs_with_gradients(kind, name):
     if not len(x):
         return
     grad = torch.randn_like(found)
-    ours = torch.autograd.grad(found, leaves, grad)
+    # A bias does not depend on the input.
+    ours = torch.autograd.grad(found, leaves, grad, materialize_grads=True)
     theirs = torch.autograd.grad(expected, leaves, grad)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other)

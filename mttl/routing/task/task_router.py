@@ -1,5 +1,6 @@
 """The interface of all routers that choose skills by task."""
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,6 +9,11 @@ from typing import ClassVar
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+
+# What `forward` may ask for besides the task ids: a vector per example, of the prompt itself, of
+# the task's description, or of a few of its training rows. It is the mean of the backbone's input
+# embeddings over their tokens.
+SEEN = ("prompts", "descriptions", "examples")
 
 
 @dataclass(frozen=True)
@@ -39,9 +45,11 @@ class TaskRouter(nn.Module, ABC):
     Attributes:
         draws: Whether examples of one task may get different weights while training.
         task_rows: The tensors with a row per task, by name; the others are common to all tasks.
+        seen: What `forward` asks for besides the task ids, of `SEEN`; its signature says it.
 
     Raises:
-        ValueError: If one of them is negative, or one but the groups is 0.
+        ValueError: If one of them is negative, or one but the groups is 0, or `forward` asks for
+            something else.
     """
 
     role = "router"
@@ -64,14 +72,58 @@ class TaskRouter(nn.Module, ABC):
         self.n_tasks = n_tasks
         self.n_heads = n_heads
         self.n_skills = n_skills
+        self.seen = seen_by(type(self))
 
     @abstractmethod
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
-        """Return the mixing weights of each example; random while training, if the kind is."""
+        """Return the mixing weights of each example; random while training, if the kind is.
 
-    @abstractmethod
+        A kind that sees more names it behind the ids, each a tensor (B, D): ``prompts`` (None where
+        `matrix` asks), ``descriptions``, ``examples``.
+        """
+
+    def mix(
+        self, task_ids: Int[Tensor, "B"], prompts: Float[Tensor, "B D"] | None = None
+    ) -> Float[Tensor, "G B H K"]:
+        """Return what `forward` does, given all that it asks for.
+
+        Args:
+            task_ids: One task per example.
+            prompts: A vector of each example's prompt, if the router sees prompts.
+        """
+        given: dict[str, Tensor | None] = {
+            name: getattr(self, f"shown_{name}").index_select(0, task_ids)
+            for name in self.seen
+            if name != "prompts"
+        }
+        if "prompts" in self.seen:
+            given["prompts"] = prompts
+        return self(task_ids, **given)
+
+    @classmethod
+    def rows_of_tasks(cls) -> dict[str, TaskRows]:
+        """Return `task_rows`, and those of what the router is shown of every task."""
+        shown = {f"shown_{name}": TaskRows(0) for name in seen_by(cls) if name != "prompts"}
+        return {**cls.task_rows, **shown}
+
+    def show(self, name: str, vectors: Float[Tensor, "T D"]) -> None:
+        """Keep what the router sees of every task; it is saved with the router.
+
+        Args:
+            name: ``"descriptions"`` or ``"examples"``.
+            vectors: One per task.
+        """
+        self.register_buffer(f"shown_{name}", vectors)
+
     def matrix(self) -> Float[Tensor, "G T H K"]:
-        """Return the mixing weights of every task, without noise."""
+        """Return the mixing weights of every task, without noise: by default, in evaluation."""
+        training = self.training
+        device = next((value.device for value in self.state_dict().values()), None)
+        self.eval()
+        try:
+            return self.mix(torch.arange(self.n_tasks, device=device))
+        finally:
+            self.train(training)
 
     def probabilities(self) -> Float[Tensor, "G T H K"]:
         """Return how likely each task is to use each skill, before any normalisation."""
@@ -97,6 +149,22 @@ class TaskRouter(nn.Module, ABC):
             f"n_groups={self.n_groups}, n_tasks={self.n_tasks}, "
             f"n_heads={self.n_heads}, n_skills={self.n_skills}"
         )
+
+
+def seen_by(kind: type[TaskRouter]) -> tuple[str, ...]:
+    """Return what ``forward`` of a kind of router asks for besides the task ids, of `SEEN`.
+
+    Raises:
+        ValueError: If it asks for something else.
+    """
+    asked = list(inspect.signature(kind.forward).parameters.values())[2:]
+    for item in asked:
+        if item.name not in SEEN and item.default is item.empty:
+            raise ValueError(
+                f"forward of {kind.__name__} asks for '{item.name}'; besides task_ids there are "
+                f"{', '.join(SEEN)}"
+            )
+    return tuple(item.name for item in asked if item.name in SEEN)
 
 
 def initial_rows(

@@ -13,6 +13,7 @@ import numpy as np
 import plot_routing
 import torch
 
+import pl_predict
 import pl_train
 from fuzzing import samples
 from mttl import yaml12
@@ -193,6 +194,18 @@ def _run(folder: Path) -> Any:
     return [built.model, built.tasks, inventory_digest(folder / "skills")]
 
 
+def _adapted(folder: Path) -> Any:
+    built = load_run(folder / "models" / "new", run=folder)
+    return [built.model, built.tasks, built.form]
+
+
+def _answers(folder: Path) -> Any:
+    files = ["--in", str(folder / "questions.tsv"), "--out", str(folder / "answers.tsv")]
+    models = ["--from", str(folder), "--adapted", str(folder / "models" / "new")]
+    command(pl_predict.main, [*models, *files, "--batch-size", "1"])
+    return (folder / "answers.tsv").read_bytes()
+
+
 def _policies(folder: Path) -> Any:
     model, levels = load_policies(folder)
     return [model, levels]
@@ -219,6 +232,15 @@ AREAS: dict[str, Area] = {
     "records TSV": Area("tasks", ("rows.tsv",), _records("rows.tsv")),
     "skills folder": Area("run", SKILLS, _skills, checked="all", weight=2),
     "run": Area("run", SKILLS, _run, checked="all", weight=0.3),
+    "adapted task": Area(
+        "run", tuple(f"models/new/{name}" for name in SKILLS), _adapted, checked="all", weight=0.3
+    ),
+    "prediction": Area(
+        "run",
+        ("questions.tsv", "answers.tsv", "results.csv", "models/new/results.csv"),
+        _answers,
+        weight=0.3,
+    ),
     "policies": Area("policies", SKILLS, _policies, checked="all", weight=0.3),
     "checkpoint of text": Area(
         "run", ("checkpoints/last.ckpt", "config.yaml", "metrics.csv"), _resume, "bytes", 0.4

@@ -19,6 +19,7 @@ from envs.bot import Demonstration
 from envs.demonstration_file import save_demonstrations
 from mttl import yaml12
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
+from mttl.adaptation.new_tasks import adapt_to
 from mttl.adaptation.results import Results
 from mttl.adaptation.search import note_values
 from mttl.gym.rows import JSON_LINES, TSV, line_of
@@ -145,6 +146,14 @@ def _text_run(folder: Path) -> None:
     settings = text_settings(folder / "gym", folder)
     (folder / "text.yaml").write_text(yaml12.dump(settings))
     pl_train.main(["-c", str(folder / "text.yaml"), "-k", "run.name=run"])
+    run = folder / "run"
+    words = [("ab", "2"), ("c", "1"), ("cab", "3"), ("b", "1")]
+    adapt_to(run, words, task="new", mode="router_only", max_steps=1).save(run / "models" / "new")
+    # More than are answered at once, so that an interrupted file is continued.
+    rows = [f"{word}\t{answer}\t{task}\n" for word, answer in words for task in (*TASKS, "new")]
+    (run / "questions.tsv").write_text("input\toutput\ttask\n" + "".join(rows))
+    done = "".join(f"{row.strip()}\t1\n" for row in rows[:9])
+    (run / "answers.tsv").write_text("input\toutput\ttask\tprediction\n" + done)
 
 
 def _policy_run(folder: Path) -> None:

@@ -9,6 +9,7 @@ from kills.material import LEVELS
 
 Arguments = list[str]
 TINY = ("-c", "tiny.yaml", "-k")
+CHUNK = 8  # answers that are written together, as one batch has one question
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,13 @@ def _jobs(command: Command, folder: Path) -> float:
             json.loads(line)
             lines += 1
     return lines
+
+
+def _answers(command: Command, folder: Path) -> float:
+    """Return how many parts of the questions are answered; a part is written at once."""
+    path = folder / command.out
+    lines = path.read_text(errors="replace").count("\n") if path.is_file() else 0
+    return lines // CHUNK
 
 
 def _built(command: Command, folder: Path) -> float:
@@ -152,6 +160,23 @@ COMMANDS = (
         3,
     ),
     Command(
+        *("adapt-save", "pl_finetune.py"),
+        [*TINY, "adapt.seeds=[1,2]", "--from", "runs/source", "--samples", "13", "--save"],
+        "runs/source/adapt-all",
+        _same,
+        _jobs,
+    ),
+    Command(
+        *("predict", "pl_predict.py"),
+        [
+            *("--from", "runs/source", "--in", "questions.jsonl", "--out", "answers.jsonl"),
+            *("--batch-size", "1"),
+        ],
+        "answers.jsonl",
+        _same,
+        _answers,
+    ),
+    Command(
         *("adapt-workers", "pl_finetune.py"),
         [*TINY, "adapt.seeds=[1,2]", "--from", "runs/source", "--workers", "2"],
         "runs/source/adapt-all",
@@ -228,6 +253,7 @@ COMMANDS = (
     _once("merge", "scripts/merge_skills.py", "recipe.yaml", out="merged", weight=2),
     _once("merge-task", "scripts/merge_task.py", "runs/source", "--task", "copy", out="plain"),
     _once("export", "scripts/export_peft.py", "runs/source", "--task", "copy", out="exported"),
+    _once("export-all", "scripts/export_peft.py", "runs/source", "--all", out="exports"),
     _once("import", "scripts/import_peft.py", "adapter", "--tokenizer", "byte", out="imported"),
     _once(
         *("fisher", "scripts/estimate_fisher.py", "--model", "base", "--tokenizer", "byte"),

@@ -16,6 +16,7 @@ TASKS = {
     "twice": ("EM", lambda word: word + word),
     "first": ("EM", lambda word: word[0]),
 }
+SEEN = ["copy", "reverse", "number"]
 TINY_T5 = {
     **{"vocab_size": 384, "d_model": 16, "d_kv": 4, "num_heads": 2, "d_ff": 32},
     **{"num_layers": 1, "num_decoder_layers": 1, "dropout_rate": 0.1},
@@ -72,12 +73,14 @@ OWN_TASK = {
 def write_material(folder: Path) -> None:
     """Write all that is not made by a command of the project."""
     _write_gym(folder / "gym")
-    sides = {"train": ["copy", "reverse", "number"], "dev": ["twice"], "test": ["first"]}
+    sides = {"train": SEEN, "dev": ["twice"], "test": ["first"]}
     _write(folder / "gym" / "partition.json", json.dumps(sides))
     _write(folder / "tiny.yaml", yaml.safe_dump(TEXT))
     _write(folder / "experts.yaml", yaml.safe_dump(EXPERTS))
     _write(folder / "policies.yaml", yaml.safe_dump(POLICIES))
     _write(folder / "text.txt", "one line\n\nanother line of text\nnaïve\n" * 3)
+    questions = [{"task": task, "input": "abc"[: n % 3 + 1]} for n in range(20) for task in SEEN]
+    _write(folder / "questions.jsonl", "".join(f"{json.dumps(row)}\n" for row in questions))
     names = [f"colours{number}" for number in range(4)]
     tasks = {name: {**OWN_TASK, "source": {"train": f"{name}.jsonl"}} for name in names}
     for name in names:

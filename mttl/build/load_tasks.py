@@ -1,0 +1,42 @@
+"""A run and the tasks that were adapted from it, each task with the model that answers it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mttl.build.model import Built, load_run
+from mttl.errors import ConfigError, TaskError
+from mttl.gpus import device_of
+from mttl.inventory_folder import check_named
+from mttl.reading import read_table
+
+
+def load_tasks(
+    source: str | None, adapted: Sequence[str], backbone: str | None
+) -> tuple[dict[str, Built], dict[str, str]]:
+    """Return the model of every task, and its metric; adapted tasks come before the run's own.
+
+    Args:
+        source: The folder of a run.
+        adapted: Folders of tasks that were adapted from it.
+        backbone: Where a pretrained backbone is now.
+
+    Raises:
+        CheckpointError: If a folder holds no inventory.
+        ConfigError: If nothing is named, or two adapted tasks have one name.
+    """
+    check_named(source, adapted)
+    models: dict[str, Built] = {}
+    metrics: dict[str, str] = {}
+    folders = [(folder, source) for folder in adapted] + ([(source, None)] if source else [])
+    for folder, run in folders:
+        built = load_run(folder, run=run, backbone=backbone)
+        built.model.to(device_of())
+        twice = [name for name in built.tasks if name in models and folder != source]
+        if twice:
+            raise ConfigError(f"--adapted '{folder}': another one is of the task '{twice[0]}' too")
+        models = {name: built for name in built.tasks} | models
+        results = Path(folder) / "results.csv"
+        if results.is_file():
+            table = read_table(results, TaskError, ["task", "metric"])
+            metrics = {row["task"]: row["metric"] for row in table} | metrics
+    return models, metrics

@@ -1,0 +1,131 @@
+"""A trained run as a folder that needs nothing else, here or on the model hub.
+
+| path | content |
+|---|---|
+| ``README.md`` | the card: tasks, scores, how to ask |
+| ``skills/`` | the whole inventory, of an adapted task too |
+| ``backbone/`` | the backbone, where it is a folder of this machine |
+| tokenizer files | the run's tokenizer |
+| ``config.yaml``, ``results.csv`` | of the run, if it has them |
+"""
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mttl.build.build_backbone import place_of
+from mttl.build.model_hub import make_repository, upload
+from mttl.checkpoint import save_inventory
+from mttl.config.backbone_schema import Backbone
+from mttl.errors import CheckpointError
+from mttl.files import new_folder
+from mttl.models.backbone import BYTE_TOKENIZER, is_decoder_only
+from mttl.prediction.model_card import Card, scores_of
+from mttl.prediction.predictor import Predictor
+
+_KEPT = ("config.yaml", "results.csv")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedRun(Predictor):
+    """A model that was loaded from a run, and can be given away.
+
+    Attributes:
+        folder: The folder ``skills/`` that it was loaded from.
+        meta: The facts about it, as its ``meta.json`` says.
+        backbone: Where its backbone was found.
+    """
+
+    folder: Path | None = None
+    meta: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    backbone: Backbone | None = None
+
+    def save_pretrained(self, folder: str | Path, *, name: str | None = None) -> None:
+        """Write a folder that `mttl.from_pretrained` and every command read, wherever it lies.
+
+        A backbone with a name on the hub is not copied; a folder of this machine is.
+
+        Args:
+            folder: A new one; it appears whole or not at all.
+            name: What the card says it is loaded by; the folder itself by default.
+
+        Raises:
+            CheckpointError: If the model was not loaded from a run.
+            FileExistsError: If there is something at ``folder`` already.
+        """
+        source, backbone = self._loaded()
+        facts, places = self.meta["backbone"], {}
+        base = place_of(getattr(backbone, "name", facts["name"]))
+        with new_folder(folder) as new:
+            if backbone.kind == "pretrained" and Path(base).is_dir():
+                places["name"] = "backbone"
+                (new / "backbone").mkdir()
+                for file in sorted(path for path in Path(base).iterdir() if path.is_file()):
+                    shutil.copyfile(file, new / "backbone" / file.name)
+            tokenizer = backbone.tokenizer
+            if tokenizer not in (None, BYTE_TOKENIZER) and Path(place_of(tokenizer)).is_dir():
+                places["tokenizer"] = "."
+            self.tokenizer.save_pretrained(new)
+            save_inventory(
+                new / "skills",
+                self.model,
+                self.tasks,
+                backbone_name=facts["name"],
+                backbone_trained=facts["trained"],
+                settings=self.meta["settings"],
+                places=places,
+            )
+            for kept in _KEPT:
+                if (source.parent / kept).is_file():
+                    shutil.copyfile(source.parent / kept, new / kept)
+            Card(
+                kind="skills",
+                place=name or str(folder),
+                base=base,
+                about="Skills and a router over a frozen base, for several tasks."
+                if len(self.tasks) > 1
+                else "Skills over a base, for one task.",
+                tasks=self.tasks,
+                decoder_only=is_decoder_only(self.model.backbone),
+                scores=scores_of(source, self.tasks),
+            ).write(new)
+
+    def push_to_hub(
+        self,
+        name: str,
+        *,
+        private: bool = False,
+        token: str | None = None,
+        message: str = "Upload a run of mttl",
+    ) -> str:
+        """Write what `save_pretrained` writes into a repository of the model hub.
+
+        Args:
+            name: ``"OWNER/NAME"``, or the name of one's own; made if there is none.
+            private: Whether a new one is.
+            token: That may write; by default that of `hf auth login`.
+            message: Of the commit.
+
+        Returns:
+            The address of the commit.
+
+        Raises:
+            CheckpointError: If the model was not loaded from a run.
+            ConfigError: If the hub refuses.
+        """
+        self._loaded()
+        repository = make_repository(name, private=private, token=token)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary) / "run"
+            self.save_pretrained(folder, name=repository)
+            return upload(folder, repository, token=token, message=message)
+
+    def _loaded(self) -> tuple[Path, Backbone]:
+        if self.folder is None or self.backbone is None:
+            raise CheckpointError(
+                "only a run that was loaded can be saved: train it (pl_train.py), then mttl.load it"
+            )
+        return self.folder, self.backbone

@@ -1,0 +1,84 @@
+"""What is written beside exported weights, so that others can ask them: tokenizer, search, card."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from mttl.data.collate import pad_id_of
+from mttl.data.prompt_form import PromptForm
+from mttl.models.backbone import is_decoder_only
+from mttl.models.generation import search_file
+from mttl.prediction.model_card import Card, Kind
+from mttl.prediction.predictor import Predictor
+from mttl.prediction.question_template import question_template
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """How weights are asked.
+
+    Attributes:
+        tokenizer: The model's.
+        forms: How questions look, by task.
+        decoder_only: The kind of model.
+        generation: How the model generates by itself.
+        search: How answers are searched, as `mttl.models.generation.search_settings` says.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    forms: Mapping[str, PromptForm]
+    decoder_only: bool
+    generation: GenerationConfig
+    search: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, run: Predictor, tasks: Sequence[str]) -> "Asking":
+        """Return how a model is asked for some of its tasks."""
+        backbone: Any = run.model.backbone
+        return cls(
+            tokenizer=run.tokenizer,
+            forms=dict.fromkeys(tasks, run.form),
+            decoder_only=is_decoder_only(backbone),
+            generation=backbone.generation_config,
+            search=run.search,
+        )
+
+    def write(
+        self,
+        folder: Path,
+        kind: Kind,
+        *,
+        place: str,
+        base: str,
+        about: str,
+        scores: Sequence[dict[str, str]] = (),
+    ) -> None:
+        """Write the tokenizer, ``generation_config.json`` and the card into a folder.
+
+        Args:
+            folder: One that is being written.
+            kind: As for `Card`, and so are the others.
+            place: What the folder will be loaded by.
+            base: The backbone.
+            about: What the weights are.
+            scores: Rows of ``results.csv``.
+        """
+        template = question_template(self.tokenizer, self.forms, decoder_only=self.decoder_only)
+        if not template.exact:  # nor one that was copied
+            (folder / "chat_template.jinja").unlink(missing_ok=True)
+        template.tokenizer.save_pretrained(folder)
+        pad_id = pad_id_of(self.tokenizer)
+        search_file(self.generation, self.search, pad_id).save_pretrained(folder)
+        Card(
+            kind=kind,
+            place=place,
+            base=base,
+            about=about,
+            tasks=tuple(self.forms),
+            decoder_only=self.decoder_only,
+            template=template,
+            scores=scores,
+        ).write(folder)

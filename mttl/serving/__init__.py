@@ -1,0 +1,1 @@
+"""SERVING: tasks of a trained run behind OpenAI's protocols; their requests share batches."""

@@ -1,0 +1,90 @@
+"""Answers of one model to a batch of questions of any of its tasks."""
+
+from collections.abc import Sequence, Set
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import StoppingCriteria
+
+from mttl.data.collate import pad_id_of, padded_inputs
+from mttl.prediction.predictor import Predictor
+from mttl.serving.growing_answer import GrowingAnswer
+from mttl.serving.token_choice import TokenChoice
+from mttl.serving.wanted_answer import WantedAnswer
+
+
+def answer_batch(predictor: Predictor, wanted: Sequence[WantedAnswer]) -> None:
+    """Answer; every answer is sent when it has ended, also before the others have.
+
+    Args:
+        predictor: The model.
+        wanted: What to answer, all with one number of beams, and with several beams one length.
+    """
+    prompts = [row.prompt for row in wanted]
+    decoder_only = predictor.decoder_only
+    inputs = padded_inputs(prompts, pad_id_of(predictor.tokenizer), left=decoder_only)
+    # An encoder-decoder's output begins with one start token; others repeat the prompt.
+    start = inputs["input_ids"].shape[1] if decoder_only else 1
+    settings: dict[str, Any] = {name: x.to(predictor.device) for name, x in inputs.items()}
+    settings |= {**predictor.search, "max_new_tokens": max(row.most_tokens for row in wanted)}
+    ends = end_tokens(predictor)
+    answers = [GrowingAnswer(row, predictor.tokenizer, ends) for row in wanted]
+    task_ids = torch.tensor([row.task_id for row in wanted], device=predictor.device)
+    predictor.model.eval()
+    if wanted[0].n_beams > 1:
+        settings["stopping_criteria"] = [AllDropped(wanted)]
+        ids = predictor.generate(task_ids, **settings)
+        for answer, row in zip(answers, ids[:, start:].tolist(), strict=True):
+            answer.finish(row)
+        return
+    choice = TokenChoice(wanted, predictor.device)
+    settings |= {
+        "num_beams": 1,
+        "do_sample": False,
+        "logits_processor": [choice],
+        "stopping_criteria": [RowEnds(answers, choice)],
+    }
+    settings.pop("length_penalty", None)  # of beams
+    predictor.generate(task_ids, **settings)
+
+
+def end_tokens(predictor: Predictor) -> Set[int]:
+    """Return the tokens at which generation stops."""
+    ends: Any = predictor.model.backbone.generation_config.eos_token_id  # type: ignore[union-attr]
+    return frozenset() if ends is None else frozenset([ends] if isinstance(ends, int) else ends)
+
+
+class RowEnds(StoppingCriteria):
+    """Hands every new token to its answer, and stops the rows whose answers have ended.
+
+    Args:
+        answers: Of the rows of a batch.
+        choice: Knows the scores of tokens.
+    """
+
+    def __init__(self, answers: Sequence[GrowingAnswer], choice: TokenChoice) -> None:
+        self._answers = answers
+        self._choice = choice
+
+    def __call__(self, input_ids: Tensor, scores: Any, **settings: Any) -> Tensor:  # type: ignore[override]
+        """Return which rows stop, shape (R,)."""
+        for place, token in enumerate(input_ids[:, -1].tolist()):
+            answer = self._answers[place]
+            if answer.wanted.dropped:
+                answer.drop()
+            if not answer.ended:
+                answer.add(token, self._choice.scores.get(place))
+        return torch.tensor([answer.ended for answer in self._answers], device=input_ids.device)
+
+
+class AllDropped(StoppingCriteria):
+    """Stops a search with beams when nobody waits for any of its answers."""
+
+    def __init__(self, wanted: Sequence[WantedAnswer]) -> None:
+        self._wanted = wanted
+
+    def __call__(self, input_ids: Tensor, scores: Any, **settings: Any) -> Tensor:  # type: ignore[override]
+        """Return for all rows whether they stop, shape (R,)."""
+        over = all(row.dropped for row in self._wanted)
+        return torch.full((len(input_ids),), over, device=input_ids.device)

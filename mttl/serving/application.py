@@ -1,0 +1,354 @@
+"""The web application: routes, limits, and what clients are told when something is wrong."""
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from mttl.errors import nearest
+from mttl.reading import parse_json
+from mttl.serving.chat_question import chat_question
+from mttl.serving.measures import Measures
+from mttl.serving.protocol import ChatRequest, CompletionRequest, parse_request
+from mttl.serving.refusals import Refusal
+from mttl.serving.replies import Reply
+from mttl.serving.request_queue import RequestQueue
+from mttl.serving.served_task import ServedTask
+from mttl.serving.wanted_answer import Piece, WantedAnswer
+
+CLIENT_GONE = 499  # what proxies call it
+TRUNCATED = "X-Truncated-Tokens"
+
+
+class _ClientGoneError(Exception):
+    """Nobody waits for the answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a request may ask of a server.
+
+    Attributes:
+        body: Bytes of a request.
+        seconds: That a request may take.
+    """
+
+    body: int
+    seconds: float
+
+
+class Service:
+    """Answers requests of the two protocols.
+
+    Args:
+        tasks: By name.
+        queue: Where answers wait for their model.
+        limits: Of a request.
+        measures: Counts what happens.
+        key: That every request has to name; None lets everybody in.
+    """
+
+    def __init__(
+        self,
+        tasks: Mapping[str, ServedTask],
+        queue: RequestQueue,
+        limits: Limits,
+        measures: Measures,
+        key: str | None = None,
+    ) -> None:
+        self.tasks, self.queue, self.limits, self.measures = tasks, queue, limits, measures
+        self._key = key
+        self._since = int(time.time())
+
+    async def completions(self, request: Request) -> Response:
+        """Answer questions that are texts."""
+        return await self._measured(request, CompletionRequest)
+
+    async def chat(self, request: Request) -> Response:
+        """Answer a question that is a chat."""
+        return await self._measured(request, ChatRequest)
+
+    async def models(self, request: Request) -> Response:
+        """List the tasks."""
+        self._check_key(request)
+        models = [self._model(name) for name in self.tasks]
+        return JSONResponse({"object": "list", "data": models})
+
+    async def model(self, request: Request, name: str) -> Response:
+        """Tell of one task."""
+        self._check_key(request)
+        return JSONResponse(self._model(self._task(name).name))
+
+    async def health(self) -> Response:
+        """Tell whether requests are taken; no key is needed."""
+        status = "ok" if self.queue.is_open else "closing"
+        return JSONResponse({"status": status}, 200 if self.queue.is_open else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        """Return the counters as Prometheus reads them."""
+        self._check_key(request)
+        return PlainTextResponse(
+            self.measures.text(len(self.queue)), media_type="text/plain; version=0.0.4"
+        )
+
+    def _model(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self._since, "owned_by": "mttl"}
+
+    def _task(self, name: str) -> ServedTask:
+        if name not in self.tasks:
+            raise Refusal(
+                404,
+                f"there is no model '{name}'.{nearest(name, self.tasks)} Here a model is a task: "
+                f"{', '.join(self.tasks)}",
+                param="model",
+                code="model_not_found",
+            )
+        return self.tasks[name]
+
+    def _check_key(self, request: Request) -> None:
+        if self._key is None:
+            return
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        right = hmac.compare_digest(given.strip().encode("latin-1"), self._key.encode())
+        if kind.lower() != "bearer" or not right:
+            raise Refusal(
+                401,
+                "the API key is missing or wrong; send 'Authorization: Bearer KEY' with the "
+                "server's",
+                code="invalid_api_key",
+            )
+
+    async def _measured(
+        self, request: Request, kind: type[CompletionRequest] | type[ChatRequest]
+    ) -> Response:
+        """Answer a request and count it; a stream is counted when it ends."""
+        began = time.perf_counter()
+        call = _Call()
+        status = 500
+        try:
+            self._check_key(request)
+            response = await self._answer(request, kind, call)
+            status = response.status_code
+            if isinstance(response, StreamingResponse):
+                response.body_iterator = self._counted(response.body_iterator, call, began)
+            return response
+        except Refusal as refusal:
+            status = refusal.status
+            raise
+        except (_ClientGoneError, ClientDisconnect):
+            status = CLIENT_GONE
+            return Response(status_code=CLIENT_GONE)
+        finally:
+            if not call.streams:
+                self.measures.add_request(call.model, status, time.perf_counter() - began)
+
+    async def _counted(self, parts: Any, call: "_Call", began: float) -> AsyncIterator[str]:
+        """Pass the parts of a stream on, and count it."""
+        status = CLIENT_GONE  # unless it comes to its end
+        try:
+            async for part in parts:
+                yield part
+            status = call.status
+        finally:
+            await parts.aclose()
+            self.measures.add_request(call.model, status, time.perf_counter() - began)
+
+    async def _answer(
+        self, request: Request, kind: type[CompletionRequest] | type[ChatRequest], call: "_Call"
+    ) -> Response:
+        ends = time.monotonic() + self.limits.seconds
+        asked = parse_request(kind, await self._body(request))
+        task = self._task(asked.model)
+        call.model = task.name
+        questions = (
+            [chat_question(asked.messages, task.form, task.name)]
+            if isinstance(asked, ChatRequest)
+            else asked.prompt
+        )
+        prompts, n_lost = task.encode(questions)
+        loop = asyncio.get_running_loop()
+        pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
+
+        def send(place: int, piece: Piece) -> None:
+            loop.call_soon_threadsafe(pieces.put_nowait, (place, piece))
+
+        wanted = task.wanted(asked, prompts, send)
+        self.queue.put(task.predictor, wanted)
+        arriving = self._arriving(request, pieces, wanted, ends)
+        reply = Reply(
+            model=task.name,
+            chat=isinstance(asked, ChatRequest),
+            scored=asked.n_logprobs is not None,
+            n_prompt_tokens=sum(map(len, prompts)),
+        )
+        self.measures.add_tokens(prompt=reply.n_prompt_tokens)
+        headers = {TRUNCATED: str(n_lost)} if n_lost else {}
+        if asked.stream:
+            call.streams = True
+            usage = asked.stream_options is not None and asked.stream_options.include_usage
+            events = self._events(arriving, reply, len(wanted), usage, call)
+            return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+        answers = [Piece()] * len(wanted)
+        async for place, piece in arriving:
+            answers[place] = piece
+        return JSONResponse(reply.whole(answers), headers=headers)
+
+    async def _events(
+        self,
+        arriving: AsyncIterator[tuple[int, Piece]],
+        reply: Reply,
+        n_answers: int,
+        usage: bool,
+        call: "_Call",
+    ) -> AsyncIterator[str]:
+        """Return a stream of server-sent events."""
+        n_tokens = 0
+        try:
+            for index in range(n_answers if reply.chat else 0):
+                yield _event(reply.opening(index))
+            async for place, piece in arriving:
+                n_tokens += piece.n_tokens
+                yield _event(reply.part(place, piece))
+            if usage:
+                yield _event(reply.counts(n_tokens))
+            yield "data: [DONE]\n\n"
+        except Refusal as refusal:  # too late for a status
+            call.status = refusal.status
+            yield _event(refusal.body)
+        except _ClientGoneError:
+            call.status = CLIENT_GONE
+        finally:
+            await arriving.aclose()  # type: ignore[attr-defined]
+
+    async def _arriving(
+        self,
+        request: Request,
+        pieces: "asyncio.Queue[tuple[int, Piece]]",
+        wanted: list[WantedAnswer],
+        ends: float,
+    ) -> AsyncIterator[tuple[int, Piece]]:
+        """Return the pieces of answers until all have ended; drop them where nobody waits.
+
+        Raises:
+            Refusal: If it takes too long, or the model fails.
+        """
+        gone = asyncio.ensure_future(_disconnected(request))
+        n_open = len(wanted)
+        try:
+            while n_open:
+                arrives = asyncio.ensure_future(pieces.get())
+                left = max(ends - time.monotonic(), 0.0)
+                await asyncio.wait(
+                    [arrives, gone], timeout=left, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not arrives.done():
+                    arrives.cancel()
+                    if gone.done():
+                        raise _ClientGoneError
+                    raise Refusal(
+                        504,
+                        f"the answer took more than {self.limits.seconds:g} seconds; ask for fewer "
+                        "tokens, or try again when the server has less to do",
+                        code="timeout",
+                    )
+                place, piece = arrives.result()
+                if piece.failed:
+                    raise Refusal(500, "the model failed; the log of the server tells why")
+                n_open -= piece.finish is not None
+                self.measures.add_tokens(answer=piece.n_tokens)
+                yield place, piece
+        finally:
+            gone.cancel()
+            for row in wanted:
+                row.dropped = True
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        """Return the parameters of a request.
+
+        Raises:
+            Refusal: If its body is too large, too slow, or no JSON object.
+        """
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise Refusal(
+                415, f"the content type is '{kind}'; it must be application/json: set the header"
+            )
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self.limits.seconds):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > self.limits.body:
+                        raise Refusal(
+                            413,
+                            f"the request has more than {self.limits.body:,} bytes, the most that "
+                            "are allowed; send less at a time",
+                        )
+        except TimeoutError as error:
+            raise Refusal(408, "the request did not arrive in time; send it again") from error
+        try:
+            return parse_json(bytes(body), "the request", _BodyError, dict)
+        except _BodyError as error:
+            raise Refusal(400, str(error)) from error
+
+
+class _BodyError(Refusal):
+    """A body that cannot be read."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(400, message)
+
+
+@dataclass
+class _Call:
+    """What is known of a request so far."""
+
+    model: str = ""
+    streams: bool = False
+    status: int = 200
+
+
+def make_application(service: Service) -> FastAPI:
+    """Return the application that answers requests."""
+    application = FastAPI(title="mttl", openapi_url=None)
+    application.post("/v1/completions")(service.completions)
+    application.post("/v1/chat/completions")(service.chat)
+    application.get("/v1/models")(service.models)
+    application.get("/v1/models/{name:path}")(service.model)
+    application.get("/health")(service.health)
+    application.get("/metrics")(service.metrics)
+
+    @application.exception_handler(Refusal)
+    async def refuse(request: Request, refusal: Refusal) -> Response:
+        return JSONResponse(refusal.body, refusal.status, headers=refusal.headers)
+
+    @application.exception_handler(HTTPException)
+    async def refuse_route(request: Request, error: HTTPException) -> Response:
+        routes = "/v1/completions, /v1/chat/completions, /v1/models, /health, /metrics"
+        message = f"{request.method} {request.url.path}: {error.detail}. There are {routes}"
+        refusal = Refusal(error.status_code, message)
+        return JSONResponse(refusal.body, refusal.status, headers=error.headers)
+
+    @application.exception_handler(Exception)
+    async def fail(request: Request, error: Exception) -> Response:
+        refusal = Refusal(500, "a fault of the server; its log tells more")
+        return JSONResponse(refusal.body, refusal.status)
+
+    return application
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _event(part: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(part, ensure_ascii=False)}\n\n"

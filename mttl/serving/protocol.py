@@ -1,0 +1,189 @@
+"""The requests of OpenAI's protocols: completions, and chat.
+
+What is not supported is refused, unless its value asks for nothing: many clients send the defaults
+of all parameters.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from mttl.errors import nearest
+from mttl.reading import shown
+from mttl.serving.refusals import Refusal
+
+MOST_ANSWERS = 128  # of one request
+# Parameters that are not supported, with the value that changes nothing.
+NEUTRAL: dict[str, Any] = {
+    "best_of": 1,
+    "echo": False,
+    "frequency_penalty": 0,
+    "logit_bias": {},
+    "metadata": {},
+    "modalities": ["text"],
+    "parallel_tool_calls": True,
+    "presence_penalty": 0,
+    "response_format": {"type": "text"},
+    "service_tier": "auto",
+    "store": False,
+    "suffix": "",
+    "tool_choice": "none",
+    "tools": [],
+}
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Text = Annotated[str, Field(min_length=1)]
+Texts = Annotated[list[Text], BeforeValidator(_as_list)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_defaults(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        neutral = cls.neutral()
+        return {
+            name: value
+            for name, value in values.items()
+            if value is not None and (name not in neutral or value != neutral[name])
+        }
+
+    @classmethod
+    def neutral(cls) -> Mapping[str, Any]:
+        """Return what is not supported, with the value that asks for nothing."""
+        return {}
+
+
+class StreamOptions(_Part):
+    """What a stream holds besides answers."""
+
+    include_usage: bool = False
+
+
+class _Request(_Part):
+    model: Text
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] = 1
+    stop: Annotated[Texts, Field(max_length=4)] = []
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    max_tokens: PositiveInt | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    @classmethod
+    def neutral(cls) -> Mapping[str, Any]:
+        """Return what is not supported, with the value that asks for nothing."""
+        return NEUTRAL
+
+
+class CompletionRequest(_Request):
+    """A request of ``/v1/completions``: questions as texts."""
+
+    prompt: Annotated[Texts, Field(min_length=1, max_length=MOST_ANSWERS)]
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+
+    @property
+    def n_logprobs(self) -> int | None:
+        """Alternatives to name beside each token; None where tokens are not scored."""
+        return self.logprobs
+
+
+class TextPart(_Part):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Part):
+    """A message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        """All parts together."""
+        parts = self.content
+        return parts if isinstance(parts, str) else "".join(part.text for part in parts)
+
+
+class ChatRequest(_Request):
+    """A request of ``/v1/chat/completions``: a question as messages."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: PositiveInt | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @property
+    def n_logprobs(self) -> int | None:
+        """Alternatives to name beside each token; None where tokens are not scored."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+Kind = TypeVar("Kind", bound=_Request)
+
+
+def parse_request(kind: type[Kind], values: dict[str, Any]) -> Kind:
+    """Return a request.
+
+    Args:
+        kind: Of which protocol.
+        values: Its parameters.
+
+    Raises:
+        Refusal: If a parameter is unknown, not supported, missing or wrong.
+    """
+    try:
+        request = kind.model_validate(values)
+    except ValidationError as error:
+        problems = [_problem(kind, problem) for problem in error.errors(include_url=False)]
+        first = ".".join(map(str, error.errors()[0]["loc"])) or None
+        raise Refusal(400, "; ".join(problems), param=first) from error
+    if request.stream_options is not None and not request.stream:
+        raise Refusal(
+            400,
+            "stream_options is for streams: set stream, or leave it out",
+            param="stream_options",
+        )
+    if isinstance(request, ChatRequest):
+        if request.max_tokens is not None and request.max_completion_tokens is not None:
+            raise Refusal(
+                400, "max_completion_tokens is another name of max_tokens: give one of them"
+            )
+        if request.top_logprobs is not None and not request.logprobs:
+            raise Refusal(
+                400, "top_logprobs needs logprobs: set it, or leave both out", param="top_logprobs"
+            )
+    return request
+
+
+def _problem(kind: type[BaseModel], problem: Any) -> str:
+    place = ".".join(map(str, problem["loc"]))
+    if problem["type"] == "extra_forbidden":
+        told = f"'{place}' ({shown(problem['input'])}) is not supported: leave it out"
+        known = sorted(kind.model_fields)
+        if len(problem["loc"]) > 1 or place in NEUTRAL:
+            return told
+        return f"{told}.{nearest(place, known)} Supported are {', '.join(known)}"
+    if problem["type"] == "missing":
+        return f"'{place}' is missing"
+    return f"'{place}' ({shown(problem['input'])}): {problem['msg']}"

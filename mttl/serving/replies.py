@@ -1,0 +1,110 @@
+"""The answers of OpenAI's protocols: completions and chat, whole or as a stream."""
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mttl.serving.wanted_answer import Piece, ScoredToken
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """One request's reply: what all its parts have in common.
+
+    Attributes:
+        model: The task that was asked.
+        chat: The protocol: chat, or completions.
+        scored: Whether tokens have log-probabilities.
+        n_prompt_tokens: Of all questions.
+    """
+
+    model: str
+    chat: bool
+    scored: bool
+    n_prompt_tokens: int
+    created: int = field(default_factory=lambda: int(time.time()))
+    unique: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def whole(self, answers: Sequence[Piece]) -> dict[str, Any]:
+        """Return the reply that holds all answers, each in one piece."""
+        choices = []
+        for index, answer in enumerate(answers):
+            content: dict[str, Any] = {"text": answer.text}
+            if self.chat:
+                message = {"role": "assistant", "content": answer.text, "refusal": None}
+                content = {"message": message}
+            choices.append(self._choice(index, content, answer, answer.finish))
+        usage = self.usage(sum(answer.n_tokens for answer in answers))
+        return self._object(choices, stream=False) | {"usage": usage}
+
+    def opening(self, index: int) -> dict[str, Any]:
+        """Return the first part of an answer in a stream of a chat."""
+        delta = {"delta": {"role": "assistant", "content": ""}}
+        return self._object([self._choice(index, delta, Piece(), None)], stream=True)
+
+    def part(self, index: int, piece: Piece) -> dict[str, Any]:
+        """Return a part of a stream."""
+        content: dict[str, Any] = {"text": piece.text}
+        if self.chat:
+            content = {"delta": {"content": piece.text}}
+        choice = self._choice(index, content, piece, piece.finish)
+        return self._object([choice], stream=True)
+
+    def counts(self, n_tokens: int) -> dict[str, Any]:
+        """Return the part of a stream that counts its tokens."""
+        return self._object([], stream=True) | {"usage": self.usage(n_tokens)}
+
+    def usage(self, n_tokens: int) -> dict[str, int]:
+        """Return the counts of tokens; those of answers are without the end."""
+        return {
+            "prompt_tokens": self.n_prompt_tokens,
+            "completion_tokens": n_tokens,
+            "total_tokens": self.n_prompt_tokens + n_tokens,
+        }
+
+    def _object(self, choices: list[dict[str, Any]], *, stream: bool) -> dict[str, Any]:
+        kind = "text_completion"
+        if self.chat:
+            kind = "chat.completion.chunk" if stream else "chat.completion"
+        return {
+            "id": f"{'chatcmpl' if self.chat else 'cmpl'}-{self.unique}",
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+    def _choice(
+        self, index: int, content: dict[str, Any], piece: Piece, finish: str | None
+    ) -> dict[str, Any]:
+        scores = None
+        if self.scored:
+            scores = _chat_scores(piece.tokens) if self.chat else _scores(piece.tokens)
+        return {"index": index, **content, "logprobs": scores, "finish_reason": finish}
+
+
+def _scores(tokens: Sequence[ScoredToken]) -> dict[str, Any]:
+    return {
+        "tokens": [token.text for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        # Several tokens may have one text; the likeliest comes first, and stays.
+        "top_logprobs": [dict(reversed(token.alternatives)) for token in tokens],
+        "text_offset": [token.offset for token in tokens],
+    }
+
+
+def _chat_scores(tokens: Sequence[ScoredToken]) -> dict[str, Any]:
+    return {
+        "content": [
+            _chat_score(token.text, token.logprob)
+            | {"top_logprobs": [_chat_score(*other) for other in token.alternatives]}
+            for token in tokens
+        ],
+        "refusal": None,
+    }
+
+
+def _chat_score(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}

@@ -1,0 +1,142 @@
+"""Answers that wait for the model, and the one thread that runs it.
+
+What waits is collected while the model runs. When it is free, the longest waiting answer decides
+which model is next and how it searches; all others that fit join it, up to the size of a batch.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from mttl.prediction.predictor import Predictor
+from mttl.serving.answer_batch import answer_batch
+from mttl.serving.refusals import Refusal
+from mttl.serving.wanted_answer import Piece, WantedAnswer
+
+logger = logging.getLogger(__name__)
+
+
+class _Waiting(NamedTuple):
+    predictor: Predictor
+    wanted: WantedAnswer
+    since: float
+
+    @property
+    def kind(self) -> tuple[int, int, int]:
+        """Answers of one kind can share a batch; beams end together, so lengths must be one."""
+        n_beams = self.wanted.n_beams
+        return id(self.predictor), n_beams, self.wanted.most_tokens if n_beams > 1 else 0
+
+
+class RequestQueue:
+    """Collects answers into batches and hands these to the model, in a thread of its own.
+
+    Args:
+        batch_size: The most answers of a batch.
+        wait: Seconds that an answer waits for others while the model is idle.
+        most: The most answers that wait.
+        on_batch: Called with every batch.
+        answer: Answers a batch.
+    """
+
+    def __init__(
+        self,
+        *,
+        batch_size: int,
+        wait: float,
+        most: int,
+        on_batch: Callable[[Sequence[WantedAnswer]], object] = lambda batch: None,
+        answer: Callable[[Predictor, Sequence[WantedAnswer]], None] = answer_batch,
+    ) -> None:
+        self.most = most
+        self._batch_size, self._wait = batch_size, wait
+        self._on_batch, self._answer = on_batch, answer
+        self._waiting: list[_Waiting] = []
+        self._running: Sequence[WantedAnswer] = ()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="model", daemon=True)
+        self._thread.start()
+
+    def __len__(self) -> int:
+        """Return how many answers wait that somebody waits for."""
+        return sum(not waiting.wanted.dropped for waiting in self._waiting)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests are taken."""
+        return not self._closed and self._thread.is_alive()
+
+    def put(self, predictor: Predictor, wanted: Sequence[WantedAnswer]) -> None:
+        """Let the answers of a request wait for the model: all of them, or none.
+
+        Raises:
+            Refusal: If the queue has no room for them, or takes no more.
+        """
+        with self._changed:
+            if not self.is_open:
+                raise Refusal(503, "the server is shutting down; try again, or elsewhere")
+            self._waiting = [w for w in self._waiting if not w.wanted.dropped]
+            if len(self._waiting) + len(wanted) > self.most:
+                raise Refusal(
+                    429,
+                    f"{len(self._waiting)} answers are waiting, at most {self.most} can; try again "
+                    "in a moment",
+                    code="queue_full",
+                )
+            now = time.monotonic()
+            self._waiting += [_Waiting(predictor, row, now) for row in wanted]
+            self._changed.notify()
+
+    def close(self, *, at_once: bool = False) -> None:
+        """Take no more; what waits is answered.
+
+        Args:
+            at_once: Drop what waits and what runs.
+        """
+        with self._changed:
+            self._closed = True
+            if at_once:
+                for row in [*(w.wanted for w in self._waiting), *self._running]:
+                    row.dropped = True
+            self._changed.notify()
+
+    def join(self) -> None:
+        """Wait until everything is answered; call `close` before."""
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (taken := self._take()) is not None:
+            predictor, self._running = taken
+            self._on_batch(self._running)
+            try:
+                self._answer(predictor, self._running)
+            except Exception:
+                logger.exception("a batch of %d answers failed", len(self._running))
+                for row in self._running:
+                    with suppress(RuntimeError):  # its loop may be closed
+                        row.send(Piece(failed=True))
+            self._running = ()
+
+    def _take(self) -> tuple[Predictor, Sequence[WantedAnswer]] | None:
+        """Return the next batch; None when the queue is closed and empty."""
+        with self._changed:
+            while True:
+                self._waiting = [w for w in self._waiting if not w.wanted.dropped]
+                if not self._waiting:
+                    if self._closed:
+                        return None
+                    self._changed.wait()
+                    continue
+                first = self._waiting[0]
+                batch = [w for w in self._waiting if w.kind == first.kind][: self._batch_size]
+                left = first.since + self._wait - time.monotonic()
+                if len(batch) < self._batch_size and left > 0 and not self._closed:
+                    self._changed.wait(left)
+                    continue
+                taken = set(map(id, batch))
+                self._waiting = [w for w in self._waiting if id(w) not in taken]
+                return first.predictor, [w.wanted for w in batch]

@@ -1,0 +1,168 @@
+"""The server: it loads the tasks, listens, and ends when it is asked to."""
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import FrameType
+
+import uvicorn
+
+from mttl.build.load_tasks import load_tasks
+from mttl.command import make_console
+from mttl.errors import ConfigError
+from mttl.prediction.predictor import Predictor
+from mttl.serving.application import Limits, Service, make_application
+from mttl.serving.join_rows import join_rows
+from mttl.serving.measures import Measures
+from mttl.serving.request_queue import RequestQueue
+from mttl.serving.served_task import ServedTask
+from mttl.serving.share_weights import share_weights
+from mttl.stop_signals import StopRequest, handling
+
+KEY_VARIABLE = "MTTL_API_KEY"
+LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+def serve(
+    *,
+    source: str | None,
+    adapted: Sequence[str],
+    backbone: str | None,
+    host: str,
+    port: int,
+    key: str | None,
+    limits: Limits,
+    batch_size: int,
+    wait: float,
+    most_waiting: int,
+    most_tokens: int,
+    truncate: bool,
+) -> None:
+    """Serve until Ctrl-C or SIGTERM; what was accepted is answered first.
+
+    Args:
+        source: The folder of a run.
+        adapted: Folders of tasks that were adapted from it.
+        backbone: Where a pretrained backbone is now.
+        host: The address to listen at.
+        port: The port; 0 takes a free one.
+        key: That requests have to name; else the one in the environment, if any.
+        limits: Of a request.
+        batch_size: The most answers of a batch.
+        wait: Seconds that an answer waits for others while the model is idle.
+        most_waiting: The most answers that wait.
+        most_tokens: Of an answer that a request asks for.
+        truncate: Cut questions that are too long as in training; else they are refused.
+
+    Raises:
+        ConfigError: If nothing can be served, or not there.
+        KeyboardInterrupt: If it was asked twice to end, and some requests were not answered.
+    """
+    key = os.environ.get(KEY_VARIABLE) if key is None else key
+    if key is not None and not key.strip():
+        raise ConfigError(f"--api-key and {KEY_VARIABLE} must not be empty: leave them out")
+    listener = listen(host, port)
+    with listener:
+        models, _ = load_tasks(source, adapted, backbone)
+        tasks = served_tasks(models, most_tokens=most_tokens, truncate=truncate)
+        measures = Measures()
+        queue = RequestQueue(
+            batch_size=batch_size,
+            wait=wait,
+            most=most_waiting,
+            on_batch=lambda batch: measures.add_batch(len(batch)),
+        )
+        service = Service(tasks, queue, limits, measures, key)
+        settings = uvicorn.Config(
+            make_application(service), log_config=None, log_level="warning", access_log=False
+        )
+        server = Server(settings, queue)
+        console = make_console(stderr=True)
+        shown = f"[{host}]" if ":" in host else host
+        place = f"http://{shown}:{listener.getsockname()[1]}"
+        console.print(
+            f"serving {len(tasks)} tasks at {place}/v1 (Ctrl-C or SIGTERM ends)", markup=False
+        )
+        if host not in LOCAL and key is None:
+            console.print("warning: anybody who reaches this address may ask; see --api-key")
+        server.run(sockets=[listener])
+    queue.close(at_once=server.force_exit)
+    queue.join()
+    if server.force_exit:
+        raise KeyboardInterrupt
+
+
+def served_tasks(
+    models: Mapping[str, Predictor], *, most_tokens: int, truncate: bool
+) -> dict[str, ServedTask]:
+    """Return the tasks of models, which share what is alike.
+
+    Args:
+        models: The model of every task.
+        most_tokens: Of an answer.
+        truncate: Cut questions that are too long.
+    """
+    share_weights([predictor.model for predictor in models.values()])
+    models = join_rows(models)
+    encoders = {
+        id(predictor): predictor.form.encoder(
+            predictor.tokenizer, decoder_only=predictor.decoder_only
+        )
+        for predictor in models.values()
+    }
+    for name, predictor in models.items():
+        predictor.form.opening(name)  # raises where a description is missing
+    return {
+        name: ServedTask(name, predictor, encoders[id(predictor)], most_tokens, truncate)
+        for name, predictor in models.items()
+    }
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens.
+
+    Raises:
+        ConfigError: If the address is not this machine's, or taken.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"cannot listen at --host {host} --port {port}: {error}. Choose another port, or end "
+            "what uses it"
+        ) from error
+
+
+class Server(uvicorn.Server):
+    """Uvicorn's, which ends as the commands here do.
+
+    Args:
+        config: Of uvicorn.
+        queue: Takes no more once the server ends.
+    """
+
+    def __init__(self, config: uvicorn.Config, queue: RequestQueue) -> None:
+        super().__init__(config)
+        self._queue = queue
+        self._asked = StopRequest(
+            "finishing what was accepted; the same again ends at once", self._at_once
+        )
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        """Note signals; uvicorn would raise them again when it has ended."""
+        return handling(self._asked)  # type: ignore[return-value]
+
+    async def on_tick(self, counter: int) -> bool:
+        """Tell whether to end."""
+        self.should_exit = self.should_exit or self._asked.received is not None
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Refuse what is new, and finish what was accepted."""
+        self._queue.close()
+        await super().shutdown(sockets)
+
+    def _at_once(self, number: int, frame: FrameType | None) -> None:
+        self.force_exit = True

@@ -1,0 +1,136 @@
+"""One task behind the protocols: from a request's questions to the answers that it wants."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mttl.data.encode import TextEncoder
+from mttl.data.prompt_form import PromptForm
+from mttl.prediction.predictor import Predictor
+from mttl.serving.protocol import MOST_ANSWERS, ChatRequest, CompletionRequest
+from mttl.serving.refusals import Refusal
+from mttl.serving.wanted_answer import Piece, WantedAnswer
+
+
+@dataclass(frozen=True)
+class ServedTask:
+    """A task and the model that answers it.
+
+    Attributes:
+        name: Of the task.
+        predictor: The model; other tasks may be its, too.
+        encoder: Of the model.
+        most_tokens: Of an answer that a request asks for; the run's own length is always allowed.
+        truncate: Cut questions that are too long as in training; else they are refused.
+    """
+
+    name: str
+    predictor: Predictor
+    encoder: TextEncoder
+    most_tokens: int
+    truncate: bool
+
+    @property
+    def form(self) -> PromptForm:
+        """How questions look."""
+        return self.predictor.form
+
+    def encode(self, questions: Sequence[str]) -> tuple[list[list[int]], int]:
+        """Return the ids of questions, and how many were cut off.
+
+        Raises:
+            Refusal: If a question is empty, or too long and not to be cut.
+        """
+        if not all(question.strip() for question in questions):
+            raise Refusal(400, "a question is empty; every one must hold text")
+        texts = [self.form.text(self.name, question) for question in questions]
+        lost: list[int] = []
+        openings = [self.form.opening(self.name)] * len(texts)
+        prompts = self.encoder.prompts(texts, openings, lost)
+        if lost and not self.truncate:
+            most = self.form.max_input_length
+            raise Refusal(
+                400,
+                f"a question has {most + max(lost)} tokens with what the model reads around it; at "
+                f"most {most} are allowed, as in training. Shorten it (a server that was started "
+                "with --truncate cuts it)",
+                code="context_length_exceeded",
+            )
+        return prompts, sum(lost)
+
+    def wanted(
+        self,
+        request: CompletionRequest | ChatRequest,
+        prompts: Sequence[Sequence[int]],
+        send: Callable[[int, Piece], object],
+    ) -> list[WantedAnswer]:
+        """Return the answers that a request wants, ``n`` for each question.
+
+        Args:
+            request: With its settings.
+            prompts: Ids of its questions.
+            send: Gets the pieces of each answer, with its place.
+
+        Raises:
+            Refusal: If there are too many, they are longer than allowed, or tokens are to be scored
+                where answers are not found token by token.
+        """
+        if len(prompts) * request.n > MOST_ANSWERS:
+            raise Refusal(
+                400,
+                f"{len(prompts)} questions with n={request.n} want {len(prompts) * request.n} "
+                f"answers; a request may want at most {MOST_ANSWERS}",
+                param="n",
+            )
+        asked = request.max_tokens
+        if isinstance(request, ChatRequest):
+            asked = asked or request.max_completion_tokens
+        most_tokens = asked or self.predictor.search["max_new_tokens"]
+        self._check_length(most_tokens, max(map(len, prompts)))
+        temperature = request.temperature
+        if temperature is None:  # OpenAI's default where the other is given; else the run's search
+            temperature = 0.0 if request.top_p is None else 1.0
+        n_beams = 1 if temperature > 0 else self.predictor.search["num_beams"]
+        if n_beams > 1 and request.n_logprobs is not None:
+            raise Refusal(
+                400,
+                f"the run searches with {n_beams} beams, where tokens have no log-probabilities of "
+                "their own; leave logprobs out, or draw with a temperature above 0",
+                param="logprobs",
+            )
+        task_id = int(self.predictor.task_ids([self.name]))
+        wanted = []
+        for prompt in prompts:
+            for _ in range(request.n):
+                place = len(wanted)
+                seed = None if request.seed is None else f"{request.seed}/{place}"
+                wanted.append(
+                    WantedAnswer(
+                        task_id=task_id,
+                        prompt=prompt,
+                        most_tokens=most_tokens,
+                        n_beams=n_beams,
+                        temperature=temperature,
+                        top_p=request.top_p or 1.0,
+                        seed=seed,
+                        stop=tuple(request.stop),
+                        n_logprobs=request.n_logprobs,
+                        stream=request.stream,
+                        send=lambda piece, place=place: send(place, piece),
+                    )
+                )
+        return wanted
+
+    def _check_length(self, most_tokens: int, n_prompt: int) -> None:
+        """Refuse answers longer than the server allows, or than the model has positions for."""
+        allowed = max(self.most_tokens, self.predictor.search["max_new_tokens"])
+        config = self.predictor.model.backbone.config
+        positions = getattr(config, "max_position_embeddings", None)
+        if positions is not None:
+            allowed = min(allowed, positions - (n_prompt if self.predictor.decoder_only else 0))
+        if most_tokens > allowed:
+            raise Refusal(
+                400,
+                f"max_tokens ({most_tokens}) must be at most {allowed} for this question",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )

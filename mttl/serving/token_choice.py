@@ -1,0 +1,100 @@
+"""How each row of a batch chooses its next token: the likeliest one, or one that it draws.
+
+Rows that draw have temperature, share and generator of their own. So rows of all settings share a
+batch, and a seed leads to the same answer whatever else is in it, to the rounding of the logits.
+"""
+
+import random
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import LogitsProcessor
+
+from mttl.serving.growing_answer import Score
+from mttl.serving.wanted_answer import WantedAnswer
+
+
+class TokenChoice(LogitsProcessor):
+    """Replaces the logits of rows that draw by ones that leave what they drew, and scores tokens.
+
+    Args:
+        wanted: The rows of a batch.
+        device: Where the logits are.
+
+    Attributes:
+        scores: Of the tokens that were chosen last, by row, where they are asked for.
+    """
+
+    def __init__(self, wanted: Sequence[WantedAnswer], device: torch.device) -> None:
+        drawing = [place for place, row in enumerate(wanted) if row.temperature > 0]
+        self._drawing = torch.tensor(drawing, dtype=torch.long, device=device)
+        self._generators = [random.Random(wanted[place].seed) for place in drawing]
+        settings = [(wanted[place].temperature, wanted[place].top_p) for place in drawing]
+        table = torch.tensor(settings, dtype=torch.float64, device=device).reshape(-1, 2)
+        self._temperatures, self._top_ps = table.unbind(1)
+        self._n_logprobs = {
+            place: row.n_logprobs for place, row in enumerate(wanted) if row.n_logprobs is not None
+        }
+        self.scores: dict[int, Score] = {}
+
+    def __call__(  # type: ignore[override]
+        self, input_ids: Int[Tensor, "R L"], scores: Float[Tensor, "R V"]
+    ) -> Float[Tensor, "R V"]:
+        """Return logits whose largest one is the choice of each row."""
+        logits = scores
+        if len(self._drawing):
+            uniform = [generator.random() for generator in self._generators]
+            drawn = draw(
+                logits[self._drawing],
+                self._temperatures,
+                self._top_ps,
+                self._temperatures.new_tensor(uniform),
+            )
+            scores = logits.clone()
+            scores[self._drawing] = -torch.inf
+            scores[self._drawing, drawn] = 0.0
+        if self._n_logprobs:
+            self._note(logits, scores.argmax(1))
+        return scores
+
+    def _note(self, logits: Float[Tensor, "R V"], chosen: Int[Tensor, "R"]) -> None:
+        places = list(self._n_logprobs)
+        logprobs = logits[places].float().log_softmax(1)
+        most = max(self._n_logprobs.values())
+        values, ids = (found.tolist() for found in logprobs.topk(most, dim=1))
+        own = logprobs.gather(1, chosen[places][:, None]).squeeze(1).tolist()
+        for row, (place, n) in enumerate(self._n_logprobs.items()):
+            alternatives = list(zip(ids[row], values[row], strict=True))[:n]
+            self.scores[place] = own[row], alternatives
+
+
+def draw(
+    logits: Float[Tensor, "D V"],
+    temperatures: Float[Tensor, "D"],
+    top_ps: Float[Tensor, "D"],
+    uniform: Float[Tensor, "D"],
+) -> Int[Tensor, "D"]:
+    """Draw a token for each row by inverting its distribution function.
+
+    Args:
+        logits: Of every token.
+        temperatures: Logits are divided by them; above 0.
+        top_ps: Only the likeliest tokens that together have this share are drawn.
+        uniform: A number in [0, 1) for each row, which decides.
+    """
+    logits = logits.double()
+    # The largest logit becomes 0 before the division, so that no temperature overflows.
+    shares = ((logits - logits.amax(1, keepdim=True)) / temperatures[:, None]).softmax(1)
+    rows = (top_ps < 1).nonzero().squeeze(1)
+    if len(rows):
+        ordered, places = shares[rows].sort(dim=1, descending=True, stable=True)
+        before = ordered.cumsum(1) - ordered
+        kept = torch.where(before < top_ps[rows, None], ordered, 0.0)
+        shares[rows] = torch.zeros_like(kept).scatter(1, places, kept)
+    cumulative = shares.cumsum(1)
+    total = cumulative[:, -1:]
+    found = torch.searchsorted(cumulative, uniform[:, None] * total, right=True).squeeze(1)
+    last = (cumulative < total).sum(1)  # where rounding leads beyond the last that has a share
+    return torch.minimum(found, last)

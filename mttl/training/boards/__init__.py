@@ -1,0 +1,1 @@
+"""Boards on which runs are compared, beside metrics.csv: TensorBoard, and Weights & Biases."""

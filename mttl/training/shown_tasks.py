@@ -1,0 +1,59 @@
+"""What routers see of tasks besides their ids: descriptions, and a few training rows."""
+
+import torch
+
+from mttl.data.data_module import TextToTextDataModule
+from mttl.errors import TaskError
+from mttl.skills.pooled_text import pooled_text
+from mttl.skills.skilled_model import SkilledModel
+
+# Training rows of each task, the first of its file.
+N_EXAMPLES = 16
+
+
+def show_tasks(model: SkilledModel, data: TextToTextDataModule) -> None:
+    """Give the router of a model what it asks for about its tasks, if it does.
+
+    Args:
+        model: Its router knows the tasks of ``data``, in their order.
+        data: Tasks, their descriptions and rows.
+
+    Raises:
+        TaskError: If a task has no description, or no row to train on.
+    """
+    for name in model.router.seen:
+        if name == "prompts":  # of each example, when it comes
+            continue
+        texts = _descriptions(data) if name == "descriptions" else _examples(data)
+        device = next(model.parameters()).device
+        rows = [pooled_text(model.backbone, torch.tensor([ids], device=device)) for ids in texts]
+        model.router.show(name, torch.cat(rows).float())
+
+
+def _descriptions(data: TextToTextDataModule) -> list[list[int]]:
+    found = []
+    for task in data.tasks:
+        text = data.gym.description(task)
+        if text is None:
+            raise TaskError(
+                f"the router sees descriptions of tasks, and '{data.gym.directory / 'TASKS.csv'}' "
+                f"has none of '{task}'; add one in the column 'description'"
+            )
+        found.append(data.tokenizer(text)["input_ids"])
+    return found
+
+
+def _examples(data: TextToTextDataModule) -> list[list[int]]:
+    rows = data.train_rows
+    found: list[list[list[int]]] = [[] for _ in data.tasks]
+    for row in rows:
+        own = found[row["task_id"]]  # type: ignore[call-overload]
+        if len(own) < N_EXAMPLES:
+            own.append([*row["input_ids"], *row["labels"]])  # type: ignore[call-overload]
+    for task, own in zip(data.tasks, found, strict=True):
+        if not own:
+            raise TaskError(
+                f"the router sees examples of tasks, and there are none of '{task}'; with "
+                "adapt.examples 0 nothing is shown to it"
+            )
+    return [[token for ids in own for token in ids] for own in found]

@@ -1,0 +1,147 @@
+"""Runs that exist already, as methods of a comparison: their scores are read, nothing is run."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from comparison.tables import Score, read_seen
+from mttl.adaptation.results import Results
+from mttl.errors import MttlError
+from mttl.training.run_folder import RunFolder, differing_settings, seed_of
+
+# Of the runs of a method, and of their adaptations.
+MAY_DIFFER = ("run.", "adapt.", "search.", "data.cache_dir", "data.partition", "trainer.loggers")
+MOST_SHOWN = 12  # settings by which methods differ
+
+
+@dataclass(frozen=True)
+class ExistingRuns:
+    """The runs of one method, of a seed each.
+
+    Args:
+        name: Of the method.
+        folders: Of its runs.
+    """
+
+    name: str
+    folders: tuple[Path, ...]
+
+    @cached_property
+    def seeds(self) -> tuple[int, ...]:
+        """Their seeds.
+
+        Raises:
+            MttlError: If a folder is no run, or two are of one seed.
+        """
+        found = [seed_of(folder) for folder in self.folders]
+        twice = sorted({seed for seed in found if found.count(seed) > 1})
+        if twice:
+            raise MttlError(f"--runs {self.name}: two runs have the seed {twice[0]}; name one")
+        return tuple(found)
+
+    def check(self) -> None:
+        """See that all are runs of one method.
+
+        Raises:
+            MttlError: If one is no run, or they differ in more than their seeds.
+        """
+        for folder in self.folders[1:]:
+            other = differing_settings(self.folders[0], folder, ignore=MAY_DIFFER)
+            other += adapted_otherwise(self.folders[0], folder)
+            if other:
+                raise MttlError(
+                    f"--runs {self.name}: '{self.folders[0]}' and '{folder}' differ in more than "
+                    f"their seeds: {', '.join(other)}. Give each its own name"
+                )
+        if not self.scores:
+            raise MttlError(f"--runs {self.name}: no run has ended; finish them with --resume")
+
+    @cached_property
+    def scores(self) -> list[Score]:
+        """Test scores of the tasks of training, and of those that the runs were adapted to."""
+        found: list[Score] = []
+        for folder, seed in zip(self.folders, self.seeds, strict=True):
+            results = RunFolder(folder).results
+            if results.is_file():
+                found += read_seen(results, self.name, seed)
+            for place in sorted(folder.glob("adapt-*")):
+                mode = place.name.removeprefix("adapt-")
+                by_sample: dict[tuple[str, int], list[float]] = {}
+                for job, result in Results(place).finished.items():
+                    score = 0.0 if math.isnan(result.test) else 100 * result.test
+                    by_sample.setdefault((job.task, job.sample), []).append(score)
+                found += [
+                    Score(self.name, mode, seed, "unseen", *job, statistics.fmean(values))
+                    for job, values in by_sample.items()
+                ]
+        return found
+
+
+def read_runs(texts: Sequence[str], taken: Sequence[str]) -> list[ExistingRuns]:
+    """Return the methods that ``NAME=RUN[,RUN...]`` stand for.
+
+    Args:
+        texts: Of the command line.
+        taken: Names of other methods.
+
+    Raises:
+        MttlError: If one has another form, or its runs do not fit one another.
+    """
+    found: dict[str, ExistingRuns] = {}
+    for text in texts:
+        name, _, listed = text.partition("=")
+        folders = tuple(Path(folder) for folder in listed.split(",") if folder)
+        if not name or not folders:
+            raise MttlError(f"--runs '{text}' must have the form NAME=RUN[,RUN...]")
+        if name in found or name in taken:
+            raise MttlError(f"--runs {name}: there is another method of this name; choose one")
+        found[name] = ExistingRuns(name, folders)
+        found[name].check()
+    return list(found.values())
+
+
+def other_settings(first: Path, others: Sequence[ExistingRuns]) -> str:
+    """Return a sentence per method about the settings by which its runs differ from a run."""
+    parts = []
+    for runs in others:
+        names = differing_settings(first, runs.folders[0], ignore=MAY_DIFFER)
+        names += adapted_otherwise(first, runs.folders[0])
+        shown = ", ".join(names[:MOST_SHOWN]) + (" …" if len(names) > MOST_SHOWN else "")
+        if names:
+            parts.append(f"`{runs.name}` differs from `{first}` in {shown}.")
+    return "\n".join(parts)
+
+
+def adapted_otherwise(one: Path, other: Path) -> list[str]:
+    """Return settings by which two runs were adapted differently, with the name of the folder."""
+    found = []
+    for place in sorted(one.glob("adapt-*")):
+        if all(RunFolder(run / place.name).config.is_file() for run in (one, other)):
+            names = differing_settings(place, other / place.name, ignore=("adapt.seeds",))
+            found += [f"{place.name}: {name}" for name in names if name.startswith("adapt.")]
+    return found
+
+
+def check_pairs(trainings: Sequence[tuple[str, int]], reference: str) -> None:
+    """Refuse methods that share no seed with the reference, so that nothing could be paired.
+
+    Args:
+        trainings: Method and seed of each.
+        reference: The method that others are compared with.
+
+    Raises:
+        MttlError: If one does.
+    """
+    seeds: dict[str, set[int]] = {}
+    for name, seed in trainings:
+        seeds.setdefault(name, set()).add(seed)
+    for name, own in seeds.items():
+        if not own & seeds[reference]:
+            shown = [", ".join(map(str, sorted(x))) for x in (own, seeds[reference])]
+            raise MttlError(
+                f"'{name}' has the seeds {shown[0]} and '{reference}' has {shown[1]}: differences "
+                "are paired by seed, and they share none"
+            )

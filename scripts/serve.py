@@ -1,0 +1,107 @@
+r"""Answer over HTTP as OpenAI's completions and chat: every task of a run is a model.
+
+python scripts/serve.py --from runs/crossfit
+python scripts/serve.py --from runs/crossfit --adapted models/past models/third --port 8001
+curl localhost:8000/v1/completions -H 'Content-Type: application/json' \
+  -d '{"model": "verb_past", "prompt": "knit"}'
+
+Requests of different tasks share batches. Ctrl-C or SIGTERM ends the server when it has answered
+what it accepted. It needs `pip install 'mttl[serve]'`.
+"""
+
+import argparse
+
+from mttl.command import exit_with, make_parser, natural, positive
+from mttl.errors import ConfigError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve; return the exit status."""
+    options = parse(arguments)
+    try:
+        from mttl.serving.application import Limits
+        from mttl.serving.run_server import serve
+    except ModuleNotFoundError as error:
+        if error.name not in ("fastapi", "uvicorn", "starlette"):
+            raise
+        raise ConfigError(
+            f"serving needs the package {error.name}: install it with pip install 'mttl[serve]'"
+        ) from error
+    serve(
+        source=options.source,
+        adapted=options.adapted,
+        backbone=options.backbone,
+        host=options.host,
+        port=options.port,
+        key=options.api_key,
+        limits=Limits(body=options.most_bytes, seconds=options.timeout),
+        batch_size=options.batch_size,
+        wait=options.wait / 1000,
+        most_waiting=options.most_waiting,
+        most_tokens=options.most_tokens,
+        truncate=options.truncate,
+    )
+    return 0
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = make_parser(__doc__)
+    add = parser.add_argument
+    add("--from", dest="source", metavar="RUN", help="the folder of a trained run")
+    add(
+        "--adapted",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="DIR",
+        help="adapted tasks that were kept (pl_finetune.py --save)",
+    )
+    add("--backbone", metavar="DIR", help="where the pretrained backbone is now")
+    add("--host", default="127.0.0.1", help="the address to listen at (%(default)s)")
+    add("--port", type=port, default=8000, help="the port; 0 takes a free one (%(default)s)")
+    add("--api-key", metavar="KEY", help="that requests have to name ($MTTL_API_KEY, or none)")
+    add("--batch-size", type=positive, default=32, metavar="N", help="at a time (%(default)s)")
+    add(
+        "--wait",
+        type=natural,
+        default=5,
+        metavar="MS",
+        help="milliseconds that an answer waits for others while the model is idle (%(default)s)",
+    )
+    add(
+        "--most-waiting",
+        type=positive,
+        default=512,
+        metavar="N",
+        help="answers that wait; more are refused with status 429 (%(default)s)",
+    )
+    add(
+        "--most-tokens",
+        type=positive,
+        default=1024,
+        metavar="N",
+        help="of an answer, where a request asks for more than the run's length (%(default)s)",
+    )
+    add("--most-bytes", type=positive, default=1 << 20, metavar="N", help="of a request (1 MiB)")
+    add(
+        "--timeout",
+        type=positive,
+        default=120,
+        metavar="S",
+        help="seconds that a request may take (%(default)s)",
+    )
+    add("--truncate", action="store_true", help="cut inputs that are too long as in training")
+    return parser.parse_args(arguments)
+
+
+def port(text: str) -> int:
+    """Read the number of a port."""
+    number = natural(text)
+    if number > 65535:
+        raise argparse.ArgumentTypeError(f"'{text}' must be at most 65535")
+    return number
+
+
+if __name__ == "__main__":
+    exit_with(main)

@@ -1,0 +1,120 @@
+"""Runs that are given away: folders that need nothing else, here and on the hub."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+import mttl
+from helpers.cards import ASKED, QUESTIONS, run_card, train_asked
+from helpers.command import ROOT, load_recipe, train
+from helpers.fake_repositories import FakeRepositories
+from helpers.gyms import write_config, write_gym
+from mttl import yaml12
+from mttl.build.build_backbone import build_backbone
+from mttl.build.model import build_model
+from mttl.config.load import load_config
+from mttl.errors import CheckpointError, ConfigError
+from mttl.models.backbone import load_tokenizer
+
+ADD = load_recipe(ROOT / "scripts" / "add_tasks.py")
+PAIRS = [("ab", "aba"), ("c", "cc"), ("b", "bb"), ("ca", "cac")]
+
+
+def train_frozen(folder: Path) -> Path:
+    """Train above a folder that holds a backbone and its tokenizer, both named by their paths."""
+    config = write_config(folder / "tiny.yaml", write_gym(folder / "gym"), **ASKED["llama"])
+    base = folder / "base"
+    build_backbone(load_config([str(config)]).backbone).save_pretrained(base)
+    load_tokenizer("byte").save_pretrained(base)
+    backbone = {"kind": "pretrained", "name": str(base), "train": False}
+    (folder / "frozen.yaml").write_text(yaml12.dump({"backbone": backbone}))
+    given = f"{config}+{folder / 'frozen.yaml'}"
+    return train(given, "source", "trainer.max_steps=1", "data.validation=none").path
+
+
+@pytest.fixture(params=["t5", "chat", "frozen"])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    folder = tmp_path / "training"
+    folder.mkdir()
+    return train_frozen(folder) if request.param == "frozen" else train_asked(folder, request.param)
+
+
+def test_a_folder_needs_nothing_else(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = mttl.load(source)
+    settings = {"mode": "router_only", "max_steps": 1, "eval_every": 1, "batch_size": 2}
+    described = {"description": "new"} if run.form.descriptions else {}
+    adapted = mttl.adapt_to(source, PAIRS, task="new", **described, **settings)
+    adapted.save(tmp_path / "adapted")
+    expected = run.predict("reverse", QUESTIONS), adapted(QUESTIONS)
+    run.save_pretrained(tmp_path / "first")
+    mttl.load(tmp_path / "adapted").save_pretrained(tmp_path / "first adapted")
+    # Elsewhere, when all that they came from is gone.
+    for name in ("", " adapted"):
+        shutil.move(tmp_path / f"first{name}", tmp_path / f"given{name}")
+    shutil.rmtree(tmp_path / "training")
+    shutil.rmtree(tmp_path / "adapted")
+    monkeypatch.chdir(tmp_path)
+    again = mttl.from_pretrained("given")
+    assert again.predict("reverse", QUESTIONS) == expected[0]
+    assert again.tasks == run.tasks
+    assert again.form == run.form
+    assert mttl.from_pretrained("given adapted").predict("new", QUESTIONS) == expected[1]
+    own = AutoTokenizer.from_pretrained("given")
+    assert own("abc").input_ids == run.tokenizer("abc").input_ids
+    # What was given away can be given away again, and adapted as the run.
+    again.save_pretrained("again")
+    assert mttl.from_pretrained("again").predict("reverse", QUESTIONS) == expected[0]
+    if not described:
+        later = mttl.adapt_to("again", PAIRS, task="new", **settings)
+        assert later(QUESTIONS) == expected[1]
+        later.save("later")
+        monkeypatch.chdir("/")
+        assert mttl.load(tmp_path / "later").predict("new", QUESTIONS) == expected[1]
+        added = [str(tmp_path / name) for name in ("again", "later", "more")]
+        assert ADD.main([added[0], "--adapted", added[1], "--out", added[2]]) == 0
+        assert mttl.load(added[2]).predict("new", QUESTIONS) == expected[1]
+
+
+def test_the_card_asks_as_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = mttl.load(train_asked(tmp_path, "t5"))
+    monkeypatch.chdir(tmp_path)
+    run.save_pretrained("given")
+    assert run_card(Path("given"), QUESTIONS[:2]) == run.predict("copy", QUESTIONS[:2])
+    card = Path("given/README.md").read_text()
+    assert "| mean | test |" in card
+    assert "Its tasks: `copy`, `reverse`, `number`." in card
+    with pytest.raises(FileExistsError):
+        run.save_pretrained("given")
+
+
+def test_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeRepositories.used(monkeypatch, tmp_path / "hub")
+    run = mttl.load(train_asked(tmp_path, "llama"))
+    address = run.push_to_hub("skills", private=True, token="secret", message="First")
+    assert address == "https://hub/me/skills/commit/1?First"
+    assert fake.asked == ["secret", (True, True), "secret"]
+    again = mttl.from_pretrained("me/skills", revision="main", token="secret")
+    assert fake.asked[-1] == ("main", "secret")
+    assert again.predict("copy", QUESTIONS) == run.predict("copy", QUESTIONS)
+    assert run_card(tmp_path / "hub/me/skills", QUESTIONS[:1]) == run.predict("copy", ["ab"])
+    found = [path for path in (tmp_path / "hub/me/skills").rglob("*") if path.is_file()]
+    assert not any("secret" in path.read_text(errors="ignore") for path in found)
+    with pytest.raises(ConfigError, match=r"'others/x' could not be written .* 403 Forbidden Log"):
+        run.push_to_hub("others/x")
+    with pytest.raises(ConfigError, match="'me/none' is no folder here and could not be loaded"):
+        mttl.from_pretrained("me/none")
+    with pytest.raises(ConfigError, match=re.escape("'a/b/c' is no folder, and cannot be")):
+        mttl.from_pretrained("a/b/c")
+
+
+def test_only_what_was_loaded_is_saved(tmp_path: Path) -> None:
+    config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"))
+    built = build_model(load_config([str(config)]), ["copy"])
+    with pytest.raises(CheckpointError, match="only a run that was loaded can be saved: train it"):
+        built.save_pretrained(tmp_path / "given")
+    assert not (tmp_path / "given").exists()

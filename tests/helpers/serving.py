@@ -1,0 +1,57 @@
+"""A server of loaded models in a thread of the test's process."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from mttl.serving.application import Limits, Service, make_application
+from mttl.serving.measures import Measures
+from mttl.serving.request_queue import RequestQueue
+from mttl.serving.run_server import listen, served_tasks
+
+
+@dataclass
+class Served:
+    address: str
+    service: Service
+    server: uvicorn.Server
+
+
+@contextmanager
+def serving(models: Any, **settings: Any) -> Iterator[Served]:
+    """Serve a model, or several by task: ``with serving(run, batch_size=8) as served``."""
+    tasks = served_tasks(
+        models if isinstance(models, dict) else dict.fromkeys(models.tasks, models),
+        most_tokens=settings.get("most_tokens", 64),
+        truncate=settings.get("truncate", False),
+    )
+    measures = Measures()
+    queue = RequestQueue(
+        batch_size=settings.get("batch_size", 32),
+        wait=0.005,
+        most=settings.get("most", 512),
+        on_batch=lambda batch: measures.add_batch(len(batch)),
+        **({"answer": settings["answer"]} if "answer" in settings else {}),
+    )
+    limits = Limits(body=settings.get("body", 1 << 16), seconds=settings.get("seconds", 60.0))
+    service = Service(tasks, queue, limits, measures, settings.get("key"))
+    config = uvicorn.Config(make_application(service), log_config=None, log_level="critical")
+    server = uvicorn.Server(config)
+    with listen("127.0.0.1", 0) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            deadline = time.monotonic() + 60
+            while not server.started and time.monotonic() < deadline:
+                time.sleep(0.005)
+            yield Served(f"http://127.0.0.1:{listener.getsockname()[1]}", service, server)
+        finally:
+            queue.close(at_once=True)
+            server.should_exit = True
+            thread.join()
+            queue.join()

@@ -1,0 +1,133 @@
+"""A batch of any tasks and settings has the answers that each would have alone."""
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mttl
+from mttl.build.model import Built
+from mttl.serving.answer_batch import answer_batch
+from mttl.serving.run_server import served_tasks
+from mttl.serving.wanted_answer import Piece, WantedAnswer
+
+WORDS = ["ab", "c", "abca", "bb", "ca", "a", "cab", "bc"]
+
+
+class Batch:
+    """Answers that are wanted of a run, and what came of them."""
+
+    def __init__(self, run: Built) -> None:
+        self.run = run
+        self.served = served_tasks(dict.fromkeys(run.tasks, run), most_tokens=9, truncate=False)
+        self.rows: list[WantedAnswer] = []
+        self.pieces: dict[int, list[Piece]] = defaultdict(list)
+
+    def want(self, task: str, word: str, **settings: Any) -> int:
+        (prompt,), _ = self.served[task].encode([word])
+        place = len(self.rows)
+        settings = {"most_tokens": 6, "n_beams": self.run.search["num_beams"], **settings}
+        self.rows.append(
+            WantedAnswer(
+                task_id=self.run.tasks.index(task),
+                prompt=prompt,
+                send=self.pieces[place].append,
+                **settings,
+            )
+        )
+        return place
+
+    def texts(self) -> list[str]:
+        answer_batch(self.run, self.rows)
+        assert all(pieces[-1].finish for pieces in self.pieces.values())
+        return ["".join(p.text for p in self.pieces[place]) for place in range(len(self.rows))]
+
+
+def test_answers_are_those_of_the_run(run: Built) -> None:
+    batch = Batch(run)
+    tasks = [run.tasks[number % 3] for number in range(len(WORDS))]
+    for task, word in zip(tasks, WORDS, strict=True):
+        batch.want(task, word)
+    found = batch.texts()
+    assert found == run.predict(tasks, WORDS)
+    assert len(set(found)) > 2
+
+
+def test_beams_are_those_of_the_run(beams: Path) -> None:
+    run = mttl.load(beams)
+    batch = Batch(run)
+    for word in WORDS:
+        batch.want("reverse", word)
+    found = batch.texts()
+    assert found == run.predict("reverse", WORDS)
+    assert found != run.predict("reverse", WORDS, num_beams=1)
+    assert all(len(pieces) == 1 for pieces in batch.pieces.values())
+
+
+def test_a_search_with_beams_ends_when_nobody_waits(beams: Path) -> None:
+    batch = Batch(mttl.load(beams))
+    place = batch.want("copy", "ab", most_tokens=500)
+    batch.rows[0].dropped = True
+    answer_batch(batch.run, batch.rows)
+    assert all(piece.n_tokens < 500 for piece in batch.pieces[place])
+
+
+def test_rows_of_all_settings_share_a_batch(run: Built) -> None:
+    """Greedy, drawn, short and long, stopped and streamed: each as alone."""
+    settings: list[dict[str, Any]] = [
+        {},
+        {"temperature": 1.5, "seed": "a", "most_tokens": 12},
+        {"temperature": 0.9, "top_p": 0.8, "seed": "b"},
+        {"most_tokens": 2},
+        {"most_tokens": 15, "stream": True},
+        {"stop": ("a", "~"), "n_logprobs": 1},
+    ]
+    together, alone = Batch(run), []
+    for number, chosen in enumerate(settings * 2):
+        task, word = run.tasks[number % 3], WORDS[number % len(WORDS)]
+        together.want(task, word, **chosen)
+        single = Batch(run)
+        single.want(task, word, **chosen)
+        alone += single.texts()
+    assert together.texts() == alone
+    lengths = [pieces[-1].n_tokens for pieces in together.pieces.values()]
+    assert lengths[3] <= 2
+    assert lengths[4] <= 15
+
+
+def test_log_probabilities_are_those_of_choices(run: Built) -> None:
+    """They add up to the score of the answer, where it ends by itself or not."""
+    batch = Batch(run)
+    for word in WORDS:
+        batch.want("copy", word, n_logprobs=2, most_tokens=4)
+    batch.texts()
+    ids = [token.logprob for pieces in batch.pieces.values() for p in pieces for token in p.tokens]
+    assert ids
+    assert max(ids) <= 0
+    prompt = batch.rows[0].prompt
+    inputs = torch.tensor([prompt])
+    with torch.no_grad():
+        if run.decoder_only:
+            first = run.model(torch.tensor([0]), input_ids=inputs).logits[0, -1]
+        else:
+            start = torch.tensor([[0]])
+            first = run.model(torch.tensor([0]), input_ids=inputs, decoder_input_ids=start)
+            first = first.logits[0, 0]
+    values = first.log_softmax(0)
+    (token, *_) = batch.pieces[0][0].tokens
+    assert token.logprob == pytest.approx(float(values.max()), abs=1e-5)
+    assert [value for _, value in token.alternatives] == pytest.approx(
+        values.topk(2).values.tolist(), abs=1e-5
+    )
+
+
+def test_an_answer_that_nobody_waits_for_ends(run: Built) -> None:
+    batch = Batch(run)
+    batch.want("copy", "ab")
+    batch.want("copy", "c", most_tokens=400)
+    batch.rows[1].dropped = True
+    answer_batch(run, batch.rows)
+    assert batch.pieces[0][-1].finish
+    assert not batch.pieces[1]

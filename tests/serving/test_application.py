@@ -1,0 +1,379 @@
+"""The server, asked by OpenAI's own client and by clients that do what they should not."""
+
+import asyncio
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import pytest
+
+import mttl
+from helpers.command import ROOT, load_recipe
+from mttl.build.model import Built
+from mttl.serving.answer_batch import answer_batch
+
+WORDS = ["ab", "c", "abca", "bb", "ca", "a", "cab", "bc"]
+JSON = {"Content-Type": "application/json"}
+
+
+def client(address: str, key: str = "any") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0, timeout=60)
+
+
+def chat(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+def counters(address: str, **headers: str) -> dict[str, float]:
+    text = httpx.get(f"{address}/metrics", headers=headers).text
+    lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in lines}
+
+
+def until(condition: Any, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class Slow:
+    """A model that waits until it may, and then answers."""
+
+    def __init__(self) -> None:
+        self.may_go = threading.Event()
+        self.began = threading.Event()
+        self.n_answers = 0
+
+    def __call__(self, predictor: Any, wanted: Any) -> None:
+        self.began.set()
+        assert self.may_go.wait(60)
+        self.n_answers += sum(not row.dropped for row in wanted)
+        answer_batch(predictor, wanted)
+
+
+def test_answers_are_those_of_the_run_and_of_the_command(
+    serve: Any, run: Built, folder: Path, tmp_path: Path
+) -> None:
+    questions, out = tmp_path / "q.jsonl", tmp_path / "a.jsonl"
+    rows = [{"task": task, "input": word} for word in WORDS for task in run.tasks]
+    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = ["--from", str(folder), "--in", str(questions), "--out", str(out)]
+    assert load_recipe(ROOT / "pl_predict.py").main(given) == 0
+    written = [json.loads(line) for line in out.read_text().splitlines()]
+    with serve(run) as served, client(served.address) as ask:
+        for task in run.tasks:
+            expected = run.predict(task, WORDS)
+            assert expected == [row["prediction"] for row in written if row["task"] == task]
+            found = ask.completions.create(model=task, prompt=WORDS)
+            assert [choice.text for choice in found.choices] == expected
+            for word, answer in zip(WORDS[:3], expected, strict=False):
+                reply = ask.chat.completions.create(model=task, messages=chat(word))
+                assert reply.choices[0].message.content == answer
+        assert [model.id for model in ask.models.list()] == list(run.tasks)
+        assert ask.models.retrieve("copy").id == "copy"
+
+
+def test_streams_join_to_the_answer(serve: Any, run: Built) -> None:
+    drawn: dict[str, Any] = {"temperature": 1.2, "top_p": 0.9, "seed": 5, "max_tokens": 20}
+    with serve(run) as served, client(served.address) as ask:
+        for settings in ({}, drawn, {"stop": ["a", "~~~"], "max_tokens": 20}):
+            whole = ask.completions.create(model="copy", prompt=WORDS, n=2, **settings)
+            texts = dict.fromkeys(range(16), "")
+            ends: dict[int, str] = {}
+            counts = []
+            for part in ask.completions.create(
+                model="copy",
+                prompt=WORDS,
+                n=2,
+                stream=True,
+                stream_options={"include_usage": True},
+                **settings,
+            ):
+                counts += [part.usage] if part.usage else []
+                for choice in part.choices:
+                    texts[choice.index] += choice.text
+                    if choice.finish_reason:
+                        ends[choice.index] = choice.finish_reason
+            assert [texts[place] for place in range(16)] == [c.text for c in whole.choices]
+            assert [ends[place] for place in range(16)] == [c.finish_reason for c in whole.choices]
+            assert counts == [whole.usage]
+        drawn |= {"logprobs": True, "top_logprobs": 2}
+        whole = ask.chat.completions.create(model="reverse", messages=chat("ab"), **drawn)
+        text, tokens, roles = "", [], []
+        for part in ask.chat.completions.create(
+            model="reverse", messages=chat("ab"), stream=True, **drawn
+        ):
+            (choice,) = part.choices
+            text += choice.delta.content or ""
+            roles += [choice.delta.role] if choice.delta.role else []
+            tokens += (choice.logprobs and choice.logprobs.content) or []
+        (choice,) = whole.choices
+        assert (text, roles) == (choice.message.content, ["assistant"])
+        assert choice.logprobs
+        assert [(t.token, t.logprob) for t in tokens] == [
+            (t.token, pytest.approx(t.logprob, abs=1e-4)) for t in choice.logprobs.content or []
+        ]
+        assert "".join(token.token for token in tokens) == text
+
+
+def test_tokens_are_counted_and_scored(serve: Any, run: Built) -> None:
+    encoder = run.form.encoder(run.tokenizer, decoder_only=run.decoder_only)
+    n_prompt = sum(map(len, encoder.prompts([run.form.text("copy", word) for word in WORDS])))
+    with serve(run) as served, client(served.address) as ask:
+        found = ask.completions.create(model="copy", prompt=WORDS, logprobs=3, max_tokens=3)
+        assert found.usage
+        assert found.usage.prompt_tokens == n_prompt
+        lengths = []
+        for choice in found.choices:
+            scores = choice.logprobs
+            assert scores
+            assert scores.tokens
+            assert scores.top_logprobs
+            assert scores.token_logprobs
+            lengths.append(len(scores.tokens))
+            assert "".join(scores.tokens) == choice.text
+            assert all(value is not None and value <= 0 for value in scores.token_logprobs)
+            for value, others in zip(scores.token_logprobs, scores.top_logprobs, strict=True):
+                assert max(others.values()) == value  # the likeliest was taken
+        assert found.usage.completion_tokens == sum(lengths)
+        assert max(lengths) == 3
+
+
+@pytest.mark.parametrize(("kind", "stream"), [("t5", False), ("llama", True)])
+def test_two_hundred_requests_of_all_tasks_at_once(
+    serve: Any, folders: dict[str, Path], kind: str, stream: bool
+) -> None:
+    run = mttl.load(folders[kind])
+    tasks = [run.tasks[number % 3] for number in range(200)]
+    words = [WORDS[number % 8] * (1 + number % 2) for number in range(200)]
+
+    async def ask(client: openai.AsyncOpenAI, task: str, word: str, number: int) -> str:
+        if not stream:
+            reply = await client.completions.create(model=task, prompt=word)
+            return reply.choices[0].text
+        parts = await client.chat.completions.create(
+            model=task, messages=chat(word), stream=True, max_tokens=4 + number % 3
+        )
+        return "".join([part.choices[0].delta.content or "" async for part in parts])
+
+    async def ask_all(address: str) -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="x", timeout=120) as client:
+            calls = zip(tasks, words, range(200), strict=True)
+            return await asyncio.gather(*(ask(client, *call) for call in calls))
+
+    with serve(run) as served:
+        found = asyncio.run(ask_all(served.address))
+        counted = counters(served.address)
+    if stream:
+        lengths = [4 + number % 3 for number in range(200)]
+        of_length = {n: run.predict(tasks, words, max_new_tokens=n) for n in set(lengths)}
+        expected = [of_length[length][place] for place, length in enumerate(lengths)]
+    else:
+        expected = run.predict(tasks, words)
+    assert found == expected
+    done = [counted[f'mttl_requests_total{{model="{task}",status="200"}}'] for task in run.tasks]
+    assert sum(done) == 200 == counted["mttl_request_seconds_count"]
+    assert counted["mttl_batch_answers_sum"] == 200
+    assert counted["mttl_batch_answers_count"] < 50  # they shared batches
+
+
+@pytest.mark.parametrize(
+    ("call", "status", "told"),
+    [
+        ({"model": "copi"}, 404, "no model 'copi'. Did you mean 'copy'.* copy, reverse, number"),
+        ({"prompt": "a" * 40}, 400, r"question has \d+ tokens .* at most 24 are allowed"),
+        ({"prompt": " "}, 400, "a question is empty"),
+        ({"max_tokens": 65}, 400, r"max_tokens \(65\) must be at most 64"),
+        ({"n": 65, "prompt": ["a", "b"]}, 400, "2 questions with n=65 want 130 answers"),
+        ({"suffix": "x"}, 400, "'suffix' .* is not supported"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused(
+    serve: Any, folders: dict[str, Path], call: dict[str, Any], status: int, told: str
+) -> None:
+    with serve(mttl.load(folders["t5"])) as served, client(served.address) as ask:
+        for stream in (False, True):
+            with pytest.raises(openai.APIStatusError, match=told) as refused:
+                ask.completions.create(**{"model": "copy", "prompt": "a", "stream": stream, **call})
+            assert refused.value.status_code == status
+            assert isinstance(refused.value.body, dict)  # OpenAI's error object
+            assert set(refused.value.body) == {"message", "type", "param", "code"}
+        with pytest.raises(openai.NotFoundError, match="no model 'x'"):
+            ask.models.retrieve("x")
+        counted = counters(served.address)
+        assert sum(v for name, v in counted.items() if f'status="{status}"' in name) == 2
+
+
+def test_requests_that_are_none(serve: Any, folders: dict[str, Path]) -> None:
+    with serve(mttl.load(folders["t5"]), body=200) as served, httpx.Client() as raw:
+        url = f"{served.address}/v1/completions"
+
+        def told(status: int, **request: Any) -> str:
+            answer = raw.post(url, **request)
+            assert answer.status_code == status
+            return answer.json()["error"]["message"]
+
+        assert "line 1, column 2: not valid JSON" in told(400, content="{,}", headers=JSON)
+        assert "holds [1]; it must hold an object" in told(400, content="[1]", headers=JSON)
+        assert "'' ; it" not in told(415, content="{}")
+        assert "must be application/json" in told(415, content="{}")
+        assert "more than 200 bytes" in told(413, content="x" * 201, headers=JSON)
+        parts = (b"x" * 50 for _ in range(10_000))  # no length is told beforehand
+        assert "more than 200 bytes" in told(413, content=parts, headers=JSON)
+        missing = raw.get(f"{served.address}/v1/engines")
+        assert missing.status_code == 404
+        assert "There are /v1/completions" in missing.json()["error"]["message"]
+        assert raw.get(url).status_code == 405
+
+
+def test_long_questions_are_cut_where_the_server_may(serve: Any, folders: dict[str, Path]) -> None:
+    run = mttl.load(folders["llama"])
+    with serve(run, truncate=True) as served, client(served.address) as ask:
+        raw = ask.completions.with_raw_response.create(model="copy", prompt=["abc" * 9, "a"])
+        assert int(raw.headers["X-Truncated-Tokens"]) > 0
+        expected = run.predict("copy", ["abc" * 9, "a"])
+        assert [choice.text for choice in raw.parse().choices] == expected
+        raw = ask.completions.with_raw_response.create(model="copy", prompt="a")
+        assert "X-Truncated-Tokens" not in raw.headers
+
+
+def test_positions_of_the_model_limit_answers(serve: Any, folders: dict[str, Path]) -> None:
+    run = mttl.load(folders["llama"])
+    run.model.backbone.config.max_position_embeddings = 30  # type: ignore[union-attr]
+    with serve(run) as served, client(served.address) as ask:
+        (prompt,), _ = served.service.tasks["copy"].encode(["ab"])
+        most = 30 - len(prompt)
+        with pytest.raises(openai.BadRequestError, match=f"must be at most {most} for this"):
+            ask.completions.create(model="copy", prompt="ab", max_tokens=most + 1)
+        assert ask.completions.create(model="copy", prompt="ab", max_tokens=most).choices
+
+
+def test_beams_have_no_scores_and_one_piece(serve: Any, beams: Path) -> None:
+    run = mttl.load(beams)
+    with serve(run) as served, client(served.address) as ask:
+        expected = run.predict("reverse", WORDS)
+        found = ask.completions.create(model="reverse", prompt=WORDS, temperature=0)
+        assert [choice.text for choice in found.choices] == expected
+        parts = list(ask.completions.create(model="reverse", prompt="ab", stream=True))
+        assert [part.choices[0].text for part in parts] == run.predict("reverse", ["ab"])
+        with pytest.raises(openai.BadRequestError, match="searches with 3 beams"):
+            ask.completions.create(model="reverse", prompt="ab", logprobs=1)
+        assert ask.completions.create(model="copy", prompt="a", logprobs=1, top_p=0.9).choices
+
+
+def test_a_key_is_asked_for(serve: Any, folders: dict[str, Path]) -> None:
+    with serve(mttl.load(folders["t5"]), key="säsame") as served:
+        with client(served.address, "wrong") as ask:
+            for call in (
+                lambda: ask.completions.create(model="copy", prompt="a"),
+                ask.models.list,
+                lambda: ask.models.retrieve("copy"),
+            ):
+                with pytest.raises(openai.AuthenticationError, match="key is missing or wrong"):
+                    call()
+        url = f"{served.address}/metrics"
+        assert httpx.get(url).status_code == 401
+        right = {"Authorization": "Bearer säsame".encode()}
+        assert httpx.get(url, headers=right).status_code == 200
+        body = {"model": "copy", "prompt": "a"}
+        answer = httpx.post(f"{served.address}/v1/completions", json=body, headers=right)
+        assert answer.status_code == 200
+        assert httpx.get(f"{served.address}/health").json() == {"status": "ok"}
+
+
+def test_a_full_queue_and_a_closing_server_say_when_to_come_back(
+    serve: Any, folders: dict[str, Path]
+) -> None:
+    slow = Slow()
+    run = mttl.load(folders["t5"])
+    with serve(run, answer=slow, most=2) as served, client(served.address) as ask:
+        first = threading.Thread(target=lambda: ask.completions.create(model="copy", prompt="a"))
+        first.start()
+        assert slow.began.wait(60)
+        with pytest.raises(openai.RateLimitError, match="at most 2 can") as refused:
+            ask.completions.create(model="copy", prompt=["a", "b", "c"], stream=True)
+        assert refused.value.response.headers["Retry-After"] == "1"
+        served.service.queue.close()
+        with pytest.raises(openai.InternalServerError, match="shutting down") as closing:
+            ask.completions.create(model="copy", prompt="a")
+        assert closing.value.status_code == 503
+        assert closing.value.response.headers["Retry-After"] == "1"
+        assert httpx.get(f"{served.address}/health").status_code == 503
+        slow.may_go.set()
+        first.join()
+
+
+def test_who_hangs_up_leaves_the_queue(serve: Any, folders: dict[str, Path]) -> None:
+    slow = Slow()
+    with serve(mttl.load(folders["t5"]), answer=slow, batch_size=1) as served:
+        queue, url = served.service.queue, f"{served.address}/v1/completions"
+        for stream in (False, True):
+            body = {"model": "copy", "prompt": ["a", "b"], "stream": stream}
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(url, json=body, timeout=0.5)
+        gone = 'mttl_requests_total{model="copy",status="499"}'
+        until(lambda: counters(served.address).get(gone) == 2)
+        assert len(queue) == 0
+        slow.may_go.set()
+        with client(served.address) as ask:
+            ask.completions.create(model="copy", prompt="a")
+        assert slow.n_answers == 1
+
+
+def test_a_request_may_take_so_long(serve: Any, folders: dict[str, Path]) -> None:
+    slow = Slow()
+    with serve(mttl.load(folders["t5"]), answer=slow, seconds=0.3) as served:
+        with client(served.address) as ask:
+            with pytest.raises(openai.InternalServerError, match=r"more than 0\.3 sec") as late:
+                ask.completions.create(model="copy", prompt="a")
+            assert late.value.status_code == 504
+            with pytest.raises(openai.APIError, match=r"more than 0\.3 seconds"):
+                list(ask.completions.create(model="copy", prompt="a", stream=True))
+        late_ones = 'mttl_requests_total{model="copy",status="504"}'
+        until(lambda: counters(served.address).get(late_ones) == 2)
+        slow.may_go.set()
+
+
+def test_a_model_that_fails_ends_no_server(serve: Any, folders: dict[str, Path]) -> None:
+    failures = iter([True, True, False])
+
+    def answer(predictor: Any, wanted: Any) -> None:
+        if next(failures):
+            raise RuntimeError("out of memory")
+        answer_batch(predictor, wanted)
+
+    run = mttl.load(folders["t5"])
+    with serve(run, answer=answer) as served, client(served.address) as ask:
+        with pytest.raises(openai.InternalServerError, match="the model failed; the log"):
+            ask.completions.create(model="copy", prompt="a")
+        with pytest.raises(openai.APIError, match="the model failed"):
+            list(ask.completions.create(model="copy", prompt="a", stream=True))
+        found = ask.completions.create(model="copy", prompt="a")
+        assert found.choices[0].text == run.predict("copy", ["a"])[0]
+
+
+def test_a_slow_body_is_not_waited_for(serve: Any, folders: dict[str, Path]) -> None:
+    with serve(mttl.load(folders["t5"]), seconds=0.2) as served, httpx.Client() as raw:
+
+        def slowly() -> Any:
+            yield b"{"
+            time.sleep(1)
+            yield b"}"
+
+        url = f"{served.address}/v1/completions"
+        assert raw.post(url, content=slowly(), headers=JSON).status_code == 408
+
+
+def test_a_fault_is_told_without_its_traceback(
+    serve: Any, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serve(mttl.load(folders["t5"])) as served, client(served.address) as ask:
+        monkeypatch.setattr(served.service.queue, "put", None)
+        with pytest.raises(openai.InternalServerError, match="a fault of the server") as fault:
+            ask.completions.create(model="copy", prompt="a")
+        assert "NoneType" not in str(fault.value)

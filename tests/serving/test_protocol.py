@@ -1,0 +1,88 @@
+"""What the protocols allow, and what a request is told that asks for something else."""
+
+from typing import Any
+
+import pytest
+
+from mttl.data.prompt_form import PromptForm
+from mttl.serving.chat_question import chat_question
+from mttl.serving.protocol import NEUTRAL, ChatRequest, CompletionRequest, parse_request
+from mttl.serving.refusals import Refusal
+
+USER = {"role": "user", "content": "ab"}
+ASKED = {"model": "copy", "prompt": "ab"}
+CHAT = {"model": "copy", "messages": [USER]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "told"),
+    [
+        ("text", {"prompt": [[1, 2]]}, r"'prompt.0' \(\[1, 2\]\): Input should be a valid string"),
+        ("text", {"prompt": []}, r"'prompt' \(\[\]\): Value should have at least 1 item"),
+        ("text", {"model": None}, "'model' is missing"),
+        ("text", {"top_p": 0}, r"'top_p' \(0\): Input should be greater than 0"),
+        ("text", {"temperature": 2.1}, "less than or equal to 2"),
+        ("text", {"temperature": "1"}, "valid number"),
+        ("text", {"n": 0}, r"'n' \(0\): Input should be greater than or equal to 1"),
+        ("text", {"n": True}, "valid integer"),
+        ("text", {"max_tokens": 0}, "greater than 0"),
+        ("text", {"stop": ["a", "b", "c", "d", "e"]}, "at most 4 items"),
+        ("text", {"stop": ""}, "at least 1 character"),
+        ("text", {"logprobs": 6}, "less than or equal to 5"),
+        ("text", {"seed": 2**63}, "less than"),
+        ("text", {"max_token": 3}, "'max_token' .* is not supported.* Did you mean 'max_tokens'"),
+        ("text", {"best_of": 2}, r"'best_of' \(2\) is not supported: leave it out$"),
+        (
+            "text",
+            {"user": "x"},
+            "'user' .* is not supported: .* Supported are logprobs",
+        ),
+        ("text", {"suffix": "x"}, "'suffix' .* is not supported"),
+        ("text", {"messages": [USER]}, "'messages' .* is not supported"),
+        ("text", {"stream_options": {}}, "stream_options is for streams: set stream"),
+        ("chat", {"messages": []}, "at least 1 item"),
+        ("chat", {"messages": [{"role": "tool", "content": "a"}]}, "'messages.0.role'"),
+        ("chat", {"messages": [{**USER, "name": "x"}]}, "'messages.0.name' .* is not supported"),
+        ("chat", {"tools": [{"type": "function"}]}, "'tools' .* is not supported"),
+        ("chat", {"response_format": {"type": "json_object"}}, "'response_format' .* is not"),
+        ("chat", {"top_logprobs": 2}, "top_logprobs needs logprobs"),
+        ("chat", {"logprobs": True, "top_logprobs": 21}, "less than or equal to 20"),
+        ("chat", {"max_tokens": 1, "max_completion_tokens": 1}, "give one of them"),
+    ],
+)
+def test_what_is_wrong_is_told(kind: str, values: dict[str, Any], told: str) -> None:
+    expected, asked = (CompletionRequest, ASKED) if kind == "text" else (ChatRequest, CHAT)
+    with pytest.raises(Refusal, match=told) as refused:
+        parse_request(expected, {**asked, **values})
+    assert refused.value.status == 400
+    error = refused.value.body["error"]
+    assert error["type"] == "invalid_request_error"
+
+
+def test_values_that_ask_for_nothing_are_taken() -> None:
+    request = parse_request(CompletionRequest, {**NEUTRAL, **ASKED, "user": None})
+    assert request == parse_request(CompletionRequest, ASKED)
+    assert request.prompt == ["ab"]
+    chat = parse_request(ChatRequest, {**CHAT, "stop": "x", "logprobs": True, "temperature": 1})
+    assert (chat.stop, chat.n_logprobs, chat.temperature) == (["x"], 0, 1)
+    assert parse_request(ChatRequest, CHAT).n_logprobs is None
+
+
+def test_a_chat_is_a_single_question() -> None:
+    def question(*messages: dict[str, Any], form: PromptForm | None = None) -> str:
+        request = parse_request(ChatRequest, {**CHAT, "messages": list(messages)})
+        return chat_question(request.messages, form or PromptForm(), "task")
+
+    assert question(USER) == "ab"
+    parts = [{"type": "text", "text": "a\n"}, {"type": "text", "text": "b"}]
+    assert question({"role": "user", "content": parts}) == "a\nb"
+    system = {"role": "system", "content": "be short"}
+    with pytest.raises(Refusal, match=r"the messages are of system, user; .* one message"):
+        question(system, USER)
+    assert question(system, USER, form=PromptForm(template="chat", system="be short")) == "ab"
+    with pytest.raises(Refusal, match=r"the messages are of system, user; .* one message"):
+        question(system, USER, form=PromptForm(template="chat", system="be kind"))
+    with pytest.raises(Refusal, match="user, assistant, user"):
+        question(USER, {"role": "assistant", "content": "b"}, USER)
+    with pytest.raises(Refusal, match="are of assistant"):
+        question({"role": "assistant", "content": "b"})

@@ -1,0 +1,138 @@
+"""What waits is collected into batches of one kind, first come first."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from mttl.serving.refusals import Refusal
+from mttl.serving.request_queue import RequestQueue
+from mttl.serving.wanted_answer import Piece, WantedAnswer
+
+ONE, OTHER = "one model", "another"
+
+
+class Model:
+    """Answers with the names of a batch, once it may."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[Any, list[str]]] = []
+        self.may_go = threading.Event()
+        self.began = threading.Event()
+
+    def __call__(self, predictor: Any, wanted: Sequence[WantedAnswer]) -> None:
+        self.began.set()
+        assert self.may_go.wait(60)
+        self.batches.append((predictor, [str(row.seed) for row in wanted]))
+        if "bad" in self.batches[-1][1]:
+            raise ValueError("a bad batch")
+        for row in wanted:
+            row.send(Piece(finish="stop"))
+
+
+def row(name: str, pieces: list | None = None, **settings: Any) -> WantedAnswer:
+    pieces = [] if pieces is None else pieces
+    settings = {"most_tokens": 5, **settings}
+    return WantedAnswer(task_id=0, prompt=[], seed=name, send=pieces.append, **settings)
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model()
+
+
+def start(model: Model, *, most: int = 100, wait: float = 0.0) -> RequestQueue:
+    """Return a queue whose model is busy with a first batch."""
+    queue = RequestQueue(batch_size=3, wait=wait, most=most, answer=model)
+    queue.put(ONE, [row("first")])  # type: ignore[arg-type]
+    assert model.began.wait(60)
+    return queue
+
+
+def finish(queue: RequestQueue, model: Model) -> list[tuple[Any, list[str]]]:
+    model.may_go.set()
+    queue.close()
+    queue.join()
+    return model.batches[1:]
+
+
+def test_what_waits_is_collected_by_model_and_search(model: Model) -> None:
+    queue = start(model)
+    put: Any = queue.put
+    put(ONE, [row("a"), row("b", most_tokens=9, temperature=1.0)])
+    put(OTHER, [row("c")])
+    put(ONE, [row("d", n_beams=2), row("e", n_beams=2, most_tokens=6)])
+    put(ONE, [row("f", n_beams=2), row("g"), row("h")])
+    assert len(queue) == 8
+    assert finish(queue, model) == [
+        (ONE, ["a", "b", "g"]),
+        (OTHER, ["c"]),
+        (ONE, ["d", "f"]),
+        (ONE, ["e"]),
+        (ONE, ["h"]),
+    ]
+
+
+def test_an_idle_model_waits_a_moment_for_more(model: Model) -> None:
+    model.may_go.set()
+    queue = RequestQueue(batch_size=2, wait=30.0, most=10, answer=model)
+    put: Any = queue.put
+    put(ONE, [row("a")])
+    put(ONE, [row("b")])  # the batch is full: nothing to wait for
+    assert model.began.wait(20)
+    put(ONE, [row("c")])
+    queue.close()  # neither now
+    queue.join()
+    assert [names for _, names in model.batches] == [["a", "b"], ["c"]]
+
+
+def test_a_full_queue_refuses_whole_requests(model: Model) -> None:
+    queue = start(model, most=2)
+    put: Any = queue.put
+    put(ONE, [row("a")])
+    with pytest.raises(Refusal, match="1 answers are waiting, at most 2 can; try again") as refused:
+        put(ONE, [row("b"), row("c")])
+    assert refused.value.status == 429
+    assert refused.value.headers == {"Retry-After": "1"}
+    dropped = row("d")
+    put(ONE, [dropped])
+    dropped.dropped = True
+    put(ONE, [row("e")])  # into the place of the one that nobody waits for
+    assert finish(queue, model) == [(ONE, ["a", "e"])]
+
+
+def test_a_closed_queue_answers_what_it_has(model: Model) -> None:
+    queue = start(model)
+    put: Any = queue.put
+    put(ONE, [row("a")])
+    assert queue.is_open
+    queue.close()
+    assert not queue.is_open
+    with pytest.raises(Refusal, match="shutting down") as refused:
+        put(ONE, [row("b")])
+    assert refused.value.status == 503
+    assert finish(queue, model) == [(ONE, ["a"])]
+
+
+def test_a_queue_that_is_closed_at_once_drops_what_it_has(model: Model) -> None:
+    queue = start(model)
+    waiting = row("a")
+    queue.put(ONE, [waiting])  # type: ignore[arg-type]
+    queue.close(at_once=True)
+    assert waiting.dropped
+    assert finish(queue, model) == []
+
+
+def test_a_batch_that_fails_ends_no_other(model: Model, caplog: pytest.LogCaptureFixture) -> None:
+    queue = start(model)
+    bad: list[Piece] = []
+    good: list[Piece] = []
+    put: Any = queue.put
+    put(ONE, [row("bad", bad)])
+    put(OTHER, [row("good", good)])
+    finish(queue, model)
+    assert [piece.failed for piece in bad] == [True]
+    assert [piece.finish for piece in good] == ["stop"]
+    assert "a batch of 1 answers failed" in caplog.text
+    assert "a bad batch" in caplog.text

@@ -1,0 +1,31 @@
+"""Models hold what is alike in them once, and what differs apart."""
+
+import torch
+from torch import nn
+
+from mttl.serving.share_weights import share_weights
+
+
+class Two(nn.Module):
+    def __init__(self, shift: float) -> None:
+        super().__init__()
+        self.same = nn.Linear(3, 2)
+        self.other = nn.Parameter(torch.full((4,), shift))
+        self.register_buffer("scale", torch.ones(5))
+        with torch.no_grad():
+            self.same.weight.fill_(1.0)
+            self.same.bias.fill_(0.5)
+
+
+def test_what_is_alike_has_one_place() -> None:
+    models = [Two(0.0), Two(1.0), Two(0.0).double(), Two(1.0)]
+    expected = [model.same(torch.ones(3, dtype=model.other.dtype)) for model in models]
+    # The second's layer and buffer; the third is of another type; all of the fourth.
+    assert share_weights([*models, models[0]]) == 4 * (6 + 2 + 5) + 4 * (6 + 2 + 5 + 4)
+    first, second, third, fourth = models
+    assert first.same.weight.data_ptr() == second.same.weight.data_ptr()
+    assert first.other.data_ptr() != second.other.data_ptr() == fourth.other.data_ptr()
+    assert first.same.weight.data_ptr() != third.same.weight.data_ptr()
+    for model, output in zip(models, expected, strict=True):
+        assert torch.equal(model.same(torch.ones(3, dtype=model.other.dtype)), output)
+    assert share_weights(models) == 0

@@ -1,0 +1,102 @@
+"""The engineer's page: from raw files to a served answer, and to PEFT, above two kinds of model."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from transformers import ByT5Tokenizer
+
+from helpers.command import ROOT, load_recipe
+from helpers.gyms import TINY_LLAMA, TINY_T5
+from helpers.raw import write_jsonl
+from helpers.serving import serving
+from mttl.build.load_tasks import load_tasks
+from mttl.command import run_command
+from mttl.gym.folder import Gym
+from mttl.models.backbone import build_random, is_decoder_only, scale_initial_weights
+
+PAGE = (ROOT / "docs" / "journey_engineer.md").read_text(encoding="utf-8")
+(TASKS,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+(PYTHON,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+COMMANDS = [
+    line.split()[1:]
+    for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    for line in block.splitlines()
+]
+SHORT = ["trainer.max_steps=2", "trainer.val_check_interval=2", "data.max_eval_rows=2"]
+SHORT += ["data.batch_size=8", "skills.rank=2", "adapt.max_steps=2", "data.validation=none"]
+LABELS = [f"label {number}" for number in range(77)]
+
+
+def code(number: int) -> dict[str, str]:
+    text = f"def f{number}(x):\n\tif x:\n\t\treturn {number}\n"
+    return {"code": text + "\treturn", "fixed": f"\treturn {number}\n\telse:\n\t\tpass\t# so"}
+
+
+@pytest.fixture(params=["t5", "llama"])
+def place(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Her files and her folder of a model."""
+    messages = [{"message": f"m {n}\tplease", "label": LABELS[n % 77]} for n in range(240)]
+    write_jsonl(tmp_path / "intents.jsonl", messages)
+    write_jsonl(tmp_path / "intents_test.jsonl", messages[:77])
+    for split, rows in (("", range(20)), ("_dev", range(20, 24)), ("_test", range(24, 28))):
+        write_jsonl(tmp_path / f"fixes{split}.jsonl", [code(number) for number in rows])
+    calls = [{"message": f"call {n}\nnow", "answer": ["no", "yes"][n % 2]} for n in range(36)]
+    write_jsonl(tmp_path / "urgent.jsonl", calls[:32])
+    write_jsonl(tmp_path / "urgent_test.jsonl", calls[32:])
+    (tmp_path / "mine.yaml").write_text(TASKS, encoding="utf-8")
+    sizes = {"t5": TINY_T5, "llama": TINY_LLAMA}[request.param]["config"]
+    model = build_random(request.param, sizes)
+    scale_initial_weights(model, {"*": 3.0})  # answers depend on the question
+    model.save_pretrained(tmp_path / "models" / "base")
+    ByT5Tokenizer().save_pretrained(tmp_path / "models" / "base")
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(words: list[str], *more: str) -> None:
+    assert run_command(lambda: load_recipe(ROOT / words[0]).main([*words[1:], *more])) == 0
+
+
+def test_from_raw_files_to_a_served_answer_and_to_peft(place: Path) -> None:
+    train, adapt, predict, serve, export = COMMANDS
+    run(train, "-k", *SHORT)
+    gym = Gym(place / "mine.gym")
+    assert len({row.outputs[0] for row in gym.rows("intent", "train", 100)}) > 50
+    assert [row.outputs[0] for row in gym.rows("fix", "train", 100)][3] == code(3)["fixed"].strip()
+    run(adapt, "-k", *SHORT)
+    asked = [("urgent", "my parcel is gone!"), ("fix", code(3)["code"]), ("intent", "m 5\tplease")]
+    questions = [{"task": task, "input": text} for task, text in asked * 3]
+    write_jsonl(place / "questions.jsonl", questions)
+    run(predict)
+    lines = (place / "answers.jsonl").read_text(encoding="utf-8").splitlines()
+    answers = [json.loads(line)["prediction"] for line in lines]
+    assert len(set(answers)) > 1
+
+    options = load_recipe(ROOT / serve[0]).parse(serve[1:])
+    models, _ = load_tasks(options.source, options.adapted, options.backbone)
+    with serving(models) as served:
+        names: dict[str, Any] = {}
+        exec(PYTHON.replace("http://127.0.0.1:8000", served.address), names)
+        assert names["answer"] == answers[0]
+        client = names["client"]
+        for (task, text), answer in zip(asked, answers, strict=False):
+            reply = client.completions.create(model=task, prompt=text)
+            assert reply.choices[0].text == answer
+
+    run(export)
+    urgent = models["urgent"]
+    decoder_only = is_decoder_only(urgent.model.backbone)
+    kind = peft.AutoPeftModelForCausalLM if decoder_only else peft.AutoPeftModelForSeq2SeqLM
+    adapter = kind.from_pretrained(place / "adapters" / "urgent").eval()
+    encoder = urgent.form.encoder(urgent.tokenizer, decoder_only=decoder_only)
+    ids = torch.tensor(encoder.prompts([urgent.form.text(*asked[0])]))
+    with torch.no_grad():
+        found = adapter.generate(input_ids=ids, **urgent.search)[0]
+    found = found[ids.shape[1] :] if decoder_only else found
+    assert urgent.tokenizer.decode(found, skip_special_tokens=True).strip() == answers[0]

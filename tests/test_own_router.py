@@ -1,0 +1,299 @@
+"""A router in a file of one's own: trained, adapted, searched, compared, plotted, and asked."""
+
+import csv
+import importlib
+import json
+import logging
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import mttl
+from helpers.command import ROOT, load_recipe, train
+from helpers.gyms import TASKS, TINY_LLAMA, TINY_T5, write_config, write_gym
+from mttl.build.model import load_run
+from mttl.command import USER_MISTAKE, run_command
+from mttl.config.load import load_config
+from mttl.errors import CheckpointError, MttlError
+from mttl.interchange.poly import poly_checkpoint
+from mttl.own_classes import TRUST
+
+sys.path.insert(0, str(ROOT / "scripts"))
+NEARBY, READING = (f"examples/{name}_router.yaml" for name in ("nearby", "reading"))
+QUICK = ("trainer.max_steps=2", "trainer.val_check_interval=2")
+ADAPT = ("adapt.max_steps=1", "adapt.eval_every=1")
+MODULES = ("nearby_router.py", "reading_router.py", "nearby_router")
+
+
+@pytest.fixture(autouse=True)
+def strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start every test without the classes, in the folder of the examples."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv(TRUST, "")
+    forget()
+
+
+def forget() -> None:
+    """Forget the classes, as a new process does."""
+    for name in [name for name in sys.modules if name.endswith(MODULES)]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Configure a gym of which one task is left out of training, and which describes its tasks."""
+    gym = write_gym(tmp_path / "gym")
+    names = list(TASKS)
+    (gym / "partition.json").write_text(json.dumps({"train": names[1:], "test": names[:1]}))
+    rows = [f"{name},{metric},letters {name},words\n" for name, (metric, _) in TASKS.items()]
+    (gym / "TASKS.csv").write_text("task,metric,description,category\n" + "".join(rows))
+    return write_config(tmp_path / "tiny.yaml", gym)
+
+
+def command(name: str, *arguments: str) -> int:
+    return run_command(lambda: load_recipe(ROOT / name).main(list(arguments)))
+
+
+def test_the_example_is_short() -> None:
+    assert len((ROOT / "examples" / "nearby_router.py").read_text().splitlines()) <= 40
+
+
+PAGE = (ROOT / "docs" / "own_parts.md").read_text("utf-8")
+COMMANDS = [
+    line.removeprefix("python ").split()
+    for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    for line in block.splitlines()
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: f"{words[0]} {words[-1]}")
+def test_the_commands_of_the_page_are_understood(words: list[str]) -> None:
+    recipe = load_recipe(ROOT / words[0])
+    if words[0] == "scripts/summarise_runs.py":  # reads its line itself
+        with pytest.raises(MttlError, match="runs/n13"):
+            recipe.main(words[1:])
+        return
+    options = recipe.parse(words[1:])
+    if words[0].startswith("pl_") and words[0] != "pl_predict.py":
+        config = load_config(options.config, options.override)
+        assert type(config.router).__name__ == "NearbyRouter"
+    if words[0] == "scripts/compare.py" and options.method:
+        for method in own_methods_of(options).values():
+            load_config(f"crossfit.yaml+{method.fragment}")
+
+
+def own_methods_of(options):
+    load_recipe(ROOT / "scripts" / "compare.py")
+    return sys.modules["comparison.methods"].own_methods(options.method, [])
+
+
+def test_the_page_shows_the_example() -> None:
+    assert (
+        f"is a router of {len((ROOT / 'examples/nearby_router.py').read_text().splitlines())}"
+        in PAGE
+    )
+    (fragment,) = re.findall(r"```yaml\n(router:.*?)```", PAGE, re.DOTALL)
+    assert (ROOT / NEARBY).read_text().endswith(fragment)
+
+
+def test_the_journey(config: Path, tmp_path: Path, capfd, monkeypatch) -> None:
+    both = f"{config}+{NEARBY}"
+    run = train(both, "mine", *QUICK)
+    meta = json.loads((run.skills / "meta.json").read_text())
+    assert meta["settings"]["router"]["kind"] == "./examples/nearby_router.py:NearbyRouter"
+    assert meta["settings"]["router"]["temperature"] == 0.5
+
+    # A new task: adapted, kept, and asked by a process that has not seen the class.
+    given = ("--from", str(run.path), "--tasks", "copy")
+    assert command("pl_finetune.py", "-c", both, *given, "--save", "-k", *ADAPT) == 0
+    grid = "search.grid={adapt.lr: [1e-3]}"
+    assert command("pl_search.py", "-c", both, *given, "-k", *ADAPT, grid) == 0
+    (adapted,) = (run.path / "adapt-all" / "models").iterdir()
+    (tmp_path / "in.tsv").write_text("input\nabc\n")
+    ask = ("--adapted", str(adapted), "--in", str(tmp_path / "in.tsv"))
+    forget()
+    assert command("pl_predict.py", *ask) == USER_MISTAKE
+    assert "is code, and code that a file names is not run by itself" in " ".join(
+        capfd.readouterr().err.split()
+    )
+    assert command("pl_predict.py", *ask, "--trust", "examples/nearby_router.py") == 0
+    built = load_run(run.path)
+    assert type(built.model.router).__name__ == "NearbyRouter"
+    assert len(built.predict("reverse", ["abc"])) == 1
+    monkeypatch.setenv(TRUST, "")
+
+    # In Python an import says so.
+    forget()
+    monkeypatch.syspath_prepend(ROOT)
+    importlib.import_module("examples.nearby_router")
+    assert mttl.load(run.path).tasks == ("reverse", "number")
+
+    # Others have to name it too.
+    forget()
+    for refused in (
+        ("pl_finetune.py", "-c", str(config), *given, "-k", *ADAPT),
+        ("scripts/merge_task.py", str(run.path), "--task", "reverse", "--out", str(tmp_path / "m")),
+    ):
+        assert command(*refused) == USER_MISTAKE
+        assert "--trust ./examples/nearby_router.py" in " ".join(capfd.readouterr().err.split())
+    with pytest.raises(MttlError, match="not run by itself"):
+        mttl.adapt(run.path)
+    assert command(*refused, "--trust", "examples/nearby_router.py") == 0
+    monkeypatch.setenv(TRUST, "")
+
+    # Figures need no code of the run's: what they show is written down.
+    forget()
+    with np.load(run.plots / "routing.npz") as arrays:
+        assert arrays["probabilities"].shape == arrays["weights"].shape
+        np.testing.assert_array_equal(arrays["probabilities"], arrays["weights"])
+    assert command("scripts/plot_routing.py", str(run.path)) == 0
+    assert not [name for name in sys.modules if name.endswith(MODULES)]
+    printed = " ".join(capfd.readouterr().out.split())
+    means = printed.split("│ mean │")[1].split("│")[:2]
+    # A soft router of three skills is far from discrete, and no cell of its has a half.
+    assert float(means[0]) < 0.5
+
+
+def test_it_is_compared_with_intervals(config: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    script = load_recipe(ROOT / "scripts" / "compare.py")
+    stages = sys.modules["comparison.stages"]
+    commands: list[list[str]] = []
+
+    def run(self: object, given: list[str], log: Path, cost: Path) -> None:
+        commands.append(given)
+        forget()
+        assert load_recipe(Path(given[0])).main(given[1:]) == 0
+        stages.Cost(1.0, 100.0, ended=True).write(cost)
+
+    monkeypatch.setattr(stages.Processes, "run", run)
+    out = tmp_path / "out"
+    budget = ("--steps", "1", "--adapt-steps", "1", "--workers", "1", "--seeds", "13", "14")
+    given = ["-c", str(config), *budget, "--methods", "polytropon", "--modes"]
+    mine = [*given, "--method", f"mine={NEARBY}"]
+    assert script.main([*mine, "--out", str(out)]) == 0
+    logging.getLogger("mttl.data").setLevel(logging.NOTSET)  # adaptation hushes it
+    assert len(commands) == 8
+    assert all(f"{config}+{NEARBY}" in given for given in commands if "mine" in "".join(given))
+    text = " ".join(capsys.readouterr().out.split())
+    assert "With two seeds they are too narrow" in text
+    table = list(csv.DictReader((out / "table.csv").open()))
+    assert [row["method"] for row in table] == ["polytropon", "mine"]
+
+    # Another file under this name is another method.
+    assert (out / "methods" / "mine.yaml").is_file()
+    other = tmp_path / "other.yaml"
+    other.write_text((ROOT / NEARBY).read_text().replace("0.5", "0.7"))
+    with pytest.raises(MttlError, match=r"'mine' has changed .*router\.temperature \(0\.5 before"):
+        script.main([*given, "--method", f"mine={other}", "--out", str(out)])
+
+    # The same runs as they stand, beside a method whose runs were just made.
+    runs = ",".join(str(out / "mine" / f"seed{seed}") for seed in (13, 14))
+    beside = ["-c", str(config), "--runs", f"both={runs}", f"same={runs}"]
+    forget()
+    assert script.main([*beside, "--out", str(tmp_path / "again")]) == 0
+    again = {row["method"]: row for row in csv.DictReader((tmp_path / "again/table.csv").open())}
+    assert again["both"]["unseen"] == table[1]["unseen"]
+    assert float(again["same"]["unseen_difference_mean"]) == 0.0
+    assert again["same"]["unseen_difference_low"] == "nan"  # nothing varies: no interval
+    assert not [name for name in sys.modules if name.endswith(MODULES)]
+    assert script.main([*given, "--runs", f"both={runs}", "--out", str(out)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "`both` differs from" in text
+    assert "router.kind (polytropon and ./examples/nearby_router.py:NearbyRouter)" in text
+
+
+def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path) -> None:
+    script = load_recipe(ROOT / "scripts" / "compare.py")
+    folders = []
+    for name, seed, rate in (("a", 1, 0.1), ("b", 2, 0.1), ("c", 1, 0.2), ("d", 2, 0.1)):
+        folder = tmp_path / name
+        (folder / "adapt-all").mkdir(parents=True)
+        text = f"run: {{seed: {seed}}}\noptim: {{lr: {rate}}}\n"
+        (folder / "config.yaml").write_text(text)
+        (folder / "adapt-all" / "config.yaml").write_text(f"adapt: {{lr: {len(name)}}}\n")
+        (folder / "results.csv").write_text("task,split,sample,score\nt,test,1,0.5\n")
+        folders.append(folder)
+    a, b, c, d = folders
+    (d / "adapt-all" / "config.yaml").write_text("adapt: {lr: 7}\n")
+    (tmp_path / "empty").mkdir()
+    for given, message in (
+        (("--method", "mine"), "--method 'mine' must have the form NAME=FILE"),
+        (("--method", "a/b=x.yaml"), "a name of letters and digits"),
+        (("--method", "shared=x.yaml"), "--method shared: there is a method of this name"),
+        (("--methods", "polytropon", "--method", "mine=gone.yaml"), "there is no file 'gone.yaml'"),
+        (("--runs", "mine"), "--runs 'mine' must have the form NAME=RUN"),
+        (("--runs", f"mine={tmp_path / 'gone'}"), "is no run: it has no config"),
+        (("--runs", f"mine={a},{tmp_path / 'empty'}"), r"config\.yaml' is missing"),
+        (("--runs", f"mine={a},{c}"), r"differ in more than their seeds: optim\.lr \(0\.1 and"),
+        (("--runs", f"mine={b},{d}"), r"adapt-all: adapt\.lr \(1 and 7\)"),
+        (("--runs", f"mine={a},{a}"), "two runs have the seed 1"),
+        (("--runs", f"mine={a}", f"mine={b}"), "--runs mine: there is another method"),
+        (("--runs", f"x={a}", f"y={b}"), "'y' has the seeds 2 and 'x' has 1: .* share none"),
+        (("--runs", f"x={a}", "--reference", "z"), "must contain z: .*--reference names another"),
+    ):
+        with pytest.raises(MttlError, match=message):
+            script.main(["-c", str(config), "--out", str(tmp_path / "out"), *given])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("backbone", [TINY_T5, TINY_LLAMA], ids=["t5", "llama"])
+def test_a_router_may_read(tmp_path: Path, config: Path, backbone) -> None:
+    config = write_config(
+        config,
+        tmp_path / "gym",
+        backbone=backbone,
+        data={"partition": {"train": ["reverse", "number"], "test": ["copy"]}},
+    )
+    run = train(f"{config}+{READING}", "reads", *QUICK)
+    built = load_run(run.path)
+    router = built.model.router
+    assert router.seen == ("descriptions", "prompts")
+    assert router.shown_descriptions.shape == (2, 16)
+    # What it was shown is what the text says, in the backbone of the beginning.
+    assert router.shown_descriptions.abs().sum() > 0
+    assert not torch.equal(*router.shown_descriptions)
+
+    # One prompt has one mixture, whether it is trained on or answered, alone or padded.
+    ids = torch.tensor([[5, 6, 7], [8, 9, 0]])
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    tasks = torch.tensor([0, 1])
+    both = built.model.route(tasks, inputs={"input_ids": ids, "attention_mask": mask}).mixing
+    alone = built.model.route(tasks[1:], inputs={"input_ids": ids[1:, :2]}).mixing
+    torch.testing.assert_close(both[:, 1:], alone)
+    assert not torch.equal(both[:, 0], router.matrix()[:, 0])
+    if backbone is TINY_LLAMA:
+        labels = torch.tensor([[-100, -100, 9], [-100, -100, -100]])
+        trained = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+        first = built.model.route(tasks[:1], inputs={"input_ids": ids[:1, :2]}).mixing
+        found = built.model.route(tasks, inputs=trained).mixing
+        torch.testing.assert_close(found[:, :1], first)
+    with pytest.raises(ValueError, match="the router sees prompts, and there are none"):
+        built.model.route(tasks)
+    assert len(built.predict("reverse", ["abc", "a"])) == 2
+    assert len(built.choose("reverse", ["abc"], ["x", "y"])) == 1
+
+    # A new task is routed by its own description, and answers again when it is loaded.
+    adapt = ("--from", str(run.path), "--samples", "100", "--save", "-k", *ADAPT)
+    assert command("pl_finetune.py", "-c", f"{config}+{READING}", *adapt) == 0
+    (folder,) = (run.path / "adapt-all" / "models").iterdir()
+    new = load_run(folder).model.router
+    assert new.shown_descriptions.shape == (1, 16)
+    assert not any(torch.equal(new.shown_descriptions[0], row) for row in router.shown_descriptions)
+    with pytest.raises(CheckpointError, match="ReadingRouter mixes skills by prompt, and Poly by"):
+        poly_checkpoint(built.model, base=None, task_type="SEQ_2_SEQ_LM")
+    with pytest.raises(CheckpointError, match="mixes skills by the prompt of every example"):
+        load_recipe(ROOT / "scripts/merge_task.py").main(
+            [str(run.path), "--task", "reverse", "--out", str(tmp_path / "merged")]
+        )
+
+
+def test_a_router_that_reads_needs_something_to_read(config: Path, tmp_path: Path) -> None:
+    table = tmp_path / "gym" / "TASKS.csv"
+    table.write_text(table.read_text().replace("letters reverse", ""))
+    with pytest.raises(MttlError, match=r"sees descriptions .* has none of 'reverse'"):
+        train(f"{config}+{READING}", "reads", *QUICK)
+    assert not (tmp_path / "runs" / "reads").exists()

@@ -1,0 +1,143 @@
+"""What is installed from a wheel: built from the checkout, used from a folder outside it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from helpers.command import ROOT
+from mttl.command import COMMANDS, USER_MISTAKE
+
+SOURCE = ("mttl", "envs", "configs", "data", "scripts")
+FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
+BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])('..')"
+# One process for three commands: most of the time of each is spent on importing libraries.
+JOURNEY = """
+import sys
+import mttl
+from mttl.__main__ import main
+
+assert mttl.__file__.startswith(sys.argv[1]), mttl.__file__
+config = ["-c", "crossfit.yaml+two", "-k", "data.max_rows=4", "data.max_eval_rows=4"]
+config += ["trainer.max_steps=2", "trainer.val_check_interval=2", "adapt.max_steps=2"]
+assert main(["train", *config, "run.name=two"]) == 0
+new = ["--tasks", "third_past", "--samples", "13", "--save"]
+assert main(["adapt", *config, "--from", "runs/two", *new]) == 0
+kept = "runs/two/adapt-all/models/third_past-13-13"
+questions = ["--in", "questions.jsonl", "--out", "answers.jsonl"]
+assert main(["predict", "--from", "runs/two", "--adapted", kept, *questions]) == 0
+"""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout: a build leaves files beside what it builds."""
+    folder = tmp_path_factory.mktemp("wheel") / "source"
+    for name in SOURCE:
+        ignore = shutil.ignore_patterns("__pycache__", "crossfit" if name == "data" else "runs")
+        shutil.copytree(ROOT / name, folder / name, ignore=ignore)
+    for path in (*(ROOT / name for name in FILES), *ROOT.glob("pl_*.py")):
+        shutil.copy(path, folder)
+    return folder
+
+
+def build(what: str, source: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", BUILD, what], cwd=source, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path) -> Path:
+    build("build_wheel", source)
+    (path,) = source.parent.glob("*.whl")
+    return path
+
+
+def test_a_wheel_holds_what_the_command_needs(wheel: Path, source: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        texts = {name: archive.read(name) for name in names}
+    assert wheel.stat().st_size < 8e6
+    for folder in ("configs", "data/backbone", "data/grid", "data/lexical"):
+        files = {p.relative_to(source) for p in (source / folder).rglob("*") if p.is_file()}
+        assert files
+        assert {f"mttl/shipped/{path.as_posix()}" for path in files} <= names
+    assert {f"mttl/shipped/{script}" for script in COMMANDS.values()} <= names
+    modules = {p.relative_to(source).as_posix() for p in (source / "mttl").rglob("*.py")}
+    assert modules <= names
+    unwanted = ("__pycache__", "drills", "benchmarks", "tests/", "crossfit_tasks/", "_gym/")
+    assert [name for name in names if any(part in name for part in unwanted)] == []
+    for place in (source.parent, ROOT):
+        assert [name for name, text in texts.items() if str(place).encode() in text] == []
+
+
+def test_its_command_reads_its_own_configurations(wheel: Path, tmp_path: Path) -> None:
+    """What needs no training; the whole way is below."""
+    zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
+    done = subprocess.run(
+        [sys.executable, "-m", "mttl", "train", "-c", "crossfit", "-k", "data.dir=x", "optim.lr=x"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == USER_MISTAKE
+    assert "optim.lr" in done.stderr
+    done = subprocess.run(
+        [sys.executable, "-m", "mttl", "train", "-c", "crosfit"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
+        capture_output=True,
+        text=True,
+    )
+    shipped = tmp_path / "installed" / "mttl" / "shipped" / "configs"
+    assert f"nor in {shipped}." in done.stderr
+
+
+@pytest.mark.slow
+def test_the_command_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    installed, here = tmp_path / "installed", tmp_path / "here"
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--no-compile"]
+    subprocess.run([*pip, "--quiet", "--target", installed, wheel], check=True)
+    (here / "configs").mkdir(parents=True)
+    partition = {"train": ["verb_past", "noun_plural"], "dev": [], "test": ["third_past"]}
+    (here / "configs" / "two.json").write_text(json.dumps(partition))
+    (here / "configs" / "two.yaml").write_text("data: {partition: two.json}\n")
+    questions = [{"task": "third_past", "input": "walk"}, {"task": "verb_past", "input": "go"}]
+    (here / "questions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in questions))
+    done = subprocess.run(
+        [sys.executable, "-c", JOURNEY, str(installed)],
+        cwd=here,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in (here / "answers.jsonl").read_text().splitlines()]
+    assert [row["task"] for row in answers] == ["third_past", "verb_past"]
+    assert all(isinstance(row["prediction"], str) for row in answers)
+    assert sorted(path.name for path in here.iterdir() if path.name[0] != ".") == [
+        "answers.jsonl",
+        "configs",
+        "questions.jsonl",
+        "runs",
+    ]
+    script = (installed / "bin" / "mttl").read_text()
+    assert "from mttl.__main__ import run" in script
+
+
+@pytest.mark.slow
+def test_a_wheel_made_from_an_sdist_is_the_same(wheel: Path, source: Path, tmp_path: Path) -> None:
+    build("build_sdist", source)
+    (packed,) = source.parent.glob("*.tar.gz")
+    shutil.unpack_archive(packed, tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    build("build_wheel", unpacked)
+    (other,) = tmp_path.glob("*.whl")
+    names = [sorted(zipfile.ZipFile(path).namelist()) for path in (wheel, other)]
+    assert names[0] == names[1]
