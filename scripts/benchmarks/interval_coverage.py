@@ -9,6 +9,7 @@ their tasks at once, few-shot samples by 0.5. Shares have a standard error of ab
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -44,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def covered(n_comparisons: int, *, seed: int = 0, **sizes: int) -> float:
+def covered(n_comparisons: int, *, seed: int = 0, **sizes: Any) -> float:
     """Return the share of simulated comparisons whose interval holds the true difference.
 
     Args:
