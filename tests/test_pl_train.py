@@ -137,7 +137,7 @@ def test_skills_folder_describes_itself(whole: RunFolder) -> None:
 
 def test_routing_arrays_fit_the_saved_router(whole: RunFolder) -> None:
     arrays = np.load(whole.plots / "routing.npz")
-    assert set(arrays) == {"weights", "tasks", "groups"}
+    assert set(arrays) == {"weights", "probabilities", "tasks", "groups"}
     assert arrays["tasks"].tolist() == list(TASKS)
     groups = arrays["groups"].tolist()
     assert arrays["weights"].shape == (len(groups), 3, 3)
@@ -145,6 +145,7 @@ def test_routing_arrays_fit_the_saved_router(whole: RunFolder) -> None:
     logits = load_file(whole.skills / "router.safetensors")["logits"][:, :, 0]
     expected = logits.sigmoid() / logits.sigmoid().sum(-1, keepdim=True)
     np.testing.assert_allclose(arrays["weights"], expected, rtol=1e-5)
+    np.testing.assert_allclose(arrays["probabilities"], logits.sigmoid(), rtol=1e-5)
     history = np.load(whole.plots / "routing_history.npz")
     assert history["steps"].tolist() == [0, 4, 8, 12]
     assert history["weights"].shape == (4, len(groups), 3, 3)
