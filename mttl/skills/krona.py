@@ -108,7 +108,7 @@ class KronAInventory(Inventory):
 
     def changes(self) -> Float[Tensor, "K O I"]:
         """Return what each skill alone adds to the base weight."""
-        product = torch.einsum("koi,kpj->kopij", self.left, self.scale * self.right)
+        product = torch.einsum("kab,kcd->kacbd", self.left, self.scale * self.right)
         return product.reshape(self.n_skills, self.out_features, self.in_features)
 
     def delta(self, weights: Float[Tensor, "T H K"]) -> Float[Tensor, "T O I"]:
@@ -116,7 +116,7 @@ class KronAInventory(Inventory):
         if self.mix == "deltas":
             return super().delta(weights)
         left, right = self.merge(weights)
-        product = torch.einsum("toi,tpj->topij", left, right)
+        product = torch.einsum("tab,tcd->tacbd", left, right)
         return product.reshape(-1, self.out_features, self.in_features)
 
     def compose(
