@@ -159,7 +159,7 @@ def trust(names: str) -> None:
     os.environ[TRUST] = f"{before},{names}" if before else names
 
 
-def told(error: Exception) -> str:
+def told(error: BaseException) -> str:
     """Return what went wrong, and where in the code of one's own."""
     frames = traceback.extract_tb(error.__traceback__)
     libraries = ("site-packages", "<frozen", str(Path(__file__).parent))
@@ -208,7 +208,7 @@ def _import(module_name: str) -> ModuleType:
         return _import_file(module_name)
     try:
         return importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         parents = [module_name.rsplit(".", n)[0] for n in range(module_name.count(".") + 1)]
         if isinstance(error, ModuleNotFoundError) and error.name in parents:
             raise OwnClassError(
@@ -233,7 +233,7 @@ def _import_file(name: str) -> ModuleType:
     sys.modules[str(path)] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[str(path)]
         raise OwnClassError(f"'{name}' cannot be imported: {told(error)}") from error
     return module

@@ -1,11 +1,13 @@
 """Skills, token routers, losses, metrics and callbacks of one's own take part in a training."""
 
+import importlib
 import json
 import sys
 from pathlib import Path
 
 import pytest
 
+import mttl
 from helpers.command import column, load_recipe, read_csv, train
 from helpers.gyms import write_config, write_gym
 from helpers.new_tasks import NEW
@@ -77,6 +79,11 @@ class Half(TextMetric):
         self.bits.append(torch.full((len(predictions),), 0.5))
     def compute(self):
         return self.rows("bits").mean()
+
+
+class Hundred(Half):
+    def compute(self):
+        return 100 * super().compute()
 
 
 class Count(Callback):
@@ -205,6 +212,18 @@ def test_a_policy_has_nothing_to_read(config: Path) -> None:
         build_router(router, 1, ["a"], 1, 2)
     made = build_router(router, 1, ["a", "b"], 1, 2, n_features=4)
     assert made.shown_examples.shape == (2, 4)
+
+
+def test_a_metric_scores_an_adaptation(config: Path) -> None:
+    sys.path.append(str(config.parent))
+    importlib.import_module("own_all")  # which trusts it
+    run = train(config, "run", *QUICK).path
+    pairs = [(word, "b") for word in ("ab", "cab", "b", "ca", "bb", "ac", "cc", "abc")]
+    given = {"task": "new", "max_steps": 1, "batch_size": 4}
+    assert mttl.adapt_to(run, pairs, metric="own_all:Half", **given).result.dev == 0.5
+    large = mttl.adapt_to(run, pairs, metric="own_all:Hundred", **given).result
+    with pytest.raises(MttlError, match=r"'own_all:Hundred' scored 50.*between -1 and 1"):
+        large.row()
 
 
 def test_examples_are_shown_but_not_of_none(config: Path) -> None:

@@ -11,11 +11,17 @@ from mttl.build.build_router import router_class
 from mttl.build.saved_settings import ModelSettings, read_settings
 from mttl.checkpoint import SavedInventory
 from mttl.config.section import Section
+from mttl.data.prompt_form import PromptForm
 from mttl.errors import CheckpointError
 from mttl.inventory_files import SOURCE
 from mttl.routing.task.task_router import TaskRows
 
 Tensors = dict[str, Tensor]
+# What makes weights of a row, and prompts of a question: settings and their sections.
+_READ = {
+    **dict.fromkeys(("straight_through", "normalise", "shared_skill", "top_k"), "router"),
+    **dict.fromkeys(PromptForm.model_fields.keys() - {"task_descriptions"}, "data"),
+}
 
 
 def add_tasks(
@@ -107,6 +113,14 @@ def _require_rows(
         raise refuse(
             f"its router is of the kind '{form.router.kind}', the run's '{settings.router.kind}'"
         )
+    for name, where in _READ.items():
+        own, theirs = (getattr(getattr(part, where), name, None) for part in (form, settings))
+        if own != theirs:
+            raise refuse(f"its {where}.{name} is {own}, the run's {theirs}")
+    for name in ("generation", "precision"):
+        own, theirs = getattr(form, name), getattr(settings, name)
+        if own != theirs:
+            raise refuse(f"it answers with another section {name} ({own}) than the run ({theirs})")
     if not _equal(new.backbone or {}, run.backbone or {}):
         raise refuse("adaptation trained its backbone too")
     common = [{k: v for k, v in part.router.items() if k not in rows} for part in (new, run)]

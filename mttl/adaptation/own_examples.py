@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from mttl import own_classes
 from mttl.errors import TaskError, nearest
 from mttl.files import write_table, write_text
 from mttl.gym.folder import Gym
@@ -67,7 +68,7 @@ def write_examples(
     """
     if not re.fullmatch(r"[\w-][\w.-]*", task):
         raise TaskError(f"task ('{task}') must be a name of letters, digits, '_', '-' and '.'")
-    if metric not in METRICS:
+    if metric not in METRICS and not own_classes.METRICS.is_own(metric):
         allowed = ", ".join(METRICS)
         raise TaskError(f"metric ('{metric}') must be one of {allowed}.{nearest(metric, METRICS)}")
     for split, rows in (("train", training), ("dev", development)):

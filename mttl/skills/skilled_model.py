@@ -118,7 +118,9 @@ class SkilledModel(nn.Module):
         readable = reuse_merged or task_ids.device.type == "cpu"
         drawn = self.router.draws and self.router.training
         # Routers of tokens may look at what belongs to one example, and some of tasks at prompts.
-        alike = not (drawn or self.routes_tokens or prompts is not None)
+        # It would be compiled anew for one example.
+        compiled = self.backbone._compiled_call_impl is not None
+        alike = not (drawn or self.routes_tokens or prompts is not None or compiled)
         if readable and alike and _same(task_ids):
             task_ids, n_rows = task_ids[:1], len(task_ids)
         return Routing(
@@ -187,10 +189,7 @@ class SkilledModel(nn.Module):
 
 
 def _same(ids: Int[Tensor, "B"]) -> bool:
-    """Return whether all ids are equal; False where a compiled model may not ask."""
-    if torch.compiler.is_compiling() or len(ids) < 2:
-        return False
-    return bool((ids == ids[0]).all())
+    return len(ids) > 1 and bool((ids == ids[0]).all())
 
 
 def _is_encoder_decoder(backbone: nn.Module) -> bool:

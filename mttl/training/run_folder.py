@@ -15,6 +15,8 @@ from mttl.reading import MOST_YAML, read_text
 from mttl.torch_file import load_torch
 
 logger = logging.getLogger(__name__)
+# Settings that runs of earlier versions do not have, and what they mean by that.
+LATER_SETTINGS = {"data.truncate": "end", "data.template": "plain", "trainer.callbacks": []}
 
 
 class RunFolder:
@@ -190,7 +192,9 @@ def _differences(one: str, other: str) -> Iterator[tuple[str, Any, Any]]:
     for settings in (first, second):
         if "data.prefix" in settings:
             settings["data.prefix"] = prefix_kind(settings["data.prefix"])
-            settings.setdefault("data.truncate", "end")  # runs of before do not say it
+        for name, default in LATER_SETTINGS.items():
+            if any(known.startswith(f"{name.partition('.')[0]}.") for known in settings):
+                settings.setdefault(name, default)
     for name in sorted(first.keys() | second.keys()):
         if first.get(name) != second.get(name):
             yield name, first.get(name), second.get(name)

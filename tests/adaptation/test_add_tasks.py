@@ -153,6 +153,11 @@ def test_what_cannot_be_added(run: Path, row: Path, tmp_path: Path) -> None:
     message = "its router is of the kind 'average', the run's 'polytropon'"
     assert message in refused(run, out, average)
     assert "is there already: name each task once" in refused(run, out, row, row)
+    fragment = tmp_path / "beams.yaml"
+    fragment.write_text("generation: {num_beams: 2}\n")
+    given = f"{run / 'config.yaml'}+{fragment}"
+    beams = adapt(run, tmp_path / "beams", "router_only", config=given)
+    assert "it answers with another section generation (num_beams=2" in refused(run, out, beams)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from helpers.checksums import note_again
 from helpers.command import ROOT, load_recipe, read_csv
 from helpers.new_tasks import NEW, train_source
 from mttl.adaptation.adapted_model import AdaptedModel
+from mttl.adaptation.add_tasks import add_tasks
 from mttl.checkpoint import read_inventory
 from mttl.errors import CheckpointError
 from mttl.inventory_files import CHECKSUMS
@@ -76,6 +77,20 @@ def test_it_answers_as_before(
     assert torch.equal(logits(after), logits(before.predictor))
     assert not torch.equal(logits(after), logits(mttl.load(run)))
     assert after.predict("new", ["ab", "c"]) == before(["ab", "c"])
+
+
+def test_a_learned_row_of_a_plain_router_is_kept_as_such(tmp_path: Path) -> None:
+    """Whatever the run's own router is."""
+    run = train_source(tmp_path, settings=["router.straight_through=true"])
+    before = adapted(run, "router_only", init="learned")
+    before.save(tmp_path / "kept")
+    after = mttl.load(tmp_path / "kept")
+    assert not after.model.router.hard
+    assert torch.equal(after.model.router.matrix(), before.model.router.matrix())
+    with pytest.raises(
+        CheckpointError, match=r"its router\.straight_through is False, the run's T"
+    ):
+        add_tasks(tmp_path, read_inventory(run), [read_inventory(tmp_path / "kept")])
 
 
 def test_the_folder_says_what_it_scored(run: Path, kept: Path) -> None:

@@ -9,6 +9,7 @@ from mttl.training.run_folder import (
     RunFolder,
     changed_settings,
     check_still_there,
+    differing_settings,
     step_to_start_from,
 )
 
@@ -118,8 +119,22 @@ def test_other_settings_are_named_with_both_values(interrupted: RunFolder) -> No
         ("a: {trainer: {b: 1}}", "a: {trainer: {b: 2}}", ["a.trainer.b (1 before, 2 now)"]),
         ("data: {prefix: true}", "data: {prefix: name}", []),  # as earlier versions wrote it
         ("data: {prefix: false}", "data: {prefix: none}", []),
+        # Settings that they did not have.
+        ("data: {prefix: name}", "data: {prefix: name, template: plain, truncate: end}", []),
+        (
+            "data: {prefix: name}",
+            "data: {prefix: name, template: chat, truncate: end}",
+            ["data.template (plain before, chat now)"],
+        ),
         ("data: {prefix: true}", "data: {prefix: code}", ["data.prefix (name before, code now)"]),
     ],
 )
 def test_changed_settings(before: str, now: str, changed: list[str]) -> None:
     assert changed_settings(before, now) == changed
+
+
+def test_runs_of_earlier_versions_differ_in_nothing(tmp_path: Path) -> None:
+    for name, text in {"old": "trainer: {a: 1}", "new": "trainer: {a: 1, callbacks: []}"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(text)
+    assert differing_settings(tmp_path / "old", tmp_path / "new", ignore=("run.",)) == []
