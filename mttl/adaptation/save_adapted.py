@@ -107,16 +107,17 @@ def _settings(
         router = Average(kind="average", granularity=router.granularity)
     elif type(model.router) is PolytroponRouter:
         own = model.router  # a row that starts as `learned` has a plain one, whatever the run's
-        router = Polytropon(
-            kind="polytropon",
-            granularity=router.granularity,
-            relaxed=own.relaxed,
-            straight_through=own.hard,
-            normalise=own.normalisation,
-            shared_skill=own.shared_skill,
-            init_scale=own.init_scale,
-            logit_dropout=own.logit_dropout,
-        )
+        settings = {
+            "kind": "polytropon",
+            "granularity": router.granularity,
+            "relaxed": own.relaxed,
+            "straight_through": own.hard,
+            "normalise": own.normalisation,
+            "shared_skill": own.shared_skill,
+            "init_scale": own.init_scale,
+            "logit_dropout": own.logit_dropout,
+        }
+        router = Polytropon.model_validate(settings)
     if skills.kind != "none":
         skills = skills.model_copy(update={"n_skills": model.router.n_skills})
     changed = {"router": router, "skills": skills, "data": form, "generation": config.generation}
