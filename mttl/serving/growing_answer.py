@@ -67,10 +67,10 @@ class GrowingAnswer:
             self._end("length", self._text())
         elif self._streams:
             eager = not getattr(self._tokenizer, "clean_up_tokenization_spaces", False)
-            if not self._in_bytes():
-                self._n_whole = len(self._ids)
-            else:
+            if self._in_bytes():
                 text = self._text(self._n_whole)
+            else:
+                self._n_whole = len(self._ids)
             self._send(text, settled(text, self.wanted.stop, eager=eager))
 
     def finish(self, ids: Sequence[int]) -> None:

@@ -68,14 +68,14 @@ def test_beams_are_those_of_the_run(beams: Path) -> None:
 
 def test_a_search_with_beams_ends_when_nobody_waits(beams: Path) -> None:
     batch = Batch(mttl.load(beams))
-    batch.want("copy", "ab", most_tokens=500)
+    place = batch.want("copy", "ab", most_tokens=500)
     batch.rows[0].dropped = True
     steps: list[int] = []
     backbone: Any = batch.run.model.backbone
     backbone.lm_head.register_forward_hook(lambda *given: steps.append(1))
     answer_batch(batch.run, batch.rows)
     assert len(steps) == 1
-    assert not batch.pieces
+    assert not batch.pieces[place]
 
 
 def test_a_search_with_beams_answers_only_who_waits(beams: Path) -> None:

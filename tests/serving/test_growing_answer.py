@@ -34,17 +34,11 @@ class Words:
 
 def byte_fallback(strip: bool) -> PreTrainedTokenizerFast:
     """Return a tokenizer that decodes as Llama 2 does (with `strip`), or as Gemma."""
-    parts = [
-        "<s>",
-        "</s>",
-        "<pad>",
-        "\N{LOWER ONE EIGHTH BLOCK}",
-        "ab",
-        "\N{LOWER ONE EIGHTH BLOCK}ab",
-    ]
+    blank = "\N{LOWER ONE EIGHTH BLOCK}"
+    parts = ["<s>", "</s>", "<pad>", blank, "ab", f"{blank}ab"]
     parts += ["<0xE2>", "<0x82>", "<0xAC>", "<0x0A>", "<0x20>", "a", "."]
     tokenizer = Tokenizer(WordLevel({part: place for place, part in enumerate(parts)}, "<pad>"))
-    blanks = decoders.Replace("\N{LOWER ONE EIGHTH BLOCK}", " ")
+    blanks = decoders.Replace(blank, " ")
     cut = [decoders.Strip(" ", 1, 0)] if strip else []
     tokenizer.decoder = decoders.Sequence(  # type: ignore[assignment]
         [blanks, decoders.ByteFallback(), decoders.Fuse(), *cut]

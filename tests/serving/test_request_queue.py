@@ -78,7 +78,7 @@ def test_what_shares_a_batch_fits_the_positions_together(model: Model) -> None:
     """The longest prompt and the longest answer: with padding, each row goes that far."""
     queue = start(model)
     put: Any = queue.put
-    limit = {"n_positions": 10}
+    limit: dict[str, Any] = {"n_positions": 10}
     put(ONE, [row("a", prompt=[2] * 8, most_tokens=2, **limit)])
     put(ONE, [row("b", prompt=[2], most_tokens=9, **limit)])
     put(ONE, [row("c", prompt=[2] * 3, most_tokens=2, **limit)])
