@@ -28,7 +28,7 @@ def answer_batch(predictor: Predictor, wanted: Sequence[WantedAnswer]) -> None:
     start = inputs["input_ids"].shape[1] if decoder_only else 1
     settings: dict[str, Any] = {name: x.to(predictor.device) for name, x in inputs.items()}
     settings |= {**predictor.search, "max_new_tokens": max(row.most_tokens for row in wanted)}
-    ends = end_tokens(predictor)
+    ends = tokens_at_end(predictor, "eos_token_id")
     answers = [GrowingAnswer(row, predictor.tokenizer, ends) for row in wanted]
     task_ids = torch.tensor([row.task_id for row in wanted], device=predictor.device)
     predictor.model.eval()
@@ -36,12 +36,15 @@ def answer_batch(predictor: Predictor, wanted: Sequence[WantedAnswer]) -> None:
         settings["stopping_criteria"] = [AllDropped(wanted)]
         ids = predictor.generate(task_ids, **settings)
         for answer, row in zip(answers, ids[:, start:].tolist(), strict=True):
-            answer.finish(row)
+            if not answer.wanted.dropped:
+                answer.finish(row)
         return
-    choice = TokenChoice(wanted, predictor.device)
+    forced = tokens_at_end(predictor, "forced_eos_token_id")
+    choice = TokenChoice(wanted, predictor.device, forced)
     settings |= {
         "num_beams": 1,
         "do_sample": False,
+        "forced_eos_token_id": None,  # `generate` would force it at the end of the longest row
         "logits_processor": [choice],
         "stopping_criteria": [RowEnds(answers, choice)],
     }
@@ -49,9 +52,9 @@ def answer_batch(predictor: Predictor, wanted: Sequence[WantedAnswer]) -> None:
     predictor.generate(task_ids, **settings)
 
 
-def end_tokens(predictor: Predictor) -> Set[int]:
-    """Return the tokens at which generation stops."""
-    ends: Any = predictor.model.backbone.generation_config.eos_token_id  # type: ignore[union-attr]
+def tokens_at_end(predictor: Predictor, name: str) -> Set[int]:
+    """Return the tokens of a setting of generation: where it stops, or what it forces there."""
+    ends: Any = getattr(predictor.model.backbone.generation_config, name)
     return frozenset() if ends is None else frozenset([ends] if isinstance(ends, int) else ends)
 
 

@@ -1,10 +1,12 @@
 """The text of an answer while its tokens arrive: what of it is settled, and where it ends.
 
 Answers are sent without blanks around them, as everywhere; so blanks are held back until something
-follows. Held back, too, are the beginning of a text before which the answer would end, and the
-first bytes of a character. What was sent never has to be taken back.
+follows. Held back, too, are the beginning of a text before which the answer would end, the first
+bytes of a character, and bytes of a tokenizer that reads a run of them as a whole, until another
+token ends the run. What was sent never has to be taken back.
 """
 
+import re
 from collections.abc import Sequence, Set
 
 from transformers import PreTrainedTokenizerBase
@@ -14,6 +16,7 @@ from mttl.serving.wanted_answer import Piece, ScoredToken, WantedAnswer
 # A token's log-probability, and ids with theirs that might have stood in its place.
 Score = tuple[float, Sequence[tuple[int, float]]]
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a decoder makes of some bytes of a character
+BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")  # what byte fallback splits characters into
 
 
 class GrowingAnswer:
@@ -36,6 +39,7 @@ class GrowingAnswer:
         self._tokenizer = tokenizer
         self._ends = ends
         self._ids: list[int] = []
+        self._n_whole = 0  # tokens whose text no further byte changes
         self._scores: list[Score] = []
         self._offsets = [0]  # where the text of each token begins, and the next one's
         self._sent = 0
@@ -53,7 +57,8 @@ class GrowingAnswer:
             self._scores.append(score)
         text = self._text() if self._reads else ""
         cut = cut_at(text, self.wanted.stop)
-        self._offsets.append(len(text))
+        # A later byte may make fewer characters of those before it.
+        self._offsets = [*(min(offset, len(text)) for offset in self._offsets), len(text)]
         if cut is not None:
             starts = zip(self._scores, self._offsets, strict=False)
             self._scores = [score for score, offset in starts if offset < len(cut)]
@@ -62,6 +67,10 @@ class GrowingAnswer:
             self._end("length", self._text())
         elif self._streams:
             eager = not getattr(self._tokenizer, "clean_up_tokenization_spaces", False)
+            if self._in_bytes():
+                text = self._text(self._n_whole)
+            else:
+                self._n_whole = len(self._ids)
             self._send(text, settled(text, self.wanted.stop, eager=eager))
 
     def finish(self, ids: Sequence[int]) -> None:
@@ -105,8 +114,16 @@ class GrowingAnswer:
             n_tokens = 0 if finish is None else len(self._ids)
             self.wanted.send(Piece(new, tuple(tokens), finish, n_tokens))
 
-    def _text(self) -> str:
-        return str(self._tokenizer.decode(self._ids, skip_special_tokens=True))
+    def _in_bytes(self) -> bool:
+        """Return whether the last token belongs to a run of bytes that is still open."""
+        token = self._ids[-1]
+        if BYTE.fullmatch(str(self._tokenizer.convert_ids_to_tokens(token))):
+            return True
+        is_open = self._n_whole < len(self._ids) - 1
+        return is_open and not self._tokenizer.decode([token], skip_special_tokens=True)
+
+    def _text(self, n_tokens: int | None = None) -> str:
+        return str(self._tokenizer.decode(self._ids[:n_tokens], skip_special_tokens=True))
 
 
 def cut_at(text: str, stops: Sequence[str]) -> str | None:

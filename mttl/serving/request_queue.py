@@ -14,7 +14,7 @@ from typing import NamedTuple
 from mttl.prediction.predictor import Predictor
 from mttl.serving.answer_batch import answer_batch
 from mttl.serving.refusals import Refusal
-from mttl.serving.wanted_answer import Piece, WantedAnswer
+from mttl.serving.wanted_answer import Piece, WantedAnswer, fit_together
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +132,13 @@ class RequestQueue:
                     self._changed.wait()
                     continue
                 first = self._waiting[0]
-                batch = [w for w in self._waiting if w.kind == first.kind][: self._batch_size]
+                batch = [first]
+                for other in self._waiting[1:]:
+                    together = [w.wanted for w in (*batch, other)]
+                    if len(together) > self._batch_size:
+                        break
+                    if other.kind == first.kind and fit_together(together):
+                        batch.append(other)
                 left = first.since + self._wait - time.monotonic()
                 if len(batch) < self._batch_size and left > 0 and not self._closed:
                     self._changed.wait(left)

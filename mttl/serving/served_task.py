@@ -109,6 +109,7 @@ class ServedTask:
                         prompt=prompt,
                         most_tokens=most_tokens,
                         n_beams=n_beams,
+                        n_positions=self._n_positions if self.predictor.decoder_only else None,
                         temperature=temperature,
                         top_p=request.top_p or 1.0,
                         seed=seed,
@@ -120,13 +121,16 @@ class ServedTask:
                 )
         return wanted
 
+    @property
+    def _n_positions(self) -> int | None:
+        return getattr(self.predictor.model.backbone.config, "max_position_embeddings", None)
+
     def _check_length(self, most_tokens: int, n_prompt: int) -> None:
         """Refuse answers longer than the server allows, or than the model has positions for."""
         allowed = max(self.most_tokens, self.predictor.search["max_new_tokens"])
-        config = self.predictor.model.backbone.config
-        positions = getattr(config, "max_position_embeddings", None)
-        if positions is not None:
-            allowed = min(allowed, positions - (n_prompt if self.predictor.decoder_only else 0))
+        if self._n_positions is not None:
+            before = n_prompt if self.predictor.decoder_only else 0
+            allowed = min(allowed, self._n_positions - before)
         if most_tokens > allowed:
             raise Refusal(
                 400,

@@ -4,8 +4,9 @@ Rows that draw have temperature, share and generator of their own. So rows of al
 batch, and a seed leads to the same answer whatever else is in it, to the rounding of the logits.
 """
 
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -22,12 +23,21 @@ class TokenChoice(LogitsProcessor):
     Args:
         wanted: The rows of a batch.
         device: Where the logits are.
+        forced: Tokens one of which must be the last that a row may have; none forces nothing.
 
     Attributes:
         scores: Of the tokens that were chosen last, by row, where they are asked for.
     """
 
-    def __init__(self, wanted: Sequence[WantedAnswer], device: torch.device) -> None:
+    def __init__(
+        self,
+        wanted: Sequence[WantedAnswer],
+        device: torch.device,
+        forced: Collection[int] = (),
+    ) -> None:
+        self._forced = list(forced)
+        self._most_tokens = [row.most_tokens for row in wanted]
+        self._n_chosen = 0
         drawing = [place for place, row in enumerate(wanted) if row.temperature > 0]
         self._drawing = torch.tensor(drawing, dtype=torch.long, device=device)
         self._generators = [random.Random(wanted[place].seed) for place in drawing]
@@ -43,6 +53,13 @@ class TokenChoice(LogitsProcessor):
         self, input_ids: Int[Tensor, "R L"], scores: Float[Tensor, "R V"]
     ) -> Float[Tensor, "R V"]:
         """Return logits whose largest one is the choice of each row."""
+        self._n_chosen += 1
+        lasts = [place for place, most in enumerate(self._most_tokens) if most == self._n_chosen]
+        if self._forced and lasts:
+            only = torch.full_like(scores[0], -torch.inf)
+            only[self._forced] = 0.0
+            scores = scores.clone()
+            scores[lasts] = only
         logits = scores
         if len(self._drawing):
             uniform = [generator.random() for generator in self._generators]
@@ -67,7 +84,8 @@ class TokenChoice(LogitsProcessor):
         own = logprobs.gather(1, chosen[places][:, None]).squeeze(1).tolist()
         for row, (place, n) in enumerate(self._n_logprobs.items()):
             alternatives = list(zip(ids[row], values[row], strict=True))[:n]
-            self.scores[place] = own[row], alternatives
+            finite = [(token, value) for token, value in alternatives if math.isfinite(value)]
+            self.scores[place] = own[row], finite
 
 
 def draw(

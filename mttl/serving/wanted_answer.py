@@ -49,6 +49,7 @@ class WantedAnswer:
         prompt: Ids of the question, as the model reads it.
         most_tokens: Of the answer, the end included.
         n_beams: Of the search; with several, the answer comes as a whole.
+        n_positions: What the model has for prompt and answer together; None sets no limit.
         temperature: 0 takes the likeliest token.
         top_p: Tokens are drawn from the likeliest ones that have this share together.
         seed: Of the draws; None draws anew.
@@ -63,6 +64,7 @@ class WantedAnswer:
     prompt: Sequence[int]
     most_tokens: int
     n_beams: int = 1
+    n_positions: int | None = None
     temperature: float = 0.0
     top_p: float = 1.0
     seed: str | None = None
@@ -71,3 +73,10 @@ class WantedAnswer:
     stream: bool = False
     send: Callable[[Piece], object] = field(repr=False)
     dropped: bool = False
+
+
+def fit_together(wanted: Sequence[WantedAnswer]) -> bool:
+    """Return whether a model has positions for a batch: its longest prompt and longest answer."""
+    n_positions = wanted[0].n_positions
+    longest = max(len(row.prompt) for row in wanted) + max(row.most_tokens for row in wanted)
+    return n_positions is None or longest <= n_positions

@@ -70,8 +70,37 @@ def test_a_search_with_beams_ends_when_nobody_waits(beams: Path) -> None:
     batch = Batch(mttl.load(beams))
     place = batch.want("copy", "ab", most_tokens=500)
     batch.rows[0].dropped = True
+    steps: list[int] = []
+    backbone: Any = batch.run.model.backbone
+    backbone.lm_head.register_forward_hook(lambda *given: steps.append(1))
     answer_batch(batch.run, batch.rows)
-    assert all(piece.n_tokens < 500 for piece in batch.pieces[place])
+    assert len(steps) == 1
+    assert not batch.pieces[place]
+
+
+def test_a_search_with_beams_answers_only_who_waits(beams: Path) -> None:
+    run = mttl.load(beams)
+    batch = Batch(run)
+    batch.want("copy", "ab")
+    batch.want("copy", "c")
+    batch.rows[0].dropped = True
+    answer_batch(run, batch.rows)
+    assert not batch.pieces[0]
+    assert [piece.text for piece in batch.pieces[1]] == run.predict("copy", ["c"])
+
+
+def test_an_end_that_the_model_forces_comes_where_each_answer_ends(run: Built) -> None:
+    """BART's configuration forces it: at the last token that an answer may have."""
+    backbone: Any = run.model.backbone
+    free = run.predict("copy", WORDS)
+    backbone.generation_config.forced_eos_token_id = 1
+    batch = Batch(run)
+    for word in WORDS:
+        batch.want("copy", word)
+    batch.want("copy", "ab", most_tokens=15)
+    *found, longer = batch.texts()
+    assert found == run.predict("copy", WORDS) != free
+    assert [longer] == run.predict("copy", ["ab"], max_new_tokens=15)
 
 
 def test_rows_of_all_settings_share_a_batch(run: Built) -> None:

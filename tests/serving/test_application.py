@@ -245,12 +245,29 @@ def test_long_questions_are_cut_where_the_server_may(serve: Any, folders: dict[s
 def test_positions_of_the_model_limit_answers(serve: Any, folders: dict[str, Path]) -> None:
     run = mttl.load(folders["llama"])
     run.model.backbone.config.max_position_embeddings = 30  # type: ignore[union-attr]
-    with serve(run) as served, client(served.address) as ask:
+    rows: list[Any] = []
+
+    def answer(predictor: Any, wanted: Any) -> None:
+        rows.extend(wanted)
+        answer_batch(predictor, wanted)
+
+    with serve(run, answer=answer) as served, client(served.address) as ask:
         (prompt,), _ = served.service.tasks["copy"].encode(["ab"])
         most = 30 - len(prompt)
         with pytest.raises(openai.BadRequestError, match=f"must be at most {most} for this"):
             ask.completions.create(model="copy", prompt="ab", max_tokens=most + 1)
         assert ask.completions.create(model="copy", prompt="ab", max_tokens=most).choices
+    assert [row.n_positions for row in rows] == [30]  # which limit batches, too
+
+
+def test_impossible_alternatives_are_left_out(serve: Any, folders: dict[str, Path]) -> None:
+    run = mttl.load(folders["t5"])
+    run.model.backbone.generation_config.forced_bos_token_id = 70  # type: ignore[union-attr]
+    with serve(run) as served, client(served.address) as ask:
+        reply = ask.completions.create(model="copy", prompt="ab", logprobs=3, max_tokens=2)
+        scores = reply.choices[0].logprobs
+        assert scores
+        assert [len(others) for others in scores.top_logprobs or []] == [1, 3]
 
 
 def test_beams_have_no_scores_and_one_piece(serve: Any, beams: Path) -> None:

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import ByT5Tokenizer
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import WordLevel
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from mttl.serving.growing_answer import GrowingAnswer, cut_at, settled
 from mttl.serving.wanted_answer import Piece, WantedAnswer
@@ -21,10 +23,33 @@ class Words:
     def __init__(self, clean: bool = False) -> None:
         self.clean_up_tokenization_spaces = clean
 
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return repr(self.PARTS[token])
+
     def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
         kept = [self.PARTS[i] for i in ids if i > END or not skip_special_tokens]
         text = b"".join(kept).decode("utf-8", errors="replace")
         return text.replace(" .", ".") if self.clean_up_tokenization_spaces else text
+
+
+def byte_fallback(strip: bool) -> PreTrainedTokenizerFast:
+    """Return a tokenizer that decodes as Llama 2 does (with `strip`), or as Gemma."""
+    blank = "\N{LOWER ONE EIGHTH BLOCK}"
+    parts = ["<s>", "</s>", "<pad>", blank, "ab", f"{blank}ab"]
+    parts += ["<0xE2>", "<0x82>", "<0xAC>", "<0x0A>", "<0x20>", "a", "."]
+    tokenizer = Tokenizer(WordLevel({part: place for place, part in enumerate(parts)}, "<pad>"))
+    blanks = decoders.Replace(blank, " ")
+    cut = [decoders.Strip(" ", 1, 0)] if strip else []
+    tokenizer.decoder = decoders.Sequence(  # type: ignore[assignment]
+        [blanks, decoders.ByteFallback(), decoders.Fuse(), *cut]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
+
+
+FALLBACKS = [byte_fallback(True), byte_fallback(False)]
+EURO = [6, 7, 8]  # its three bytes
 
 
 def answered(tokenizer: Any, ids: list[int], **settings: Any) -> list[Piece]:
@@ -40,6 +65,8 @@ def answered(tokenizer: Any, ids: list[int], **settings: Any) -> list[Piece]:
 
 
 IDS = st.lists(st.integers(2, len(Words.PARTS) - 1), max_size=12)
+# Whole characters as often as parts of them.
+BYTES = st.lists(st.one_of(st.just(EURO), st.integers(2, 12).map(lambda i: [i])), max_size=9)
 STOPS = st.lists(st.sampled_from(["ab", "b ", "\n", "€", "bab", ". "]), max_size=2).map(tuple)
 
 
@@ -56,6 +83,32 @@ def test_a_stream_joins_to_the_whole_answer(clean: bool, ids: list[int], stop: A
     if not stop:
         assert whole.text == tokenizer.decode(ids).strip()
         assert whole.n_tokens == len(ids)
+
+
+@pytest.mark.parametrize("tokenizer", FALLBACKS, ids=["llama", "gemma"])
+@given(parts=BYTES, stop=STOPS)
+def test_bytes_are_read_as_a_whole(tokenizer: Any, parts: list[list[int]], stop: Any) -> None:
+    ids = [token for part in parts for token in part]
+    (whole,) = answered(tokenizer, ids, stop=stop, n_logprobs=1)
+    pieces = answered(tokenizer, ids, stop=stop, n_logprobs=1, stream=True)
+    assert "".join(piece.text for piece in pieces) == whole.text
+    assert "".join(token.text for token in whole.tokens) == whole.text
+    assert [token for piece in pieces for token in piece.tokens] == list(whole.tokens)
+    for token in whole.tokens:
+        assert whole.text[token.offset :].startswith(token.text)
+    if not stop:
+        assert whole.text == tokenizer.decode(ids, skip_special_tokens=True).strip()
+        assert [-token.logprob for token in whole.tokens] == ids
+
+
+@pytest.mark.parametrize("tokenizer", FALLBACKS, ids=["llama", "gemma"])
+def test_a_run_of_bytes_waits_for_its_end(tokenizer: Any) -> None:
+    (whole,) = answered(tokenizer, [*EURO, 11], n_logprobs=0)
+    assert [token.text for token in whole.tokens] == ["€", "", "", "a"]
+    texts = [piece.text for piece in answered(tokenizer, [4, *EURO, 2, 11, 4], stream=True)]
+    assert texts == ["ab", "€a", "ab", ""]
+    texts = [piece.text for piece in answered(tokenizer, [*EURO, 6, 11], stream=True)]
+    assert texts == ["\N{REPLACEMENT CHARACTER}" * 4 + "a", ""]
 
 
 @given(ids=IDS, stop=STOPS)

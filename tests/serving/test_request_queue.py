@@ -33,8 +33,8 @@ class Model:
 
 def row(name: str, pieces: list | None = None, **settings: Any) -> WantedAnswer:
     pieces = [] if pieces is None else pieces
-    settings = {"most_tokens": 5, **settings}
-    return WantedAnswer(task_id=0, prompt=[], seed=name, send=pieces.append, **settings)
+    settings = {"prompt": [], "most_tokens": 5, **settings}
+    return WantedAnswer(task_id=0, seed=name, send=pieces.append, **settings)
 
 
 @pytest.fixture
@@ -72,6 +72,18 @@ def test_what_waits_is_collected_by_model_and_search(model: Model) -> None:
         (ONE, ["e"]),
         (ONE, ["h"]),
     ]
+
+
+def test_what_shares_a_batch_fits_the_positions_together(model: Model) -> None:
+    """The longest prompt and the longest answer: with padding, each row goes that far."""
+    queue = start(model)
+    put: Any = queue.put
+    limit: dict[str, Any] = {"n_positions": 10}
+    put(ONE, [row("a", prompt=[2] * 8, most_tokens=2, **limit)])
+    put(ONE, [row("b", prompt=[2], most_tokens=9, **limit)])
+    put(ONE, [row("c", prompt=[2] * 3, most_tokens=2, **limit)])
+    put(ONE, [row("d", prompt=[2], most_tokens=3, **limit)])
+    assert finish(queue, model) == [(ONE, ["a", "c"]), (ONE, ["b", "d"])]
 
 
 def test_an_idle_model_waits_a_moment_for_more(model: Model) -> None:

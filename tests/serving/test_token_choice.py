@@ -10,8 +10,8 @@ from mttl.serving.wanted_answer import WantedAnswer
 LOGITS = torch.tensor([2.0, -1.0, 0.5, 1.9, -30.0, 0.0])
 
 
-def row(**settings) -> WantedAnswer:
-    return WantedAnswer(task_id=0, prompt=[], most_tokens=1, send=print, **settings)
+def row(most_tokens: int = 1, **settings) -> WantedAnswer:
+    return WantedAnswer(task_id=0, prompt=[], most_tokens=most_tokens, send=print, **settings)
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.5, 0.9), (1.7, 0.6), (1, 0.01)])
@@ -63,3 +63,23 @@ def test_tokens_are_scored_whatever_the_temperature() -> None:
     assert choice.scores[0][0] == pytest.approx(logprobs[0])
     assert [token for token, _ in choice.scores[0][1]] == [0, 3]
     assert choice.scores[2] == (pytest.approx(logprobs[chosen[2]]), [])
+
+
+def test_what_is_impossible_is_no_alternative() -> None:
+    choice = TokenChoice([row(n_logprobs=3), row(n_logprobs=1)], torch.device("cpu"))
+    impossible = torch.full_like(LOGITS, -torch.inf)
+    impossible[2] = 0.0
+    choice(torch.zeros(2, 1).long(), torch.stack([impossible, LOGITS]))
+    assert choice.scores[0] == (0.0, [(2, 0.0)])
+    assert [token for token, _ in choice.scores[1][1]] == [0]
+
+
+def test_ends_are_forced_at_the_last_token_of_each_row() -> None:
+    rows = [row(2, n_logprobs=2), row(3), row(2, temperature=1.0, seed="1")]
+    choice = TokenChoice(rows, torch.device("cpu"), {4})
+    ids, logits = torch.zeros(3, 1).long(), LOGITS.repeat(3, 1)
+    assert torch.equal(choice(ids, logits)[:2], logits[:2])
+    assert choice(ids, logits).argmax(1).tolist() == [4, 0, 4]
+    assert choice.scores[0] == (0.0, [(4, 0.0)])
+    assert choice(ids, logits)[1].argmax() == 4
+    assert torch.equal(logits, LOGITS.repeat(3, 1))
