@@ -246,10 +246,13 @@ def test_examples_are_shown_but_not_of_none(config: Path) -> None:
         finetune.main(given)
 
 
-def test_what_a_metric_raises_is_told_where_answers_are_scored(config: Path) -> None:
+def test_what_a_metric_raises_is_told_where_answers_are_scored(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TRUST, "own_all")
     for name, message in (("Narrow", "Narrow failed: TypeError"), ("Broken", "failed: KeyError")):
         with pytest.raises(MttlError, match=message):
-            score_answers(f"{config.with_name('own_all.py')}:{name}", ["a"], [["a"]])
+            score_answers(f"own_all:{name}", ["a"], [["a"]])
     # What one of the program's own raises stays a fault of the program.
     with pytest.raises(ValueError, match="1 predictions and 0 lists") as raised:
         score_answers("EM", ["a"], [])
