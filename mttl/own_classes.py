@@ -16,13 +16,14 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mttl.errors import ConfigError, nearest
+from mttl.errors import ConfigError, MttlError, nearest
 
 # Modules, packages and files whose code may run whoever names it, joined by commas.
 TRUST = "MTTL_TRUST"
@@ -157,6 +158,28 @@ def trust(names: str) -> None:
     """
     before = os.environ.get(TRUST)
     os.environ[TRUST] = f"{before},{names}" if before else names
+
+
+@contextmanager
+def calling(own: object) -> Iterator[None]:
+    """Tell what a method of a class of one's own raises as a mistake in that class.
+
+    Args:
+        own: The object. What one of the program's raises is left as it is.
+
+    Raises:
+        OwnClassError: If it raises.
+    """
+    try:
+        yield
+    except (MttlError, MemoryError):
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        # A process that lost another is no mistake in the class.
+        if type(own).__module__.startswith("mttl.") or "torch/distributed" in last.filename:
+            raise
+        raise OwnClassError(f"{type(own).__name__} failed: {told(error)}") from error
 
 
 def told(error: BaseException) -> str:

@@ -10,7 +10,8 @@ A method is `pl_train.py -c crossfit.yaml+<fragment>` and then `pl_finetune.py`,
 of its own; with --folds F, so often for each seed. What has ended is read, not repeated; what was
 interrupted goes on. --method adds one of your own: a configuration file that is merged onto the
 common one, also in adaptation, and may name a class of your own. --runs reads runs that exist, of a
-seed each, and what they were adapted to. Differences are paired by task, seed and few-shot sample.
+seed each, and what they were adapted to; trained beside them is what --methods and --method name.
+Differences are paired by task, seed and few-shot sample.
 
 The tables are written to OUT/table.md, table.csv and scores.csv whenever a
 method has ended.
@@ -34,11 +35,17 @@ from comparison.report import write_tables
 from comparison.running import add_text_options, comparison_parser
 
 from mttl.command import exit_with, make_console, positive
-from mttl.errors import MttlError
+from mttl.errors import ConfigError, MttlError
 from mttl.libraries import check_libraries
 
 # Tasks that one fold trains on thousands of rows are new to another, which gets a few of them.
 FEW = 32
+# What has no meaning where nothing is trained.
+TRAINING = {
+    **{"config": "-c", "seeds": "--seeds", "workers": "--workers", "override": "-k"},
+    **{"steps": "--steps", "adapt_steps": "--adapt-steps", "tasks": "--tasks"},
+    **{"samples": "--samples", "examples": "--examples", "modes": "--modes"},
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -49,11 +56,12 @@ def main(arguments: list[str] | None = None) -> int:
     own = own_methods(options.method, options.modes or ())
     shipped = options.methods
     if shipped is None:
-        shipped = [] if options.runs and not own else list(METHODS)
+        shipped = [] if options.runs else list(METHODS)
     names = [*shipped, *own]
     existing = read_runs(options.runs, names)
     everything = [*names, *(runs.name for runs in existing)]
-    reference = options.reference or (REFERENCE if names else everything[0])
+    first = existing[0].name if existing and REFERENCE not in everything else REFERENCE
+    reference = options.reference or first
     if reference not in everything:
         raise MttlError(
             f"--methods must contain {reference}: differences are taken to it. --reference names "
@@ -80,7 +88,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+    """Read the command line.
+
+    Raises:
+        ConfigError: If options do not go together.
+    """
     parser = comparison_parser(
         __doc__,
         config="crossfit.yaml",
@@ -104,7 +116,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         nargs="+",
         default=[],
         metavar="NAME=RUN[,RUN...]",
-        help="methods whose runs exist; without --methods nothing is trained",
+        help="methods whose runs exist; without --methods none that ships is trained",
     )
     add(
         "--reference",
@@ -130,7 +142,24 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         action="store_true",
         help="adapt every method with the rates that are best on development tasks",
     )
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if not options.runs:
+        return options
+    if options.folds or options.search_rates:
+        name = "--folds" if options.folds else "--search-rates"
+        raise ConfigError(
+            f"--runs reads runs as they stand, and {name} is of trainings that this command makes: "
+            "leave one of them out"
+        )
+    # A second reading has no defaults, and tells what was given.
+    given = parser.parse_args(arguments, argparse.Namespace(**dict.fromkeys(TRAINING)))
+    useless = [option for name, option in TRAINING.items() if getattr(given, name) is not None]
+    if useless and not options.methods and not options.method:
+        raise ConfigError(
+            f"--runs alone trains nothing, so {', '.join(useless)} would change nothing: leave "
+            "them out, or name what to train with --methods or --method"
+        )
+    return options
 
 
 if __name__ == "__main__":

@@ -158,7 +158,7 @@ def with_adapted(
 ) -> tuple[RoutingRecord, np.ndarray]:
     """Return the routing of a run and, behind it, of tasks that were adapted from it.
 
-    A task whose name is there already is called after its folder.
+    A task whose name is there already is called after its folder, and those above it if need be.
     """
     from mttl.build.model import load_run
 
@@ -174,7 +174,9 @@ def with_adapted(
                 "rows cannot be compared"
             )
         (task,) = built.tasks
-        tasks.append(task if task not in tasks else Path(folder).resolve().name)
+        parts = Path(folder).resolve().parts
+        names = (task, *("/".join(parts[-n:]) for n in range(1, len(parts) + 1)))
+        tasks.append(next(name for name in names if name not in tasks))
         weights.append(row)
         likely.append(as_rows(router.probabilities()))
     joined = np.concatenate(weights, axis=1)
@@ -410,6 +412,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.adapted and options.compare:
         parser.error("--adapted shows tasks that no other run has: leave --compare out")
+    if options.backbone and not options.adapted:
+        parser.error("--backbone is for adapted tasks: name them with --adapted, or leave it out")
+    if len({Path(folder).resolve() for folder in options.adapted}) < len(options.adapted):
+        parser.error("--adapted names a folder twice: name each once")
     return options
 
 

@@ -15,6 +15,7 @@ from mttl.build.build_router import build_router
 from mttl.build.model import load_run
 from mttl.config.load import load_config
 from mttl.errors import MttlError
+from mttl.metrics.crossfit import score_answers
 from mttl.own_classes import TRUST
 
 PARTS = """
@@ -71,6 +72,16 @@ class Sum(TokenLoss):
         return logits.sum()
 
 
+class Short(TokenLoss):
+    def forward(self, logits):
+        return logits
+
+
+class Bare(TokenLoss):
+    def forward(self, logits, labels):
+        return 0.5
+
+
 class Half(TextMetric):
     def __init__(self):
         super().__init__()
@@ -84,6 +95,16 @@ class Half(TextMetric):
 class Hundred(Half):
     def compute(self):
         return 100 * super().compute()
+
+
+class Narrow(Half):
+    def update(self, predictions):
+        ...
+
+
+class Broken(Half):
+    def compute(self):
+        return {}["score"]
 
 
 class Count(Callback):
@@ -170,6 +191,13 @@ def test_all_parts_take_part(config: Path, tmp_path: Path) -> None:
         ("skills.kind=own_all:Composed", "Composed cannot be mixed by task"),
         ("loss={kind: 'own_all:Learned'}", "'own_all:Learned' has parameters, which nothing"),
         ("loss={kind: 'own_all:Sum'}", r"Sum gives losses of shape \(\), and must give one for"),
+        ("loss={kind: 'own_all:Short'}", r"Short failed: TypeError: .*forward\(\) takes 2"),
+        ("loss={kind: 'own_all:Bare'}", "Bare gives float, and must give one for every token"),
+        ("data.metrics={twice: 'own_all:Narrow'}", r"Narrow failed: TypeError: .*update\(\) takes"),
+        (
+            "data.metrics={twice: 'own_all:Broken'}",
+            r"Broken failed: KeyError: 'score' \(.*own_all\.py, line",
+        ),
         ("loss={kind: 'own_all:Focal', power: x}", r"loss\.power: 'x' must be a number"),
         ("data.metrics={twic: EM}", r"data\.metrics: the gym .* has no task 'twic'\. Did you"),
         ("data.metrics={twice: EMM}", r"data\.metrics gives the task 'twice' the metric 'EMM'"),
@@ -235,6 +263,19 @@ def test_examples_are_shown_but_not_of_none(config: Path) -> None:
     given = ["-c", f"{config}+{own}", "--from", str(run.path), "-k", "adapt.examples=0"]
     with pytest.raises(MttlError, match="sees examples of tasks, and there are none of 'first'"):
         finetune.main(given)
+
+
+def test_what_a_metric_raises_is_told_where_answers_are_scored(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TRUST, "own_all")
+    for name, message in (("Narrow", "Narrow failed: TypeError"), ("Broken", "failed: KeyError")):
+        with pytest.raises(MttlError, match=message):
+            score_answers(f"own_all:{name}", ["a"], [["a"]])
+    # What one of the program's own raises stays a fault of the program.
+    with pytest.raises(ValueError, match="1 predictions and 0 lists") as raised:
+        score_answers("EM", ["a"], [])
+    assert not isinstance(raised.value, MttlError)
 
 
 def test_a_class_that_is_gone_is_told_with_the_run(config: Path, tmp_path: Path) -> None:

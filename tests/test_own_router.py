@@ -5,6 +5,7 @@ import importlib
 import json
 import logging
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch
 import mttl
 from helpers.command import ROOT, load_recipe, train
 from helpers.gyms import TASKS, TINY_LLAMA, TINY_T5, write_config, write_gym
+from mttl.adaptation.few_shot import FewShotResult
 from mttl.build.model import load_run
 from mttl.command import USER_MISTAKE, run_command
 from mttl.config.load import load_config
@@ -192,7 +194,7 @@ def test_it_is_compared_with_intervals(config: Path, tmp_path: Path, monkeypatch
 
     # The same runs as they stand, beside a method whose runs were just made.
     runs = ",".join(str(out / "mine" / f"seed{seed}") for seed in (13, 14))
-    beside = ["-c", str(config), "--runs", f"both={runs}", f"same={runs}"]
+    beside = ["--runs", f"both={runs}", f"same={runs}"]
     forget()
     assert script.main([*beside, "--out", str(tmp_path / "again")]) == 0
     again = {row["method"]: row for row in csv.DictReader((tmp_path / "again/table.csv").open())}
@@ -204,6 +206,32 @@ def test_it_is_compared_with_intervals(config: Path, tmp_path: Path, monkeypatch
     text = " ".join(capsys.readouterr().out.split())
     assert "`both` differs from" in text
     assert "router.kind (polytropon and ./examples/nearby_router.py:NearbyRouter)" in text
+
+    # A method of one's own beside runs that exist: nothing that ships is trained.
+    known = ",".join(str(out / "polytropon" / f"seed{seed}") for seed in (13, 14))
+    own = ["-c", str(config), *budget, "--modes", "--method", f"mine={NEARBY}"]
+    for name, place in (("polytropon", known), ("base", known)):
+        assert script.main([*own, "--runs", f"{name}={place}", "--out", str(out)]) == 0
+        found = {row["method"]: row for row in csv.DictReader((out / "table.csv").open())}
+        assert list(found) == ["mine", name]
+        paired = "unseen_difference_mean"
+        assert found["mine"][paired] == table[1][paired]
+    assert len(commands) == 8
+
+    # What has ended is counted, and what was adapted to fewer tasks is named.
+    copies = [tmp_path / "copies" / f"seed{seed}" for seed in (13, 14)]
+    for copy in copies:
+        shutil.copytree(out / "mine" / copy.name, copy)
+    shutil.rmtree(copies[1] / "adapt-all")
+    (line,) = (copies[0] / "adapt-all" / "results.jsonl").read_text().splitlines()
+    more = json.dumps(json.loads(line) | {"sample": 7})
+    (copies[0] / "adapt-all" / "results.jsonl").write_text(f"{line}\n{more}\n")
+    half = f"half={copies[0]},{copies[1]}"
+    assert script.main(["--runs", f"both={runs}", half, "--out", str(tmp_path / "half")]) == 0
+    found = {row["method"]: row for row in csv.DictReader((tmp_path / "half/table.csv").open())}
+    assert (found["both"]["n_seeds"], found["half"]["n_seeds"]) == ("2", "1")
+    text = " ".join(capsys.readouterr().out.split())
+    assert "in adapt-all: tasks and samples (1 and 2, 1 of both)." in text
 
 
 def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path) -> None:
@@ -220,11 +248,28 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
     a, b, c, d = folders
     (d / "adapt-all" / "config.yaml").write_text("adapt: {lr: 7}\n")
     (tmp_path / "empty").mkdir()
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    (begun / "config.yaml").write_text("run: {seed: 3}\noptim: {lr: 0.1}\n")
+    half = []
+    for seed in (4, 5):
+        half.append(shutil.copytree(a, tmp_path / f"half{seed}"))
+        (half[-1] / "config.yaml").write_text(f"run: {{seed: {seed}}}\noptim: {{lr: 0.1}}\n")
+        results = [
+            FewShotResult("new", sample, seed, "EM", 0.5, 0.5, 1, 1, 0).row()
+            for sample in range(seed)
+        ]
+        lines = "".join(json.dumps(row) + "\n" for row in results)
+        (half[-1] / "adapt-all" / "results.jsonl").write_text(lines)
+    alone = "--runs alone trains nothing, so"
     for given, message in (
         (("--method", "mine"), "--method 'mine' must have the form NAME=FILE"),
         (("--method", "a/b=x.yaml"), "a name of letters and digits"),
         (("--method", "shared=x.yaml"), "--method shared: there is a method of this name"),
-        (("--methods", "polytropon", "--method", "mine=gone.yaml"), "there is no file 'gone.yaml'"),
+        (
+            ("-c", str(config), "--methods", "polytropon", "--method", "mine=gone.yaml"),
+            "there is no file 'gone.yaml'",
+        ),
         (("--runs", "mine"), "--runs 'mine' must have the form NAME=RUN"),
         (("--runs", f"mine={tmp_path / 'gone'}"), "is no run: it has no config"),
         (("--runs", f"mine={a},{tmp_path / 'empty'}"), r"config\.yaml' is missing"),
@@ -234,9 +279,23 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
         (("--runs", f"mine={a}", f"mine={b}"), "--runs mine: there is another method"),
         (("--runs", f"x={a}", f"y={b}"), "'y' has the seeds 2 and 'x' has 1: .* share none"),
         (("--runs", f"x={a}", "--reference", "z"), "must contain z: .*--reference names another"),
+        (("--runs", f"mine={a},{begun}"), "--runs mine: '.*begun' has not ended; finish it with"),
+        (
+            ("--runs", f"mine={half[0]},{half[1]}"),
+            "half4/adapt-all' has results of 4 of the 5 tasks and samples",
+        ),
+        (("--runs", f"x={a}", "--folds", "3"), "reads runs as they stand, and --folds is of"),
+        (("--runs", f"x={a}", "--search-rates"), "they stand, and --search-rates is of"),
+        (("--runs", f"x={a}", "--seeds", "13"), f"{alone} --seeds would change nothing"),
+        (("--runs", f"x={a}", "--steps", "500"), f"{alone} --steps would"),
+        (
+            ("--runs", f"x={a}", "-k", "a.b=1", "--adapt-steps", "6", "--examples", "4"),
+            f"{alone} -k, --adapt-steps, --examples would change nothing: leave them out, or name",
+        ),
+        (("--runs", f"x={a}", "--samples", "1", "--modes"), f"{alone} --samples, --modes would"),
     ):
         with pytest.raises(MttlError, match=message):
-            script.main(["-c", str(config), "--out", str(tmp_path / "out"), *given])
+            script.main(["--out", str(tmp_path / "out"), *given])
     assert not (tmp_path / "out").exists()
 
 

@@ -216,5 +216,16 @@ def score_answers(
 ) -> float:
     """Return the score of a list of answers."""
     metric = build_metric(name)
-    metric.update(predictions, references)
-    return float(metric.compute())
+    with own_classes.calling(metric):
+        metric.update(predictions, references)
+    return computed(metric)
+
+
+def computed(metric: Metric) -> float:
+    """Return what a metric says of all rows.
+
+    Raises:
+        OwnClassError: If one of one's own raises.
+    """
+    with own_classes.calling(metric):
+        return float(metric.compute())

@@ -1,5 +1,6 @@
 """What routers see of tasks besides their ids: descriptions, and a few training rows."""
 
+import numpy as np
 import torch
 
 from mttl.data.data_module import TextToTextDataModule
@@ -45,15 +46,16 @@ def _descriptions(data: TextToTextDataModule) -> list[list[int]]:
 
 def _examples(data: TextToTextDataModule) -> list[list[int]]:
     rows = data.train_rows
-    found: list[list[list[int]]] = [[] for _ in data.tasks]
-    for row in rows:
-        own = found[row["task_id"]]  # type: ignore[call-overload]
-        if len(own) < N_EXAMPLES:
-            own.append([*row["input_ids"], *row["labels"]])  # type: ignore[call-overload]
-    for task, own in zip(data.tasks, found, strict=True):
-        if not own:
+    task_ids = np.asarray(rows["task_id"][:])
+    found = []
+    for task_id, task in enumerate(data.tasks):
+        chosen = np.flatnonzero(task_ids == task_id)[:N_EXAMPLES]
+        if not len(chosen):
             raise TaskError(
                 f"the router sees examples of tasks, and there are none of '{task}'; with "
                 "adapt.examples 0 nothing is shown to it"
             )
-    return [[token for ids in own for token in ids] for own in found]
+        own = rows[chosen.tolist()]
+        pairs = zip(own["input_ids"], own["labels"], strict=True)
+        found.append([token for ids, labels in pairs for token in (*ids, *labels)])
+    return found

@@ -15,10 +15,11 @@ from mttl.config.optim_schema import AdamW, Optim
 from mttl.config.own_parts import OwnPart
 from mttl.config.schema import Generation
 from mttl.errors import ConfigError, TrainingError
-from mttl.metrics.crossfit import build_metric
+from mttl.metrics.crossfit import build_metric, computed
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import generate_texts, search_settings
 from mttl.models.teacher_forcing import forced_logits
+from mttl.own_classes import calling
 from mttl.routing.context import Routing
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.loss import answer_losses, at_places, example_means, global_mean
@@ -112,11 +113,14 @@ class TextToTextModule(ResumableModule):
         routing = self.model.route(batch["task_ids"], inputs=batch)
         with self.model.slot.use(routing):
             logits, labels, places = forced_logits(self.model.backbone, batch)
-        losses = self.own_loss(logits, labels.flatten()[places])
-        if losses.shape != places.shape:
+        with calling(self.own_loss):
+            losses = self.own_loss(logits, labels.flatten()[places])
+        if not isinstance(losses, Tensor) or losses.shape != places.shape:
+            given = getattr(losses, "shape", None)
+            shape = type(losses).__name__ if given is None else f"losses of shape {tuple(given)}"
             raise TrainingError(
-                f"{type(self.own_loss).__name__} gives losses of shape {tuple(losses.shape)}, and "
-                f"must give one for every token, {tuple(places.shape)}"
+                f"{type(self.own_loss).__name__} gives {shape}, and must give one for every token, "
+                f"{tuple(places.shape)}"
             )
         return at_places(losses, places, labels), labels, routing
 
@@ -169,12 +173,13 @@ class TextToTextModule(ResumableModule):
             texts.append(row.prediction)
             references.append(row.references)
         for task_id, (texts, references) in by_task.items():
-            self._metrics[task_id].update(texts, references)
+            with calling(self._metrics[task_id]):
+                self._metrics[task_id].update(texts, references)
 
     def on_validation_epoch_end(self) -> None:
         """Log the loss and score of every task, and their means over tasks."""
         # Every process computes every metric, also of tasks it saw no row of: they synchronise.
-        scores = [float(metric.compute()) for metric in self._metrics]
+        scores = [computed(metric) for metric in self._metrics]
         for metric in self._metrics:
             metric.reset()
         totals = self.trainer.strategy.reduce(self.loss_totals, reduce_op="sum")

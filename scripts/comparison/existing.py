@@ -15,6 +15,7 @@ from mttl.training.run_folder import RunFolder, differing_settings, seed_of
 # Of the runs of a method, and of their adaptations.
 MAY_DIFFER = ("run.", "adapt.", "search.", "data.cache_dir", "data.partition", "trainer.loggers")
 MOST_SHOWN = 12  # settings by which methods differ
+Adapted = tuple[str, int]  # task and few-shot sample
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class ExistingRuns:
         """See that all are runs of one method.
 
         Raises:
-            MttlError: If one is no run, or they differ in more than their seeds.
+            MttlError: If one is no run or has not ended, or they differ in more than their seeds.
         """
         for folder in self.folders[1:]:
             other = differing_settings(self.folders[0], folder, ignore=MAY_DIFFER)
@@ -56,8 +57,22 @@ class ExistingRuns:
                     f"--runs {self.name}: '{self.folders[0]}' and '{folder}' differ in more than "
                     f"their seeds: {', '.join(other)}. Give each its own name"
                 )
-        if not self.scores:
-            raise MttlError(f"--runs {self.name}: no run has ended; finish them with --resume")
+        for folder, seed in zip(self.folders, self.seeds, strict=True):
+            if not any(score.seed == seed for score in self.scores):
+                raise MttlError(
+                    f"--runs {self.name}: '{folder}' has not ended; finish it with --resume, or "
+                    "leave it out"
+                )
+        for mode in dict.fromkeys(score.mode for score in self.scores if score.mode):
+            found = [adapted_to(folder / f"adapt-{mode}") for folder in self.folders]
+            everything = set[Adapted]().union(*found)
+            for folder, own in zip(self.folders, found, strict=True):
+                if own and own != everything:
+                    raise MttlError(
+                        f"--runs {self.name}: '{folder / f'adapt-{mode}'}' has results of "
+                        f"{len(own)} of the {len(everything)} tasks and samples that its runs were "
+                        "adapted to; finish it with the same pl_finetune.py, or leave the run out"
+                    )
 
     @cached_property
     def scores(self) -> list[Score]:
@@ -109,6 +124,7 @@ def other_settings(first: Path, others: Sequence[ExistingRuns]) -> str:
     for runs in others:
         names = differing_settings(first, runs.folders[0], ignore=MAY_DIFFER)
         names += adapted_otherwise(first, runs.folders[0])
+        names += adapted_to_others(first, runs.folders[0])
         shown = ", ".join(names[:MOST_SHOWN]) + (" …" if len(names) > MOST_SHOWN else "")
         if names:
             parts.append(f"`{runs.name}` differs from `{first}` in {shown}.")
@@ -122,6 +138,24 @@ def adapted_otherwise(one: Path, other: Path) -> list[str]:
         if all(RunFolder(run / place.name).config.is_file() for run in (one, other)):
             names = differing_settings(place, other / place.name, ignore=("adapt.seeds",))
             found += [f"{place.name}: {name}" for name in names if name.startswith("adapt.")]
+    return found
+
+
+def adapted_to(folder: Path) -> set[Adapted]:
+    """Return the tasks and few-shot samples that a folder of an adaptation has results of."""
+    return {(job.task, job.sample) for job in Results(folder).finished}
+
+
+def adapted_to_others(one: Path, other: Path) -> list[str]:
+    """Return ways to adapt by which two runs have results of different tasks and samples."""
+    found = []
+    for place in sorted(one.glob("adapt-*")):
+        first, second = adapted_to(place), adapted_to(other / place.name)
+        if first and second and first != second:
+            found.append(
+                f"{place.name}: tasks and samples ({len(first)} and {len(second)}, "
+                f"{len(first & second)} of both)"
+            )
     return found
 
 

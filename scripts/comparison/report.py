@@ -142,7 +142,7 @@ def _existing_line(runs: ExistingRuns, mode: str, scores: list[Score], reference
     return Line(
         label(runs.name, mode),
         trained=n_trained(runs.folders[0]),
-        n_seeds=len(runs.folders),
+        n_seeds=len(by_seed(unseen or seen)),
         seen=_mean(by_seed(seen).values()),
         unseen=_mean(by_seed(unseen).values()),
         seen_difference=paired_difference(seen, _scores(scores, reference, "")),

@@ -1,6 +1,7 @@
 """Adapted tasks join their run: all tasks answer from one inventory as they did apart."""
 
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +137,23 @@ def test_plots_show_which_tasks_it_is_like(
     np.testing.assert_array_equal(view.record.weights[:, -2], matrix)
     first = view.record.tasks[int(view.similarity[-2, :-2].argmax())]
     assert f"row │ {first}" in printed
+
+
+def test_adapted_tasks_have_names_of_their_own(run: Path, row: Path, tmp_path: Path) -> None:
+    task = mttl.load(run).tasks[0]
+    folders = [str(shutil.copytree(row, tmp_path / name)) for name in ("a/row", "b/row", task)]
+    names = PLOT.read_view(run, folders).record.tasks[-3:]
+    assert names == ("row", "b/row", f"{tmp_path.name}/{task}")
+
+
+def test_plots_refuse_what_would_change_nothing(run: Path, row: Path, capsys) -> None:
+    for given, message in (
+        (["--backbone", "elsewhere"], "--backbone is for adapted tasks: name them with --adapted"),
+        (["--adapted", str(row), f"{row}/../{row.name}"], "--adapted names a folder twice"),
+    ):
+        with pytest.raises(SystemExit):
+            PLOT.main([str(run), *given])
+        assert message in " ".join(capsys.readouterr().err.split())
 
 
 def refused(run: Path, out: Path, *folders: Path) -> str:
