@@ -20,7 +20,6 @@ from typing import Any
 
 from torch import Tensor
 
-from mttl.build.build_backbone import place_of
 from mttl.build.model import Built, load_run
 from mttl.command import exit_with, make_console, make_parser
 from mttl.errors import ConfigError
@@ -34,7 +33,7 @@ from mttl.models.backbone import is_decoder_only
 from mttl.prediction.asking import Asking
 from mttl.prediction.model_card import Kind, scores_of
 
-BASE = "base_model"
+BASE, EXACT = "base_model", "exact"
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,7 @@ class Export:
         kind: ``"lora"`` or ``"poly"``.
         tasks: That it answers.
         about: What it is, in a sentence.
+        exact: Whether nothing was cut off.
         config: PEFT's configuration.
         tensors: By path of the layer and parameter.
     """
@@ -54,6 +54,7 @@ class Export:
     kind: Kind
     tasks: Sequence[str]
     about: str
+    exact: bool
     config: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
 
@@ -68,14 +69,17 @@ def main(arguments: list[str] | None = None) -> int:
         raise ConfigError("--rank is for a single mixture: leave it out with --inventory")
     built = load_run(options.run, backbone=options.backbone)
     check_names(built.tasks if options.all else ())
-    facts = built.meta["backbone"]
-    base = options.backbone or place_of(facts["name"])
-    if facts["trained"]:
-        base = str((out / BASE).resolve())
-    scores = scores_of(options.run, built.tasks)
+    trained = built.meta["backbone"]["trained"]
+    base = str((out / BASE).resolve()) if trained else built.base
+    # What the run scored, it scored with the mixtures of its tasks.
+    mixed = options.average or options.skill is not None
+    scores = () if mixed else scores_of(options.run, built.tasks)
+    cut = f" Cut off at rank {options.rank}"
+    cut += "; the scores are of the run at full rank." if scores else "."
+    exact = True
     with new_folder(out) as temporary:
         for export in exports(built, options, base):
-            folder = temporary / export.folder
+            folder, exact = temporary / export.folder, exact and export.exact
             write_peft(folder, export.config, export.tensors)
             asking, kind = Asking.of(built, export.tasks), export.kind
             if kind == "poly":
@@ -85,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
                 kind,
                 place=str(Path(options.out) / export.folder),
                 base=base,
-                about=export.about,
+                about=export.about + ("" if export.exact else cut),
                 scores=[row for row in scores if row["task"] in export.tasks],
             )
         if options.all:
@@ -94,10 +98,11 @@ def main(arguments: list[str] | None = None) -> int:
                 "loras",
                 place=options.out,
                 base=base,
-                about=f"The tasks of `{options.run}` as LoRA adapters over one base.",
+                about=f"The tasks of `{options.run}` as LoRA adapters over one base."
+                + ("" if exact else cut),
                 scores=scores,
             )
-        if facts["trained"]:
+        if trained:
             bare = strip(built.model).backbone
             bare.save_pretrained(temporary / BASE)  # type: ignore[operator]
             built.tokenizer.save_pretrained(temporary / BASE)
@@ -118,7 +123,7 @@ def exports(built: Built, options: argparse.Namespace, base: str) -> Iterator[Ex
         about = f"All skills of {run} with their router."
         if built.search["num_beams"] > 1:
             about += " The run was evaluated with beams, which PEFT's Poly cannot; this is greedy."
-        yield Export("", "poly", built.tasks, about, config, tensors)
+        yield Export("", "poly", built.tasks, about, True, config, tensors)
         return
     for name in built.tasks if options.all else [options.task]:
         tasks = built.tasks if name is None else [name]
@@ -133,8 +138,10 @@ def exports(built: Built, options: argparse.Namespace, base: str) -> Iterator[Ex
         adapter = mixture_adapter(model, mixing, options.rank)
         config, tensors = lora_adapter(model, adapter, base=base, task_type=task_type)
         what = f"{name}: a LoRA adapter" if options.all else "A LoRA adapter"
-        console.print(f"{what} of rank {config['r']}, {accuracy(adapter)}", markup=False)
-        yield Export(name or "" if options.all else "", "lora", tasks, about, config, tensors)
+        told = accuracy(adapter)
+        console.print(f"{what} of rank {config['r']}, {told}", markup=False)
+        folder = name or "" if options.all else ""
+        yield Export(folder, "lora", tasks, about, told == EXACT, config, tensors)
 
 
 def check_names(tasks: Sequence[str]) -> None:
@@ -151,7 +158,7 @@ def accuracy(adapter: dict[str, LowRank]) -> str:
     """Say what was cut off: over all layers, and where most."""
     error = relative_error(list(adapter.values()))
     if not error:
-        return "exact"
+        return EXACT
     errors = {path: relative_error([part]) for path, part in adapter.items()}
     worst = max(errors, key=errors.__getitem__)
     largest = f"largest {errors[worst]:.2e}, of {worst}"

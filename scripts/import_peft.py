@@ -16,7 +16,7 @@ from pathlib import Path
 from mttl.build.build_backbone import build_tokenizer, places_of
 from mttl.build.build_imported import Imported, build_imported
 from mttl.checkpoint import save_inventory
-from mttl.command import exit_with, make_console, make_parser
+from mttl.command import exit_with, make_console, make_parser, positive
 from mttl.config.backbone_schema import Pretrained
 from mttl.data.prompt_form import PromptForm
 from mttl.errors import CheckpointError, ConfigError
@@ -184,8 +184,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--prefix", action="store_true", help="inputs begin with [task], as the lexical gym's do")
     add("--template", choices=("plain", "chat"), default="plain", help="how inputs are asked")
     add("--system", metavar="TEXT", help="system text of the chats")
-    add("--max-input-length", type=int, default=512, metavar="N")
-    add("--max-output-length", type=int, default=64, metavar="N")
+    add("--max-input-length", type=positive, default=512, metavar="N")
+    add("--max-output-length", type=positive, default=64, metavar="N")
     return parser.parse_args(arguments)
 
 

@@ -22,7 +22,6 @@ def main(arguments: list[str] | None = None) -> int:
     out = Path(options.out)
     if out.exists():
         raise ConfigError(f"--out '{out}' exists already; name a new folder, or remove it")
-    from mttl.build.build_backbone import place_of
     from mttl.build.model import load_run
     from mttl.merging.fold import average_mixing, fold, task_mixing
     from mttl.prediction.asking import Asking
@@ -47,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
             temporary,
             "model",
             place=options.out,
-            base=options.backbone or place_of(built.meta["backbone"]["name"]),
+            base=built.base,
             about=about,
             scores=() if options.average else scores_of(options.run, tasks),
         )

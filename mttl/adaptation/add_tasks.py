@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mttl.build.build_router import router_class
-from mttl.build.saved_settings import ModelSettings, read_settings
+from mttl.build.saved_settings import ModelSettings, read_found_settings, read_settings
 from mttl.checkpoint import SavedInventory
 from mttl.config.section import Section
 from mttl.data.prompt_form import PromptForm
@@ -42,7 +42,7 @@ def add_tasks(
         CheckpointError: If a task is there already, its backbone was trained too, its router is of
             another kind, or its skills cannot stand beside those of the run.
     """
-    settings = read_settings(run, ModelSettings)
+    settings = read_found_settings(run)
     rows = router_class(settings.router).rows_of_tasks()
     n_skills = settings.skills.n_skills if settings.skills.kind != "none" else 1
     own = n_total = len(run.tasks) if n_skills == "per_task" else n_skills

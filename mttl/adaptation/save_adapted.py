@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mttl.adaptation.few_shot import FewShotResult
 from mttl.adaptation.modes import TRAINED_ROLES
-from mttl.build.saved_settings import ModelSettings, read_settings
+from mttl.build.saved_settings import ModelSettings, read_found_settings
 from mttl.checkpoint import read_inventory, save_adapted_inventory
 from mttl.config.load import dump_config
 from mttl.config.router_schema import Average, Polytropon
@@ -70,7 +70,7 @@ def save_adapted(
             "saved beside it. Adapt again"
         )
     source = read_inventory(skills)
-    settings = _settings(read_settings(source, ModelSettings), model, config, form)
+    settings = _settings(read_found_settings(source), model, config, form)
     with new_folder(folder, replace=replace) as new:
         files = RunFolder(new)
         save_adapted_inventory(

@@ -11,14 +11,13 @@ from mttl.build.build_backbone import (
     build_backbone,
     build_tokenizer,
     check_vocabulary,
-    found_again,
 )
 from mttl.build.build_moe import build_experts
 from mttl.build.build_router import build_router
 from mttl.build.fusion_source import load_source
 from mttl.build.model_hub import download_run
 from mttl.build.saved_run import SavedRun
-from mttl.build.saved_settings import ModelSettings, read_settings
+from mttl.build.saved_settings import ModelSettings, read_found_settings
 from mttl.checkpoint import load_into, read_inventory
 from mttl.config.own_parts import OwnPart
 from mttl.config.schema import Config, Generation
@@ -94,22 +93,19 @@ def load_run(
     saved = read_inventory(folder, run)
     if "backbone" not in saved.meta["settings"]:
         raise CheckpointError(f"'{saved.folder}' holds policies, which have no language model")
-    settings = read_settings(saved, ModelSettings)
+    settings = read_found_settings(saved)
     if backbone is not None:
         if settings.backbone.kind == "random":
             raise ConfigError(f"'{saved.folder}' holds its own backbone: name no other")
         where = settings.backbone.model_copy(update={"name": str(backbone)})
-    else:
-        places = saved.meta["backbone"].get("places", {})
-        where = found_again(settings.backbone, places, saved.folder.parent)
-    settings = settings.model_copy(update={"backbone": where})
+        settings = settings.model_copy(update={"backbone": where})
     built = _build(settings, saved.tasks, trained=True)
     if settings.skills.kind == "sparse":  # supports may differ in size from those drawn
         place_supports(built.model.skilled_layers(), saved_supports(saved.skills))
     load_into(built.model, saved)
     built.model.eval()
-    precision = answering_precision(settings.precision, built.model)
-    return replace(built, folder=saved.folder, meta=saved.meta, backbone=where, precision=precision)
+    found = {"folder": saved.folder, "meta": saved.meta, "backbone": settings.backbone}
+    return replace(built, **found, precision=answering_precision(settings.precision, built.model))
 
 
 def from_pretrained(

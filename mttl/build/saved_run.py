@@ -16,17 +16,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mttl.build.build_backbone import place_of
+from mttl.build.build_backbone import backbone_name, place_of
 from mttl.build.model_hub import make_repository, upload
 from mttl.checkpoint import save_inventory
 from mttl.config.backbone_schema import Backbone
 from mttl.errors import CheckpointError
-from mttl.files import new_folder
+from mttl.files import new_folder, write_text
 from mttl.models.backbone import BYTE_TOKENIZER, is_decoder_only
 from mttl.prediction.model_card import Card, scores_of
 from mttl.prediction.predictor import Predictor
-
-_KEPT = ("config.yaml", "results.csv")
+from mttl.yaml12 import dump, read_yaml
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,22 +42,31 @@ class SavedRun(Predictor):
     meta: Mapping[str, Any] = field(default_factory=dict, repr=False)
     backbone: Backbone | None = None
 
+    @property
+    def base(self) -> str:
+        """Its backbone: a folder, a name on the hub, or what it is.
+
+        Raises:
+            CheckpointError: If the model was not loaded from a run.
+        """
+        return place_of(backbone_name(self._loaded()[1]))
+
     def save_pretrained(self, folder: str | Path, *, name: str | None = None) -> None:
         """Write a folder that `mttl.from_pretrained` and every command read, wherever it lies.
 
-        A backbone with a name on the hub is not copied; a folder of this machine is.
+        A backbone with a name on the hub is not copied; a folder of this machine is. What is
+        written names it by its place in the folder.
 
         Args:
             folder: A new one; it appears whole or not at all.
             name: What the card says it is loaded by; the folder itself by default.
 
         Raises:
-            CheckpointError: If the model was not loaded from a run.
+            CheckpointError: If the model was not loaded from a run, or its ``config.yaml`` is
+                damaged.
             FileExistsError: If there is something at ``folder`` already.
         """
-        source, backbone = self._loaded()
-        facts, places = self.meta["backbone"], {}
-        base = place_of(getattr(backbone, "name", facts["name"]))
+        (source, backbone), base, places = self._loaded(), self.base, {}
         with new_folder(folder) as new:
             if backbone.kind == "pretrained" and Path(base).is_dir():
                 places["name"] = "backbone"
@@ -68,23 +76,32 @@ class SavedRun(Predictor):
             tokenizer = backbone.tokenizer
             if tokenizer not in (None, BYTE_TOKENIZER) and Path(place_of(tokenizer)).is_dir():
                 places["tokenizer"] = "."
+            backbone = backbone.model_copy(update=places)
+            section = {"backbone": backbone.model_dump(mode="json")}
             self.tokenizer.save_pretrained(new)
             save_inventory(
                 new / "skills",
                 self.model,
                 self.tasks,
-                backbone_name=facts["name"],
-                backbone_trained=facts["trained"],
-                settings=self.meta["settings"],
+                backbone_name=backbone_name(backbone),
+                backbone_trained=self.meta["backbone"]["trained"],
+                settings=self.meta["settings"] | section,
                 places=places,
             )
-            for kept in _KEPT:
-                if (source.parent / kept).is_file():
-                    shutil.copyfile(source.parent / kept, new / kept)
+            config, results = (source.parent / name for name in ("config.yaml", "results.csv"))
+            if config.is_file():
+                settings = read_yaml(config, CheckpointError)
+                if not isinstance(settings, dict):
+                    raise CheckpointError(
+                        f"'{config}' holds no sections with settings; copy it again, or remove it"
+                    )
+                write_text(new / config.name, dump(settings | section))
+            if results.is_file():
+                shutil.copyfile(results, new / results.name)
             Card(
                 kind="skills",
                 place=name or str(folder),
-                base=base,
+                base=f"{places['name']}/" if "name" in places else base,
                 about="Skills and a router over a frozen base, for several tasks."
                 if len(self.tasks) > 1
                 else "Skills over a base, for one task.",

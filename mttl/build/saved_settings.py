@@ -4,6 +4,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from mttl.build.build_backbone import found_again
 from mttl.checkpoint import SavedInventory
 from mttl.config.backbone_schema import Backbone
 from mttl.config.moe_schema import MoE
@@ -37,6 +38,18 @@ class ModelSettings(Section):
     """How answers were searched in evaluation."""
     precision: str = "32-true"
     """Of the arithmetic in training and evaluation."""
+
+
+def read_found_settings(saved: SavedInventory) -> ModelSettings:
+    """Return the settings of a saved model, with the backbone's folders where they are now.
+
+    Raises:
+        CheckpointError: If they do not validate.
+    """
+    settings = read_settings(saved, ModelSettings)
+    places = saved.meta["backbone"].get("places", {})
+    found = found_again(settings.backbone, places, saved.folder.parent)
+    return settings.model_copy(update={"backbone": found})
 
 
 def read_settings(saved: SavedInventory, schema: type[S]) -> S:

@@ -34,6 +34,7 @@ class ChatEncoder(TextEncoder):
         max_input_length: The most ids of a prompt, the template's included.
         max_output_length: The most ids of an answer, the end of its turn included.
         truncate: Which side of a question that is too long is cut; the template's text stays.
+        system: A system text that chats have, if all of them have one; templates may need it.
 
     Raises:
         ConfigError: If there is no chat template, or it cannot be used; the message says why.
@@ -46,6 +47,7 @@ class ChatEncoder(TextEncoder):
         max_input_length: int,
         max_output_length: int,
         truncate: Truncate = "end",
+        system: str | None = None,
     ):
         super().__init__(
             tokenizer,
@@ -61,7 +63,8 @@ class ChatEncoder(TextEncoder):
             )
         self.leading_space = ""
         self._frames: dict[str | None, Frame] = {}
-        self._answer_ends = self._ids_of(self.frame().lead), self._ids_of(self.frame().end)
+        self._answered = self.frame(system)
+        self._answer_ends = self._ids_of(self._answered.lead), self._ids_of(self._answered.end)
         self._check_room("max_output_length", self._max_lengths[1], self._answer_ends)
         if not self.stops:
             raise ConfigError(
@@ -100,7 +103,7 @@ class ChatEncoder(TextEncoder):
 
     def answers(self, texts: Sequence[str], lost: list[int] | None = None) -> list[list[int]]:
         """Return the ids of each answer as what the assistant says, to the end of its turn."""
-        frame = self.frame()
+        frame = self._answered
         before = self._ids_of(frame.tail)  # an answer's first token may depend on it
         answers = self._ids([frame.tail + frame.lead + text + frame.end for text in texts])
         for place, ids in enumerate(answers):

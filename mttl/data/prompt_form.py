@@ -73,4 +73,6 @@ class PromptForm(Section):
                 "data.template 'chat' is for decoder-only backbones, which continue a "
                 "conversation; this one reads inputs in an encoder. Set data.template: plain"
             )
-        return ChatEncoder(tokenizer, **lengths)
+        described = "A description." if self.descriptions else None  # some task's
+        system = (self.system or "").strip() or described
+        return ChatEncoder(tokenizer, system=system, **lengths)

@@ -13,9 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
-from mttl.build.build_backbone import found_again
 from mttl.build.model import assemble
-from mttl.build.saved_settings import ModelSettings, read_settings
+from mttl.build.saved_settings import read_found_settings
 from mttl.checkpoint import SavedInventory, read_inventory
 from mttl.errors import CheckpointError, ConfigError, nearest
 from mttl.merging.differences import grouped
@@ -52,11 +51,7 @@ class MixtureChange:
         if task not in saved.tasks:
             raise CheckpointError(f"'{run}' knows no task '{task}'.{nearest(task, saved.tasks)}")
         backbone = _empty_backbone(folder)
-        settings = read_settings(saved, ModelSettings)
-        places = saved.meta["backbone"].get("places", {})
-        self.settings = settings.model_copy(
-            update={"backbone": found_again(settings.backbone, places, saved.folder.parent)}
-        )
+        self.settings = settings = read_found_settings(saved)
         try:
             model, _, _ = assemble(backbone, settings, saved.tasks, trained=True)
         except ConfigError as error:

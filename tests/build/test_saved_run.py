@@ -1,11 +1,12 @@
 """Runs that are given away: folders that need nothing else, here and on the hub."""
 
+import json
 import re
 import shutil
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import mttl
 from helpers.cards import ASKED, QUESTIONS, run_card, train_asked
@@ -20,6 +21,7 @@ from mttl.errors import CheckpointError, ConfigError
 from mttl.models.backbone import load_tokenizer
 
 ADD = load_recipe(ROOT / "scripts" / "add_tasks.py")
+MERGE = load_recipe(ROOT / "scripts" / "merge_task.py")
 PAIRS = [("ab", "aba"), ("c", "cc"), ("b", "bb"), ("ca", "cac")]
 
 
@@ -80,6 +82,61 @@ def test_a_folder_needs_nothing_else(
         assert mttl.load(added[2]).predict("new", QUESTIONS) == expected[1]
 
 
+def test_what_is_given_away_names_no_folder_of_a_backbone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "training").mkdir()
+    source = train_frozen(tmp_path / "training")
+    monkeypatch.chdir(tmp_path)
+    mttl.load(source).save_pretrained("given")
+    card = Path("given/README.md").read_text()
+    assert "Base model: `backbone/`" in card
+    assert "base_model:" not in card  # which would be a name on the hub
+    facts = json.loads(Path("given/skills/meta.json").read_text())["backbone"]
+    assert (facts["name"], facts["places"]) == ("backbone", {"name": "backbone"})
+    assert yaml12.read_yaml("given/config.yaml", ConfigError)["backbone"]["name"] == "backbone"
+    here = str(tmp_path).encode()
+    files = [path for path in Path("given").rglob("*") if path.is_file()]
+    named = [path.name for path in files if here in path.read_bytes()]
+    assert named == ["config.yaml"]  # data and results
+    # Another folder of that name is not taken for it, nor is that of an adapted task.
+    Path("backbone").mkdir()
+    adapted = mttl.adapt_to(
+        "given", PAIRS, task="new", mode="router_only", max_steps=1, eval_every=1, batch_size=2
+    )
+    adapted.save("adapted")
+    assert mttl.load("adapted").predict("new", QUESTIONS) == adapted(QUESTIONS)
+    assert ADD.main(["given", "--adapted", "adapted", "--out", "more"]) == 0
+    # Exports name where it is.
+    assert MERGE.main(["given", "--task", "copy", "--out", "merged"]) == 0
+    assert "Base model: `given/backbone`" in Path("merged/README.md").read_text()
+
+
+def test_a_run_that_was_loaded_with_a_name_of_the_hub_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "training").mkdir()
+    source = train_frozen(tmp_path / "training")
+    base = tmp_path / "training" / "base"
+    for auto in (AutoTokenizer, AutoConfig, AutoModelForCausalLM):
+        own = auto.from_pretrained
+        monkeypatch.setattr(
+            auto,
+            "from_pretrained",
+            lambda name, *given, own=own, **settings: own(
+                tmp_path / "hub" if name == "org/name" else name, *given, **settings
+            ),
+        )
+    shutil.move(base, tmp_path / "hub")
+    run = mttl.load(source, backbone="org/name")
+    run.save_pretrained(tmp_path / "given")
+    shutil.rmtree(tmp_path / "training")
+    assert not (tmp_path / "given" / "backbone").exists()
+    assert 'base_model: "org/name"' in (tmp_path / "given" / "README.md").read_text()
+    again = mttl.from_pretrained(tmp_path / "given")
+    assert again.predict("copy", QUESTIONS) == run.predict("copy", QUESTIONS)
+
+
 def test_the_card_asks_as_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = mttl.load(train_asked(tmp_path, "t5"))
     monkeypatch.chdir(tmp_path)
@@ -90,6 +147,10 @@ def test_the_card_asks_as_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "Its tasks: `copy`, `reverse`, `number`." in card
     with pytest.raises(FileExistsError):
         run.save_pretrained("given")
+    (run.folder.parent / "config.yaml").write_text("[]")
+    with pytest.raises(CheckpointError, match=r"config\.yaml' holds no sections with settings; co"):
+        run.save_pretrained("other")
+    assert not Path("other").exists()
 
 
 def test_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,12 +44,12 @@ def chat(system: str | None, *turns: str) -> list[dict[str, str]]:
 def test_prompt_and_answer_are_the_conversation(bpe, kind, template, system) -> None:
     tokenizer = byte_tokenizer(template) if kind == "byte" else with_template(bpe, template)
     form = PromptForm(template="chat", prefix="none", system=system, **LENGTHS)
-    encoder = form.encoder(tokenizer, decoder_only=True)
-    openings = [form.opening("any")] * len(QUESTIONS)
     if system and template == INSTRUCTION:
         with pytest.raises(ConfigError, match=r"with a system text .*: no system text\. Name a"):
-            encoder.prompts(QUESTIONS, openings)
+            form.encoder(tokenizer, decoder_only=True)
         return
+    encoder = form.encoder(tokenizer, decoder_only=True)
+    openings = [form.opening("any")] * len(QUESTIONS)
     prompts, answers = encoder.prompts(QUESTIONS, openings), encoder.answers(ANSWERS)
     for row, (question, answer) in enumerate(zip(QUESTIONS, ANSWERS, strict=True)):
         whole = tokenizer.apply_chat_template(chat(system, question, answer))["input_ids"]
@@ -61,6 +61,22 @@ def test_prompt_and_answer_are_the_conversation(bpe, kind, template, system) -> 
         assert encoder.stops[0] in answers[row]
         said = tokenizer.decode(answers[row], skip_special_tokens=True)
         assert said.strip() == answer
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"system": " Be brief. "}, {"descriptions": True, "task_descriptions": {"a": "Be brief."}}],
+)
+def test_a_template_may_require_a_system_text(given: dict) -> None:
+    required = "{% if messages[0].role != 'system' %}{{ raise_exception('say who') }}{% endif %}"
+    tokenizer = byte_tokenizer(required + CHATML)
+    form = PromptForm(template="chat", prefix="none", **given, **LENGTHS)
+    encoder = form.encoder(tokenizer, decoder_only=True)
+    (prompt,), (answer,) = encoder.prompts(["ab"], [form.opening("a")]), encoder.answers(["c"])
+    whole = tokenizer.apply_chat_template(chat("Be brief.", "ab", "c"))["input_ids"]
+    assert [*prompt, *answer] == whole
+    with pytest.raises(ConfigError, match="the chat template cannot be used: say who"):
+        PromptForm(template="chat").encoder(tokenizer, decoder_only=True)
 
 
 def test_what_is_too_long_is_cut_within_the_template() -> None:

@@ -126,6 +126,35 @@ def test_what_is_cut_off_is_reported(run: Path, tmp_path: Path, capsys) -> None:
     assert 0 < float(found[1]) < float(found[2]) < 1
 
 
+def test_cards_show_scores_of_what_was_scored(run: Path, tmp_path: Path) -> None:
+    """The mixtures of tasks, at full rank; an average or one skill has no scores."""
+    scored = tmp_path / "scored"
+    shutil.copytree(run, scored)
+    tasks = load_run(run).tasks
+    rows = [f"{task},test,EM,0.25,8" for task in (*tasks, "mean")]
+    (scored / "results.csv").write_text("\n".join(["task,split,metric,score,n", *rows]))
+    without, at_full = "Cut off at rank 1.", "Cut off at rank 1; the scores are of the run at full"
+    for chosen, rank, names, told in (
+        ("--task copy", "", ["copy"], ""),
+        ("--task copy", "--rank 1", ["copy"], at_full),
+        ("--all", "", [*tasks, "mean"], ""),
+        ("--all", "--rank 1", [*tasks, "mean"], at_full),
+        ("--inventory", "", tasks, ""),
+        ("--average", "", [], ""),
+        ("--average", "--rank 1", [], without),
+        ("--skill 1", "", [], ""),
+    ):
+        out = tmp_path / f"{chosen}{rank}".replace(" ", "")
+        given = [*chosen.split(), *rank.split(), "--out", str(out)]
+        assert EXPORT.main([str(scored), *given]) == 0
+        parts = [out / "copy", out] if chosen == "--all" else [out]
+        cards = [(part / "README.md").read_text() for part in parts]
+        for card in cards:
+            assert told in card
+            assert ("Cut off" in card) == bool(told)
+        assert sorted(re.findall(r"\| (\w+) \| test \|", cards[-1])) == sorted(names)
+
+
 def test_an_inventory_goes_out_as_poly_and_comes_back(run: Path, inputs, tmp_path: Path) -> None:
     out, back = tmp_path / "poly", tmp_path / "back"
     assert EXPORT.main([str(run), "--inventory", "--out", str(out)]) == 0
@@ -264,3 +293,14 @@ def test_mistakes_end_in_a_message_and_no_folder(
         assert run_command(lambda: script.main(given)) == USER_MISTAKE, message  # noqa: B023
         assert message in " ".join(capsys.readouterr().err.split())
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--max-input-length", "0"), ("--max-output-length", "-5")]
+)
+def test_lengths_are_positive(tmp_path: Path, capsys, option: str, value: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        IMPORT.main([str(tmp_path), f"{option}={value}", "--out", str(tmp_path / "new")])
+    assert ended.value.code == USER_MISTAKE
+    message = f"argument {option}: '{value}' must be a whole number of at least 1"
+    assert message in " ".join(capsys.readouterr().err.split())
