@@ -38,7 +38,7 @@ def listing() -> str:
     lines = ["commands:"]
     for name, script in COMMANDS.items():
         with (shipped_folder() / script).open(encoding="utf-8") as file:
-            sentence = file.readline().strip().strip('"')
+            sentence = file.readline().strip().removeprefix("r").strip('"')
         lines.append(f"  {name:<12}{sentence}")
     return "\n".join(lines)
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from mttl.__main__ import listing
 from mttl.command import (
+    COMMANDS,
     FAULT,
     HARMLESS,
     INTERRUPTED,
@@ -185,3 +187,10 @@ def test_messages_of_the_package_are_shown_and_chatter_of_libraries_is_not(
     output, error = capsys.readouterr()
     assert output == ""
     assert [line.strip() for line in error.splitlines()] == ["Tokenising [a] 3 tasks", "damaged"]
+
+
+def test_every_command_is_listed_with_its_sentence() -> None:
+    lines = listing().splitlines()[1:]
+    assert [line.split()[0] for line in lines] == list(COMMANDS)
+    assert all(line[14].isupper() and '"' not in line for line in lines)
+    assert "  serve       Answer over HTTP as OpenAI's" in listing()

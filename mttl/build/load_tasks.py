@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from torch import Tensor
+
 from mttl.build.model import Built, load_run
+from mttl.build.share_weights import share_weights
 from mttl.errors import ConfigError, TaskError
 from mttl.gpus import device_of
 from mttl.inventory_folder import check_named
@@ -14,6 +17,8 @@ def load_tasks(
     source: str | None, adapted: Sequence[str], backbone: str | None
 ) -> tuple[dict[str, Built], dict[str, str]]:
     """Return the model of every task, and its metric; adapted tasks come before the run's own.
+
+    What is alike in the models is held once, so they are only to be read.
 
     Args:
         source: The folder of a run.
@@ -27,9 +32,11 @@ def load_tasks(
     check_named(source, adapted)
     models: dict[str, Built] = {}
     metrics: dict[str, str] = {}
+    weights: dict[str, list[Tensor]] = {}
     folders = [(folder, source) for folder in adapted] + ([(source, None)] if source else [])
     for folder, run in folders:
         built = load_run(folder, run=run, backbone=backbone)
+        share_weights(built.model, weights)  # before another whole model is on the device
         built.model.to(device_of())
         twice = [name for name in built.tasks if name in models and folder != source]
         if twice:

@@ -5,6 +5,7 @@ import hmac
 import json
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +66,7 @@ class Service:
         key: str | None = None,
     ) -> None:
         self.tasks, self.queue, self.limits, self.measures = tasks, queue, limits, measures
-        self._key = key
+        self._key = None if key is None else key.strip()  # files of keys end with a line break
         self._since = int(time.time())
 
     async def completions(self, request: Request) -> Response:
@@ -157,6 +158,9 @@ class Service:
             async for part in parts:
                 yield part
             status = call.status
+        except Exception:
+            status = 500
+            raise
         finally:
             await parts.aclose()
             self.measures.add_request(call.model, status, time.perf_counter() - began)
@@ -173,12 +177,13 @@ class Service:
             if isinstance(asked, ChatRequest)
             else asked.prompt
         )
-        prompts, n_lost = task.encode(questions)
+        prompts, n_lost = await asyncio.to_thread(task.encode, questions)
         loop = asyncio.get_running_loop()
         pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
 
         def send(place: int, piece: Piece) -> None:
-            loop.call_soon_threadsafe(pieces.put_nowait, (place, piece))
+            with suppress(RuntimeError):  # the server has ended, and its loop is closed
+                loop.call_soon_threadsafe(pieces.put_nowait, (place, piece))
 
         wanted = task.wanted(asked, prompts, send)
         self.queue.put(task.predictor, wanted)
@@ -241,16 +246,15 @@ class Service:
             Refusal: If it takes too long, or the model fails.
         """
         gone = asyncio.ensure_future(_disconnected(request))
+        arrives = asyncio.ensure_future(pieces.get())
         n_open = len(wanted)
         try:
             while n_open:
-                arrives = asyncio.ensure_future(pieces.get())
                 left = max(ends - time.monotonic(), 0.0)
                 await asyncio.wait(
                     [arrives, gone], timeout=left, return_when=asyncio.FIRST_COMPLETED
                 )
                 if not arrives.done():
-                    arrives.cancel()
                     if gone.done():
                         raise _ClientGoneError
                     raise Refusal(
@@ -265,8 +269,10 @@ class Service:
                 n_open -= piece.finish is not None
                 self.measures.add_tokens(answer=piece.n_tokens)
                 yield place, piece
+                arrives = asyncio.ensure_future(pieces.get())
         finally:
             gone.cancel()
+            arrives.cancel()
             for row in wanted:
                 row.dropped = True
 

@@ -16,7 +16,7 @@ def chat_question(messages: Sequence[Message], form: PromptForm, task: str) -> s
         task: Its name.
 
     Raises:
-        Refusal: If there is more than one message of a user, or a system message that is another
+        Refusal: If there is not one message of a user, or a system message that is another
             than that of training.
     """
     system = form.opening(task).system
@@ -24,9 +24,10 @@ def chat_question(messages: Sequence[Message], form: PromptForm, task: str) -> s
         messages = messages[1:]  # stands there anyway
     roles = [message.role for message in messages]
     if roles != ["user"]:
+        found = f"the messages are of {', '.join(roles)}" if roles else "no message is of the user"
         raise Refusal(
             400,
-            f"the messages are of {', '.join(roles)}; the task was trained on single questions, so "
+            f"{found}; the task was trained on single questions, so "
             "there must be one message, of the user. Put what it needs to know into that one",
             param="messages",
         )

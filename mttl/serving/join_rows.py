@@ -19,7 +19,7 @@ def join_rows(predictors: Mapping[str, Predictor]) -> dict[str, Predictor]:
 
     Args:
         predictors: The model of every task; what is alike in them has one place in memory already
-            (`mttl.serving.share_weights`).
+            (`mttl.build.share_weights`).
     """
     groups: dict[Any, dict[str, Predictor]] = {}
     for name, predictor in predictors.items():
@@ -54,7 +54,7 @@ def _all_but_rows(predictor: Predictor) -> Any:
     )
     known = torch.arange(router.n_tasks, device=predictor.device)
     with torch.no_grad():
-        by_rows = torch.equal(model.eval().router(known), router.matrix())
+        by_rows = torch.equal(model.eval().router.mix(known), router.matrix())
     return common if by_rows else id(predictor)
 
 

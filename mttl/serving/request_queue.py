@@ -8,7 +8,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 from mttl.prediction.predictor import Predictor
@@ -74,11 +73,17 @@ class RequestQueue:
         """Let the answers of a request wait for the model: all of them, or none.
 
         Raises:
-            Refusal: If the queue has no room for them, or takes no more.
+            Refusal: If the queue has no room for them, now or ever, or takes no more.
         """
         with self._changed:
             if not self.is_open:
                 raise Refusal(503, "the server is shutting down; try again, or elsewhere")
+            if len(wanted) > self.most:
+                raise Refusal(
+                    400,
+                    f"the request wants {len(wanted)} answers, at most {self.most} can wait; ask "
+                    "for fewer at a time",
+                )
             self._waiting = [w for w in self._waiting if not w.wanted.dropped]
             if len(self._waiting) + len(wanted) > self.most:
                 raise Refusal(
@@ -109,20 +114,18 @@ class RequestQueue:
         self._thread.join()
 
     def _work(self) -> None:
-        while (taken := self._take()) is not None:
-            predictor, self._running = taken
+        while (predictor := self._take()) is not None:
             self._on_batch(self._running)
             try:
                 self._answer(predictor, self._running)
             except Exception:
                 logger.exception("a batch of %d answers failed", len(self._running))
                 for row in self._running:
-                    with suppress(RuntimeError):  # its loop may be closed
-                        row.send(Piece(failed=True))
+                    row.send(Piece(failed=True))
             self._running = ()
 
-    def _take(self) -> tuple[Predictor, Sequence[WantedAnswer]] | None:
-        """Return the next batch; None when the queue is closed and empty."""
+    def _take(self) -> Predictor | None:
+        """Let the next batch be what runs; return its model, None if closed and empty."""
         with self._changed:
             while True:
                 self._waiting = [w for w in self._waiting if not w.wanted.dropped]
@@ -145,4 +148,5 @@ class RequestQueue:
                     continue
                 taken = set(map(id, batch))
                 self._waiting = [w for w in self._waiting if id(w) not in taken]
-                return first.predictor, [w.wanted for w in batch]
+                self._running = [w.wanted for w in batch]
+                return first.predictor

@@ -17,7 +17,6 @@ from mttl.serving.join_rows import join_rows
 from mttl.serving.measures import Measures
 from mttl.serving.request_queue import RequestQueue
 from mttl.serving.served_task import ServedTask
-from mttl.serving.share_weights import share_weights
 from mttl.stop_signals import StopRequest, handling
 
 KEY_VARIABLE = "MTTL_API_KEY"
@@ -74,10 +73,7 @@ def serve(
             on_batch=lambda batch: measures.add_batch(len(batch)),
         )
         service = Service(tasks, queue, limits, measures, key)
-        settings = uvicorn.Config(
-            make_application(service), log_config=None, log_level="warning", access_log=False
-        )
-        server = Server(settings, queue)
+        server = Server(uvicorn_settings(service), queue)
         console = make_console(stderr=True)
         shown = f"[{host}]" if ":" in host else host
         place = f"http://{shown}:{listener.getsockname()[1]}"
@@ -96,14 +92,13 @@ def serve(
 def served_tasks(
     models: Mapping[str, Predictor], *, most_tokens: int, truncate: bool
 ) -> dict[str, ServedTask]:
-    """Return the tasks of models, which share what is alike.
+    """Return the tasks of models; those that differ in rows only share one.
 
     Args:
         models: The model of every task.
         most_tokens: Of an answer.
         truncate: Cut questions that are too long.
     """
-    share_weights([predictor.model for predictor in models.values()])
     models = join_rows(models)
     encoders = {
         id(predictor): predictor.form.encoder(
@@ -117,6 +112,22 @@ def served_tasks(
         name: ServedTask(name, predictor, encoders[id(predictor)], most_tokens, truncate)
         for name, predictor in models.items()
     }
+
+
+def uvicorn_settings(service: Service) -> uvicorn.Config:
+    """Return how uvicorn serves; when it ends, clients that do not read are not waited for.
+
+    Args:
+        service: Its limits say how long a request may take.
+    """
+    return uvicorn.Config(
+        make_application(service),
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",  # it would show a traceback where the server ends at once
+        timeout_graceful_shutdown=int(service.limits.seconds) + 1,
+    )
 
 
 def listen(host: str, port: int) -> socket.socket:

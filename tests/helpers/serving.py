@@ -9,10 +9,10 @@ from typing import Any
 
 import uvicorn
 
-from mttl.serving.application import Limits, Service, make_application
+from mttl.serving.application import Limits, Service
 from mttl.serving.measures import Measures
 from mttl.serving.request_queue import RequestQueue
-from mttl.serving.run_server import listen, served_tasks
+from mttl.serving.run_server import listen, served_tasks, uvicorn_settings
 
 
 @dataclass
@@ -20,6 +20,7 @@ class Served:
     address: str
     service: Service
     server: uvicorn.Server
+    thread: threading.Thread
 
 
 @contextmanager
@@ -40,8 +41,7 @@ def serving(models: Any, **settings: Any) -> Iterator[Served]:
     )
     limits = Limits(body=settings.get("body", 1 << 16), seconds=settings.get("seconds", 60.0))
     service = Service(tasks, queue, limits, measures, settings.get("key"))
-    config = uvicorn.Config(make_application(service), log_config=None, log_level="critical")
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(uvicorn_settings(service))
     with listen("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -49,7 +49,8 @@ def serving(models: Any, **settings: Any) -> Iterator[Served]:
             deadline = time.monotonic() + 60
             while not server.started and time.monotonic() < deadline:
                 time.sleep(0.005)
-            yield Served(f"http://127.0.0.1:{listener.getsockname()[1]}", service, server)
+            address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            yield Served(address, service, server, thread)
         finally:
             queue.close(at_once=True)
             server.should_exit = True

@@ -89,6 +89,9 @@ def test_open_to_all_it_says_so_and_asked_twice_it_ends_at_once(run: Path) -> No
         assert "finishing" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
+        told = process.stderr.read()
+        assert "loop is closed" not in told
+        assert "Task was destroyed" not in told
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
 """The server, asked by OpenAI's own client and by clients that do what they should not."""
 
 import asyncio
+import gc
 import json
+import socket
 import threading
 import time
 from pathlib import Path
@@ -15,6 +17,8 @@ import mttl
 from helpers.command import ROOT, load_recipe
 from mttl.build.model import Built
 from mttl.serving.answer_batch import answer_batch
+from mttl.serving.replies import Reply
+from mttl.serving.wanted_answer import Piece
 
 WORDS = ["ab", "c", "abca", "bb", "ca", "a", "cab", "bc"]
 JSON = {"Content-Type": "application/json"}
@@ -284,7 +288,7 @@ def test_beams_have_no_scores_and_one_piece(serve: Any, beams: Path) -> None:
 
 
 def test_a_key_is_asked_for(serve: Any, folders: dict[str, Path]) -> None:
-    with serve(mttl.load(folders["t5"]), key="säsame") as served:
+    with serve(mttl.load(folders["t5"]), key=" säsame\n") as served:
         with client(served.address, "wrong") as ask:
             for call in (
                 lambda: ask.completions.create(model="copy", prompt="a"),
@@ -312,8 +316,11 @@ def test_a_full_queue_and_a_closing_server_say_when_to_come_back(
         first = threading.Thread(target=lambda: ask.completions.create(model="copy", prompt="a"))
         first.start()
         assert slow.began.wait(60)
+        with pytest.raises(openai.BadRequestError, match="3 answers, at most 2 can wait"):
+            ask.completions.create(model="copy", prompt=["a", "b", "c"])
+        waiting = ask.completions.create(model="copy", prompt=["a", "b"], stream=True)
         with pytest.raises(openai.RateLimitError, match="at most 2 can") as refused:
-            ask.completions.create(model="copy", prompt=["a", "b", "c"], stream=True)
+            ask.completions.create(model="copy", prompt="a", stream=True)
         assert refused.value.response.headers["Retry-After"] == "1"
         served.service.queue.close()
         with pytest.raises(openai.InternalServerError, match="shutting down") as closing:
@@ -323,9 +330,12 @@ def test_a_full_queue_and_a_closing_server_say_when_to_come_back(
         assert httpx.get(f"{served.address}/health").status_code == 503
         slow.may_go.set()
         first.join()
+        assert len(list(waiting)) >= 2
 
 
-def test_who_hangs_up_leaves_the_queue(serve: Any, folders: dict[str, Path]) -> None:
+def test_who_hangs_up_leaves_the_queue(
+    serve: Any, folders: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
     slow = Slow()
     with serve(mttl.load(folders["t5"]), answer=slow, batch_size=1) as served:
         queue, url = served.service.queue, f"{served.address}/v1/completions"
@@ -340,6 +350,28 @@ def test_who_hangs_up_leaves_the_queue(serve: Any, folders: dict[str, Path]) -> 
         with client(served.address) as ask:
             ask.completions.create(model="copy", prompt="a")
         assert slow.n_answers == 1
+    gc.collect()
+    assert "Task was destroyed" not in caplog.text
+
+
+def test_who_does_not_read_is_not_waited_for(serve: Any, folders: dict[str, Path]) -> None:
+    sent = threading.Event()
+
+    def answer(predictor: Any, wanted: Any) -> None:
+        for row in wanted:
+            row.send(Piece(text="x" * 50_000_000, finish="stop"))  # more than sockets hold
+        sent.set()
+
+    with serve(mttl.load(folders["t5"]), answer=answer, seconds=1.0) as served:
+        url = httpx.URL(served.address)
+        asker = socket.create_connection((url.host, url.port))
+        with asker:
+            body = json.dumps({"model": "copy", "prompt": "a", "stream": True}).encode()
+            head = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            asker.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{head}".encode() + body)
+            assert sent.wait(60)
+            served.server.should_exit = True
+            until(lambda: not served.thread.is_alive())
 
 
 def test_a_request_may_take_so_long(serve: Any, folders: dict[str, Path]) -> None:
@@ -374,6 +406,23 @@ def test_a_model_that_fails_ends_no_server(serve: Any, folders: dict[str, Path])
         assert found.choices[0].text == run.predict("copy", ["a"])[0]
 
 
+def test_an_answer_after_the_end_of_the_server_is_no_fault(
+    serve: Any, folders: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def answer(predictor: Any, wanted: Any) -> None:
+        threads[0].join(60)
+        assert not threads[0].is_alive()
+        wanted[0].send(Piece(text="late", finish="stop"))
+
+    with serve(mttl.load(folders["t5"]), answer=answer, seconds=0.3) as served:
+        threads.append(served.thread)
+        with client(served.address) as ask, pytest.raises(openai.InternalServerError):
+            ask.completions.create(model="copy", prompt="a")
+    assert "a batch of 1 answers failed" not in caplog.text
+
+
 def test_a_slow_body_is_not_waited_for(serve: Any, folders: dict[str, Path]) -> None:
     with serve(mttl.load(folders["t5"]), seconds=0.2) as served, httpx.Client() as raw:
 
@@ -394,3 +443,14 @@ def test_a_fault_is_told_without_its_traceback(
         with pytest.raises(openai.InternalServerError, match="a fault of the server") as fault:
             ask.completions.create(model="copy", prompt="a")
         assert "NoneType" not in str(fault.value)
+
+
+def test_a_fault_inside_a_stream_is_counted_as_one(
+    serve: Any, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Reply, "part", None)
+    with serve(mttl.load(folders["t5"])) as served, client(served.address) as ask:
+        with pytest.raises((openai.APIError, httpx.TransportError)):
+            list(ask.completions.create(model="copy", prompt="a", stream=True))
+        fault = 'mttl_requests_total{model="copy",status="500"}'
+        until(lambda: counters(served.address).get(fault) == 1)

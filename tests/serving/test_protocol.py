@@ -84,5 +84,7 @@ def test_a_chat_is_a_single_question() -> None:
         question(system, USER, form=PromptForm(template="chat", system="be kind"))
     with pytest.raises(Refusal, match="user, assistant, user"):
         question(USER, {"role": "assistant", "content": "b"}, USER)
+    with pytest.raises(Refusal, match=r"no message is of the user; .* must be one message"):
+        question(system, form=PromptForm(template="chat", system="be short"))
     with pytest.raises(Refusal, match="are of assistant"):
         question({"role": "assistant", "content": "b"})

@@ -107,6 +107,9 @@ def test_a_full_queue_refuses_whole_requests(model: Model) -> None:
         put(ONE, [row("b"), row("c")])
     assert refused.value.status == 429
     assert refused.value.headers == {"Retry-After": "1"}
+    with pytest.raises(Refusal, match="wants 3 answers, at most 2 can wait; ask for") as refused:
+        put(ONE, [row("x"), row("y"), row("z")])
+    assert (refused.value.status, refused.value.headers) == (400, {})
     dropped = row("d")
     put(ONE, [dropped])
     dropped.dropped = True

@@ -33,7 +33,7 @@ class Board(Logger):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.path = folder / self.name
-        self._is_open = False
+        self._is_open = self._is_new = False
 
     @property
     @abstractmethod
@@ -55,20 +55,26 @@ class Board(Logger):
         Raises:
             ConfigError: If the board does not start; nothing of it is left then.
         """
-        is_new = not self.path.exists()
+        self._is_new = not self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.begin(settings)
         except Exception as error:
-            if is_new:
-                shutil.rmtree(self.path, ignore_errors=True)
-                with contextlib.suppress(OSError):  # there is a run already
-                    self.path.parent.rmdir()
+            self.withdraw()
             raise ConfigError(
                 f"trainer.loggers: {self.title} does not start ({reason(error)}). {self.advice}, "
                 f"or leave '{self.name}' out"
             ) from error
         self._is_open = True
+
+    @rank_zero_only
+    def withdraw(self) -> None:
+        """End before the run began; leave nothing where nothing was."""
+        self.close(failed=True)
+        if self._is_new:
+            shutil.rmtree(self.path, ignore_errors=True)
+            with contextlib.suppress(OSError):  # there is a run already
+                self.path.parent.rmdir()
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:

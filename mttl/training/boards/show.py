@@ -1,6 +1,7 @@
 """The boards of a trainer: opened with the settings of the run, and shown what came out."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import pytorch_lightning as pl
@@ -16,14 +17,20 @@ def boards_of(trainer: pl.Trainer) -> list[Board]:
 
 
 def open_boards(trainer: pl.Trainer, settings: Mapping[str, Any]) -> None:
-    """Open all; the last thing that may refuse a run.
+    """Open all, or none; the last thing that may refuse a run.
 
     Args:
         trainer: Of the run.
         settings: By dotted names.
+
+    Raises:
+        ConfigError: If one does not start; nothing is left of the others then.
     """
-    for board in boards_of(trainer):
-        board.open(settings)
+    with ExitStack() as opened:
+        for board in boards_of(trainer):
+            board.open(settings)
+            opened.callback(board.withdraw)
+        opened.pop_all()
 
 
 def show_answers(

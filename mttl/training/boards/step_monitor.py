@@ -9,7 +9,7 @@ import torch
 from pytorch_lightning.callbacks import Callback
 from torch.optim import Optimizer
 
-from mttl.training.boards.board import Board
+from mttl.training.boards.show import boards_of
 
 
 class StepMonitor(Callback):
@@ -25,6 +25,7 @@ class StepMonitor(Callback):
         self.every_n_steps = every_n_steps
         self._numbers: dict[str, float] = {}
         self._tokens: torch.Tensor | int = 0
+        self._steps = 0  # fewer at the first record after a resume
         self._seconds = 0.0
         self._since = 0.0
 
@@ -35,7 +36,8 @@ class StepMonitor(Callback):
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
-        """Measure what the step uses."""
+        """Count the step, and measure what it uses."""
+        self._steps += 1
         if (trainer.global_step + 1) % self.every_n_steps == 0:
             self._numbers |= rates_and_norms(optimizer)
 
@@ -58,11 +60,11 @@ class StepMonitor(Callback):
         if "input_ids" in batch:
             tokens = float(trainer.strategy.reduce(self._tokens, reduce_op="sum"))
             self._numbers["speed/tokens_per_second"] = tokens / seconds
-        self._numbers["speed/seconds_per_step"] = seconds / self.every_n_steps
-        for logger in trainer.loggers:
-            if isinstance(logger, Board):
-                logger.log_metrics(self._numbers, trainer.global_step)
-        self._numbers, self._tokens, self._seconds, self._since = {}, 0, 0.0, now
+        self._numbers["speed/seconds_per_step"] = seconds / self._steps
+        for board in boards_of(trainer):
+            board.log_metrics(self._numbers, trainer.global_step)
+        self._numbers, self._tokens, self._steps = {}, 0, 0
+        self._seconds, self._since = 0.0, now
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stop the clock."""

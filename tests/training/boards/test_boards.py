@@ -2,6 +2,9 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ from helpers.fake_wandb import install
 from helpers.gyms import write_config, write_gym
 from mttl.command import USER_MISTAKE, run_command
 from mttl.training.boards.routing_image import CELL, GAP, routing_image
-from mttl.training.boards.step_monitor import rates_and_norms
+from mttl.training.boards.step_monitor import StepMonitor, rates_and_norms
 from mttl.training.boards.tensor_board import TensorBoard
 
 SHORT = ("trainer.max_steps=4", "trainer.val_check_interval=2", "trainer.log_every_n_steps=2")
@@ -115,6 +118,36 @@ def test_a_board_that_does_not_start_is_refused_and_leaves_nothing(
     )
     assert not (config.parent / "runs" / "refused").exists()
     train(config, "refused", *SHORT)
+
+
+def test_where_one_board_does_not_start_none_is_left(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tensorboard")
+    install(monkeypatch, RuntimeError("api_key not configured"))
+    both = (*SHORT, "trainer.loggers=[tensorboard, wandb]")
+    assert "Weights & Biases does not start" in refusal(capsys, config, *both)
+    assert not (config.parent / "runs" / "refused").exists()
+    train(config, "refused", *SHORT)
+
+
+def test_a_step_takes_as_long_after_a_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[dict[str, float]] = []
+    board = Mock(spec=TensorBoard)
+    board.log_metrics = lambda numbers, step: shown.append(numbers)
+    trainer, module = SimpleNamespace(loggers=[board], global_step=0), Mock()
+    clock = iter(range(100))
+    monkeypatch.setattr("mttl.training.boards.step_monitor.time.monotonic", lambda: next(clock))
+    optimizer = torch.optim.SGD([{"name": "skills", "params": [nn.Parameter(torch.ones(1))]}])
+    monitor: Any = StepMonitor(10)
+    trainer.global_step = 18
+    monitor.on_train_start(trainer, module)
+    for _ in range(12):
+        monitor.on_before_optimizer_step(trainer, module, optimizer)
+        trainer.global_step += 1
+        monitor.on_train_batch_end(trainer, module, None, {}, 0)
+    # The clock goes on by one when it is read: at the start, and at a record.
+    assert [numbers["speed/seconds_per_step"] for numbers in shown] == [1 / 2, 1 / 10]
 
 
 def test_a_library_that_is_missing_is_told(

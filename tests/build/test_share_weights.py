@@ -1,9 +1,10 @@
 """Models hold what is alike in them once, and what differs apart."""
 
+import pytest
 import torch
 from torch import nn
 
-from mttl.serving.share_weights import share_weights
+from mttl.build.share_weights import share_weights
 
 
 class Two(nn.Module):
@@ -21,11 +22,25 @@ def test_what_is_alike_has_one_place() -> None:
     models = [Two(0.0), Two(1.0), Two(0.0).double(), Two(1.0)]
     expected = [model.same(torch.ones(3, dtype=model.other.dtype)) for model in models]
     # The second's layer and buffer; the third is of another type; all of the fourth.
-    assert share_weights([*models, models[0]]) == 4 * (6 + 2 + 5) + 4 * (6 + 2 + 5 + 4)
+    known: dict[str, list[torch.Tensor]] = {}
+    saved = [share_weights(model, known) for model in models]
+    assert saved == [0, 4 * (6 + 2 + 5), 0, 4 * (6 + 2 + 5 + 4)]
     first, second, third, fourth = models
     assert first.same.weight.data_ptr() == second.same.weight.data_ptr()
     assert first.other.data_ptr() != second.other.data_ptr() == fourth.other.data_ptr()
     assert first.same.weight.data_ptr() != third.same.weight.data_ptr()
     for model, output in zip(models, expected, strict=True):
         assert torch.equal(model.same(torch.ones(3, dtype=model.other.dtype)), output)
-    assert share_weights(models) == 0
+    assert [share_weights(model, known) for model in models] == [0] * 4
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_what_is_alike_on_another_device_is_not_moved_there() -> None:
+    first, second = Two(0.0).cuda(), Two(1.0)
+    known: dict[str, list[torch.Tensor]] = {}
+    assert share_weights(first, known) == 0
+    assert share_weights(second, known) == 4 * (6 + 2 + 5)
+    assert second.other.device.type == "cpu"
+    second.cuda()
+    assert first.same.weight.data_ptr() == second.same.weight.data_ptr()
+    assert first.get_buffer("scale").data_ptr() == second.get_buffer("scale").data_ptr()

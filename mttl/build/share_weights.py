@@ -1,0 +1,38 @@
+"""Models that were loaded one by one share the memory of what is alike in them.
+
+Adapted tasks are loaded whole, backbone and skills included, and most of it is the run's.
+"""
+
+import torch
+from torch import nn
+
+
+def share_weights(model: nn.Module, known: dict[str, list[torch.Tensor]]) -> int:
+    """Let parameters and buffers that are equal to those of an earlier model be these.
+
+    Args:
+        model: It is only to be read from now on, wherever its tensors are; those that are shared
+            come to the device of the earlier model.
+        known: The tensors of earlier models, by name; the model's are added.
+
+    Returns:
+        How many bytes are no longer held twice.
+    """
+    saved = 0
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        mine = known.setdefault(name, [])
+        same = next((other for other in mine if _alike(other, tensor)), None)
+        if same is None:
+            mine.append(tensor)
+        else:
+            tensor.data = same.data
+            saved += tensor.nbytes
+    return saved
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (
+        (one.shape, one.dtype) == (other.shape, other.dtype)
+        and one.data_ptr() != other.data_ptr()
+        and torch.equal(one, other.to(one.device))
+    )
