@@ -26,6 +26,10 @@ def test_the_plain_backbone_answers_as_the_task(family, inventory):
     inputs = batch(4)
     expected = [model(torch.full((4,), task), **inputs).logits for task in range(3)]
     assert relative_error(expected[0], expected[1]) > 1e-2  # the tasks differ
+    if inventory == "bitfit" and family in ("t5", "llama"):  # their layers have no bias
+        with pytest.raises(ValueError, match="cannot be folded: the layer has no bias"):
+            fold(model, task_mixing(model.router, 0))
+        return
     for task in range(3):
         folded = fold(model, task_mixing(model.router, task))
         assert not any(isinstance(module, SkilledLinear) for module in folded.backbone.modules())
