@@ -105,7 +105,9 @@ def test_every_job_starts_from_the_model_of_the_run(
     Scores on development rows grow with every step, so that each job keeps what it trained.
     """
     score, growing = few_shot.score_batches, count(1)
-    monkeypatch.setattr(few_shot, "score_batches", lambda *given: (next(growing), score(*given)[1]))
+    monkeypatch.setattr(
+        few_shot, "score_batches", lambda *given: (next(growing) / 99, score(*given)[1])
+    )
     expected = load_run(folder / "runs" / "source").model.state_dict()
     run_job, seen = Adaptation.run_job, []
 
