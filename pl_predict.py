@@ -11,7 +11,7 @@ left it.
 
 import argparse
 
-from mttl.command import exit_with, make_parser, natural, positive
+from mttl.command import add_adapted, exit_with, make_parser, natural, positive
 from mttl.errors import ConfigError
 from mttl.inventory_folder import check_named
 
@@ -57,15 +57,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = make_parser(__doc__)
     add = parser.add_argument
     add("--from", dest="source", metavar="RUN", help="the folder of a trained run")
-    add(
-        "--adapted",
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="DIR",
-        help="adapted tasks that were kept (pl_finetune.py --save)",
-    )
-    add("--backbone", metavar="DIR", help="where the pretrained backbone is now")
+    add_adapted(parser)
     add("--task", metavar="NAME", help="of the rows that name none")
     add("--in", dest="questions", metavar="FILE", help="questions (standard input)")
     add("--out", metavar="FILE", help="the same with answers (standard output)")

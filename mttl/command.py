@@ -235,6 +235,25 @@ def _called() -> str | None:
     return f"mttl {own[0]}" if own and own[0] in COMMANDS else None
 
 
+def add_adapted(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
+    """Let a command line name tasks that were adapted from a run, and where a backbone is."""
+    parser.add_argument(
+        "--adapted",
+        action="extend",
+        nargs="+",
+        default=[],
+        required=required,
+        metavar="DIR",
+        help="adapted tasks that were kept (pl_finetune.py --save)",
+    )
+    add_backbone(parser)
+
+
+def add_backbone(parser: argparse.ArgumentParser) -> None:
+    """Let a command line name the backbone of a run anew."""
+    parser.add_argument("--backbone", metavar="DIR", help="where the pretrained backbone is now")
+
+
 def add_config(parser: argparse.ArgumentParser) -> None:
     """Let a command line name configuration files and override their settings."""
     parser.add_argument(
@@ -294,9 +313,7 @@ def add_run(parser: argparse.ArgumentParser, *, tasks: str, out: str) -> None:
     )
     parser.add_argument("--allow-seen", action="store_true", help="take tasks of training too")
     parser.add_argument("--out", metavar="DIR", help=out)
-    parser.add_argument(
-        "--backbone", metavar="DIR", help="where the pretrained backbone is now, if it has moved"
-    )
+    add_backbone(parser)
 
 
 def add_overrides(parser: argparse.ArgumentParser, what: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mttl.command import exit_with, make_console, make_parser
+from mttl.command import add_adapted, exit_with, make_console, make_parser
 from mttl.errors import CheckpointError, ConfigError
 from mttl.files import new_folder, write_table, write_text
 from mttl.reading import MOST_YAML, read_table, read_text
@@ -72,15 +72,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = make_parser(__doc__)
     add = parser.add_argument
     add("run", metavar="RUN", help="the folder of a run that has ended")
-    add(
-        "--adapted",
-        nargs="+",
-        required=True,
-        metavar="DIR",
-        help="adapted tasks that were kept (pl_finetune.py --save)",
-    )
+    add_adapted(parser, required=True)
     add("--out", required=True, metavar="DIR", help="where to write; a new folder")
-    add("--backbone", metavar="DIR", help="where the pretrained backbone is now")
     return parser.parse_args(arguments)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from mttl.build.model import Built, load_run
-from mttl.command import exit_with, make_console, make_parser
+from mttl.command import add_backbone, exit_with, make_console, make_parser
 from mttl.errors import ConfigError
 from mttl.files import new_folder
 from mttl.interchange.lora_export import lora_adapter, mixture_adapter, skill_mixing
@@ -182,7 +182,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="largest rank; what exceeds it is cut off by SVD (what an exact copy takes)",
     )
     parser.add_argument("--out", required=True, metavar="DIR", help="where to write; a new folder")
-    parser.add_argument("--backbone", metavar="DIR", help="where the pretrained backbone is now")
+    add_backbone(parser)
     return parser.parse_args(arguments)
 
 

@@ -11,7 +11,7 @@ a card with lines to copy.
 import argparse
 from pathlib import Path
 
-from mttl.command import exit_with, make_console, make_parser
+from mttl.command import add_backbone, exit_with, make_console, make_parser
 from mttl.errors import CheckpointError, ConfigError
 from mttl.files import new_folder
 
@@ -62,7 +62,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     which.add_argument("--task", metavar="NAME", help="a task of the run")
     which.add_argument("--average", action="store_true", help="all skills alike, for a new task")
     parser.add_argument("--out", required=True, metavar="DIR", help="where to write; a new folder")
-    parser.add_argument("--backbone", metavar="DIR", help="where the pretrained backbone is now")
+    add_backbone(parser)
     return parser.parse_args(arguments)
 
 

@@ -11,13 +11,15 @@ what it accepted. It needs `pip install 'mttl[serve]'`.
 
 import argparse
 
-from mttl.command import exit_with, make_parser, natural, positive
+from mttl.command import add_adapted, exit_with, make_parser, natural, positive
 from mttl.errors import ConfigError
+from mttl.inventory_folder import check_named
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Serve; return the exit status."""
     options = parse(arguments)
+    check_named(options.source, options.adapted)
     try:
         from mttl.serving.application import Limits
         from mttl.serving.run_server import serve
@@ -49,15 +51,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = make_parser(__doc__)
     add = parser.add_argument
     add("--from", dest="source", metavar="RUN", help="the folder of a trained run")
-    add(
-        "--adapted",
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="DIR",
-        help="adapted tasks that were kept (pl_finetune.py --save)",
-    )
-    add("--backbone", metavar="DIR", help="where the pretrained backbone is now")
+    add_adapted(parser)
     add("--host", default="127.0.0.1", help="the address to listen at (%(default)s)")
     add("--port", type=port, default=8000, help="the port; 0 takes a free one (%(default)s)")
     add("--api-key", metavar="KEY", help="that requests have to name ($MTTL_API_KEY, or none)")

@@ -15,7 +15,9 @@ RECIPE = ROOT / "pl_train.py"
 
 
 def load_recipe(path: Path = RECIPE) -> ModuleType:
-    """Import a script that is no part of the package."""
+    """Import a script that is no part of the package; it finds what lies beside it."""
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
