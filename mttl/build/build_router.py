@@ -9,6 +9,7 @@ from mttl.config.own_parts import OwnPart
 from mttl.config.router_schema import Router
 from mttl.errors import ConfigError
 from mttl.own_classes import OwnClassError, told
+from mttl.routing.task.categorical import CategoricalRouter
 from mttl.routing.task.fixed import (
     FixedRouter,
     average_router,
@@ -19,11 +20,14 @@ from mttl.routing.task.fixed import (
 from mttl.routing.task.hyperformer import HyperFormerRouter
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.priors import RoutingPrior
+from mttl.routing.task.score_function import ScoreFunctionRouter
 from mttl.routing.task.task_moe import TaskMoERouter
 from mttl.routing.task.task_router import TaskRouter
 
 LEARNED_ROUTERS: dict[str, type[TaskRouter]] = {
     "polytropon": PolytroponRouter,
+    "categorical": CategoricalRouter,
+    "score_function": ScoreFunctionRouter,
     "task_moe": TaskMoERouter,
     "hyperformer": HyperFormerRouter,
 }
@@ -76,7 +80,7 @@ def build_router(
     if router.kind == "expert":
         matrix = read_expert_matrix(router.matrix, tasks, n_skills)
         return expert_router(matrix, n_groups, n_heads)
-    settings = router.model_dump(exclude={"kind", "granularity"})
+    settings = router.model_dump(exclude={"kind", "granularity", "final_temperature"})
     if router.kind == "polytropon":
         prior = router.prior
         settings = {

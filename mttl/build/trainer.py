@@ -117,7 +117,7 @@ def _make_trainer(
 
 
 def _annealing(router: Router) -> list[Callback]:
-    if router.kind == "polytropon" and router.final_temperature is not None:
+    if router.kind in ("polytropon", "categorical") and router.final_temperature is not None:
         return [TemperatureAnnealing(router.temperature, router.final_temperature)]
     return []
 

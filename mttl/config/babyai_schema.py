@@ -226,6 +226,11 @@ class BabyAIConfig(Section):
                 f"skills.n_skills ({n_skills}) must be 'per_task' with the private router, and "
                 "only there"
             )
+        if kind == "score_function":
+            problems.append(
+                "router.kind 'score_function' learns from the losses of examples, which only text "
+                "has; use 'categorical'"
+            )
         if self.router.granularity in ("stack", "block"):
             problems.append(
                 f"router.granularity ({self.router.granularity}) must be model or layer: a policy "

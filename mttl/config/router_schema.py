@@ -66,6 +66,30 @@ class Polytropon(_AnyRouter):
         return self
 
 
+class Categorical(_AnyRouter):
+    """Each example draws one skill from its task's distribution, by the Gumbel-softmax."""
+
+    kind: Literal["categorical"]
+    straight_through: bool = True
+    """One skill in the forward pass; else a mixture by the drawn weights."""
+    temperature: PositiveFloat = 1.0
+    """Of the Gumbel-softmax."""
+    final_temperature: PositiveFloat | None = None
+    """Anneal the temperature to this value over training."""
+    init_scale: NonNegative = 1e-3
+    """Logits start in U(-init_scale, init_scale)."""
+
+
+class ScoreFunction(_AnyRouter):
+    """Each example draws one skill, and the router learns from its loss (REINFORCE)."""
+
+    kind: Literal["score_function"]
+    entropy: NonNegative = 0.0
+    """Weight of minus the entropy of the choices in the loss."""
+    init_scale: NonNegative = 1e-3
+    """Logits start in U(-init_scale, init_scale)."""
+
+
 class Shared(_AnyRouter):
     """One skill for all tasks; needs `skills.n_skills: 1`."""
 
@@ -117,7 +141,16 @@ class NoRouter(_AnyRouter):
 
 
 Router = Annotated[
-    Polytropon | Shared | Private | Average | Expert | TaskMoE | HyperFormer | NoRouter,
+    Polytropon
+    | Categorical
+    | ScoreFunction
+    | Shared
+    | Private
+    | Average
+    | Expert
+    | TaskMoE
+    | HyperFormer
+    | NoRouter,
     Field(discriminator="kind"),
     OwnKinds(ROUTERS, _AnyRouter),
 ]

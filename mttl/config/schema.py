@@ -331,6 +331,12 @@ class Config(Section):
                 "straight_through may leave a task none; set router.straight_through: false, or "
                 "router.shared_skill: true"
             ]
+        one_skill = router.kind == "categorical" and router.straight_through
+        if one_skill or router.kind == "score_function":
+            return [
+                f"moe.task_prior '{prior}' would leave a task the one expert that router '{kind}' "
+                "chose for it; use a router that mixes"
+            ]
         if prior == "mask" and kind not in ("expert", "private"):
             return [
                 f"moe.task_prior 'mask' needs rows with zeros that are given (router expert or "

@@ -1,6 +1,7 @@
 """ROUTING: which examples use which skills, and which tokens which experts."""
 
 from mttl.routing.context import Routing, RoutingSlot, check_task_ids
+from mttl.routing.task.categorical import CategoricalRouter
 from mttl.routing.task.fixed import (
     FixedRouter,
     average_router,
@@ -11,6 +12,7 @@ from mttl.routing.task.fixed import (
 from mttl.routing.task.hyperformer import HyperFormerRouter
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.priors import RoutingPrior, negative_log_ibp
+from mttl.routing.task.score_function import ScoreFunctionRouter
 from mttl.routing.task.task_moe import TaskMoERouter
 from mttl.routing.task.task_router import TaskRouter
 from mttl.routing.token.balance import Balance, BiasBalance
@@ -30,6 +32,7 @@ __all__ = [
     "Balance",
     "BaseRouter",
     "BiasBalance",
+    "CategoricalRouter",
     "ExampleRouter",
     "ExpertChoiceRouter",
     "FixedRouter",
@@ -41,6 +44,7 @@ __all__ = [
     "Routing",
     "RoutingPrior",
     "RoutingSlot",
+    "ScoreFunctionRouter",
     "TaskMoERouter",
     "TaskRouter",
     "TokenRouter",

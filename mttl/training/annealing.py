@@ -1,15 +1,16 @@
-"""A callback that lowers the temperature of a Polytropon router during training."""
+"""A callback that lowers the temperature of a router's draws during training."""
 
 from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 
+from mttl.routing.task.categorical import CategoricalRouter
 from mttl.routing.task.polytropon import PolytroponRouter
 
 
 class TemperatureAnnealing(Callback):
-    """Lowers the temperature of a Polytropon router along a geometric path over training.
+    """Lowers the temperature of a router's draws along a geometric path over training.
 
     At fraction p of the way from the first step to the last it is ``start^(1 - p) · end^p``.
 
@@ -31,7 +32,7 @@ class TemperatureAnnealing(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any
     ) -> None:
         """Set the temperature of the coming step."""
-        router: PolytroponRouter = pl_module.model.router  # type: ignore[union-attr]
+        router: PolytroponRouter | CategoricalRouter = pl_module.model.router  # type: ignore[union-attr]
         last_step = trainer.estimated_stepping_batches - 1
         progress = min(1.0, trainer.global_step / max(1, last_step))
         router.temperature.fill_(self.start ** (1 - progress) * self.end**progress)

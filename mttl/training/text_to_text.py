@@ -107,7 +107,20 @@ class TextToTextModule(ResumableModule):
     def training_losses(
         self, batch: Mapping[str, Any]
     ) -> tuple[Float[Tensor, "B L"], Int[Tensor, "B L"], Routing]:
-        """Return what `nll` does, by the loss that training minimises."""
+        """Return what `nll` does, by the loss that training minimises.
+
+        What the router learns from its draws is among the auxiliary losses.
+        """
+        losses, labels, routing = self._training_losses(batch)
+        fared = example_means(losses.detach(), labels)
+        choice = self.model.router.choice_loss(batch["task_ids"], routing.mixing, fared)
+        if choice is not None:
+            routing.add_losses({"choice": choice})
+        return losses, labels, routing
+
+    def _training_losses(
+        self, batch: Mapping[str, Any]
+    ) -> tuple[Float[Tensor, "B L"], Int[Tensor, "B L"], Routing]:
         if self.own_loss is None:
             return self.nll(batch, self.optim.label_smoothing)
         routing = self.model.route(batch["task_ids"], inputs=batch)

@@ -14,7 +14,14 @@ from mttl.build.model import Built, build_model
 from mttl.config.load import configs_dir, load_config, resolve_path
 from mttl.errors import ConfigError, TaskError
 from mttl.models.backbone import build_random, is_decoder_only
-from mttl.routing import FixedRouter, HyperFormerRouter, PolytroponRouter, TaskMoERouter
+from mttl.routing import (
+    CategoricalRouter,
+    FixedRouter,
+    HyperFormerRouter,
+    PolytroponRouter,
+    ScoreFunctionRouter,
+    TaskMoERouter,
+)
 from mttl.skills import DenseInventory, IA3Inventory, LoRAInventory
 from mttl.training.optim import build_optimizer
 
@@ -86,6 +93,7 @@ def test_a_random_t5_scales_the_position_biases_it_draws() -> None:
         ("router/multi_head.yaml", PolytroponRouter, 8, 4),
         ("router/task_moe.yaml", TaskMoERouter, 8, 1),
         ("router/hyperformer.yaml", HyperFormerRouter, 8, 1),
+        ("router/categorical.yaml", CategoricalRouter, 8, 1),
         ("router/shared.yaml", FixedRouter, 1, 1),
         ("router/private.yaml", FixedRouter, 3, 1),
         ("router/average.yaml", FixedRouter, 8, 1),
@@ -130,6 +138,14 @@ def test_the_settings_of_other_routers_arrive() -> None:
     router = build("router/task_moe.yaml", "router.top_k=3", "router.noise=false").model.router
     assert isinstance(router, TaskMoERouter)
     assert (router.top_k, router.noise) == (3, False)
+    settings = ("router.temperature=2.0", "router.straight_through=false", "router.init_scale=0.5")
+    router = build("router/categorical.yaml", *settings).model.router
+    assert isinstance(router, CategoricalRouter)
+    found = (float(router.temperature), router.straight_through, router.init_scale)
+    assert found == (2.0, False, 0.5)
+    router = build("router/score_function.yaml", "router.entropy=0.3").model.router
+    assert isinstance(router, ScoreFunctionRouter)
+    assert (router.entropy, router.n_groups) == (0.3, 2)
     small, large = (
         build("router/hyperformer.yaml", f"router.embedding_size={size}").model.router
         for size in (2, 5)

@@ -96,6 +96,16 @@ NONSENSE: list[tuple[str, list[str], str]] = [
         ["moe.task_prior=logits", "router={kind: polytropon}", "router.straight_through=true"],
         "straight_through may leave a task none; set router.straight_through: false",
     ),
+    (
+        TOP2,
+        ["moe.task_prior=logits", "router={kind: categorical}"],
+        "would leave a task the one expert that router 'categorical' chose for it",
+    ),
+    (
+        TOP2,
+        ["moe.task_prior=logits", "router={kind: score_function}"],
+        "would leave a task the one expert that router 'score_function' chose for it",
+    ),
     (TOP2, ["moe.router.top_k=9"], r"router.top_k \(9\) must not exceed n_experts \(8\)"),
     (TOP2, ["moe.router.top_k=1"], "normalise with top_k 1 makes every gate 1"),
     (TOP2, ["moe.balance.load=0.1"], "balance.load needs the router noisy_top_k, not 'top_k'"),

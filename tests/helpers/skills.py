@@ -7,9 +7,11 @@ from torch import Tensor, nn
 
 from helpers.backbones import fill
 from mttl.routing import (
+    CategoricalRouter,
     HyperFormerRouter,
     PolytroponRouter,
     RoutingSlot,
+    ScoreFunctionRouter,
     TaskMoERouter,
     TaskRouter,
     average_router,
@@ -84,11 +86,14 @@ ROUTERS: dict[str, Callable[[int, int, int, int], TaskRouter]] = {
     ),
     "polytropon-shared": lambda g, t, h, k: PolytroponRouter(g, t, h, k, shared_skill=True),
     "task_moe": lambda g, t, h, k: TaskMoERouter(g, t, h, k, top_k=2),
+    "categorical": lambda g, t, h, k: CategoricalRouter(g, t, h, k, temperature=0.7),
+    "categorical-soft": lambda g, t, h, k: CategoricalRouter(g, t, h, k, straight_through=False),
+    "score_function": ScoreFunctionRouter,
     "hyperformer": lambda g, t, h, k: HyperFormerRouter(g, t, 1, k),
     "average": lambda g, t, h, k: average_router(g, t, k, h),
     "expert": lambda g, t, h, k: expert_router(torch.ones(t, k).tril() + 0.5, g, h),
 }
-LEARNED = [name for name in ROUTERS if name not in ("average", "expert")]
+LEARNED = [name for name in ROUTERS if name not in ("average", "expert", "score_function")]
 
 
 def mixing(n_examples: int, n_heads: int, n_skills: int, seed: int = 0) -> Tensor:

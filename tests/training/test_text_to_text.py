@@ -153,6 +153,22 @@ def test_a_step_adds_the_prior_and_what_layers_owe() -> None:
     torch.testing.assert_close(module(model).training_step(batch, 0), plain + prior + 2.5)
 
 
+def test_a_step_adds_what_a_router_learns_from_its_draws() -> None:
+    model = skilled(tiny_t5(), router="score_function").train()
+    batch = TrainCollator(0, 3, False)(rows())
+    step = TextToTextModule(model, tokenizer(), METRICS)
+    losses, labels, routing = step.training_losses(batch)
+    # The first time a task is seen, an example is compared with its batch.
+    fared = losses.detach().sum(1) / (labels != -100).sum(1)
+    chances = model.router.logits[:, batch["task_ids"]].log_softmax(-1)
+    chosen = (chances * routing.mixing).sum((0, 2, 3))
+    torch.testing.assert_close(routing.losses["choice"], ((fared - fared.mean()) * chosen).mean())
+    total = routing.losses["choice"] + losses.sum()
+    total.backward()
+    used = batch["task_ids"].unique()
+    assert model.router.logits.grad[:, used].abs().sum((0, 2, 3)).all()
+
+
 # Validation.
 
 

@@ -133,6 +133,21 @@ class TaskRouter(nn.Module, ABC):
         """Return what the router's prior adds to the loss; zero unless a kind says otherwise."""
         return torch.zeros(())
 
+    def choice_loss(
+        self,
+        task_ids: Int[Tensor, "B"],
+        weights: Float[Tensor, "G B H K"],
+        losses: Float[Tensor, "B"],
+    ) -> Float[Tensor, ""] | None:
+        """Return what a kind whose draws have no gradient learns from; none for all others.
+
+        Args:
+            task_ids: One task per example of a training batch.
+            weights: What `forward` drew for them.
+            losses: What each example lost; no gradient flows through them.
+        """
+        return None
+
     @abstractmethod
     def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "TaskRouter":
         """Return a new router of this kind for tasks it has never seen.

@@ -1,0 +1,101 @@
+"""Hard choice: each task draws one skill, by the Gumbel-softmax."""
+
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mttl.routing.task.task_router import TaskRouter, TaskRows, initial_rows
+
+
+class CategoricalRouter(TaskRouter):
+    r"""Learns one distribution over skills per task, and gives each example one skill of it.
+
+    While training, with Gumbel noise :math:`\gamma` and temperature :math:`\tau`,
+    :math:`w = \mathrm{softmax}((z_t + \gamma) / \tau)`; in evaluation
+    :math:`w = \mathrm{softmax}(z_t)`. With ``straight_through`` both are rounded to the skill with
+    the largest weight, and gradients are those of the soft weights.
+
+    Args:
+        n_groups: Routed groups G.
+        n_tasks: Tasks T.
+        n_heads: Heads H.
+        n_skills: Skills K.
+        temperature: Of the draws. It is a buffer, so that it can be annealed.
+        straight_through: Use one skill in the forward pass; otherwise a mixture.
+        init_scale: Logits start in U(-init_scale, init_scale).
+
+    Raises:
+        ValueError: If the temperature is not positive.
+
+    References:
+        Jang, Gu and Poole, *Categorical Reparameterization with Gumbel-Softmax*, ICLR 2017,
+        arXiv:1611.01144.
+    """
+
+    task_rows: ClassVar = {"logits": TaskRows(axis=1, unused=-30.0)}
+    temperature: Tensor
+
+    def __init__(
+        self,
+        n_groups: int,
+        n_tasks: int,
+        n_heads: int,
+        n_skills: int,
+        *,
+        temperature: float = 1.0,
+        straight_through: bool = True,
+        init_scale: float = 1e-3,
+    ) -> None:
+        super().__init__(n_groups, n_tasks, n_heads, n_skills)
+        if temperature <= 0:
+            raise ValueError(f"temperature ({temperature}) must be positive")
+        self.straight_through = straight_through
+        self.init_scale = init_scale
+        self.logits = nn.Parameter(
+            torch.empty(n_groups, n_tasks, n_heads, n_skills).uniform_(-init_scale, init_scale)
+        )
+        self.register_buffer("temperature", torch.tensor(float(temperature)))
+
+    def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
+        """Return the weights of each example, drawn anew while training."""
+        logits = self.logits.index_select(1, task_ids)
+        if not self.training:
+            return self._evaluated(logits)
+        noise = -torch.empty_like(logits).exponential_().log()
+        return self._rounded(((logits + noise) / self.temperature).softmax(-1))
+
+    def matrix(self) -> Float[Tensor, "G T H K"]:
+        """Return the weights of every task in evaluation."""
+        return self._evaluated(self.logits)
+
+    def probabilities(self) -> Float[Tensor, "G T H K"]:
+        """Return how likely each task is to draw each skill."""
+        return self.logits.softmax(-1)
+
+    def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "CategoricalRouter":
+        """Return a router with the same settings and rows for new tasks."""
+        sizes = (self.n_groups, n_tasks, self.n_heads, self.n_skills)
+        router = type(self)(*sizes, **self._settings()).to(self.logits.device, self.logits.dtype)
+        with torch.no_grad():
+            router.logits.copy_(initial_rows(self.logits, n_tasks, init, self.init_scale))
+        return router
+
+    def _settings(self) -> dict[str, float]:
+        return {
+            "temperature": float(self.temperature),
+            "straight_through": self.straight_through,
+            "init_scale": self.init_scale,
+        }
+
+    def _evaluated(self, logits: Float[Tensor, "G N H K"]) -> Float[Tensor, "G N H K"]:
+        return self._rounded(logits.softmax(-1))
+
+    def _rounded(self, soft: Float[Tensor, "G N H K"]) -> Float[Tensor, "G N H K"]:
+        if not self.straight_through:
+            return soft
+        chosen = functional.one_hot(soft.argmax(-1), self.n_skills).to(soft.dtype)
+        # The brackets make the sum exact: 1 and 0 stay 1 and 0.
+        return chosen + (soft - soft.detach())

@@ -1,0 +1,111 @@
+"""Hard choice by trial and error: routing decisions as actions, learned from the loss."""
+
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from mttl.routing.task.categorical import CategoricalRouter
+from mttl.routing.task.task_router import TaskRows
+
+# A running mean over about the last hundred examples of a task.
+SMALLEST_RATE = 0.01
+
+
+class ScoreFunctionRouter(CategoricalRouter):
+    r"""Draws one skill per example and learns from how the example fared.
+
+    The draw :math:`k \sim \mathrm{softmax}(z_t)` has no gradient. The score-function estimator
+    (REINFORCE) gives one of the expected loss,
+    :math:`\nabla_z E[\ell] = E[(\ell - b_t) \nabla_z \log p(k \mid t)]`, with the running mean of
+    the losses of a task as the baseline :math:`b_t`; the log-probability is that of the draws in
+    all groups and heads together. In evaluation a task uses its likeliest skill.
+
+    Routing networks learn such decisions with several agents and shape their rewards; here the
+    actions of all layers share the loss of their example and one estimator.
+
+    Args:
+        n_groups: Routed groups G; with fewer of them the estimate has less variance.
+        n_tasks: Tasks T.
+        n_heads: Heads H.
+        n_skills: Skills K.
+        entropy: Weight of minus the entropy of the choices, averaged over groups and heads: keeps
+            all skills tried.
+        init_scale: Logits start in U(-init_scale, init_scale).
+
+    References:
+        Williams, *Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement
+        Learning*, Machine Learning 8, 1992. Rosenbaum, Klinger and Riemer, *Routing Networks:
+        Adaptive Selection of Non-linear Functions for Multi-Task Learning*, ICLR 2018,
+        arXiv:1711.01239.
+    """
+
+    task_rows: ClassVar = {
+        **CategoricalRouter.task_rows,
+        "mean_losses": TaskRows(axis=0),
+        "n_seen": TaskRows(axis=0),
+    }
+    mean_losses: Tensor
+    n_seen: Tensor
+
+    def __init__(
+        self,
+        n_groups: int,
+        n_tasks: int,
+        n_heads: int,
+        n_skills: int,
+        *,
+        entropy: float = 0.0,
+        init_scale: float = 1e-3,
+    ) -> None:
+        super().__init__(n_groups, n_tasks, n_heads, n_skills, init_scale=init_scale)
+        self.entropy = entropy
+        self.register_buffer("mean_losses", torch.zeros(n_tasks))
+        self.register_buffer("n_seen", torch.zeros(n_tasks))
+
+    def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
+        """Return one skill per example: drawn while training, else the likeliest."""
+        logits = self.logits.detach().index_select(1, task_ids)
+        if not self.training:
+            return self._evaluated(logits)
+        chances = logits.softmax(-1)
+        drawn = torch.multinomial(chances.flatten(0, -2), 1).view(chances.shape[:-1])
+        return functional.one_hot(drawn, self.n_skills).to(logits.dtype)
+
+    def choice_loss(
+        self,
+        task_ids: Int[Tensor, "B"],
+        weights: Float[Tensor, "G B H K"],
+        losses: Float[Tensor, "B"],
+    ) -> Float[Tensor, ""]:
+        """Return a loss whose gradient is that of the expected loss of the examples."""
+        losses = losses.detach().to(self.mean_losses.dtype)
+        advantages = losses - self._baselines(task_ids, losses)
+        log_chances = self.logits.index_select(1, task_ids).log_softmax(-1)
+        chosen = (log_chances * weights).sum((0, 2, 3))
+        loss = (advantages.to(chosen.dtype) * chosen).mean()
+        if self.entropy:
+            loss = loss + self.entropy * (log_chances.exp() * log_chances).sum(-1).mean()
+        return loss
+
+    @torch.no_grad()
+    def _baselines(
+        self, task_ids: Int[Tensor, "B"], losses: Float[Tensor, "B"]
+    ) -> Float[Tensor, "B"]:
+        """Return what each example was expected to lose, and learn from what it lost.
+
+        A task seen for the first time is expected to lose what the batch does.
+        """
+        known = self.n_seen.index_select(0, task_ids) > 0
+        expected = torch.where(known, self.mean_losses.index_select(0, task_ids), losses.mean())
+        counts = torch.zeros_like(self.n_seen).index_add_(0, task_ids, torch.ones_like(losses))
+        sums = torch.zeros_like(self.n_seen).index_add_(0, task_ids, losses)
+        self.n_seen += counts
+        rate = (counts / self.n_seen.clamp_min(1)).maximum(SMALLEST_RATE * counts).clamp_max(1)
+        self.mean_losses += rate * (sums / counts.clamp_min(1) - self.mean_losses)
+        return expected
+
+    def _settings(self) -> dict[str, float]:
+        return {"entropy": self.entropy, "init_scale": self.init_scale}

@@ -1,0 +1,103 @@
+import itertools
+
+import pytest
+import torch
+
+from helpers.skills import spread
+from mttl.routing import ScoreFunctionRouter
+
+G, H, K = 2, 2, 3
+
+
+def expected_loss(logits, costs):
+    """Return the mean loss of a task over all joint choices of its groups and heads."""
+    chances = logits.softmax(-1).flatten(0, 1)  # (G H, K)
+    total = 0
+    for joint in itertools.product(range(K), repeat=G * H):
+        chance = torch.stack([chances[place, k] for place, k in enumerate(joint)]).prod()
+        total = total + chance * costs[joint]
+    return total
+
+
+def test_the_mean_gradient_over_all_draws_is_that_of_the_expected_loss():
+    """Weighting every joint choice by its probability leaves no chance in the comparison."""
+    torch.manual_seed(1)
+    costs = torch.randn([K] * (G * H), dtype=torch.float64)
+    router = spread(ScoreFunctionRouter(G, 1, H, K).double())
+    task = torch.zeros(1, dtype=torch.long)
+    logits = router.logits.detach().clone().requires_grad_()
+    expected_loss(logits[:, 0], costs).backward()
+    chances = router.logits.detach().softmax(-1)[:, 0].flatten(0, 1)
+    total = torch.zeros_like(router.logits)
+    for joint in itertools.product(range(K), repeat=G * H):
+        weights = torch.nn.functional.one_hot(torch.tensor(joint), K).view(G, 1, H, K).double()
+        router.n_seen.fill_(7.0)
+        router.mean_losses.fill_(0.8)  # a baseline changes the variance and not the mean
+        router.logits.grad = None
+        router.choice_loss(task, weights, costs[joint][None]).backward()
+        chance = torch.stack([chances[place, k] for place, k in enumerate(joint)]).prod()
+        total += chance * router.logits.grad
+    torch.testing.assert_close(total, logits.grad)
+
+
+def test_draws_have_no_gradient_and_follow_the_softmax():
+    router = spread(ScoreFunctionRouter(1, 2, 1, 4)).train()
+    weights = router(torch.ones(40_000, dtype=torch.long))
+    assert not weights.requires_grad
+    # Four deviations of a frequency of 40,000 draws.
+    torch.testing.assert_close(
+        weights.mean(1)[0, 0], router.logits[0, 1, 0].softmax(0).detach(), atol=0.01, rtol=0
+    )
+
+
+def test_the_baseline_is_the_running_mean_of_each_task():
+    router = ScoreFunctionRouter(1, 3, 1, 2)
+    ids, weights = torch.tensor([0, 0, 2]), torch.tensor([[[[1.0, 0.0]]] * 3])
+    router.choice_loss(ids, weights, torch.tensor([1.0, 3.0, 5.0]))
+    assert router.mean_losses.tolist() == [2.0, 0.0, 5.0]
+    assert router.n_seen.tolist() == [2.0, 0.0, 1.0]
+    router.choice_loss(ids, weights, torch.tensor([4.0, 4.0, 7.0]))
+    assert router.mean_losses.tolist() == [3.0, 0.0, 6.0]
+    # An old mean follows by one part in a hundred per example.
+    router.n_seen.fill_(1e6)
+    router.choice_loss(ids[:1], weights[:, :1], torch.tensor([103.0]))
+    assert router.mean_losses[0].item() == pytest.approx(4.0)
+
+
+def test_a_task_seen_first_is_expected_to_lose_what_the_batch_does():
+    router = ScoreFunctionRouter(1, 2, 1, 2, init_scale=0.0)
+    weights = torch.tensor([[[[1.0, 0.0]], [[1.0, 0.0]]]])
+    router.choice_loss(torch.tensor([0, 1]), weights, torch.tensor([1.0, 3.0])).backward()
+    # Advantages -1 and +1, half of each as a mean over two examples, times 1 - 1/2.
+    torch.testing.assert_close(
+        router.logits.grad[0, :, 0], torch.tensor([[-0.25, 0.25], [0.25, -0.25]])
+    )
+
+
+def test_entropy_is_rewarded():
+    router = spread(ScoreFunctionRouter(1, 1, 1, 3, entropy=0.5))
+    ids, weights = torch.tensor([0]), torch.tensor([[[[1.0, 0.0, 0.0]]]])
+    loss = router.choice_loss(ids, weights, torch.tensor([2.0]))  # the advantage is 0
+    chances = router.logits.softmax(-1)
+    torch.testing.assert_close(loss, 0.5 * (chances * chances.log()).sum())
+
+
+def test_settings_are_kept_for_new_tasks():
+    grown = ScoreFunctionRouter(1, 2, 1, 4, entropy=0.3, init_scale=0.2).for_new_tasks(3)
+    assert (grown.entropy, grown.init_scale) == (0.3, 0.2)
+    assert not grown.n_seen.any()
+
+
+def test_learns_which_skill_loses_least():
+    torch.manual_seed(0)
+    router = ScoreFunctionRouter(2, 2, 1, 3).train()
+    costs = torch.tensor([[0.0, 1.0, 2.0], [2.0, 1.0, 0.0]])  # of tasks and skills
+    optimizer = torch.optim.Adam(router.parameters(), lr=0.05)
+    for _ in range(300):
+        ids = torch.randint(0, 2, (16,))
+        weights = router(ids)
+        losses = (weights[:, :, 0] * costs[ids]).sum((0, 2))
+        optimizer.zero_grad()
+        router.choice_loss(ids, weights, losses).backward()
+        optimizer.step()
+    assert router.eval().matrix()[:, :, 0].argmax(-1).tolist() == [[0, 2], [0, 2]]
