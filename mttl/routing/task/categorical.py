@@ -1,6 +1,6 @@
 """Hard choice: each task draws one skill, by the Gumbel-softmax."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -83,7 +83,7 @@ class CategoricalRouter(TaskRouter):
             router.logits.copy_(initial_rows(self.logits, n_tasks, init, self.init_scale))
         return router
 
-    def _settings(self) -> dict[str, float]:
+    def _settings(self) -> dict[str, Any]:
         return {
             "temperature": float(self.temperature),
             "straight_through": self.straight_through,

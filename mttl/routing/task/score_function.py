@@ -1,6 +1,6 @@
 """Hard choice by trial and error: routing decisions as actions, learned from the loss."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -107,5 +107,5 @@ class ScoreFunctionRouter(CategoricalRouter):
         self.mean_losses += rate * (sums / counts.clamp_min(1) - self.mean_losses)
         return expected
 
-    def _settings(self) -> dict[str, float]:
+    def _settings(self) -> dict[str, Any]:
         return {"entropy": self.entropy, "init_scale": self.init_scale}
