@@ -147,6 +147,8 @@ def inventory_settings(
         names.remove("generation")
     sections = config.model_dump(mode="json", include=set(names))
     own = {name: sections[name] for name in names}
+    if own["moe"] is not None:
+        del own["moe"]["parallel"]  # of the training, not of the model
     if config.trainer.precision != "32-true":  # the default, as above
         own["precision"] = config.trainer.precision
     form = config.data.model_dump(mode="json", include=set(PromptForm.model_fields))

@@ -26,6 +26,7 @@ from mttl.training.saving.checkpoint_file import CheckpointFile
 from mttl.training.saving.save_best import SaveBest
 from mttl.training.saving.save_last import SaveLast
 from mttl.training.stopping import GracefulStop
+from mttl.training.together.shared_experts import ExpertSharing
 from mttl.training.token_balance import BiasBalancing
 from mttl.training.token_monitor import TokenMonitor
 
@@ -132,6 +133,9 @@ def _callbacks(config: Config, folder: RunFolder, built: Built) -> list[Callback
         callbacks.append(TokenMonitor(folder.plots, layers, config.trainer.log_every_n_steps))
         if config.moe.balance.bias:
             callbacks.append(BiasBalancing())
+        if config.moe.parallel:
+            validated = [] if config.data.validation == "none" else [config.data.validation]
+            callbacks.append(ExpertSharing([*validated, *config.data.evaluate]))
     if config.data.validation != "none":
         # Right after a validation, so that it is in the state that is saved next.
         callbacks.append(SaveBest(folder.best))

@@ -252,6 +252,7 @@ class Config(Section):
             )
         problems += self._task_problems()
         problems += self._token_problems()
+        problems += self._sharing_problems()
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -337,3 +338,38 @@ class Config(Section):
                 f"private); of router '{kind}' use 'logits', which learns"
             ]
         return []
+
+    def _sharing_problems(self) -> list[str]:
+        """Return what does not fit experts that are shared out among processes."""
+        if self.moe is None or not self.moe.parallel:
+            return []
+        allowed = ("auto", "ddp")
+        problems = [
+            f"{name} ({found}) must be {needed} with moe.parallel: {reason}"
+            for name, found, wrong, needed, reason in (
+                (
+                    *("trainer.strategy", self.trainer.strategy),
+                    *(self.trainer.strategy not in allowed, " or ".join(allowed)),
+                    "two ways to share out the same experts exclude each other",
+                ),
+                (
+                    *("trainer.precision", self.trainer.precision),
+                    *(self.trainer.precision == "16-mixed", "another"),
+                    "processes would leave out different steps. Use bf16-mixed",
+                ),
+                (
+                    *("optim.kind", self.optim.kind, self.optim.kind == "adafactor"),
+                    *("adamw or adam", "its updates depend on whole tensors"),
+                ),
+                (
+                    *("backbone.compile", self.backbone.compile, self.backbone.compile, False),
+                    "tokens travel between processes in the middle of the model",
+                ),
+            )
+            if wrong
+        ]
+        devices = self.trainer.devices
+        n_devices = len(devices) if isinstance(devices, list) else devices
+        if isinstance(n_devices, int) and n_devices > 0:
+            problems += filter(None, [self.moe.problem_of(n_devices * self.trainer.num_nodes)])
+        return problems

@@ -6,6 +6,7 @@ import pytorch_lightning as pl
 
 from mttl.build.build_backbone import backbone_name, places_of
 from mttl.build.model import Built, build_model, inventory_settings
+from mttl.build.process_count import check_processes
 from mttl.build.trainer import build_trainer
 from mttl.checkpoint import save_inventory
 from mttl.command import make_console
@@ -18,6 +19,7 @@ from mttl.files import write_text
 from mttl.gym.folder import Gym
 from mttl.gym.partition import select_tasks
 from mttl.models.backbone import is_decoder_only
+from mttl.moe.share_out import make_whole
 from mttl.training.attention_report import attention_by_task, has_attention
 from mttl.training.boards.show import close_boards, open_boards, show_answers
 from mttl.training.predictions import predict, score, write_predictions, write_results
@@ -49,6 +51,7 @@ def train(config: Config, *, resume: bool = False) -> None:
     """
     pl.seed_everything(config.run.seed, verbose=False)
     console = make_console()
+    check_processes(config)
 
     # What to learn: tasks, their rows, and the model over them.
     gym = open_gym(config.data)
@@ -100,6 +103,7 @@ def train(config: Config, *, resume: bool = False) -> None:
         if trainer.is_global_zero:
             write_predictions(folder.predictions, rows, tasks, split)
         show_answers(trainer, split, tasks, rows)
+    make_whole(built.model)
     close_boards(trainer, results)
     if trainer.is_global_zero:
         write_results(folder.results, results)

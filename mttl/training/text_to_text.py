@@ -19,12 +19,13 @@ from mttl.metrics.crossfit import build_metric, computed
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import generate_texts, search_settings
 from mttl.models.teacher_forcing import forced_logits
+from mttl.moe.share_out import shared_parameters
 from mttl.own_classes import calling
 from mttl.routing.context import Routing
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.loss import answer_losses, at_places, example_means, global_mean
-from mttl.training.module import ResumableModule
 from mttl.training.saving.checkpoint_file import not_finite
+from mttl.training.together.shared_experts import SharesExperts
 from mttl.training.token_balance import LOADS, token_loads
 
 
@@ -40,7 +41,7 @@ class Prediction:
     prediction: str
 
 
-class TextToTextModule(ResumableModule):
+class TextToTextModule(SharesExperts):
     """Trains a skilled model on text-to-text tasks and scores it by generation.
 
     Args:
@@ -233,12 +234,15 @@ class TextToTextModule(ResumableModule):
             task_ids: The task of each.
             inputs: ``input_ids`` and ``attention_mask``.
         """
+        # Experts elsewhere answer tokens of this process until the last process has ended its rows.
+        waits = {"synced_gpus": True} if shared_parameters(self.model) else {}
         return generate_texts(
             partial(self.model.generate, task_ids),
             self.tokenizer,
             inputs,
             decoder_only=is_decoder_only(self.model.backbone),
             **self.generation,
+            **waits,
         )
 
 
