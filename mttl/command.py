@@ -194,6 +194,8 @@ def _quiet(console: Console) -> None:
 
 def _is_wanted(record: logging.LogRecord) -> bool:
     """Tell whether to print a message: no chatter, and nothing a library prints by itself."""
+    if "Child process with PID" in record.getMessage():  # why Lightning kills this one next
+        return True
     library = record.name.partition(".")[0]
     if library not in CHATTY:
         return True

@@ -26,6 +26,7 @@ from mttl.training.saving.checkpoint_file import CheckpointFile
 from mttl.training.saving.save_best import SaveBest
 from mttl.training.saving.save_last import SaveLast
 from mttl.training.stopping import GracefulStop
+from mttl.training.together.companions import Companions
 from mttl.training.together.shared_experts import ExpertSharing
 from mttl.training.token_balance import BiasBalancing
 from mttl.training.token_monitor import TokenMonitor
@@ -96,7 +97,7 @@ def _make_trainer(
         # An interval in steps counts over the whole run, not within an epoch.
         settings["check_val_every_n_epoch"] = None
     try:
-        return Trainer(
+        trainer = Trainer(
             **settings,
             default_root_dir=folder.path,
             logger=loggers,
@@ -108,6 +109,10 @@ def _make_trainer(
             num_sanity_val_steps=0,
             enable_model_summary=False,
         )
+        # First of all: it tells others where one of these fails.
+        environment = getattr(trainer.strategy, "cluster_environment", None)
+        trainer.callbacks.insert(0, Companions(environment))  # type: ignore[attr-defined]
+        return trainer
     except (ValueError, TypeError, ModuleNotFoundError, RuntimeError) as error:
         raise ConfigError(f"section trainer: {error}") from error
     except Exception as error:

@@ -39,6 +39,7 @@ from mttl.training.run_folder import (
 from mttl.training.saving.resuming import checkpoint_errors
 from mttl.training.shown_tasks import show_tasks
 from mttl.training.text_to_text import TextToTextModule
+from mttl.training.together.companions import take_leave
 from mttl.training.token_report import write_token_routing
 
 
@@ -105,6 +106,7 @@ def train(config: Config, *, resume: bool = False) -> None:
         show_answers(trainer, split, tasks, rows)
     make_whole(built.model)
     close_boards(trainer, results)
+    take_leave(trainer)
     if trainer.is_global_zero:
         write_results(folder.results, results)
         write_baselines(folder.baselines, baselines)
