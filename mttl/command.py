@@ -22,6 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.logging import RichHandler
 
+from mttl.child_process import end_process, follow_launcher
 from mttl.errors import MttlError, StopRequested
 from mttl.files import DISK_REFUSES, GONE, FolderGoneError
 from mttl.own_classes import trust
@@ -99,6 +100,7 @@ def run_command(main: Callable[[], int]) -> int:
     """
     # Threads of OpenMP that wait for work spin by default, and take processors from one another.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    follow_launcher(end_process)
     console = make_console(stderr=True)
     _quiet(console)
     try:

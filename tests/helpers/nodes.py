@@ -5,12 +5,14 @@ Copies of a process that has imported the libraries take its environment; that s
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from helpers.command import arguments, load_recipe
+from helpers.command import RECIPE, ROOT, arguments, load_recipe
 from helpers.together import run_together
 
 
@@ -18,6 +20,23 @@ def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
+
+
+def torchrun(*options: str, given: Sequence[str], **more: str) -> "subprocess.Popen[str]":
+    """Start the training command under torchrun.
+
+    Args:
+        options: Of torchrun.
+        given: Of the command.
+        more: Environment variables.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", *options, str(RECIPE), *given],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **more},
+    )
 
 
 def environment(launcher: str, rank: int, port: int) -> dict[str, str]:

@@ -6,17 +6,17 @@ that works alone hears nothing. So processes watch one another (`mttl.training.t
 
 import atexit
 import os
-import threading
 import time
-from typing import Any, NoReturn
+from typing import Any
 
 import pytorch_lightning as pl
 from lightning_fabric.plugins.environments import LightningEnvironment
 from lightning_fabric.utilities.rank_zero import rank_zero_warn
 from pytorch_lightning.callbacks import Callback
 
+from mttl.child_process import end_process, forget_launcher, note_launcher
 from mttl.errors import MttlError
-from mttl.training.together.links import ENDED, FAILED, GONE, Watch, meet
+from mttl.training.together.links import ENDED, FAILED, Watch, meet
 
 # What NCCL does by itself, beside this: a collective that fails or runs out of time ends the process
 # instead of waiting on, and so does a watchdog that hangs. Who has set one of these keeps it.
@@ -25,11 +25,7 @@ NCCL = {
     "TORCH_NCCL_ENABLE_MONITORING": "1",
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "120",
 }
-# In the environment of processes that Lightning starts on this machine: who has started them.
-LAUNCHER = "MTTL_LAUNCHER"
-LOOK = 1.0  # seconds between two looks at that process, until the connections stand
 VERDICT = 3.0  # seconds that a failed collective waits for the name of who is lost
-FAULT = 1  # exit status
 
 
 class Companions(Callback):
@@ -43,9 +39,8 @@ class Companions(Callback):
         for name, value in NCCL.items():
             os.environ.setdefault(name, value)
         self._watch: Watch | None = None
-        self._met = threading.Event()
-        if isinstance(environment, LightningEnvironment):
-            self._follow_launcher()
+        if isinstance(environment, LightningEnvironment) and "LOCAL_RANK" not in os.environ:
+            note_launcher()
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Meet the others, once."""
@@ -60,8 +55,8 @@ class Companions(Callback):
                 "is killed, the others notice in the next collective, or when that has timed out. "
                 "Let the machines connect on any port"
             )
-        self._met.set()
-        self._watch = Watch(links, end)
+        forget_launcher()
+        self._watch = Watch(links, end_process)
         self._watch.start()
         atexit.register(self._watch.leave, FAILED)
 
@@ -78,20 +73,6 @@ class Companions(Callback):
         if self._watch is not None:
             self._watch.leave(ENDED)
 
-    def _follow_launcher(self) -> None:
-        """Until the processes have met, end with the one that has started this one."""
-        launcher, own = os.environ.get(LAUNCHER, ""), str(os.getpid())
-        if "LOCAL_RANK" not in os.environ:
-            os.environ[LAUNCHER] = own
-        elif launcher not in ("", own):
-
-            def follow() -> None:
-                while not self._met.wait(LOOK):
-                    if str(os.getppid()) != launcher:
-                        end(f"the process that started this one ({launcher}) {GONE}")
-
-            threading.Thread(target=follow, name="launcher", daemon=True).start()
-
 
 def take_leave(trainer: pl.Trainer) -> None:
     """Say at the end of a training that the others need not wait for this process."""
@@ -99,13 +80,3 @@ def take_leave(trainer: pl.Trainer) -> None:
         if isinstance(callback, Companions):
             callback.leave()
 
-
-def end(what: str) -> NoReturn:
-    """End this process from any thread, whatever the main thread waits for.
-
-    Args:
-        what: Happened.
-    """
-    message = f"error: {what}. This process ends too. Continue the run with --resume\n"
-    os.write(2, message.encode())
-    os._exit(FAULT)
