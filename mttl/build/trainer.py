@@ -96,23 +96,20 @@ def _make_trainer(
     if isinstance(settings.get("val_check_interval"), int):
         # An interval in steps counts over the whole run, not within an epoch.
         settings["check_val_every_n_epoch"] = None
+    first = [Companions(), RunLock(folder)]  # others are told where one of the rest fails
     try:
-        trainer = Trainer(
+        return Trainer(
             **settings,
             default_root_dir=folder.path,
             logger=loggers,
             # Those of one's own first: the last ones save the state of all.
-            callbacks=[RunLock(folder), *(own.make() for own in section.callbacks), *callbacks],
+            callbacks=[*first, *(own.make() for own in section.callbacks), *callbacks],
             plugins=[CheckpointFile()],
             # Batches are dealt to the processes by the data module.
             use_distributed_sampler=False,
             num_sanity_val_steps=0,
             enable_model_summary=False,
         )
-        # First of all: it tells others where one of these fails.
-        environment = getattr(trainer.strategy, "cluster_environment", None)
-        trainer.callbacks.insert(0, Companions(environment))  # type: ignore[attr-defined]
-        return trainer
     except (ValueError, TypeError, ModuleNotFoundError, RuntimeError) as error:
         raise ConfigError(f"section trainer: {error}") from error
     except Exception as error:

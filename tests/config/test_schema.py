@@ -178,3 +178,24 @@ def test_problems_between_sections_are_told_together() -> None:
 )
 def test_what_is_accepted(overrides: Sequence[str]) -> None:
     load(*overrides)
+
+
+SHARED = ("skills.kind=none", "router.kind=none", "moe.parallel=true", "trainer.devices=2")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("trainer.precision=16-mixed", "trainer.precision (16-mixed) must be another"),
+        ("optim.kind=adafactor", "optim.kind (adafactor) must be adamw or adam"),
+        ("backbone.compile=true", "backbone.compile (True) must be False"),
+        ("trainer.devices=1", "moe.parallel shares experts out among processes, and one process"),
+        ("trainer.devices=3", "moe.n_experts (8) must be a multiple of the number of processes (3)"),
+        ("trainer.num_nodes=3", "must be a multiple of the number of processes (6)"),
+    ],
+)
+def test_what_experts_that_are_shared_out_cannot_be(setting: str, message: str) -> None:
+    files = "crossfit.yaml+router/token_top2.yaml"
+    load_config(files, SHARED)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_config(files, [*SHARED, setting])

@@ -16,7 +16,7 @@ import torch
 
 from helpers.command import arguments, column, read_csv, start, train
 from helpers.gyms import TASKS, write_config, write_gym
-from helpers.nodes import free_port, torchrun
+from helpers.nodes import free_port, torchrun, train_on_two
 from mttl.training.run_folder import RunFolder
 
 TWO = ("trainer.devices=2", "trainer.strategy=ddp", "data.batch_size=4")
@@ -88,8 +88,21 @@ def test_the_second_process_is_quiet(runs: tuple[RunFolder, RunFolder, str]) -> 
     assert sum("step 4: mean score" in line for line in lines) == 1
 
 
-def test_two_machines_under_torchrun_train_the_same(config: Path, runs: tuple) -> None:
+def assert_same(found: RunFolder, expected: RunFolder) -> None:
     """To the last bit: it is the same work, whoever has started the processes."""
+    assert found.metrics.read_text() == expected.metrics.read_text()
+    assert found.results.read_text() == expected.results.read_text()
+    for path in ("skills.safetensors", "router.safetensors", "backbone.safetensors"):
+        assert (found.skills / path).read_bytes() == (expected.skills / path).read_bytes()
+
+
+def test_processes_that_torchrun_describes_train_the_same(config: Path, runs: tuple) -> None:
+    train_on_two("torchrun", config, ("described", TWO, False))
+    assert_same(RunFolder(runs[1].path.parent / "described"), runs[1])
+
+
+@pytest.mark.slow
+def test_two_machines_under_torchrun_train_the_same(config: Path, runs: tuple) -> None:
     given = ["trainer.accelerator=cpu", "trainer.devices=1", "trainer.precision=32-true"]
     command = arguments(f"{config}+trainer/nodes.yaml", "nodes", (*given, TWO[2]), False)
     meeting = ("--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1")
@@ -97,12 +110,7 @@ def test_two_machines_under_torchrun_train_the_same(config: Path, runs: tuple) -
     machines = [torchrun(*meeting, port, f"--node-rank={n}", given=command) for n in (0, 1)]
     said = [machine.communicate(timeout=250)[0] for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], said
-    two = runs[1]
-    nodes = RunFolder(two.path.parent / "nodes")
-    assert nodes.metrics.read_text() == two.metrics.read_text()
-    assert nodes.results.read_text() == two.results.read_text()
-    for path in ("skills.safetensors", "router.safetensors", "backbone.safetensors"):
-        assert (nodes.skills / path).read_bytes() == (two.skills / path).read_bytes()
+    assert_same(RunFolder(runs[1].path.parent / "nodes"), runs[1])
     assert sum("Scores per task" in line for text in said for line in text.splitlines()) == 1
 
 

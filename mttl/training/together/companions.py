@@ -10,7 +10,6 @@ import time
 from typing import Any
 
 import pytorch_lightning as pl
-from lightning_fabric.plugins.environments import LightningEnvironment
 from lightning_fabric.utilities.rank_zero import rank_zero_warn
 from pytorch_lightning.callbacks import Callback
 
@@ -29,17 +28,13 @@ VERDICT = 3.0  # seconds that a failed collective waits for the name of who is l
 
 
 class Companions(Callback):
-    """Ends this process with a message and status 1 once another one of the training is lost.
+    """Ends this process with a message and status 1 once another one of the training is lost."""
 
-    Args:
-        environment: Where the processes come from.
-    """
-
-    def __init__(self, environment: Any) -> None:
+    def __init__(self) -> None:
         for name, value in NCCL.items():
             os.environ.setdefault(name, value)
         self._watch: Watch | None = None
-        if isinstance(environment, LightningEnvironment) and "LOCAL_RANK" not in os.environ:
+        if "LOCAL_RANK" not in os.environ:  # Lightning may start others
             note_launcher()
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
