@@ -44,8 +44,8 @@ def note_launcher() -> None:
 def follow_launcher(end: Callable[[str], object]) -> None:
     """In a process of a training on one machine, see to it that it ends with the first one.
 
-    A thread looks, from the first moment on, until `forget_launcher`: what a library starts cannot be
-    given `with_parent`, and waits half an hour for a process that is gone.
+    A thread looks, from the first moment on, until `forget_launcher`: what a library starts cannot
+    be given `with_parent`, and waits half an hour for a process that is gone.
 
     Args:
         end: Called with what happened.

@@ -18,9 +18,10 @@ def check_processes(config: Config) -> None:
         ConfigError: If they are others, or experts cannot be shared out among them.
     """
     count = process_count(config.trainer)
-    if config.moe is not None and config.moe.parallel and count is not None:
-        if problem := config.moe.problem_of(count):
-            raise ConfigError(problem)
+    if config.moe is None or not config.moe.parallel or count is None:
+        return
+    if problem := config.moe.problem_of(count):
+        raise ConfigError(problem)
 
 
 def process_count(section: Trainer) -> int | None:

@@ -8,7 +8,6 @@ how many there were.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -122,9 +121,7 @@ def share_checkpoint(
             moments[name] = _share(value)
 
 
-def clip_gradients(
-    parameters: Sequence[nn.Parameter], model: nn.Module, largest: float
-) -> Tensor:
+def clip_gradients(parameters: Sequence[nn.Parameter], model: nn.Module, largest: float) -> Tensor:
     """Scale gradients down to a norm over all processes, which is that of one with all experts.
 
     Args:
@@ -157,12 +154,14 @@ def _moments(
     """Yield what an optimizer knows about each entry of the shared parameters."""
     own = {id(parameter) for parameter in shared_parameters(model)}
     for optimizer in checkpoint.get("optimizer_states", ()):
+        # Copies: the optimizer goes on with the dictionaries that it has given away.
+        optimizer["state"] = {number: {**known} for number, known in optimizer["state"].items()}
         for number, parameter in enumerate(parameters):
             moments = optimizer["state"].get(number, {}) if id(parameter) in own else {}
-            for name, value in list(moments.items()):
-                if isinstance(value, Tensor) and value.shape[1:] == parameter.shape[1:]:
-                    if value.ndim == parameter.ndim:
-                        yield moments, name, value
+            for name, value in [*moments.items()]:
+                # Whole or shared, it differs from the parameter along the first axis only.
+                if value.ndim and value.shape[1:] == parameter.shape[1:]:
+                    yield moments, name, value
 
 
 def _gathered(value: Tensor) -> Tensor:

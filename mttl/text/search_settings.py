@@ -119,7 +119,9 @@ def search_run(
         if shard.n_shards > 1:
             for values in points:
                 run(values)
-            status.print(f"part {shard.number} of {shard.n_shards} has ended; start without --shard")
+            status.print(
+                f"part {shard.number} of {shard.n_shards} has ended; start without --shard"
+            )
             return
         for values in points:
             evaluate(values)

@@ -89,8 +89,8 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
     if changed:
         raise ConfigError(
             f"the run in '{folder.path}' was started with other settings: {', '.join(changed)}. "
-            "Resume it with its own (only those of `trainer`, and `moe.parallel`, may change), or start a new run with "
-            "-k run.name=NAME"
+            "Resume it with its own (only those of `trainer`, and moe.parallel, may change), or "
+            "start a new run with -k run.name=NAME"
         )
     if not os.path.lexists(folder.last):
         logger.warning("no state had been saved yet: '%s' begins anew", folder.path)

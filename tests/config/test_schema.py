@@ -190,7 +190,10 @@ SHARED = ("skills.kind=none", "router.kind=none", "moe.parallel=true", "trainer.
         ("optim.kind=adafactor", "optim.kind (adafactor) must be adamw or adam"),
         ("backbone.compile=true", "backbone.compile (True) must be False"),
         ("trainer.devices=1", "moe.parallel shares experts out among processes, and one process"),
-        ("trainer.devices=3", "moe.n_experts (8) must be a multiple of the number of processes (3)"),
+        (
+            "trainer.devices=3",
+            "moe.n_experts (8) must be a multiple of the number of processes (3)",
+        ),
         ("trainer.num_nodes=3", "must be a multiple of the number of processes (6)"),
     ],
 )

@@ -15,9 +15,7 @@ from mttl.training.together.links import ENDED, FAILED, Watch, meet
 def work(rank: int, folder: str, case: str, lost: int, n_processes: int) -> None:
     """Meet; one process is lost, fails or ends, and the others wait for something else."""
     os.dup2(os.open(f"{folder}/{rank}.txt", os.O_WRONLY | os.O_CREAT), 2)
-    dist.init_process_group(
-        "gloo", f"file://{folder}/store", rank=rank, world_size=n_processes
-    )
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=n_processes)
     links.GRACE = 1.0
     found, problem = meet(rank, n_processes, "localhost")
     assert not problem, problem

@@ -1,6 +1,6 @@
 """Processes of one training as a launcher on each machine starts them, without the launcher.
 
-Copies of a process that has imported the libraries take its environment; that saves ten seconds each.
+Copies of a process that has imported the libraries take its environment: that saves ten seconds.
 """
 
 import os
@@ -40,7 +40,7 @@ def torchrun(*options: str, given: Sequence[str], **more: str) -> "subprocess.Po
 
 
 def environment(launcher: str, rank: int, port: int) -> dict[str, str]:
-    """Return what torchrun tells one of two processes of a machine, or SLURM one of two machines."""
+    """Return what torchrun tells one process of two on a machine, or SLURM one on two of them."""
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     if launcher == "torchrun":
         return meeting | {

@@ -10,15 +10,15 @@ import time
 from typing import Any
 
 import pytorch_lightning as pl
-from lightning_fabric.utilities.rank_zero import rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from pytorch_lightning.callbacks import Callback
 
 from mttl.child_process import end_process, forget_launcher, note_launcher
 from mttl.errors import MttlError
 from mttl.training.together.links import ENDED, FAILED, Watch, meet
 
-# What NCCL does by itself, beside this: a collective that fails or runs out of time ends the process
-# instead of waiting on, and so does a watchdog that hangs. Who has set one of these keeps it.
+# What NCCL does by itself, beside this: a collective that fails or runs out of time ends the
+# process instead of waiting on, and so does a watchdog that hangs. Who has set one keeps it.
 NCCL = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     "TORCH_NCCL_ENABLE_MONITORING": "1",
@@ -74,4 +74,3 @@ def take_leave(trainer: pl.Trainer) -> None:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, Companions):
             callback.leave()
-

@@ -3,7 +3,7 @@
 The runs differ by the order in which numbers are added: see `test_ddp.py`.
 """
 
-from pathlib import Path
+import json
 
 import pytest
 import torch
@@ -58,8 +58,21 @@ def test_the_loss_curve_is_that_of_one_process(runs: tuple[RunFolder, RunFolder]
 
 
 def test_files_are_those_of_one_process(runs: tuple[RunFolder, RunFolder]) -> None:
-    one, two = runs
     for path in ("skills.safetensors", "router.safetensors"):
         expected, found = (load_file(run.skills / path) for run in runs)
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
-    assert (two.skills / "tasks.json").read_text() == (one.skills / "tasks.json").read_text()
+    facts = [json.loads((run.skills / "meta.json").read_text()) for run in runs]
+    assert facts[0]["settings"] == facts[1]["settings"]
+
+
+def test_checkpoints_are_those_of_one_process(runs: tuple[RunFolder, RunFolder]) -> None:
+    first, second = (torch.load(run.last, weights_only=False) for run in runs)
+    states = [(c["state_dict"], c["optimizer_states"][0]["state"]) for c in (second, first)]
+    torch.testing.assert_close(*states, rtol=1e-3, atol=1e-4)
+
+
+def test_another_number_of_processes_goes_on(config: str, runs: tuple) -> None:
+    """One process, which shares nothing; in `runs`, two have begun again as two."""
+    same = ("data.batch_size=4", "data.eval_batch_size=2", "trainer.max_steps=14")
+    run = train(config, "two", *SETTINGS, *same, resume=True)
+    assert torch.load(run.last, weights_only=False)["global_step"] == 14
