@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,9 +27,13 @@ MARK = "MTTL_TEST_MARK"
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("kill")
-    return write_config(folder / "tiny.yaml", write_gym(folder / "gym"))
+    path = write_config(folder / "tiny.yaml", write_gym(folder / "gym"))
+    yield path
+    for run in (folder / "runs").iterdir():  # where a test has failed
+        for pid in ranks(path, run.name).values():
+            os.kill(pid, signal.SIGKILL)
 
 
 def begin(
