@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from lightning_fabric.utilities.rank_zero import rank_zero_only
 
 from helpers.command import RECIPE, ROOT, arguments, load_recipe
 from helpers.together import run_together
@@ -57,6 +58,7 @@ def environment(launcher: str, rank: int, port: int) -> dict[str, str]:
 def work(rank: int, launcher: str, port: int, given: Sequence[Sequence[str]]) -> None:
     torch.set_num_threads(1)
     os.environ |= environment(launcher, rank, port)
+    rank_zero_only.rank = rank  # as in a process that imports it in this environment
     for command in given:
         assert load_recipe().main([*command]) == 0
 
