@@ -81,6 +81,8 @@ HARMLESS = (
     ".*Trying to infer the `batch_size`.*",
     # One epoch may be shorter than the logging interval in short runs.
     ".*The number of training batches .* is smaller than the logging interval.*",
+    # No backbone changes the output of its blocks in place, which is what this warns of.
+    ".*FSDP2-wrapped module .* returned a view tensor.*",
     # Raised by Lightning's own use of a PyTorch interface.
     ".*isinstance\\(treespec, LeafSpec\\).*",
     # Validation is turned off on purpose: data.validation is none.
