@@ -86,7 +86,8 @@ class TextToTextModule(ResumableModule):
     def configure_model(self) -> None:
         """Spread the model over the processes, where the strategy is to."""
         if self.device_mesh is not None:
-            shard_model(self.model, self.device_mesh["data_parallel"], self.trainer.strategy.root_device)
+            device = self.trainer.strategy.root_device
+            shard_model(self.model, self.device_mesh["data_parallel"], device)
 
     @property
     def _metrics(self) -> list[Metric]:

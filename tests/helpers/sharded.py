@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
@@ -17,7 +17,7 @@ from helpers.backbones import batch, fill, tiny_llama, tiny_t5
 from helpers.experts import token_model
 from helpers.skills import INVENTORIES, OTHERS, make_kind, spread
 from mttl.models.teacher_forcing import forced_logits
-from mttl.routing import PolytroponRouter, RoutingSlot
+from mttl.routing import PolytroponRouter, RoutingSlot, TaskRouter
 from mttl.routing.task.priors import RoutingPrior
 from mttl.sharding.shard_model import shard_model
 from mttl.sharding.whole_tensors import for_first, is_first, load_whole, whole, whole_parameters
@@ -56,6 +56,30 @@ def task_model(
     return model
 
 
+class PromptRouter(TaskRouter):
+    """Mixes skills by what it sees of prompts."""
+
+    def __init__(self, n_groups: int, n_features: int) -> None:
+        super().__init__(n_groups, 3, 1, 3)
+        generator = torch.Generator().manual_seed(1)
+        self.weight = nn.Parameter(torch.randn(n_features, n_groups * 3, generator=generator))
+
+    def forward(self, task_ids: Tensor, prompts: Tensor | None = None) -> Tensor:
+        if prompts is None:
+            prompts = self.weight.new_ones(len(task_ids), len(self.weight))
+        weights = (prompts @ self.weight).unflatten(1, (self.n_groups, 1, 3)).softmax(-1)
+        return weights.transpose(0, 1)
+
+    def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "PromptRouter":
+        raise NotImplementedError
+
+
+def prompt_model() -> SkilledModel:
+    model = task_model("llama")
+    router = PromptRouter(model.router.n_groups, 16)
+    return SkilledModel(model.backbone, router, model.slot)
+
+
 CASES: dict[str, Callable[[], SkilledModel]] = {
     f"{family}, {kind}": partial(task_model, family, kind)
     for family in FAMILIES
@@ -68,13 +92,14 @@ CASES: dict[str, Callable[[], SkilledModel]] = {
     "t5, prior": partial(task_model, "t5", prior=PRIOR),
     "t5, checkpointing": partial(task_model, "t5", checkpointing=True),
     "t5, all": partial(task_model, "t5", prior=PRIOR, checkpointing=True, train_backbone=True),
+    "llama, prompts": prompt_model,
     "llama, bfloat16": partial(task_model, "llama", dtype=torch.bfloat16),
 }
 # One of every kind of skill, and one of everything else; the others are slow.
 SOME = [
     *("t5, all", "t5, krona-deltas", "t5, supermask", "t5, sparse-deltas", "t5, tokens"),
     *("llama, lora-factors", "llama, ia3", "llama, bitfit", "llama, dense-deltas"),
-    *("llama, token adapters", "llama, bfloat16"),
+    *("llama, token adapters", "llama, prompts", "llama, bfloat16"),
 ]
 # The slow part is to put every block together for every token.
 ANSWERED = ("all", "lora-factors", "tokens", "sparse-deltas")
@@ -126,10 +151,12 @@ def compare(name: str, rank: int, mesh: Any) -> dict[str, Any]:
     torch.manual_seed(0)
     model = CASES[name]()
     alone = copy.deepcopy(model)
-    if rank > 0:  # weights come from the first
+    if rank > 0:  # weights come from the first, and their types
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.fill_(7.0)
+        if name.startswith("llama"):
+            model.backbone.float().to("meta")
     shard_model(model, mesh, torch.device("cpu"))
     assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
     shares = [slice(0, 2), slice(2, 4)]
