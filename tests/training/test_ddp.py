@@ -127,7 +127,7 @@ def test_the_second_process_is_quiet(two: tuple[RunFolder, str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_both_processes_stop_together_and_continue(
     config: Path, strategy: str, number: signal.Signals
 ) -> None:
@@ -229,13 +229,13 @@ def test_a_killed_run_goes_on_with_another_strategy_and_serves_what_reads_runs(
     # Fifteen rows for two processes, one by one: the last batch of one process has no row.
     single = ("data.batch_size=4", "data.eval_batch_size=1")
     process = start(config, "killed", *SHARDED, *single, "trainer.max_steps=4000")
+    killed = RunFolder(config.parent / "runs" / "killed")
     assert process.stderr is not None
     for line in process.stderr:
-        if "mean score" in line:
+        if "mean score" in line and killed.last.is_file():  # of an earlier validation
             break
     process.kill()
     process.communicate(timeout=100)  # the second process leaves when it finds itself alone
-    killed = RunFolder(config.parent / "runs" / "killed")
     step = load_torch(killed.last, "")["global_step"]
     for more, settings in enumerate((SHARDED, TWO, ("trainer.devices=1",)), start=1):
         end = f"trainer.max_steps={step + 2 * more}"
