@@ -62,7 +62,7 @@ def two(
 ) -> tuple[RunFolder, str]:
     """A run of two processes, and what it said."""
     process = others[request.param]
-    printed, said = process.communicate(timeout=250)
+    printed, said = process.communicate(timeout=280)
     assert process.returncode == 0, said
     return RunFolder(one.path.parent / request.param), printed + said
 
@@ -126,6 +126,7 @@ def test_the_second_process_is_quiet(two: tuple[RunFolder, str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_both_processes_stop_together_and_continue(
@@ -138,13 +139,13 @@ def test_both_processes_stop_together_and_continue(
         if "mean score" in line:
             break
     process.send_signal(number)
-    _, rest = process.communicate(timeout=100)
+    _, rest = process.communicate(timeout=300)
     assert process.returncode == (1 if number == signal.SIGTERM else 130), rest
     assert "the state was saved, continue with --resume" in rest
     stopped = RunFolder(config.parent / "runs" / name)
     step = torch.load(stopped.last, weights_only=False)["global_step"]
     resumed = start(config, name, *settings, f"trainer.max_steps={step + 4}", resume=True)
-    _, rest = resumed.communicate(timeout=100)
+    _, rest = resumed.communicate(timeout=300)
     assert resumed.returncode == 0, rest
     assert torch.load(stopped.last, weights_only=False)["global_step"] == step + 4
 
@@ -235,7 +236,7 @@ def test_a_killed_run_goes_on_with_another_strategy_and_serves_what_reads_runs(
         if "mean score" in line and killed.last.is_file():  # of an earlier validation
             break
     process.kill()
-    process.communicate(timeout=100)  # the second process leaves when it finds itself alone
+    process.communicate(timeout=300)  # the second process leaves when it finds itself alone
     step = load_torch(killed.last, "")["global_step"]
     for more, settings in enumerate((SHARDED, TWO, ("trainer.devices=1",)), start=1):
         end = f"trainer.max_steps={step + 2 * more}"
