@@ -13,6 +13,7 @@ from mttl.config.schema import Config
 from mttl.config.schema import Trainer as TrainerSection
 from mttl.errors import ConfigError
 from mttl.libraries import check_libraries
+from mttl.sharding.sharded_strategy import ShardedStrategy
 from mttl.training.annealing import TemperatureAnnealing
 from mttl.training.boards.step_monitor import StepMonitor
 from mttl.training.boards.tensor_board import TensorBoard
@@ -93,6 +94,9 @@ def _make_trainer(
     settings = section.model_dump(exclude={"loggers", "early_stopping", "callbacks"})
     if settings["val_check_interval"] is None:
         settings.pop("val_check_interval")
+    if section.strategy == "fsdp2":
+        # What is put together in inference mode could not be trained afterwards.
+        settings |= {"strategy": ShardedStrategy(), "inference_mode": False}
     if isinstance(settings.get("val_check_interval"), int):
         # An interval in steps counts over the whole run, not within an epoch.
         settings["check_val_every_n_epoch"] = None
@@ -136,8 +140,7 @@ def _callbacks(config: Config, folder: RunFolder, built: Built) -> list[Callback
         if config.moe.balance.bias:
             callbacks.append(BiasBalancing())
         if config.moe.parallel:
-            validated = [] if config.data.validation == "none" else [config.data.validation]
-            callbacks.append(ExpertSharing([*validated, *config.data.evaluate]))
+            callbacks.append(ExpertSharing())
     if config.data.validation != "none":
         # Right after a validation, so that it is in the state that is saved next.
         callbacks.append(SaveBest(folder.best))

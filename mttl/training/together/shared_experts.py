@@ -1,6 +1,5 @@
 """Training with experts that are shared out among processes: the setting ``moe.parallel``."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytorch_lightning as pl
@@ -8,7 +7,6 @@ from pytorch_lightning.callbacks import Callback
 from torch import nn
 from torch.optim import Optimizer
 
-from mttl.errors import ConfigError
 from mttl.moe.share_out import (
     clip_gradients,
     gather_checkpoint,
@@ -18,7 +16,6 @@ from mttl.moe.share_out import (
 )
 from mttl.training.module import ResumableModule
 from mttl.training.optim import ROLES, parameter_groups
-from mttl.training.processes import gathered
 
 
 class SharesExperts(ResumableModule):
@@ -57,31 +54,9 @@ class SharesExperts(ResumableModule):
 
 
 class ExpertSharing(Callback):
-    """Shares the experts of the model out before data-parallel training wraps it.
-
-    Args:
-        splits: That are answered, in training or afterwards.
-    """
-
-    def __init__(self, splits: Sequence[str]) -> None:
-        self.splits = dict.fromkeys(splits)
+    """Shares the experts of the model out before data-parallel training wraps it."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Share the experts out.
-
-        Raises:
-            ConfigError: If some process would have nothing to answer while others do.
-        """
-        if stage != "fit":
-            return
-        for split in self.splits:
-            # Tokens of one process wait for the experts of all.
-            counts = gathered(len(trainer.datamodule.evaluation_dataloader(split)))  # type: ignore[attr-defined]
-            if len(set(counts)) > 1:
-                raise ConfigError(
-                    f"moe.parallel: {trainer.world_size} processes would answer "
-                    f"{', '.join(map(str, counts))} batches of the {split} rows, and have to "
-                    "answer equally many. Set data.eval_batch_size to 2 or more, or use fewer "
-                    "processes than there are rows"
-                )
-        share_out(pl_module)
+        """Share the experts out, once."""
+        if stage == "fit":
+            share_out(pl_module)

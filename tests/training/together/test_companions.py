@@ -12,9 +12,8 @@ from mttl.errors import ConfigError
 from mttl.training import run_lock
 from mttl.training.run_folder import RunFolder
 from mttl.training.run_lock import RunLock
-from mttl.training.together import companions, shared_experts
+from mttl.training.together import companions
 from mttl.training.together.companions import Companions, take_leave
-from mttl.training.together.shared_experts import ExpertSharing
 
 
 @pytest.fixture(autouse=True)
@@ -93,12 +92,3 @@ def test_a_folder_that_not_all_machines_see_is_refused(
     match = r"'.*run' of the first process is not that of node1: run.dir must be a folder that all"
     with pytest.raises(ConfigError, match=match):
         lock.setup(trainer(is_global_zero=False), None, "fit")  # type: ignore[arg-type]
-
-
-def test_processes_that_share_experts_answer_equally_many_batches(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(shared_experts, "gathered", lambda value: [value, value - 1])
-    data = SimpleNamespace(evaluation_dataloader=lambda split: [0, 0])
-    with pytest.raises(ConfigError, match="2 processes would answer 2, 1 batches of the dev rows"):
-        ExpertSharing(["dev"]).setup(trainer(datamodule=data), None, "fit")  # type: ignore[arg-type]
