@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mttl.config.section import AdaptMode, RowInit
 from mttl.errors import ConfigError
+from mttl.packed_weights import packed_layers
 from mttl.routing.task.fixed import FixedRouter, average_router, expert_router
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.task_router import TaskRouter
@@ -191,6 +192,11 @@ def _check_mode(
     model: SkilledModel, router: TaskRouter, mode: AdaptMode, *, drawn_anew: bool
 ) -> None:
     layers = model.token_layers().values()
+    if "backbone" in TRAINED_ROLES[mode] and packed_layers(model.backbone):
+        raise ConfigError(
+            f"mode '{mode}' trains the backbone, which is quantised and cannot be trained. Use "
+            "'all', or 'skills_only'"
+        )
     require_trainable(mode, router, *parts_by_role(model)["router"][1:])
     attention = [attention_parts(layer.inventory) for layer in model.skilled_layers().values()]
     if mode == "average" and any(attention):

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from mttl.build.build_backbone import (
     build_backbone,
     build_tokenizer,
+    check_backbone,
     check_vocabulary,
 )
 from mttl.build.build_moe import build_experts
@@ -160,6 +161,7 @@ def _build(
     settings: Config | ModelSettings, tasks: Sequence[str], *, trained: bool = False
 ) -> Built:
     backbone = settings.backbone
+    check_backbone(backbone)
     tokenizer = build_tokenizer(backbone)
     network = build_backbone(backbone)
     check_vocabulary(backbone, tokenizer, network)

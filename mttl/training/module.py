@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mttl.config.optim_schema import Optim
 from mttl.errors import CheckpointError, ConfigError
+from mttl.packed_weights import packed_layers
 from mttl.torch_file import load_torch
 from mttl.training.optim import build_optimizer, build_schedule
 from mttl.training.processes import gathered
@@ -115,4 +116,6 @@ class ResumableModule(pl.LightningModule):
         # Tied weights stand in the state under each of their names.
         parameters = self.named_parameters(remove_duplicate=False)
         frozen = {name for name, value in parameters if not value.requires_grad}
-        return [name for name in state if name not in frozen]
+        # Beside packed weights stand scales, under names of their own.
+        packed = tuple(f"{path}." for path in packed_layers(self))
+        return [name for name in state if name not in frozen and not name.startswith(packed)]

@@ -15,6 +15,7 @@ from mttl.gym.folder import Gym
 from mttl.metrics.baselines import copy_predictions, majority_prediction
 from mttl.metrics.crossfit import score_answers
 from mttl.moe.attach_experts import TokenLayers
+from mttl.packed_weights import count_entries
 from mttl.routing.task.task_router import TaskRouter
 from mttl.skills.attach import Attachment
 from mttl.skills.composed.composed_model import ComposedModel
@@ -43,7 +44,7 @@ def attachment_table(
             table.add_row(f"{pattern} (tokens)", str(count), shape, f"{n_parameters:,}")
     router = model.router
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    total = sum(p.numel() for p in model.parameters())
+    total = sum(count_entries(p) for p in model.parameters())
     table.caption = (
         f"{type(router).__name__}: {router.n_tasks} tasks, {router.n_skills} skills, "
         f"{router.n_heads} heads, {router.n_groups} routed groups. "
