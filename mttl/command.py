@@ -71,6 +71,7 @@ CHATTY += ("pytorch_lightning", "lightning_fabric", "lightning")
 # machine has no use for. What fails raises an error besides.
 HARMLESS_LOGGERS = ("torchao", "bitsandbytes.backends.cpu.ops", "bitsandbytes.backends.utils")
 HARMLESS_LOGGERS += ("torch.utils._pytree",)
+NO_TRITON = "Detected no triton"  # torchao again, in the name of no library
 _DISK = re.compile(r"\(os error (\d+)\)")
 # What libraries of communication say when a process at the other end is gone.
 _LOST_PROCESS = ("gloo", "Connection closed by peer", "NCCL communicator was aborted")
@@ -204,6 +205,8 @@ def _is_error(record: logging.LogRecord) -> bool:
 
 def _is_wanted(record: logging.LogRecord) -> bool:
     """Tell whether to print a message: no chatter, and nothing a library prints by itself."""
+    if NO_TRITON in record.getMessage():
+        return False
     library = record.name.partition(".")[0]
     if library not in CHATTY:
         return True

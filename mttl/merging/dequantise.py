@@ -67,10 +67,10 @@ def dequantise(backbone: nn.Module) -> int:
     layers = packed_layers(backbone)
     for path, layer in layers.items():
         backbone.set_submodule(path, dense_layer(layer, dense_weight(layer), layer.bias))  # type: ignore[arg-type]
-    if layers:
-        quantiser: Any = getattr(backbone, "hf_quantizer", None)
-        if quantiser is not None:
-            quantiser.remove_quantization_config(backbone)
+    # Also where folding has put plain layers in the places of all of them.
+    quantiser: Any = getattr(backbone, "hf_quantizer", None)
+    if quantiser is not None:
+        quantiser.remove_quantization_config(backbone)
     return len(layers)
 
 
