@@ -94,6 +94,16 @@ def stored(weight: Tensor) -> tuple[tuple[int, ...], Tensor]:
     return tuple(weight.shape), kept.qdata if scales is None else scales
 
 
+def parts(weight: Tensor) -> list[Tensor]:
+    """Return the tensors that hold a packed weight."""
+    kept: Any = weight
+    if type(weight).__name__ == "Params4bit":
+        return [weight.data, kept.quant_state.absmax]
+    if type(weight).__name__ == "Int8Params":
+        return [weight.data]
+    return [getattr(kept, name) for name in kept.__tensor_flatten__()[0]]
+
+
 def hold_still(model: nn.Module) -> None:
     """Keep evaluation from changing packed weights, and let gradients through all of them.
 
@@ -136,7 +146,8 @@ class _KernelProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: KernelLinear) -> Tensor:
         ctx.layer = layer
-        return nn.functional.linear(x, layer.weight, layer.bias)
+        # The kernel takes one dtype, that of the scales.
+        return nn.functional.linear(x.to(layer.weight.dtype), layer.weight, layer.bias).to(x.dtype)
 
     @staticmethod
     @once_differentiable

@@ -1,6 +1,5 @@
 """A run over a quantised backbone, from training to what is given away."""
 
-import csv
 import json
 import warnings
 from pathlib import Path
@@ -9,17 +8,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from helpers.command import ROOT, load_recipe, train
+from helpers.command import ROOT, load_recipe, read_csv, start, train
 from helpers.compare import relative_error
 from helpers.gyms import write_config, write_gym
 from helpers.quantised import require, save_backbone
 from mttl import yaml12
 from mttl.adaptation.modes import apply_mode
 from mttl.build.model import load_run
+from mttl.build.share_weights import share_weights
 from mttl.command import USER_MISTAKE, run_command
-from mttl.errors import ConfigError
+from mttl.errors import CheckpointError, ConfigError
 from mttl.models.backbone import load_pretrained
-from mttl.packed_weights import packed_layers
+from mttl.packed_weights import packed_layers, parts
 from mttl.training.run_folder import RunFolder
 
 QUESTIONS = ["ab", "cb a", "aab"]
@@ -109,7 +109,7 @@ def test_training_moves_the_skills_as_over_the_unpacked_base(
         "backbone.quantize=null",
     )
     losses = [
-        [float(row["train/loss"]) for row in csv.DictReader(one.metrics.open()) if row["train/loss"]]
+        [float(row["train/loss"]) for row in read_csv(one.metrics) if row["train/loss"]]
         for one in (run, plain)
     ]
     assert len(losses[0]) == 4
@@ -166,6 +166,75 @@ def test_it_adapts(case: tuple[str, str, Path], run: RunFolder, tmp_path: Path) 
     assert finetune.main([*given, "--out", str(out), "--save", "-k", *steps]) == 0
     (model,) = (out / "models").iterdir()
     assert load_run(model).predict("reverse", QUESTIONS)
+
+
+def test_a_run_on_a_folder_in_four_bits_is_loaded_again(tmp_path: Path) -> None:
+    """Its fingerprint is the same after training with evaluations in between."""
+    require("nf4")
+    from transformers import BitsAndBytesConfig
+
+    config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"))
+    settings = yaml12.read_yaml(config, ConfigError)
+    base = save_backbone(tmp_path / "base", "llama")
+    four = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        base, quantization_config=four, device_map={"": "cpu"}
+    )
+    model.save_pretrained(tmp_path / "four")
+    settings["backbone"] = {"kind": "pretrained", "name": str(tmp_path / "four")}
+    settings["backbone"]["tokenizer"] = "byte"
+    config.write_text(yaml12.dump(settings), encoding="utf-8")
+    run = train(config, "source", "trainer.max_steps=2", "trainer.val_check_interval=1")
+    built = load_run(run.path)
+    assert packed_layers(built.model.backbone)
+    assert len(built.predict("copy", QUESTIONS)) == len(QUESTIONS)
+    merge = load_recipe(ROOT / "scripts" / "merge_task.py")
+    assert merge.main([str(run.path), "--task", "copy", "--out", str(tmp_path / "merged")]) == 0
+    card = " ".join((tmp_path / "merged" / "README.md").read_text().split())
+    assert "The base is stored quantised, and was dequantised; what it has lost is not known" in card
+    assert not packed_layers(load_pretrained(str(tmp_path / "merged")))
+
+
+def test_adapted_tasks_share_the_base(
+    case: tuple[str, str, Path], run: RunFolder, tmp_path: Path
+) -> None:
+    """What serves several tasks holds the packed weights once."""
+    adapted = tmp_path / "adapted"
+    save_run = load_run(run.path)
+    save_run.save_pretrained(adapted)
+    known: dict[str, list[torch.Tensor]] = {}
+    models = [load_run(folder).model for folder in (run.path, adapted)]
+    saved = [share_weights(model, known) for model in models]
+    size = sum(
+        part.nbytes
+        for layer in packed_layers(models[0].backbone).values()
+        for part in parts(layer.weight)  # type: ignore[arg-type]
+    )
+    assert saved[0] == 0
+    assert saved[1] > size > 0
+
+
+def test_a_recipe_takes_no_quantised_run(run: RunFolder, case: tuple[str, str, Path]) -> None:
+    from mttl.merging.mixture import MixtureChange
+    from mttl.merging.weights_folder import Weights
+
+    base = case[2].parent / "base"
+    message = f"was trained on a backbone in fewer bits \({case[1]}\), .* merge_task"
+    with pytest.raises(CheckpointError, match=message):
+        MixtureChange("one", run.path, "copy", Weights(base), base)
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(case: tuple[str, str, Path], run: RunFolder) -> None:
+    two = ("trainer.devices=2", "trainer.strategy=ddp", "data.batch_size=4")
+    process = start(case[2], "two", "trainer.max_steps=4", "data.evaluate=[]", *two)
+    _, said = process.communicate(timeout=280)
+    assert process.returncode == 0, said
+    losses = [
+        [float(row["train/loss"]) for row in read_csv(one.metrics) if row["train/loss"]]
+        for one in (run, RunFolder(case[2].parent / "runs" / "two"))
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 def test_the_backbone_cannot_be_trained(

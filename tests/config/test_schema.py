@@ -178,3 +178,17 @@ def test_problems_between_sections_are_told_together() -> None:
 )
 def test_what_is_accepted(overrides: Sequence[str]) -> None:
     load(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("backbone.train=true", r"quantize \('nf4'\) is for a frozen backbone"),
+        ("adapt.mode=full", r"adapt\.mode 'full' trains the backbone, which backbone\.quantize"),
+        ("backbone.quantize=nf3", "'nf3' must be one of"),
+    ],
+)
+def test_a_quantised_backbone_stays_frozen(override: str, message: str) -> None:
+    load_config("crossfit.yaml", ["backbone.quantize=nf4"])
+    with pytest.raises(ConfigError, match=message):
+        load_config("crossfit.yaml", ["backbone.quantize=nf4", override])
