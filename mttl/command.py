@@ -67,8 +67,8 @@ UNWRITABLE = {
 # Libraries whose messages below a warning nobody asked for.
 CHATTY = ("httpx", "datasets", "fsspec", "filelock", "torch", "urllib3")
 CHATTY += ("pytorch_lightning", "lightning_fabric", "lightning")
-# Where transformers finds libraries of quantisation it imports them, and they tell of kernels that a
-# machine has no use for. What fails raises an error besides.
+# Where transformers finds libraries of quantisation it imports them, and they tell of kernels that
+# a machine has no use for. What fails raises an error besides.
 HARMLESS_LOGGERS = ("torchao", "bitsandbytes.backends.cpu.ops", "bitsandbytes.backends.utils")
 HARMLESS_LOGGERS += ("torch.utils._pytree",)
 NO_TRITON = "Detected no triton"  # torchao again, in the name of no library

@@ -33,15 +33,15 @@ class Pretrained(_AnyBackbone):
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
     """Of the backbone's weights."""
     quantize: Quantisation | None = None
-    """Keep the weights of its linear layers in fewer bits, frozen: `nf4` by bitsandbytes, `int8` and
-    `int4` (on processors) by torchao. Embeddings and the head stay as they are."""
+    """Keep the weights of its linear layers in fewer bits, frozen: `nf4` by bitsandbytes, `int8`
+    and `int4` (on processors) by torchao. Embeddings and the head stay as they are."""
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
         if self.quantize is not None and self.train:
             raise ValueError(
-                f"quantize ('{self.quantize}') is for a frozen backbone: weights in few bits cannot "
-                "be trained. Set train: false, or remove quantize"
+                f"quantize ('{self.quantize}') is for a frozen backbone: weights in few bits "
+                "cannot be trained. Set train: false, or remove quantize"
             )
         if self.quantize is not None and self.gguf_file is not None:
             raise ValueError(

@@ -89,7 +89,9 @@ def kept_layers(model: PreTrainedModel, group: int) -> list[str]:
     return sorted({*get_keys_to_not_convert(model), *kept})
 
 
-def check_stored(name: str, method: str | None, wanted: Quantisation | None, *, train: bool) -> None:
+def check_stored(
+    name: str, method: str | None, wanted: Quantisation | None, *, train: bool
+) -> None:
     """Refuse what a backbone that was saved quantised cannot do.
 
     Args:

@@ -49,7 +49,9 @@ def test_linear_layers_are_packed_but_the_head(
     assert plain == KEPT[family] | ragged
     assert len(packed) >= 12
     assert not model.training
-    assert not any(value.requires_grad for name, value in model.named_parameters() if name in packed)
+    assert not any(
+        value.requires_grad for name, value in model.named_parameters() if name in packed
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -70,7 +72,9 @@ def test_unpacked_it_is_the_plain_model_nearly(
     model.save_pretrained(tmp_path)
     assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
     again = load_pretrained(str(tmp_path))
-    assert torch.equal(again(input_ids=ids, labels=ids).logits, model(input_ids=ids, labels=ids).logits)
+    assert torch.equal(
+        again(input_ids=ids, labels=ids).logits, model(input_ids=ids, labels=ids).logits
+    )
 
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
@@ -152,7 +156,9 @@ def test_int4_is_for_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     require("int4")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     check_quantisation("nf4")
-    with pytest.raises(ConfigError, match=r"\('int4'\) has a kernel for processors only.* take nf4"):
+    with pytest.raises(
+        ConfigError, match=r"\('int4'\) has a kernel for processors only.* take nf4"
+    ):
         check_quantisation("int4")
 
 

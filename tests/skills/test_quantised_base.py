@@ -11,9 +11,7 @@ from mttl.routing import Routing, RoutingSlot
 from mttl.skills import LoRAInventory, SkilledLinear, SupermaskInventory, attach_skills
 
 I, O, K, B, L = 64, 96, 4, 2, 5  # noqa: E741
-SKILLS = [
-    name for name in (*INVENTORIES, *OTHERS) if "task" in make_kind(name, I, O, K).uses
-]
+SKILLS = [name for name in (*INVENTORIES, *OTHERS) if "task" in make_kind(name, I, O, K).uses]
 
 
 @pytest.mark.parametrize("skills", SKILLS)
