@@ -96,7 +96,7 @@ def test_training_moves_the_skills_as_over_the_unpacked_base(
     """The same losses, to rounding, as over the same weights in floating point."""
     from mttl.merging.dequantise import dequantise
 
-    family, kind, config = case
+    _, kind, config = case
     base = load_pretrained(str(config.parent / "base"), quantize=kind)  # type: ignore[arg-type]
     dequantise(base)
     base.save_pretrained(tmp_path / "plain")
@@ -140,7 +140,7 @@ def test_it_is_merged_into_a_plain_model(
 def test_peft_loads_its_skills_onto_the_quantised_base(
     case: tuple[str, str, Path], run: RunFolder, tmp_path: Path
 ) -> None:
-    family, kind, config = case
+    _, kind, config = case
     peft = pytest.importorskip("peft")
     if kind == "int4":
         pytest.skip("PEFT looks into weights of torchao, and not into those of a prototype")

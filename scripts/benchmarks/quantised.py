@@ -4,8 +4,8 @@
 
 A step is loss, gradient and AdamW of LoRA skills with Polytropon's router on a frozen decoder-only
 model of random weights. The weights are written to a folder in bfloat16, block by block, and every
-variant loads that folder as a run does: the memory of loading is not in the peak of a step. The floor
-is float32. What is resident includes the libraries.
+variant loads that folder as a run does: the memory of loading is not in the peak of a step. The
+floor is float32. What is resident includes the libraries.
 """
 
 import argparse

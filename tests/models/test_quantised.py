@@ -134,7 +134,9 @@ def test_a_folder_in_four_bits_is_loaded_as_it_was_saved(
     with pytest.raises(ConfigError) as caught:
         load_pretrained(str(tmp_path), quantize="int8")
     assert str(caught.value).startswith(message)
-    with pytest.raises(ConfigError, match="is stored quantised .*bitsandbytes.* cannot be trained"):
+    with pytest.raises(
+        ConfigError, match=r"is stored quantised .*bitsandbytes.* cannot be trained"
+    ):
         load_pretrained(str(tmp_path), train=True)
 
 
