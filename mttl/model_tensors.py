@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from mttl.aggregation.packed_weights import is_packed, stored
 from mttl.moe.layer import MoELayer
-from mttl.packed_weights import is_packed, stored
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.skilled_model import SkilledModel

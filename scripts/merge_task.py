@@ -66,9 +66,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def quantisation_told(built: "Built") -> str:
     """Say what a quantised base has lost, against the weights it was made of; else nothing."""
+    from mttl.aggregation.packed_weights import packed_layers
     from mttl.build.build_backbone import build_backbone
     from mttl.merging.dequantise import quantisation_error
-    from mttl.packed_weights import packed_layers
 
     backbone = built.backbone
     if not packed_layers(built.model.backbone) or backbone is None:

@@ -14,12 +14,12 @@ from helpers.gyms import write_config, write_gym
 from helpers.quantised import require, save_backbone
 from mttl import yaml12
 from mttl.adaptation.modes import apply_mode
+from mttl.aggregation.packed_weights import packed_layers, parts
 from mttl.build.model import load_run
 from mttl.build.share_weights import share_weights
 from mttl.command import USER_MISTAKE, run_command
 from mttl.errors import CheckpointError, ConfigError
 from mttl.models.backbone import load_pretrained
-from mttl.packed_weights import packed_layers, parts
 from mttl.training.run_folder import RunFolder
 
 QUESTIONS = ["ab", "cb a", "aab"]

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mttl.aggregation.packed_weights import packed_layers
 from mttl.config.section import AdaptMode, RowInit
 from mttl.errors import ConfigError
-from mttl.packed_weights import packed_layers
 from mttl.routing.task.fixed import FixedRouter, average_router, expert_router
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.task_router import TaskRouter

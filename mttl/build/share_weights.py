@@ -6,7 +6,7 @@ Adapted tasks are loaded whole, backbone and skills included, and most of it is 
 import torch
 from torch import nn
 
-from mttl.packed_weights import is_packed, parts
+from mttl.aggregation.packed_weights import is_packed, parts
 
 
 def share_weights(model: nn.Module, known: dict[str, list[torch.Tensor]]) -> int:

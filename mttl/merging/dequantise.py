@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from mttl.packed_weights import dense_weight, packed_layers
+from mttl.aggregation.packed_weights import dense_weight, packed_layers
 
 
 @dataclass(frozen=True)

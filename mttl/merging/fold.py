@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mttl.aggregation.packed_weights import dense_weight, is_foreign, is_packed
 from mttl.errors import CheckpointError
 from mttl.merging.dequantise import dense_layer
-from mttl.packed_weights import dense_weight, is_foreign, is_packed
 from mttl.routing.task.task_router import TaskRouter
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.skilled_model import SkilledModel

@@ -24,10 +24,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from mttl.aggregation.packed_weights import hold_still, stored
 from mttl.config.backbone_schema import Quantisation
 from mttl.errors import ConfigError, nearest
 from mttl.models.quantised import check_quantisation, check_stored, quantisation_settings
-from mttl.packed_weights import hold_still, stored
 from mttl.reading import read_json, require_file
 
 logger = logging.getLogger(__name__)

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
+from mttl.aggregation.packed_weights import is_packed
 from mttl.moe.feed_forward import FeedForwardBlock
-from mttl.packed_weights import is_packed
 from mttl.skills.feed_forward_experts import FeedForwardExperts
 
 

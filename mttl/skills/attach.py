@@ -6,7 +6,7 @@ from itertools import chain
 
 from torch import nn
 
-from mttl.packed_weights import is_foreign
+from mttl.aggregation.packed_weights import is_foreign
 from mttl.routing.context import RoutingSlot
 from mttl.skills.inventory import Inventory
 from mttl.skills.skilled_linear import SkilledLinear

@@ -12,7 +12,7 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.packed_weights import is_plain_linear
+from mttl.aggregation.packed_weights import is_plain_linear
 from mttl.routing.context import RoutingSlot
 from mttl.skills.inventory import Inventory
 

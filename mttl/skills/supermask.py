@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
+from mttl.aggregation.packed_weights import dense_weight
 from mttl.aggregation.products import active_dtype
-from mttl.packed_weights import dense_weight
 from mttl.skills.inventory import Inventory, Merged, require_divisible
 
 START = 1e-2

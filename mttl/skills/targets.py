@@ -6,8 +6,8 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
+from mttl.aggregation.packed_weights import is_foreign
 from mttl.errors import nearest
-from mttl.packed_weights import is_foreign
 from mttl.skills.skilled_linear import SkilledLinear
 
 GRANULARITIES = ("model", "stack", "block", "layer", "linear")

@@ -10,9 +10,9 @@ import torch
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
+from mttl.aggregation.packed_weights import packed_layers
 from mttl.config.optim_schema import Optim
 from mttl.errors import CheckpointError, ConfigError
-from mttl.packed_weights import packed_layers
 from mttl.torch_file import load_torch
 from mttl.training.optim import build_optimizer, build_schedule
 from mttl.training.processes import gathered

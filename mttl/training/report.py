@@ -9,13 +9,13 @@ from jaxtyping import Float
 from rich.markup import escape
 from rich.table import Table
 
+from mttl.aggregation.packed_weights import count_entries
 from mttl.config.data_schema import Data
 from mttl.files import write_table
 from mttl.gym.folder import Gym
 from mttl.metrics.baselines import copy_predictions, majority_prediction
 from mttl.metrics.crossfit import score_answers
 from mttl.moe.attach_experts import TokenLayers
-from mttl.packed_weights import count_entries
 from mttl.routing.task.task_router import TaskRouter
 from mttl.skills.attach import Attachment
 from mttl.skills.composed.composed_model import ComposedModel

@@ -118,9 +118,9 @@ def build(variant: str, settings: argparse.Namespace) -> tuple[Step, dict[str, f
     """Make the step."""
     import torch
 
+    from mttl.aggregation.packed_weights import is_packed, parts
     from mttl.models.backbone import load_pretrained
     from mttl.models.teacher_forcing import forced_logits
-    from mttl.packed_weights import is_packed, parts
     from mttl.routing import PolytroponRouter, RoutingSlot
     from mttl.skills import LoRAInventory, SkilledModel, attach_skills
     from mttl.training.loss import answer_losses, global_mean

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from helpers.quantised import KINDS, packed_linear
+from mttl.aggregation.packed_weights import parts
 from mttl.build.share_weights import share_weights
-from mttl.packed_weights import parts
 
 
 class Two(nn.Module):

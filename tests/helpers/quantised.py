@@ -8,8 +8,8 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 from helpers.backbones import fill
+from mttl.aggregation.packed_weights import dense_weight, hold_still
 from mttl.models.quantised import LIBRARIES
-from mttl.packed_weights import dense_weight, hold_still
 
 KINDS = ("nf4", "int8", "int4")
 FAMILIES = ("t5", "llama")

@@ -55,7 +55,8 @@ def dense_weight(layer: nn.Module) -> Float[Tensor, "O I"]:
         if getattr(weight.quant_state, "packing_format_for_cpu", False):
             raise ValueError(
                 "bitsandbytes has repacked a 4-bit weight for inference, in which its scales are "
-                "rounded; load the model anew, and call mttl.packed_weights.hold_still on it"
+                "rounded; load the model anew, and call hold_still "
+                "(mttl.aggregation.packed_weights) on it"
             )
         from bitsandbytes.functional import dequantize_4bit
 
