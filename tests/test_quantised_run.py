@@ -221,7 +221,7 @@ def test_a_recipe_takes_no_quantised_run(run: RunFolder, case: tuple[str, str, P
     from mttl.merging.weights_folder import Weights
 
     base = case[2].parent / "base"
-    message = f"was trained on a backbone in fewer bits \({case[1]}\), .* merge_task"
+    message = f"was trained on a backbone in fewer bits \({case[1]}\), .*merge_task"
     with pytest.raises(CheckpointError, match=message):
         MixtureChange("one", run.path, "copy", Weights(base), base)
 
@@ -248,9 +248,12 @@ def test_the_backbone_cannot_be_trained(
     finetune = load_recipe(ROOT / "pl_finetune.py")
     given = ["-c", str(case[2]), "--from", str(run.path), "--tasks", "reverse", "--allow-seen"]
     out = ["--out", str(tmp_path / "adapted"), "-k", "adapt.mode=full"]
-    assert run_command(lambda: finetune.main([*given, *out])) == USER_MISTAKE
-    assert "mode 'full' trains the backbone, which is quantised" in " ".join(
-        capsys.readouterr().err.split()
-    )
+    # By the configuration, and by that of the run where the configuration names another backbone.
+    for more, message in (
+        ([], "adapt.mode 'full' trains the backbone, which backbone.quantize"),
+        (["backbone.quantize=null"], "mode 'full' trains the backbone, which is quantised"),
+    ):
+        assert run_command(lambda more=more: finetune.main([*given, *out, *more])) == USER_MISTAKE
+        assert message in " ".join(capsys.readouterr().err.split())
     with pytest.raises(ConfigError, match="mode 'full' trains the backbone, which is quantised"):
         apply_mode(load_run(run.path).model, "full")

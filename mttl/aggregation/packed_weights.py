@@ -117,7 +117,7 @@ def hold_still(model: nn.Module) -> None:
     """
     for path, layer in packed_layers(model).items():
         if hasattr(layer, "support_avx512bf16_for_cpu"):
-            layer.support_avx512bf16_for_cpu = False
+            setattr(layer, "support_avx512bf16_for_cpu", False)  # noqa: B010
         weight: Any = layer.weight
         bitsandbytes = type(weight).__name__ in BITSANDBYTES
         if not bitsandbytes and type(weight).dequantize is Tensor.dequantize:
@@ -147,8 +147,9 @@ class _KernelProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: KernelLinear) -> Tensor:
         ctx.layer = layer
+        bias: Any = layer.bias
         # The kernel takes one dtype, that of the scales.
-        return nn.functional.linear(x.to(layer.weight.dtype), layer.weight, layer.bias).to(x.dtype)
+        return nn.functional.linear(x.to(layer.weight.dtype), layer.weight, bias).to(x.dtype)
 
     @staticmethod
     @once_differentiable

@@ -71,6 +71,9 @@ def dequantise(backbone: nn.Module) -> int:
     quantiser: Any = getattr(backbone, "hf_quantizer", None)
     if quantiser is not None:
         quantiser.remove_quantization_config(backbone)
+        # What was loaded packed would be packed again, with its names for the parts, when saved.
+        conversions: Any = getattr(backbone, "_weight_conversions", None) or []
+        backbone._weight_conversions = [one for one in conversions if not _unpacks(one)]
     return len(layers)
 
 
@@ -93,6 +96,12 @@ def dense_layer(
     if bias is not None:
         made.bias = nn.Parameter(bias, requires_grad=False)
     return made.train(layer.training)
+
+
+def _unpacks(conversion: Any) -> bool:
+    """Tell whether a conversion of names in files builds packed weights."""
+    operations = getattr(conversion, "operations", [])
+    return any(type(one).__name__.endswith("Deserialize") for one in operations)
 
 
 def _was_transposed(layer: nn.Module) -> bool:

@@ -72,7 +72,7 @@ class SkilledLinear(nn.Module):
         if self.training:
             routing.add_losses(self.inventory.penalties())
         if is_plain_linear(self.base) or self.inventory.reads_weight:
-            y = self.inventory.combine_linear(examples, self.base, merged)
+            y = self.inventory.combine_linear(examples, self.base, merged)  # type: ignore[arg-type]
         else:
             y = self.inventory.combine(examples, self.base(examples), merged)
         return y.view(*x.shape[:-1], y.shape[-1])
