@@ -73,7 +73,8 @@ def dequantise(backbone: nn.Module) -> int:
         quantiser.remove_quantization_config(backbone)
         # What was loaded packed would be packed again, with its names for the parts, when saved.
         conversions: Any = getattr(backbone, "_weight_conversions", None) or []
-        backbone._weight_conversions = [one for one in conversions if not _unpacks(one)]
+        kept = [one for one in conversions if not _unpacks(one)]
+        setattr(backbone, "_weight_conversions", kept)  # noqa: B010
     return len(layers)
 
 
