@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.packed_weights import is_packed, stored
 from mttl.moe.layer import MoELayer
+from mttl.sharding.whole_tensors import whole
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.skilled_model import SkilledModel
@@ -95,6 +96,7 @@ def fingerprint(parameters: Mapping[str, Tensor], *, values: bool) -> str:
     digest = hashlib.sha256()
     for name in sorted(parameters):
         shape, tensor = stored(parameters[name])
+        tensor = whole(tensor) if values else tensor
         digest.update(f"{name} {shape}\n".encode())
         if values and tensor.numel():
             step = max(1, tensor.numel() // SAMPLED_VALUES)

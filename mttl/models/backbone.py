@@ -46,6 +46,7 @@ def load_pretrained(
     quantize: Quantisation | None = None,
     train: bool = False,
     masked: bool = False,
+    empty: bool = False,
 ) -> PreTrainedModel:
     """Load an encoder–decoder or decoder-only language model, or a masked one.
 
@@ -58,9 +59,10 @@ def load_pretrained(
             the files are read, on the CPU, so that they are the same ones on every machine.
         train: Whether the weights are to be trained, which packed ones cannot be.
         masked: Load what is no encoder–decoder as a masked language model.
+        empty: Read no weights: they are on the meta device, in types that may be others.
 
     Returns:
-        The model, in evaluation mode.
+        The model, in evaluation mode unless it is empty.
 
     Raises:
         ConfigError: If it cannot be found, reached or read, weights are missing, or it is stored
@@ -77,6 +79,9 @@ def load_pretrained(
         config = AutoConfig.from_pretrained(name, trust_remote_code=False, **where)
         kind = AutoModelForMaskedLM if masked else AutoModelForCausalLM
         kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else kind
+        if empty:
+            with torch.device("meta"):
+                return kind.from_config(config, trust_remote_code=False)
         packed = _packing(name, config, kind, torch_dtype, quantize, train=train)
         loaded: Any = kind.from_pretrained(
             name,
