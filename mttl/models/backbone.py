@@ -27,7 +27,12 @@ from transformers import (
 from mttl.aggregation.packed_weights import hold_still, stored
 from mttl.config.backbone_schema import Quantisation
 from mttl.errors import ConfigError, nearest
-from mttl.models.quantised import check_quantisation, check_stored, quantisation_settings
+from mttl.models.quantised import (
+    check_quantisation,
+    check_stored,
+    quantisation_settings,
+    return_freed_memory,
+)
 from mttl.reading import read_json, require_file
 
 logger = logging.getLogger(__name__)
@@ -113,6 +118,8 @@ def load_pretrained(
             "it is damaged, or its training went wrong. Copy it again, or take another"
         )
     hold_still(model)
+    if quantize is not None:
+        return_freed_memory()
     return model
 
 

@@ -1,5 +1,7 @@
 """Backbones kept in fewer bits: what transformers is asked for, and what is refused before."""
 
+import ctypes
+import sys
 from typing import Any
 
 import torch
@@ -87,6 +89,12 @@ def kept_layers(model: PreTrainedModel, group: int) -> list[str]:
         and (module.in_features % group or path.rpartition(".")[2] in single)
     ]
     return sorted({*get_keys_to_not_convert(model), *kept})
+
+
+def return_freed_memory() -> None:
+    """Give the system what packing has freed: the heap is full of holes, as large as the model."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)
 
 
 def check_stored(
