@@ -14,7 +14,7 @@ import torch
 from helpers.command import ROOT, load_recipe
 
 FOLDER = ROOT / "scripts" / "benchmarks"
-TINY = argparse.Namespace(size="tiny", tokens=2, n_beams=2, rows=16)
+TINY = argparse.Namespace(size="tiny", tokens=2, n_beams=2, rows=16, device="cpu", dtype="float32")
 
 
 @pytest.fixture
