@@ -109,10 +109,8 @@ def run_row(row: Row, folder: Path, limit: float, *, toy: bool) -> dict[str, Any
     log = folder / f"{row.name.replace(' ', '_')}.log"
     figures = log.with_suffix(".json")
     figures.unlink(missing_ok=True)
-    places = {"{out}": str(figures), "{runs}": str(folder / "runs")}
-    arguments = list(row.toy if toy else row.command)
-    for place, path in places.items():
-        arguments = [argument.replace(place, path) for argument in arguments]
+    parts = row.toy if toy else row.command
+    arguments = [placed(part, str(figures), str(folder / "runs")) for part in parts]
     start = time.monotonic()
     status = run_limited([sys.executable, *arguments], log, limit)
     outcome: dict[str, Any] = {"seconds": round(time.monotonic() - start, 1)}
@@ -126,6 +124,11 @@ def run_row(row: Row, folder: Path, limit: float, *, toy: bool) -> dict[str, Any
     kind = "refused" if status == USER_MISTAKE else "failed"
     said = next((line for line in reversed(lines) if "rror" in line), lines[-1]).strip()
     return outcome | {"state": kind, "says": f"status {status}: {said}"}
+
+
+def placed(argument: str, out: str, runs: str) -> str:
+    """Put paths into an argument of a row."""
+    return argument.replace("{out}", out).replace("{runs}", runs)
 
 
 def run_limited(command: list[str], log: Path, limit: float) -> int | None:
