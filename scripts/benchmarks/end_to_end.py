@@ -164,14 +164,14 @@ def data_of(config: "Config", n_rows: int) -> "TextToTextDataModule":
     from mttl.data.data_module import TextToTextDataModule
     from mttl.gym.folder import Gym
 
-    assert config.data.dir is not None
-    gym = Gym(config.data.dir)
+    section: Any = config.backbone
+    gym = Gym(str(config.data.dir))
     return TextToTextDataModule(
         gym,
         [task for task in gym.tasks() if config.data.samples[0] in gym.samples(task)],
-        build_tokenizer(config.backbone),
+        build_tokenizer(section),
         config.data,
-        decoder_only=config.backbone.model_type == "llama",  # type: ignore[union-attr]
+        decoder_only=section.model_type == "llama",
         n_examples=n_rows,
     )
 
@@ -192,7 +192,7 @@ def _ours(variant: str, config: "Config", n_rows: int) -> Step:
     folder = RunFolder(Path(config.run.dir) / config.run.name)
 
     def step() -> None:
-        trainer = build_trainer(config, folder, built)
+        trainer: Any = build_trainer(config, folder, built)
         unwanted = (Checkpoint, GracefulStop)  # a file per thousand steps, not per twelve
         trainer.callbacks = [one for one in trainer.callbacks if not isinstance(one, unwanted)]
         trainer.fit(module, datamodule=data)
@@ -207,7 +207,7 @@ def _peer(variant: str, config: "Config", n_rows: int) -> Step:
 
     data = data_of(config, n_rows)
     model = _adapters(variant, config, len(data.tasks))
-    rows = list(peer_rows(data, variant))
+    rows: Any = list(peer_rows(data, variant))
     collate = DataCollatorForSeq2Seq(data.tokenizer)
 
     def loop() -> None:
@@ -248,8 +248,8 @@ def _adapters(variant: str, config: "Config", n_tasks: int) -> "nn.Module":
 
     from mttl.build.build_backbone import build_backbone
 
-    backbone = build_backbone(config.backbone)
-    kind = config.backbone.model_type
+    section: Any = config.backbone
+    backbone, kind = build_backbone(section), section.model_type
     shared = {
         "task_type": "SEQ_2_SEQ_LM" if kind == "t5" else "CAUSAL_LM",
         "r": RANK,
@@ -263,7 +263,8 @@ def _adapters(variant: str, config: "Config", n_tasks: int) -> "nn.Module":
 
 def peer_rows(data: "TextToTextDataModule", variant: str) -> Iterator[dict[str, Any]]:
     """Return prompts and answers as transformers' models take them."""
-    for row in data.train_rows:
+    rows: Any = data.train_rows
+    for row in rows:
         prompt, answer = row["input_ids"], row["labels"]
         if data.decoder_only:
             answer = [-100] * len(prompt) + answer
