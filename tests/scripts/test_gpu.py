@@ -12,7 +12,6 @@ import torch
 
 from helpers.command import ROOT, load_recipe
 from mttl.config.load import load_any_config
-from mttl.errors import ConfigError
 
 FOLDER = ROOT / "scripts" / "benchmarks"
 MACHINE = {"device": "a device", "torch": "1"}
@@ -53,21 +52,13 @@ def test_all_rows_together_have_35_minutes(gpu: ModuleType) -> None:
 def test_the_settings_of_all_trainings_exist(
     gpu: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for those that an installation may lack: their rows say so."""
     monkeypatch.chdir(ROOT)
-    lacking = {"backbone.quantize: section"}
-    refused = set()
     for row in gpu.ROWS:
         for command in (row.command, row.toy):
             if command[0] == "pl_train.py":
-                _, _, config, _, *overrides = (
-                    gpu.placed(part, "figures", "runs") for part in command
-                )
-                try:
-                    load_any_config(config, overrides)
-                except ConfigError as error:
-                    refused.add(str(error))
-    assert not [text for text in refused if not any(name in text for name in lacking)]
+                parts = (gpu.placed(part, "figures", "runs") for part in command)
+                _, _, config, _, *overrides = parts
+                load_any_config(config, overrides)
 
 
 def test_a_row_that_fails_stops_no_other_and_a_second_call_goes_on(
