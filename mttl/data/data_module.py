@@ -17,6 +17,7 @@ from mttl.data.evaluation import evaluation_batches
 from mttl.data.loader import ResumableLoader
 from mttl.data.prepare import prepare
 from mttl.data.prompt_form import PromptForm
+from mttl.data.row_columns import lengths_of, numbers_of, pick
 from mttl.data.samplers import build_sampler
 from mttl.gym.folder import Gym
 
@@ -81,7 +82,7 @@ class TextToTextDataModule(pl.LightningDataModule):
         if self.n_examples is None or split == "test":
             return rows
         order = np.random.default_rng([self.seed, *self.data.samples]).permutation(len(rows))
-        return rows.select(sorted(order[: self.n_examples]))
+        return pick(rows, np.sort(order[: self.n_examples]))
 
     def prepare_data(self) -> None:
         """Tokenise on one process of each node, so that the others find it done."""
@@ -94,11 +95,11 @@ class TextToTextDataModule(pl.LightningDataModule):
     def train_dataloader(self) -> ResumableLoader:
         """Return the training batches, from the restored position on if there is one."""
         # Prompt and answer both cost padding; the answer is read again by cross-attention.
-        inputs, labels = self.train_rows["input_ids"][:], self.train_rows["labels"][:]
-        lengths = [len(x) + 2 * len(y) for x, y in zip(inputs, labels, strict=True)]
+        rows = self.train_rows
+        lengths = lengths_of(rows, "input_ids") + 2 * lengths_of(rows, "labels")
         sampler = build_sampler(
             self.data.sampler.kind,
-            self.train_rows["task_id"][:],
+            numbers_of(rows, "task_id"),
             lengths=lengths,
             length_window=self.data.length_window,
             batch_size=self.data.batch_size,
@@ -108,7 +109,8 @@ class TextToTextDataModule(pl.LightningDataModule):
             world_size=self._world_size,
         )
         collate = TrainCollator(pad_id_of(self.tokenizer), len(self.tasks), self.decoder_only)
-        loader = ResumableLoader(self.train_rows, sampler, collate_fn=collate, **self._options)
+        read = rows.select_columns(["input_ids", "labels", "task_id"])
+        loader = ResumableLoader(read, sampler, collate_fn=collate, **self._options)
         if self._position_to_load:
             loader.load_state_dict(self._position_to_load)
             self._position_to_load = {}  # a later fit begins anew
@@ -126,9 +128,8 @@ class TextToTextDataModule(pl.LightningDataModule):
         Test files that are copies across samples are read once, with the first sample.
         """
         rows = self.prepared(split)
-        lengths = [len(ids) for ids in rows["input_ids"]]
         batches = evaluation_batches(
-            lengths,
+            lengths_of(rows, "input_ids"),
             batch_size=self.data.eval_batch_size,
             rank=self._rank,
             world_size=self._world_size,
