@@ -245,6 +245,14 @@ class Config(Section):
             problems.append("trainer.early_stopping needs data.validation: dev")
         if self.loss is not None and self.optim.label_smoothing:
             problems.append("optim.label_smoothing must be 0 with a loss of one's own")
+        packed = f"data.packed_length ({self.data.packed_length})"
+        if self.data.packed_length is not None and self.moe is not None:
+            problems.append(f"{packed} cannot be with a section moe, which counts tokens by row")
+        if self.data.packed_length is not None and self.backbone.compile:
+            problems.append(
+                f"{packed} needs backbone.compile: false, since the rows of every batch begin at "
+                "other places"
+            )
         wanted, most = self.adapt.examples, self.data.max_rows
         if wanted is not None and most is not None and wanted > most:
             problems.append(

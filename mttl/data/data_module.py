@@ -1,5 +1,6 @@
 """The Lightning data module: a gym's tasks as batches for training, validation and scoring."""
 
+import logging
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -15,11 +16,15 @@ from mttl.config.data_schema import Data
 from mttl.data.collate import EvalCollator, TrainCollator, pad_id_of
 from mttl.data.evaluation import evaluation_batches
 from mttl.data.loader import ResumableLoader
+from mttl.data.packing import PackedCollator
 from mttl.data.prepare import prepare
 from mttl.data.prompt_form import PromptForm
 from mttl.data.row_columns import lengths_of, numbers_of, pick
-from mttl.data.samplers import build_sampler
+from mttl.data.samplers import build_sampler, drawing
+from mttl.data.token_sampler import TokenBatchSampler, padding_share
 from mttl.gym.folder import Gym
+
+_log = logging.getLogger(__name__)
 
 
 class TextToTextDataModule(pl.LightningDataModule):
@@ -94,21 +99,39 @@ class TextToTextDataModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> ResumableLoader:
         """Return the training batches, from the restored position on if there is one."""
-        # Prompt and answer both cost padding; the answer is read again by cross-attention.
-        rows = self.train_rows
-        lengths = lengths_of(rows, "input_ids") + 2 * lengths_of(rows, "labels")
-        sampler = build_sampler(
-            self.data.sampler.kind,
-            numbers_of(rows, "task_id"),
-            lengths=lengths,
-            length_window=self.data.length_window,
-            batch_size=self.data.batch_size,
-            seed=self.seed,
-            temperature=getattr(self.data.sampler, "temperature", 1.0),
-            rank=self._rank,
-            world_size=self._world_size,
-        )
-        collate = TrainCollator(pad_id_of(self.tokenizer), len(self.tasks), self.decoder_only)
+        rows, data = self.train_rows, self.data
+        prompts, answers = lengths_of(rows, "input_ids"), lengths_of(rows, "labels")
+        order: dict[str, Any] = {
+            "batch_size": data.batch_size,
+            "length_window": data.length_window,
+            "seed": self.seed,
+            "rank": self._rank,
+            "world_size": self._world_size,
+        }
+        drawn = data.sampler.kind, getattr(data.sampler, "temperature", 1.0)
+        task_ids, packed = numbers_of(rows, "task_id"), data.packed_length
+        stacks = (prompts + answers)[:, None]
+        if not self.decoder_only:
+            stacks = np.stack([prompts, answers], 1)
+        if data.token_budget is None:
+            # Prompt and answer both cost padding; the answer is read again by cross-attention.
+            sampler = build_sampler(
+                *(drawn[0], task_ids),
+                temperature=drawn[1],
+                lengths=prompts + 2 * answers,
+                **order,
+            )
+        else:
+            order |= {"token_budget": data.token_budget, "packed_length": packed}
+            sampler = TokenBatchSampler(task_ids, sizes=stacks, **order, **drawing(*drawn))
+        if data.token_budget is not None or packed is not None:
+            _tell_padding(list(sampler), stacks, packed)
+        kind: dict[str, Any] = {"decoder_only": self.decoder_only}
+        if packed is None:
+            collate = TrainCollator(pad_id_of(self.tokenizer), len(self.tasks), **kind)
+        else:
+            kind["packed_length"] = packed
+            collate = PackedCollator(pad_id_of(self.tokenizer), len(self.tasks), **kind)
         read = rows.select_columns(["input_ids", "labels", "task_id"])
         loader = ResumableLoader(read, sampler, collate_fn=collate, **self._options)
         if self._position_to_load:
@@ -173,3 +196,12 @@ class TextToTextDataModule(pl.LightningDataModule):
     @property
     def _world_size(self) -> int:
         return self.trainer.world_size if self.trainer is not None else 1
+
+
+def _tell_padding(batches: list[list[int]], sizes: np.ndarray, packed_length: int | None) -> None:
+    share = padding_share(batches, sizes, packed_length)
+    n_rows = [len(batch) for batch in batches]
+    _log.info(
+        "an epoch has %d batches of %d to %d rows; %.1f %% of their positions are padding",
+        *(len(batches), min(n_rows), max(n_rows), 100 * share),
+    )

@@ -114,6 +114,8 @@ class TaskBatchSampler(Sampler[list[int]]):
         )
         round_ = math.floor if drop_last else math.ceil
         self.n_batches = round_(self.n_rows / self.global_batch_size)
+        # Rows of an epoch where tasks are drawn.
+        self.n_drawn = self.n_batches * self.global_batch_size
         self.epoch = self.batch = 0
 
     def __len__(self) -> int:
@@ -142,8 +144,7 @@ class TaskBatchSampler(Sampler[list[int]]):
             tasks = rng.choice(len(self.tasks), size=self.n_batches, p=self.probabilities)
             tasks = np.repeat(tasks, self.global_batch_size)
         else:
-            n_slots = self.n_batches * self.global_batch_size
-            tasks = rng.choice(len(self.tasks), size=n_slots, p=self.probabilities)
+            tasks = rng.choice(len(self.tasks), size=self.n_drawn, p=self.probabilities)
         order = np.empty(len(tasks), dtype=np.int64)
         for task, rows in enumerate(self.rows_of_task):
             slots = np.flatnonzero(tasks == task)
@@ -237,16 +238,6 @@ def build_sampler(
     Raises:
         ValueError: If the kind is unknown.
     """
-    options = {
-        "proportional": {},
-        "uniform": {"temperature": math.inf},
-        "temperature": {"temperature": temperature},
-        "homogeneous": {"homogeneous": True},
-    }
-    if kind not in options:
-        raise ValueError(
-            f"sampler kind is '{kind}'; it must be one of {', '.join(KINDS)}.{nearest(kind, KINDS)}"
-        )
     return TaskBatchSampler(
         task_ids,
         batch_size=batch_size,
@@ -256,5 +247,28 @@ def build_sampler(
         drop_last=drop_last,
         lengths=lengths,
         length_window=length_window,
-        **options[kind],
+        **drawing(kind, temperature),
     )
+
+
+def drawing(kind: str, temperature: float = 1.0) -> dict[str, Any]:
+    """Return the arguments of a sampler that say how tasks are drawn.
+
+    Args:
+        kind: One of `KINDS`.
+        temperature: Of the kind of that name.
+
+    Raises:
+        ValueError: If the kind is unknown.
+    """
+    options: dict[str, dict[str, Any]] = {
+        "proportional": {},
+        "uniform": {"temperature": math.inf},
+        "temperature": {"temperature": temperature},
+        "homogeneous": {"homogeneous": True},
+    }
+    if kind not in options:
+        raise ValueError(
+            f"sampler kind is '{kind}'; it must be one of {', '.join(KINDS)}.{nearest(kind, KINDS)}"
+        )
+    return options[kind]

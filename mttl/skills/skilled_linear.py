@@ -61,9 +61,13 @@ class SkilledLinear(nn.Module):
         """
         routing = self.slot.current
         merged = routing.merged(id(self), lambda: self.inventory.merge(routing.weights[self.group]))
-        examples = routing.examples(x)
         if self.training:
             routing.add_losses(self.inventory.penalties())
+        if routing.segments:
+            tokens = routing.tokens(x)
+            y = self.inventory.combine_segments(tokens, self.base, merged, routing.segments)
+            return y.view(*x.shape[:-1], y.shape[-1])
+        examples = routing.examples(x)
         if type(self.base) is nn.Linear:
             y = self.inventory.combine_linear(examples, self.base, merged)
         else:

@@ -1,5 +1,6 @@
 """Supermasks: skills that switch weights of the frozen layer off."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -86,6 +87,19 @@ class SupermaskInventory(Inventory):
         masked = base.weight.to(dtype) * merged[0].to(dtype)
         y = torch.bmm(x.to(dtype), masked.transpose(1, 2))
         return y if base.bias is None else y + base.bias.to(dtype)
+
+    def combine_segments(
+        self, x: Float[Tensor, "N I"], base: nn.Module, merged: Merged, segments: Sequence[int]
+    ) -> Float[Tensor, "N O"]:
+        """Compute the layer with each example's weights for its own tokens.
+
+        Raises:
+            TypeError: If the layer is no `nn.Linear`.
+        """
+        if type(base) is not nn.Linear:
+            return super().combine_segments(x, base, merged, segments)
+        parts = zip(x.split(segments), merged[0].split(1), strict=True)
+        return torch.cat([self.combine_linear(own[None], base, (mask,))[0] for own, mask in parts])
 
     def mask(self, weights: Float[Tensor, "H K"]) -> Float[Tensor, "O I"]:
         """Return the mask of one task's mixing weights."""

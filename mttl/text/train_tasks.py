@@ -20,6 +20,7 @@ from mttl.gym.partition import select_tasks
 from mttl.models.backbone import is_decoder_only
 from mttl.training.attention_report import attention_by_task, has_attention
 from mttl.training.boards.show import close_boards, open_boards, show_answers
+from mttl.training.packing_check import check_packing
 from mttl.training.predictions import predict, score, write_predictions, write_results
 from mttl.training.report import (
     attachment_table,
@@ -61,6 +62,8 @@ def train(config: Config, *, resume: bool = False) -> None:
         max_input_length=config.data.max_input_length,
         max_output_length=config.data.max_output_length,
     )
+    if config.data.packed_length is not None:
+        check_packing(built.model, config.data.packed_length)
     data = build_data(config, gym, built)
     folder = RunFolder(Path(config.run.dir) / config.run.name)
     text = dump_config(config)
