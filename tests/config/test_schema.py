@@ -98,6 +98,26 @@ def test_defaults() -> None:
             ["data.sampler.kind=homogeneous", "data.length_window=2"],
             "length_window must be 0 with the homogeneous sampler",
         ),
+        (
+            ["data.max_input_length=20", "data.max_output_length=5", "data.token_budget=24"],
+            "token_budget (24) must be at least 25, the tokens of the longest row",
+        ),
+        (
+            ["data.max_input_length=20", "data.max_output_length=5", "data.packed_length=24"],
+            "packed_length (24) must be at least 25, the tokens of the longest row",
+        ),
+        (
+            ["data.token_budget=8192", "data.packed_length=9000"],
+            "token_budget (8192) must be at least packed_length (9000)",
+        ),
+        (
+            ["data.sampler.kind=homogeneous", "data.length_window=0", "data.token_budget=8192"],
+            "token_budget (8192) is not for the homogeneous sampler",
+        ),
+        (
+            ["data.packed_length=2048", "backbone.compile=true"],
+            "data.packed_length (2048) needs backbone.compile: false",
+        ),
         (["data.samples=[100, 100]"], "data.samples: [100, 100] must name each only once"),
         (["data.evaluate=[dev, dev]"], "data.evaluate: ['dev', 'dev'] must name each only once"),
         (
