@@ -53,6 +53,13 @@ def test_rows_are_read_where_they_lie(tmp_path):
     assert table.path == str(tmp_path / "key" / "rows.arrow")
 
 
+def test_an_entry_has_the_same_bytes_each_time(tmp_path):
+    for name in ("one", "two"):
+        cached(build, name, tmp_path)
+    for file in ("rows.arrow", "about.json"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
 def test_no_rows(tmp_path):
     none = cached(lambda write: "", "key", tmp_path)
     assert len(none) == len(in_memory(lambda write: "", FEATURES)) == 0
