@@ -33,6 +33,7 @@ def test_packed_rows_train_as_padded_ones_do(config: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_two_processes_train_by_tokens_and_go_on(config: Path) -> None:
     """Each takes its own batch of every step; a run in halves ends with the bits of a whole one."""
     budget = (*SHORT, PACKED, "data.token_budget=192", "data.batch_size=99")

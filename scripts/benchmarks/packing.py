@@ -14,7 +14,6 @@ of all positions; memory is the peak above the start.
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,7 +54,7 @@ ANSWER_BYTES = (1, 4, 4, 7, 10, 22, 51, 145, 291)
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(description="Training rows per second by kind of batch.")
-    parser.add_argument("--gym", type=Path, metavar="DIR", help="a gym of TSV files")
+    parser.add_argument("--gym", metavar="DIR", help="a gym of TSV files")
     parser.add_argument("--rows", type=positive, default=96, help="of an epoch (%(default)s)")
     parser.add_argument(
         "--longest", type=positive, default=320, help="tokens of a row (%(default)s)"
