@@ -13,6 +13,7 @@ from mttl.config.schema import Config
 from mttl.config.schema import Trainer as TrainerSection
 from mttl.errors import ConfigError
 from mttl.libraries import check_libraries
+from mttl.sharding.sharded_strategy import ShardedStrategy
 from mttl.training.annealing import TemperatureAnnealing
 from mttl.training.boards.step_monitor import StepMonitor
 from mttl.training.boards.tensor_board import TensorBoard
@@ -91,6 +92,9 @@ def _make_trainer(
     settings = section.model_dump(exclude={"loggers", "early_stopping", "callbacks"})
     if settings["val_check_interval"] is None:
         settings.pop("val_check_interval")
+    if section.strategy == "fsdp2":
+        # What is put together in inference mode could not be trained afterwards.
+        settings |= {"strategy": ShardedStrategy(), "inference_mode": False}
     if isinstance(settings.get("val_check_interval"), int):
         # An interval in steps counts over the whole run, not within an epoch.
         settings["check_val_every_n_epoch"] = None

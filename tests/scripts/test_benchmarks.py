@@ -6,12 +6,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
 from helpers.command import ROOT, load_recipe
+from helpers.quantised import require
 
 FOLDER = ROOT / "scripts" / "benchmarks"
 TINY = argparse.Namespace(size="tiny", tokens=2, n_beams=2, rows=16)
@@ -149,3 +151,19 @@ def test_lists_and_disk_read_the_same_batches(tmp_path) -> None:
     torch.set_num_threads(threads)
     assert found[0][-1]["sum"] == found[1][-1]["sum"]
     assert all(phase["most"] >= phase["end"] > 0 for phases in found for phase in phases)
+
+
+def test_bases_in_fewer_bits_are_smaller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    script = load_recipe(FOLDER / "quantised.py")
+    script.write_base(tmp_path, "tiny")
+    settings = argparse.Namespace(size="tiny", folder=str(tmp_path), rows=2, tokens=16)
+    sizes = {}
+    for variant, given in script.VARIANTS.items():
+        if "quantize" in given:
+            require(given["quantize"])
+        step, facts = script.build(variant, settings)
+        step()
+        sizes[variant] = facts["base_mib"]
+    assert sizes["float32"] == 2 * sizes["bfloat16"]
+    assert sizes["nf4, bfloat16"] < sizes["nf4"] < sizes["int4"] < sizes["int8"] < sizes["float32"]
