@@ -79,7 +79,11 @@ class Data(Section):
     length_window: Annotated[int, Field(ge=0)] = 0
     """Sort the rows of this many batches by length, so that batches need little padding."""
     batch_size: PositiveInt = 32
-    """Training rows per step and process."""
+    """Training rows per step and process; with `global_batch_size`, the most at once."""
+    global_batch_size: PositiveInt | None = None
+    """Training rows per optimizer step of all processes together: how many rows each computes, and
+    in how many batches, follows from the number of processes, so that any number of them trains the
+    same run."""
     eval_batch_size: PositiveInt = 64
     """Most rows per batch of validation and scoring."""
     max_input_length: PositiveInt = 512

@@ -245,6 +245,13 @@ class Config(Section):
             problems.append("trainer.early_stopping needs data.validation: dev")
         if self.loss is not None and self.optim.label_smoothing:
             problems.append("optim.label_smoothing must be 0 with a loss of one's own")
+        accumulated = self.trainer.accumulate_grad_batches
+        if self.data.global_batch_size is not None and accumulated != 1:
+            problems.append(
+                f"trainer.accumulate_grad_batches ({accumulated}) must be 1, its default, where "
+                "data.global_batch_size is given: it follows from that, data.batch_size and the "
+                "number of processes"
+            )
         wanted, most = self.adapt.examples, self.data.max_rows
         if wanted is not None and most is not None and wanted > most:
             problems.append(

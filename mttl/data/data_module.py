@@ -106,9 +106,18 @@ class TextToTextDataModule(pl.LightningDataModule):
             temperature=getattr(self.data.sampler, "temperature", 1.0),
             rank=self._rank,
             world_size=self._world_size,
+            global_batch_size=self.data.global_batch_size,
+            n_parts=self._n_parts,
         )
         collate = TrainCollator(pad_id_of(self.tokenizer), len(self.tasks), self.decoder_only)
-        loader = ResumableLoader(self.train_rows, sampler, collate_fn=collate, **self._options)
+        counted = self.data.global_batch_size is not None
+        loader = ResumableLoader(
+            self.train_rows,
+            sampler,
+            n_targets=collate.n_targets if counted else None,
+            collate_fn=collate,
+            **self._options,
+        )
         if self._position_to_load:
             loader.load_state_dict(self._position_to_load)
             self._position_to_load = {}  # a later fit begins anew
@@ -164,6 +173,13 @@ class TextToTextDataModule(pl.LightningDataModule):
             "persistent_workers": self.data.n_workers > 0,
             "pin_memory": torch.cuda.is_available(),
         }
+
+    @property
+    def _n_parts(self) -> int:
+        """Into how many batches a process cuts its rows of a step."""
+        if self.data.global_batch_size is None or self.trainer is None:
+            return 1
+        return self.trainer.accumulate_grad_batches
 
     @property
     def _rank(self) -> int:
