@@ -112,11 +112,12 @@ def _make_trainer(
     )
 
 
-def with_shared_batches(config: Config) -> Config:
+def with_shared_batches(config: Config, n_processes: int | None = None) -> Config:
     """Return a configuration in which each process knows its part of ``data.global_batch_size``.
 
     Args:
         config: As the user gave it; returned as it is where no such size is given.
+        n_processes: By default as many as the section trainer has here.
 
     Returns:
         The configuration with the most rows of a batch, the batches per optimizer step, and the
@@ -129,10 +130,11 @@ def with_shared_batches(config: Config) -> Config:
     n_rows, section = config.data.global_batch_size, config.trainer
     if n_rows is None:
         return config
-    shared = {"accelerator", "devices", "num_nodes", "strategy", "precision"}
-    settings = section.model_dump(include=shared)
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    n_processes = _lightning_trainer(**settings, **quiet).world_size
+    if n_processes is None:
+        shared = {"accelerator", "devices", "num_nodes", "strategy", "precision"}
+        settings = section.model_dump(include=shared)
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        n_processes = _lightning_trainer(**settings, **quiet).world_size
     own, rest = divmod(n_rows, n_processes)
     if rest or not own:
         near = [parts * n_processes for parts in (own, own + 1) if parts]

@@ -2,7 +2,7 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,7 +26,7 @@ class LiveBytes(TorchDispatchMode):
         at_peak: What ``live`` was when its sum was largest.
     """
 
-    def __init__(self, known: Iterable[Tensor]) -> None:
+    def __init__(self, known: Sequence[Tensor]) -> None:
         super().__init__()
         self.live: Counter[str] = Counter()
         self.at_peak: Counter[str] = Counter()

@@ -30,7 +30,7 @@ from rich.table import Table
 
 from mttl.command import positive
 
-__all__ = ["Build", "Step", "as_speed", "parse_arguments", "positive", "report", "run"]
+__all__ = ["Build", "Step", "as_speed", "parse_arguments", "peak_mib", "positive", "report", "run"]
 
 Step = Callable[[], object]
 # Makes the step of a variant and what is worth knowing about it (columns of the table).
@@ -240,20 +240,20 @@ def _serve(
             step, facts = build(name, settings)
             with contextlib.suppress(OSError):  # forget the peak of building, where the OS can
                 Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-            before = _peak_mib()
+            before = peak_mib()
             connection.send(facts)
             while connection.recv():
                 start = clock()
                 step()
                 elapsed = clock() - start
-                connection.send({"ms": 1000 * elapsed, "peak_mib": _peak_mib() - before})
+                connection.send({"ms": 1000 * elapsed, "peak_mib": peak_mib() - before})
         except EOFError:
             raise
         except Exception as error:
             connection.send(f"{type(error).__name__}: {error}")
 
 
-def _peak_mib() -> float:
+def peak_mib() -> float:
     """Return the largest resident memory of this process so far."""
     status = Path("/proc/self/status")
     if status.exists():  # ru_maxrss would include the parent's memory before exec
