@@ -115,7 +115,8 @@ def test_a_tenth_is_to_spare() -> None:
 def test_a_pretrained_backbone_is_planned_from_its_configuration(folder: Path) -> None:
     from transformers import AutoConfig
 
-    AutoConfig.for_model("t5", **TINY_T5["config"]).save_pretrained(folder / "only_config")
+    sizes = {**TINY_T5["config"], "decoder_start_token_id": 0}
+    AutoConfig.for_model("t5", **sizes).save_pretrained(folder / "only_config")
     settings = ["backbone.kind=pretrained", "backbone.dtype=bfloat16"]
     config = config_of(folder, TINY_T5, *settings, f"backbone.name={folder / 'only_config'}")
     found = needs_of(config, TASKS).weights

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -123,3 +124,22 @@ def test_steps_of_answer_logits_do_the_same_work(monkeypatch: pytest.MonkeyPatch
     assert gradients[0].abs().max() > 0
     for other in gradients[1:]:
         torch.testing.assert_close(other, gradients[0])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_plans_are_near_the_measured_peaks(tmp_path: Path) -> None:
+    names = ("t5, checkpointing", "llama, answers of 4 beams")
+    run = [sys.executable, FOLDER / "planned_memory.py", "--json", tmp_path / "found.json"]
+    subprocess.run([*run, "--only", *names], cwd=ROOT, check=True)
+    for row in json.loads((tmp_path / "found.json").read_text()):
+        assert row["planned"] == pytest.approx(row["measured"], rel=0.15), row["setting"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_processes_are_compared_with_one(tmp_path: Path) -> None:
+    run = [sys.executable, FOLDER / "two_processes.py", "--json", tmp_path / "found.json"]
+    subprocess.run([*run, "--steps", "4", "--rounds", "1"], cwd=ROOT, check=True)
+    rows = json.loads((tmp_path / "found.json").read_text())
+    assert [row["processes"] for row in rows] == [1, 2]
