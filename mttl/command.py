@@ -78,12 +78,12 @@ HARMLESS = (
     ".*does not have many workers.*",
     # The folder is ours, and a resumed run writes into it knowingly.
     ".*Checkpoint directory .* exists and is not empty.*",
-    # Evaluation batches differ in number between processes; nothing synchronises inside them.
-    ".*Total length of .* across ranks is zero.*",
     # Batch size for logged means is given where it matters.
     ".*Trying to infer the `batch_size`.*",
     # One epoch may be shorter than the logging interval in short runs.
     ".*The number of training batches .* is smaller than the logging interval.*",
+    # No backbone changes the output of its blocks in place, which is what this warns of.
+    ".*FSDP2-wrapped module .* returned a view tensor.*",
     # Raised by Lightning's own use of a PyTorch interface.
     ".*isinstance\\(treespec, LeafSpec\\).*",
     # Validation is turned off on purpose: data.validation is none.

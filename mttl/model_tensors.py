@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mttl.moe.layer import MoELayer
+from mttl.sharding.whole_tensors import whole
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.skilled_model import SkilledModel
@@ -91,7 +92,7 @@ def fingerprint(parameters: Mapping[str, Tensor], *, values: bool) -> str:
     """
     digest = hashlib.sha256()
     for name in sorted(parameters):
-        tensor = parameters[name]
+        tensor = whole(parameters[name]) if values else parameters[name]
         digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
         if values and tensor.numel():
             step = max(1, tensor.numel() // SAMPLED_VALUES)

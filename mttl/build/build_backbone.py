@@ -1,8 +1,10 @@
 """From the section `backbone` to a language model and its tokenizer."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mttl.config.backbone_schema import Backbone
@@ -63,10 +65,16 @@ def build_tokenizer(backbone: Backbone) -> PreTrainedTokenizerBase:
     return load_tokenizer(name, key="backbone.name", **where)
 
 
-def build_backbone(backbone: Backbone) -> PreTrainedModel:
-    """Load or build the backbone; frozen unless it is trained too."""
+def build_backbone(backbone: Backbone, *, empty: bool = False) -> PreTrainedModel:
+    """Load or build the backbone; frozen unless it is trained too.
+
+    Args:
+        backbone: The section.
+        empty: Neither draw nor read weights: they are on the meta device.
+    """
     if backbone.kind == "random":
-        model = build_random(backbone.model_type, dict(backbone.config))
+        with torch.device("meta") if empty else nullcontext():
+            model = build_random(backbone.model_type, dict(backbone.config))
         scale_initial_weights(model, backbone.initial_scale)
     else:
         model = load_pretrained(
@@ -74,6 +82,7 @@ def build_backbone(backbone: Backbone) -> PreTrainedModel:
             revision=backbone.revision,
             gguf_file=backbone.gguf_file,
             dtype=backbone.dtype,
+            empty=empty,
         )
     model.requires_grad_(backbone.train)
     return model

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lightning_fabric.utilities.rank_zero import rank_zero_only
 from transformers import PreTrainedModel
 
 from mttl.build.build_backbone import (
@@ -65,8 +66,10 @@ def build_model(config: Config, tasks: Sequence[str]) -> Built:
         ConfigError: If a part cannot be built; the message names the section.
         CheckpointError: If the skills for a fusion cannot be loaded, or do not fit.
     """
-    built = _build(config, tasks)
-    if config.aggregation.kind == "fusion":
+    # Where the model is sharded, the first process gives the others what they hold of it.
+    empty = config.trainer.strategy == "fsdp2" and rank_zero_only.rank != 0
+    built = _build(config, tasks, empty=empty)
+    if config.aggregation.kind == "fusion" and not empty:
         load_source(built.model, config, config.aggregation)
     built.model.train()
     return built
@@ -157,11 +160,15 @@ def inventory_settings(
 
 
 def _build(
-    settings: Config | ModelSettings, tasks: Sequence[str], *, trained: bool = False
+    settings: Config | ModelSettings,
+    tasks: Sequence[str],
+    *,
+    trained: bool = False,
+    empty: bool = False,
 ) -> Built:
     backbone = settings.backbone
     tokenizer = build_tokenizer(backbone)
-    network = build_backbone(backbone)
+    network = build_backbone(backbone, empty=empty)
     check_vocabulary(backbone, tokenizer, network)
     form = settings.data if isinstance(settings, ModelSettings) else PromptForm.of(settings.data)
     if form.template == "chat":

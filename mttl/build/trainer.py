@@ -15,6 +15,7 @@ from mttl.config.schema import Config
 from mttl.config.schema import Trainer as TrainerSection
 from mttl.errors import ConfigError
 from mttl.libraries import check_libraries
+from mttl.sharding.sharded_strategy import ShardedStrategy
 from mttl.training.annealing import TemperatureAnnealing
 from mttl.training.boards.step_monitor import StepMonitor
 from mttl.training.boards.tensor_board import TensorBoard
@@ -96,6 +97,9 @@ def _make_trainer(
     settings = section.model_dump(exclude={"loggers", "early_stopping", "callbacks"})
     if settings["val_check_interval"] is None:
         settings.pop("val_check_interval")
+    if section.strategy == "fsdp2":
+        # What is put together in inference mode could not be trained afterwards.
+        settings |= {"strategy": ShardedStrategy(), "inference_mode": False}
     if isinstance(settings.get("val_check_interval"), int):
         # An interval in steps counts over the whole run, not within an epoch.
         settings["check_val_every_n_epoch"] = None
@@ -133,6 +137,8 @@ def with_shared_batches(config: Config, n_processes: int | None = None) -> Confi
     if n_processes is None:
         shared = {"accelerator", "devices", "num_nodes", "strategy", "precision"}
         settings = section.model_dump(include=shared)
+        if section.strategy == "fsdp2":  # of as many processes
+            settings |= {"strategy": "ddp", "precision": "32-true"}
         quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
         n_processes = _lightning_trainer(**settings, **quiet).world_size
     own, rest = divmod(n_rows, n_processes)

@@ -171,8 +171,8 @@ class Trainer(Section):
     """How many devices, or which; -1 for all."""
     num_nodes: PositiveInt = 1
     """Machines."""
-    strategy: Literal["auto", "ddp"] = "auto"
-    """How devices share the work."""
+    strategy: Literal["auto", "ddp", "fsdp2"] = "auto"
+    """How devices share the work; `fsdp2` shards the model over them, backbone included."""
     precision: Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "16-true", "64-true"] = (
         "32-true"
     )
@@ -198,8 +198,24 @@ class Trainer(Section):
     early_stopping: PositiveInt | None = None
     """Stop after so many validations without a better mean score."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_axis(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "tensor_parallel" in given:
+            raise ValueError(
+                f"tensor_parallel ({given['tensor_parallel']}) is not offered: layers that are cut "
+                "across processes would need a cut of their own for every kind of skill. Leave it "
+                "out; strategy fsdp2 shards the model over all devices"
+            )
+        return given
+
     @model_validator(mode="after")
     def _checked(self) -> Self:
+        if self.strategy == "fsdp2" and self.precision in ("16-mixed", "64-true"):
+            raise ValueError(
+                f"precision ({self.precision}) must be one of 32-true, bf16-mixed, bf16-true, "
+                "16-true with strategy fsdp2, which neither scales losses nor shards doubles"
+            )
         if self.max_steps == -1 and self.max_epochs in (None, -1):
             raise ValueError(
                 "max_steps or max_epochs must bound the training, also beside max_time: the "
@@ -243,6 +259,16 @@ class Config(Section):
         problems: list[str] = []
         if self.data.validation == "none" and self.trainer.early_stopping is not None:
             problems.append("trainer.early_stopping needs data.validation: dev")
+        if self.trainer.strategy == "fsdp2" and self.optim.kind == "adafactor":
+            problems.append(
+                "optim.kind must be adamw or adam with trainer.strategy fsdp2: PyTorch's Adafactor "
+                "takes means over axes that are spread over processes"
+            )
+        if self.trainer.strategy == "fsdp2" and self.backbone.compile:
+            problems.append(
+                "backbone.compile must be false with trainer.strategy fsdp2: a model that is "
+                "compiled as a whole cannot be put together block by block"
+            )
         if self.loss is not None and self.optim.label_smoothing:
             problems.append("optim.label_smoothing must be 0 with a loss of one's own")
         accumulated = self.trainer.accumulate_grad_batches

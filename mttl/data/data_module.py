@@ -53,8 +53,6 @@ class TextToTextDataModule(pl.LightningDataModule):
         n_examples: int | None = None,
     ):
         super().__init__()
-        # With fewer rows than processes, some have nothing to evaluate.
-        self.allow_zero_length_dataloader_with_multiple_devices = True
         self.gym, self.tasks, self.data = gym, list(tasks), data
         self.tokenizer, self.decoder_only, self.seed = tokenizer, decoder_only, seed
         self.n_examples = n_examples

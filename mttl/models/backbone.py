@@ -41,6 +41,7 @@ def load_pretrained(
     gguf_file: str | None = None,
     dtype: str = "float32",
     masked: bool = False,
+    empty: bool = False,
 ) -> PreTrainedModel:
     """Load an encoder–decoder or decoder-only language model, or a masked one.
 
@@ -50,9 +51,10 @@ def load_pretrained(
         gguf_file: Name of a GGUF file inside ``name`` to read the weights from.
         dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"`` for the stored one.
         masked: Load what is no encoder–decoder as a masked language model.
+        empty: Read no weights: they are on the meta device, in types that may be others.
 
     Returns:
-        The model, in evaluation mode.
+        The model, in evaluation mode unless it is empty.
 
     Raises:
         ConfigError: If it cannot be found, reached or read, or weights are missing; the message
@@ -67,6 +69,9 @@ def load_pretrained(
         config = AutoConfig.from_pretrained(name, trust_remote_code=False, **where)
         kind = AutoModelForMaskedLM if masked else AutoModelForCausalLM
         kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else kind
+        if empty:
+            with torch.device("meta"):
+                return kind.from_config(config, trust_remote_code=False)
         loaded: Any = kind.from_pretrained(
             name,
             dtype=torch_dtype,

@@ -18,6 +18,7 @@ from mttl.files import write_text
 from mttl.gym.folder import Gym
 from mttl.gym.partition import select_tasks
 from mttl.models.backbone import is_decoder_only
+from mttl.sharding.whole_tensors import is_sharded
 from mttl.training.attention_report import attention_by_task, has_attention
 from mttl.training.boards.show import close_boards, open_boards, show_answers
 from mttl.training.predictions import predict, score, write_predictions, write_results
@@ -105,6 +106,7 @@ def train(config: Config, *, resume: bool = False) -> None:
     if trainer.is_global_zero:
         write_results(folder.results, results)
         write_baselines(folder.baselines, baselines)
+    if trainer.is_global_zero or is_sharded(built.model):  # parts are put together by all
         save_inventory(
             folder.skills,
             built.model,
@@ -130,6 +132,7 @@ def train(config: Config, *, resume: bool = False) -> None:
         if config.moe is not None and config.data.evaluate:
             rows = data.evaluation_dataloader(config.data.evaluate[0])
             write_token_routing(folder.plots / "token_routing.npz", module, rows)
+    if trainer.is_global_zero:
         check_still_there(folder)
         console.print(result_table(results, baselines))
         console.print(f"The run is in {folder.path}", highlight=False)

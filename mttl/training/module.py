@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mttl.config.optim_schema import Optim
 from mttl.errors import CheckpointError, ConfigError
+from mttl.sharding.whole_tensors import load_whole
 from mttl.torch_file import load_torch
 from mttl.training.optim import build_optimizer, build_schedule
 from mttl.training.processes import gathered
@@ -63,7 +64,7 @@ class ResumableModule(pl.LightningModule):
         state = load_torch(checkpoint, "Repeat the training command with --resume")
         with checkpoint_errors(checkpoint):
             self.on_load_checkpoint(state)
-            self.load_state_dict(state["state_dict"], strict=False)
+            load_whole(self, state["state_dict"])
         self._random_states = []
         return int(state["global_step"])
 

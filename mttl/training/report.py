@@ -16,6 +16,7 @@ from mttl.metrics.baselines import copy_predictions, majority_prediction
 from mttl.metrics.crossfit import score_answers
 from mttl.moe.attach_experts import TokenLayers
 from mttl.routing.task.task_router import TaskRouter
+from mttl.sharding.whole_tensors import is_first, whole_parameters
 from mttl.skills.attach import Attachment
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.skilled_model import SkilledModel
@@ -178,10 +179,11 @@ def write_routing(
         tasks: Names of its T tasks.
         attention: To write instead of both, where it takes the router's place.
     """
-    weights = routing_weights(router) if attention is None else attention
-    arrays = {
-        "weights": weights,
-        "probabilities": as_rows(router.probabilities()) if attention is None else attention,
-    }
+    weights = probabilities = attention
+    if weights is None or probabilities is None:
+        with whole_parameters(router):
+            weights, probabilities = routing_weights(router), as_rows(router.probabilities())
     heads = head_names(tuple(groups), weights.shape[0])
-    write_arrays(path, **arrays, tasks=np.array(tasks), groups=np.array(heads))
+    if is_first():
+        arrays = {"weights": weights, "probabilities": probabilities}
+        write_arrays(path, **arrays, tasks=np.array(tasks), groups=np.array(heads))

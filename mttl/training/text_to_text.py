@@ -21,6 +21,7 @@ from mttl.models.generation import generate_texts, search_settings
 from mttl.models.teacher_forcing import forced_logits
 from mttl.own_classes import calling
 from mttl.routing.context import Routing
+from mttl.sharding.shard_model import shard_model
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.loss import answer_losses, at_places, example_means, global_mean
 from mttl.training.module import ResumableModule
@@ -86,6 +87,12 @@ class TextToTextModule(ResumableModule):
     @property
     def _n_parts(self) -> int:
         return self.trainer.accumulate_grad_batches
+
+    def configure_model(self) -> None:
+        """Spread the model over the processes, where the strategy is to."""
+        if self.device_mesh is not None:
+            device = self.trainer.strategy.root_device
+            shard_model(self.model, self.device_mesh["data_parallel"], device)
 
     @property
     def _metrics(self) -> list[Metric]:
@@ -174,9 +181,10 @@ class TextToTextModule(ResumableModule):
     def validation_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
         """Add a batch to the losses and scores of its tasks."""
         losses, labels, _ = self.nll(batch)
-        means = example_means(losses, labels)
-        entries = torch.stack([means, torch.ones_like(means)]).to(self.loss_totals.dtype)
-        self.loss_totals.index_add_(1, batch["task_ids"], entries)
+        if batch["rows"]:
+            means = example_means(losses, labels)
+            entries = torch.stack([means, torch.ones_like(means)]).to(self.loss_totals.dtype)
+            self.loss_totals.index_add_(1, batch["task_ids"], entries)
         by_task: dict[int, tuple[list[str], list[Sequence[str]]]] = {}
         for row in self.predict(batch):
             texts, references = by_task.setdefault(row.task_id, ([], []))
@@ -222,6 +230,8 @@ class TextToTextModule(ResumableModule):
                 ``rows``.
         """
         texts = self.answer(batch["task_ids"], batch["generation_inputs"])
+        if not batch["rows"]:
+            return []
         rows = zip(
             batch["task_ids"].tolist(),
             batch["samples"],

@@ -184,3 +184,23 @@ def test_problems_between_sections_are_told_together() -> None:
 )
 def test_what_is_accepted(overrides: Sequence[str]) -> None:
     load(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainer.precision=16-mixed", r"precision \(16-mixed\) must be one of 32-true, bf16-mix"),
+        ("trainer.precision=64-true", r"precision \(64-true\) must be one of 32-true, bf16-mixed"),
+        ("backbone.compile=true", "backbone.compile must be false with trainer.strategy fsdp2"),
+        ("optim.kind=adafactor", "optim.kind must be adamw or adam with trainer.strategy fsdp2"),
+    ],
+)
+def test_what_cannot_be_sharded_is_refused(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load("trainer.strategy=fsdp2", override)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true", "16-true"])
+def test_other_precisions_may_be_sharded(precision: str) -> None:
+    section = load("trainer.strategy=fsdp2", f"trainer.precision={precision}").trainer
+    assert (section.strategy, section.precision) == ("fsdp2", precision)

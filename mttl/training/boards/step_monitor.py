@@ -9,6 +9,7 @@ import torch
 from pytorch_lightning.callbacks import Callback
 from torch.optim import Optimizer
 
+from mttl.sharding.whole_tensors import whole
 from mttl.training.boards.show import boards_of
 
 
@@ -87,6 +88,6 @@ def rates_and_norms(optimizer: Optimizer) -> dict[str, float]:
         role = group["name"].partition(" ")[0]
         numbers[f"lr/{role}"] = float(group["lr"])
         gradients = [p.grad for p in group["params"] if p.grad is not None]
-        norm = float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
+        norm = float(whole(torch.nn.utils.get_total_norm(gradients))) if gradients else 0.0
         squares[role] = squares.get(role, 0.0) + norm**2
     return numbers | {f"grad_norm/{role}": math.sqrt(value) for role, value in squares.items()}
