@@ -75,6 +75,7 @@ def generation_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
     """
     data, n_beams = config.data, config.generation.num_beams
     backbone: Any = model.backbone
+    cache: Any
     n_rows = data.eval_batch_size * n_beams
     prompts = _ids(data.eval_batch_size, data.max_input_length)
     tasks = torch.arange(data.eval_batch_size) % model.router.n_tasks
@@ -86,8 +87,8 @@ def generation_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
             mask = prompts["attention_mask"].repeat_interleave(n_beams, 0)
             given: dict[str, Any] = {"attention_mask": mask, "use_cache": True}
             if is_decoder_only(backbone):
-                own = _cache(counter, backbone)
-                cache, name = own, "input_ids"
+                cache = own = _cache(counter, backbone)
+                name = "input_ids"
                 first = prompts["input_ids"].repeat_interleave(n_beams, 0)
                 n_read = data.max_input_length + data.max_output_length
                 if "logits_to_keep" in inspect.signature(backbone.forward).parameters:
@@ -96,13 +97,11 @@ def generation_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
                 states = backbone.get_encoder()(**prompts).last_hidden_state
                 given["encoder_outputs"] = BaseModelOutput(states.repeat_interleave(n_beams, 0))
                 del states
-                own = _cache(counter, backbone)
-                cache, name = (
-                    EncoderDecoderCache(own, _cache(counter, backbone)),
-                    "decoder_input_ids",
-                )
+                own, name = _cache(counter, backbone), "decoder_input_ids"
+                cache = EncoderDecoderCache(own, _cache(counter, backbone))
                 first, n_read = _ids(n_rows, 1)["input_ids"], data.max_output_length
-            _choose(backbone(**given, **{name: first}, past_key_values=cache).logits, n_beams)
+            given["past_key_values"] = cache
+            _choose(backbone(**given, **{name: first}).logits, n_beams)
             # Then to the last token, with all before it in the cache.
             with counter.counting(CACHE):
                 for layer in filter(lambda layer: layer.is_initialized, own.layers):
@@ -110,9 +109,7 @@ def generation_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
                     layer.values = _long(layer.values, n_read - 1)
             if is_decoder_only(backbone):
                 given["attention_mask"] = torch.ones(n_rows, n_read, dtype=torch.long)
-            _choose(
-                backbone(**given, **{name: first[:, :1]}, past_key_values=cache).logits, n_beams
-            )
+            _choose(backbone(**given, **{name: first[:, :1]}).logits, n_beams)
             if n_beams > 1:
                 cache.reorder_cache(torch.arange(n_rows))
     model.train(was_training)
@@ -152,7 +149,7 @@ def _autocast(config: Config) -> Any:
     return ExitStack() if dtype is None else torch.autocast("cpu", dtype)
 
 
-def _cache(counter: LiveBytes, backbone: Any) -> DynamicCache:
+def _cache(counter: LiveBytes, backbone: Any) -> Any:
     cache = DynamicCache(config=backbone.config.get_text_config(decoder=True))
     update = cache.update
 
