@@ -68,6 +68,11 @@ UNWRITABLE = {
 # Libraries whose messages below a warning nobody asked for.
 CHATTY = ("httpx", "datasets", "fsspec", "filelock", "torch", "urllib3")
 CHATTY += ("pytorch_lightning", "lightning_fabric", "lightning")
+# Where transformers finds libraries of quantisation it imports them, and they tell of kernels that
+# a machine has no use for. What fails raises an error besides.
+HARMLESS_LOGGERS = ("torchao", "bitsandbytes.backends.cpu.ops", "bitsandbytes.backends.utils")
+HARMLESS_LOGGERS += ("torch.utils._pytree",)
+NO_TRITON = "Detected no triton"  # torchao again, in the name of no library
 _DISK = re.compile(r"\(os error (\d+)\)")
 # What libraries of communication say when a process at the other end is gone.
 _LOST_PROCESS = ("gloo", "Connection closed by peer", "NCCL communicator was aborted")
@@ -189,12 +194,20 @@ def _quiet(console: Console) -> None:
     for library in CHATTY:
         logging.getLogger(library).handlers.clear()
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler], force=True)
+    for name in HARMLESS_LOGGERS:
+        logging.getLogger(name).addFilter(_is_error)
     for message in HARMLESS:
         warnings.filterwarnings("ignore", message)
 
 
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
+
+
 def _is_wanted(record: logging.LogRecord) -> bool:
     """Tell whether to print a message: no chatter, and nothing a library prints by itself."""
+    if NO_TRITON in record.getMessage():
+        return False
     library = record.name.partition(".")[0]
     if library not in CHATTY:
         return True

@@ -17,6 +17,7 @@ from mttl.models.backbone import (
     load_tokenizer,
     scale_initial_weights,
 )
+from mttl.models.quantised import check_quantisation
 
 
 def backbone_name(backbone: Backbone) -> str:
@@ -54,6 +55,16 @@ def found_again(backbone: Backbone, places: Mapping[str, str], run: Path) -> Bac
     return backbone.model_copy(update=moved)
 
 
+def check_backbone(backbone: Backbone) -> None:
+    """Refuse, before anything is loaded, a backbone that cannot be had here.
+
+    Raises:
+        ConfigError: If it is to be quantised, and a library is missing.
+    """
+    if backbone.kind == "pretrained" and backbone.quantize is not None:
+        check_quantisation(backbone.quantize)
+
+
 def build_tokenizer(backbone: Backbone) -> PreTrainedTokenizerBase:
     """Load the tokenizer that the configuration names."""
     if backbone.kind == "random":
@@ -82,6 +93,8 @@ def build_backbone(backbone: Backbone, *, empty: bool = False) -> PreTrainedMode
             revision=backbone.revision,
             gguf_file=backbone.gguf_file,
             dtype=backbone.dtype,
+            quantize=backbone.quantize,
+            train=backbone.train,
             empty=empty,
         )
     model.requires_grad_(backbone.train)

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from mttl.build.build_backbone import (
     build_backbone,
     build_tokenizer,
+    check_backbone,
     check_vocabulary,
 )
 from mttl.build.build_moe import build_experts
@@ -167,6 +168,7 @@ def _build(
     empty: bool = False,
 ) -> Built:
     backbone = settings.backbone
+    check_backbone(backbone)
     tokenizer = build_tokenizer(backbone)
     network = build_backbone(backbone, empty=empty)
     check_vocabulary(backbone, tokenizer, network)

@@ -278,6 +278,17 @@ class Config(Section):
                 "data.global_batch_size is given: it follows from that, data.batch_size and the "
                 "number of processes"
             )
+        quantised = getattr(self.backbone, "quantize", None)
+        if quantised and self.adapt.mode == "full":
+            problems.append(
+                f"adapt.mode 'full' trains the backbone, which backbone.quantize ('{quantised}') "
+                "keeps frozen; use another mode, or remove quantize"
+            )
+        if quantised and self.trainer.strategy not in ("auto", "ddp"):
+            problems.append(
+                f"trainer.strategy '{self.trainer.strategy}' cannot cut weights in few bits "
+                f"(backbone.quantize '{quantised}') into parts; use ddp, or remove quantize"
+            )
         wanted, most = self.adapt.examples, self.data.max_rows
         if wanted is not None and most is not None and wanted > most:
             problems.append(

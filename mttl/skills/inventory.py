@@ -42,6 +42,7 @@ class Inventory(nn.Module, ABC):
     Attributes:
         uses: The uses that the kind has.
         reads: What `dispatch` is given: the ``"input"`` of the layer, or its ``"output"``.
+        reads_weight: Whether `combine_linear` needs the base layer's weight itself.
         smallest_ndim: Parameters of fewer axes cannot have skills of this kind.
         undecayed: Names of its biases and scales, which weight decay is not for.
 
@@ -52,6 +53,7 @@ class Inventory(nn.Module, ABC):
     role = "skills"
     uses: ClassVar[tuple[str, ...]] = ("task",)
     reads = "input"
+    reads_weight = False
     smallest_ndim = 0
     undecayed: tuple[str, ...] = ()
 

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
+from mttl.aggregation.packed_weights import dense_weight
 from mttl.aggregation.products import active_dtype
 from mttl.skills.inventory import Inventory, Merged, require_divisible
 
@@ -41,6 +42,7 @@ class SupermaskInventory(Inventory):
     """
 
     uses = ("task",)
+    reads_weight = True
 
     def __init__(
         self,
@@ -83,7 +85,7 @@ class SupermaskInventory(Inventory):
     ) -> Float[Tensor, "B L O"]:
         """Compute the layer with the weights that each example's mask keeps."""
         dtype = active_dtype(x)
-        masked = base.weight.to(dtype) * merged[0].to(dtype)
+        masked = dense_weight(base).to(dtype) * merged[0].to(dtype)
         y = torch.bmm(x.to(dtype), masked.transpose(1, 2))
         return y if base.bias is None else y + base.bias.to(dtype)
 

@@ -10,6 +10,7 @@ import torch
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
+from mttl.aggregation.packed_weights import packed_layers
 from mttl.config.optim_schema import Optim
 from mttl.errors import CheckpointError, ConfigError
 from mttl.sharding.whole_tensors import load_whole
@@ -116,4 +117,6 @@ class ResumableModule(pl.LightningModule):
         # Tied weights stand in the state under each of their names.
         parameters = self.named_parameters(remove_duplicate=False)
         frozen = {name for name, value in parameters if not value.requires_grad}
-        return [name for name in state if name not in frozen]
+        # Beside packed weights stand scales, under names of their own.
+        packed = tuple(f"{path}." for path in packed_layers(self))
+        return [name for name in state if name not in frozen and not name.startswith(packed)]

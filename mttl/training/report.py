@@ -9,6 +9,7 @@ from jaxtyping import Float
 from rich.markup import escape
 from rich.table import Table
 
+from mttl.aggregation.packed_weights import count_entries
 from mttl.config.data_schema import Data
 from mttl.files import write_table
 from mttl.gym.folder import Gym
@@ -44,7 +45,7 @@ def attachment_table(
             table.add_row(f"{pattern} (tokens)", str(count), shape, f"{n_parameters:,}")
     router = model.router
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    total = sum(p.numel() for p in model.parameters())
+    total = sum(count_entries(p) for p in model.parameters())
     table.caption = (
         f"{type(router).__name__}: {router.n_tasks} tasks, {router.n_skills} skills, "
         f"{router.n_heads} heads, {router.n_groups} routed groups. "

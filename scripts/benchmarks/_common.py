@@ -96,8 +96,9 @@ def run(
     Returns:
         One row per variant: ``name``; ``median``, ``min`` and ``max`` of the milliseconds of a
         step; ``ratio``, ``ratio_min`` and ``ratio_max`` to the first variant; ``peak_mib``, the
-        rise of the process's memory over that before its first step; and what ``build`` tells. A
-        variant that fails has no figures but an ``error``.
+        rise of the process's memory over that before its first step, and ``resident_mib``, all of
+        it with the libraries; and what ``build`` tells. A variant that fails has no figures but an
+        ``error``.
     """
     os.environ["OMP_NUM_THREADS"] = "1"  # torch reads it when a variant imports it
     if settings.malloc == "keep":
@@ -246,7 +247,9 @@ def _serve(
                 start = clock()
                 step()
                 elapsed = clock() - start
-                connection.send({"ms": 1000 * elapsed, "peak_mib": peak_mib() - before})
+                peak = peak_mib()
+                facts = {"peak_mib": peak - before, "resident_mib": peak}
+                connection.send({"ms": 1000 * elapsed, **facts})
         except EOFError:
             raise
         except Exception as error:

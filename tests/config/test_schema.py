@@ -189,6 +189,21 @@ def test_what_is_accepted(overrides: Sequence[str]) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
+        ("backbone.train=true", r"quantize \('nf4'\) is for a frozen backbone"),
+        ("adapt.mode=full", r"adapt\.mode 'full' trains the backbone, which backbone\.quantize"),
+        ("backbone.quantize=nf3", "'nf3' must be one of"),
+        ("trainer.strategy=fsdp2", "trainer.strategy 'fsdp2' cannot cut weights in few bits"),
+    ],
+)
+def test_a_quantised_backbone_stays_frozen(override: str, message: str) -> None:
+    load_config("crossfit.yaml", ["backbone.quantize=nf4"])
+    with pytest.raises(ConfigError, match=message):
+        load_config("crossfit.yaml", ["backbone.quantize=nf4", override])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
         ("trainer.precision=16-mixed", r"precision \(16-mixed\) must be one of 32-true, bf16-mix"),
         ("trainer.precision=64-true", r"precision \(64-true\) must be one of 32-true, bf16-mixed"),
         ("backbone.compile=true", "backbone.compile must be false with trainer.strategy fsdp2"),

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from helpers.command import ROOT, load_recipe
+from helpers.quantised import require
 
 FOLDER = ROOT / "scripts" / "benchmarks"
 TINY = argparse.Namespace(size="tiny", tokens=2, n_beams=2, rows=16)
@@ -143,3 +144,19 @@ def test_two_processes_are_compared_with_one(tmp_path: Path) -> None:
     subprocess.run([*run, "--steps", "4", "--rounds", "1"], cwd=ROOT, check=True)
     rows = json.loads((tmp_path / "found.json").read_text())
     assert [row["processes"] for row in rows] == [1, 2]
+
+
+def test_bases_in_fewer_bits_are_smaller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    script = load_recipe(FOLDER / "quantised.py")
+    script.write_base(tmp_path, "tiny")
+    settings = argparse.Namespace(size="tiny", folder=str(tmp_path), rows=2, tokens=16)
+    sizes = {}
+    for variant, given in script.VARIANTS.items():
+        if "quantize" in given:
+            require(given["quantize"])
+        step, facts = script.build(variant, settings)
+        step()
+        sizes[variant] = facts["base_mib"]
+    assert sizes["float32"] == 2 * sizes["bfloat16"]
+    assert sizes["nf4, bfloat16"] < sizes["nf4"] < sizes["int4"] < sizes["int8"] < sizes["float32"]
