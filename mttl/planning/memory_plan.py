@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
+from mttl.config.backbone_schema import Quantisation
 from mttl.config.optim_schema import Optim
 from mttl.config.schema import Config
 from mttl.errors import ConfigError
+from mttl.models.quantised import GROUPS
 from mttl.planning.fake_model import fake_model
 from mttl.planning.fake_passes import GRADIENTS, generation_bytes, training_bytes
 from mttl.skills.targets import block_paths, inside_block
@@ -24,7 +26,6 @@ BLOCKS_AT_ONCE = 2  # the one that computes, and the next one, which is fetched 
 
 # Of a weight in few bits: scales and zero points of its group included.
 BYTES_OF = {"nf4": 0.5 + 4 / 64, "int8": 1.0, "int4": 0.5 + 4 / 32}
-GROUPS = {"nf4": 64, "int8": 1, "int4": 32}
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,9 @@ class Needs:
     linear: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     largest: int = 0
 
-    def plan(self, strategy: str, n_processes: int, quantize: str | None = None) -> MemoryPlan:
+    def plan(
+        self, strategy: str, n_processes: int, quantize: Quantisation | None = None
+    ) -> MemoryPlan:
         """Return what each of some processes holds.
 
         Args:
