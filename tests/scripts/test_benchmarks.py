@@ -16,7 +16,7 @@ from helpers.command import ROOT, load_recipe
 from helpers.quantised import require
 
 FOLDER = ROOT / "scripts" / "benchmarks"
-TINY = argparse.Namespace(size="tiny", tokens=2, n_beams=2, rows=16)
+TINY = argparse.Namespace(size="tiny", tokens=2, n_beams=2, rows=16, device="cpu", dtype="float32")
 
 
 @pytest.fixture
