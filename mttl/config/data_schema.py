@@ -79,13 +79,18 @@ class Data(Section):
     length_window: Annotated[int, Field(ge=0)] = 0
     """Sort the rows of this many batches by length, so that batches need little padding."""
     batch_size: PositiveInt = 32
-    """Training rows per step and process; with `token_budget` the most of them."""
+    """Training rows per step and process; the most of them with `token_budget`, and the most at once
+    with `global_batch_size`."""
     token_budget: PositiveInt | None = None
     """Most tokens of a training batch and process, padding included: batches then have many short
     rows or few long ones. The loss stays the mean over the answers' tokens of a step."""
     packed_length: PositiveInt | None = None
     """Put the rows of a training batch one after another into sequences of at most so many tokens,
     in which none sees another (decoder-only backbones); none gives every row its own."""
+    global_batch_size: PositiveInt | None = None
+    """Training rows per optimizer step of all processes together: how many rows each computes, and
+    in how many batches, follows from the number of processes, so that any number of them trains the
+    same run."""
     eval_batch_size: PositiveInt = 64
     """Most rows per batch of validation and scoring."""
     max_input_length: PositiveInt = 512

@@ -117,6 +117,8 @@ class TextToTextDataModule(pl.LightningDataModule):
                 *(drawn[0], task_ids),
                 temperature=drawn[1],
                 lengths=prompts + 2 * answers,
+                global_batch_size=data.global_batch_size,
+                n_parts=self._n_parts,
                 **order,
             )
         else:
@@ -125,13 +127,16 @@ class TextToTextDataModule(pl.LightningDataModule):
         if data.token_budget is not None or packed is not None:
             _tell_padding(list(sampler), stacks, packed)
         kind: dict[str, Any] = {"decoder_only": self.decoder_only}
+        counted = {}
         if packed is None:
             collate = TrainCollator(pad_id_of(self.tokenizer), len(self.tasks), **kind)
+            if data.global_batch_size is not None:
+                counted = {"n_targets": collate.n_targets}
         else:
             kind["packed_length"] = packed
             collate = PackedCollator(pad_id_of(self.tokenizer), len(self.tasks), **kind)
         read = rows.select_columns(["input_ids", "labels", "task_id"])
-        loader = ResumableLoader(read, sampler, collate_fn=collate, **self._options)
+        loader = ResumableLoader(read, sampler, collate_fn=collate, **counted, **self._options)
         if self._position_to_load:
             loader.load_state_dict(self._position_to_load)
             self._position_to_load = {}  # a later fit begins anew
@@ -186,6 +191,13 @@ class TextToTextDataModule(pl.LightningDataModule):
             "persistent_workers": self.data.n_workers > 0,
             "pin_memory": torch.cuda.is_available(),
         }
+
+    @property
+    def _n_parts(self) -> int:
+        """Into how many batches a process cuts its rows of a step."""
+        if self.data.global_batch_size is None or self.trainer is None:
+            return 1
+        return self.trainer.accumulate_grad_batches
 
     @property
     def _rank(self) -> int:

@@ -69,7 +69,8 @@ class TokenBatchSampler(TaskBatchSampler):
         self.n_drawn = self.n_rows
         rows = min(batch_size, max(1, int(token_budget / self.totals.mean())))
         self.window = length_window * rows * self.world_size
-        self.n_batches = math.ceil(len(self._first_batches) * (1 + SPARE) / self.world_size)
+        self.n_steps = math.ceil(len(self._first_batches) * (1 + SPARE) / self.world_size)
+        self.n_batches = self.n_steps
 
     def __iter__(self) -> Iterator[list[int]]:
         batches = self.global_batches(self.epoch)

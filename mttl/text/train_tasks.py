@@ -6,7 +6,7 @@ import pytorch_lightning as pl
 
 from mttl.build.build_backbone import backbone_name, places_of
 from mttl.build.model import Built, build_model, inventory_settings
-from mttl.build.trainer import build_trainer
+from mttl.build.trainer import build_trainer, with_shared_batches
 from mttl.checkpoint import save_inventory
 from mttl.command import make_console
 from mttl.config.load import dump_config
@@ -49,6 +49,8 @@ def train(config: Config, *, resume: bool = False) -> None:
         config: The run.
         resume: Continue the interrupted run of the same name.
     """
+    text = dump_config(config)
+    config = with_shared_batches(config)
     pl.seed_everything(config.run.seed, verbose=False)
     console = make_console()
 
@@ -67,7 +69,6 @@ def train(config: Config, *, resume: bool = False) -> None:
         check_packing(built.model, config.data.packed_length)
     data = build_data(config, gym, built)
     folder = RunFolder(Path(config.run.dir) / config.run.name)
-    text = dump_config(config)
     step = step_to_start_from(folder, text, resume=resume)
     module = TextToTextModule(
         *(built.model, built.tokenizer, metrics, config.optim, config.generation),

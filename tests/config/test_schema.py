@@ -147,6 +147,20 @@ def test_defaults() -> None:
             ["adapt.examples=9", "data.max_rows=8"],
             "adapt.examples (9) cannot be more than data.max_rows (8) reads",
         ),
+        (
+            ["data.global_batch_size=8", "trainer.accumulate_grad_batches=2"],
+            "trainer.accumulate_grad_batches (2) must be 1, its default, where "
+            "data.global_batch_size is given",
+        ),
+        (
+            ["data.global_batch_size=8", "data.token_budget=8192"],
+            "data.token_budget (8192) cannot be with data.global_batch_size (8)",
+        ),
+        (
+            ["data.global_batch_size=8", "data.packed_length=2048"],
+            "data.packed_length (2048) cannot be with data.global_batch_size (8)",
+        ),
+        (["data.global_batch_size=0"], "data.global_batch_size: '0' must be greater than 0"),
         (["search.grid={adapt.lr: []}"], "must have at least 1 item"),
         (["search.grid={adapt.lr: [1, 1.0]}"], "adapt.lr ([1, 1.0]) must name each value only"),
         (

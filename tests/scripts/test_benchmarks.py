@@ -16,7 +16,7 @@ from helpers.command import ROOT, load_recipe
 from helpers.quantised import require
 
 FOLDER = ROOT / "scripts" / "benchmarks"
-TINY = argparse.Namespace(size="tiny", tokens=2, n_beams=2, rows=16)
+TINY = argparse.Namespace(size="tiny", tokens=2, n_beams=2, rows=16, device="cpu", dtype="float32")
 
 
 @pytest.fixture
@@ -151,6 +151,25 @@ def test_lists_and_disk_read_the_same_batches(tmp_path) -> None:
     torch.set_num_threads(threads)
     assert found[0][-1]["sum"] == found[1][-1]["sum"]
     assert all(phase["most"] >= phase["end"] > 0 for phases in found for phase in phases)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_plans_are_near_the_measured_peaks(tmp_path: Path) -> None:
+    names = ("t5, checkpointing", "llama, answers of 4 beams")
+    run = [sys.executable, FOLDER / "planned_memory.py", "--json", tmp_path / "found.json"]
+    subprocess.run([*run, "--only", *names], cwd=ROOT, check=True)
+    for row in json.loads((tmp_path / "found.json").read_text()):
+        assert row["planned"] == pytest.approx(row["measured"], rel=0.15), row["setting"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_processes_are_compared_with_one(tmp_path: Path) -> None:
+    run = [sys.executable, FOLDER / "two_processes.py", "--json", tmp_path / "found.json"]
+    subprocess.run([*run, "--steps", "4", "--rounds", "1"], cwd=ROOT, check=True)
+    rows = json.loads((tmp_path / "found.json").read_text())
+    assert [row["processes"] for row in rows] == [1, 2]
 
 
 def test_bases_in_fewer_bits_are_smaller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import pytorch_lightning as pl
@@ -51,14 +52,15 @@ class StepMonitor(Callback):
         batch_idx: int,
     ) -> None:
         """Count the tokens of the batch, and log where it is time."""
-        if "input_ids" in batch:
+        of_text = isinstance(batch, Mapping) and "input_ids" in batch
+        if of_text:
             read, written = batch["attention_mask"].sum(), (batch["labels"] >= 0).sum()
             self._tokens = self._tokens + read + written
         if not self._numbers:
             return
         now = time.monotonic()
         seconds = self._seconds + now - self._since
-        if "input_ids" in batch:
+        if of_text:
             tokens = float(trainer.strategy.reduce(self._tokens, reduce_op="sum"))
             self._numbers["speed/tokens_per_second"] = tokens / seconds
         self._numbers["speed/seconds_per_step"] = seconds / self._steps
