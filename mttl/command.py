@@ -51,6 +51,7 @@ COMMANDS = {
     "record": "scripts/record_demonstrations.py",
     "film": "scripts/film_policy.py",
     "compare": "scripts/compare.py",
+    "plan": "scripts/memory_plan.py",
     "summarise": "scripts/summarise_runs.py",
 }
 

@@ -271,6 +271,28 @@ class Config(Section):
             )
         if self.loss is not None and self.optim.label_smoothing:
             problems.append("optim.label_smoothing must be 0 with a loss of one's own")
+        packed = f"data.packed_length ({self.data.packed_length})"
+        if self.data.packed_length is not None and self.moe is not None:
+            problems.append(f"{packed} cannot be with a section moe, which counts tokens by row")
+        if self.data.packed_length is not None and self.backbone.compile:
+            problems.append(
+                f"{packed} needs backbone.compile: false, since the rows of every batch begin at "
+                "other places"
+            )
+        for name in ("token_budget", "packed_length"):
+            if self.data.global_batch_size is not None and getattr(self.data, name) is not None:
+                problems.append(
+                    f"data.{name} ({getattr(self.data, name)}) cannot be with "
+                    f"data.global_batch_size ({self.data.global_batch_size}), which counts rows; "
+                    "remove one of them"
+                )
+        accumulated = self.trainer.accumulate_grad_batches
+        if self.data.global_batch_size is not None and accumulated != 1:
+            problems.append(
+                f"trainer.accumulate_grad_batches ({accumulated}) must be 1, its default, where "
+                "data.global_batch_size is given: it follows from that, data.batch_size and the "
+                "number of processes"
+            )
         quantised = getattr(self.backbone, "quantize", None)
         if quantised and self.adapt.mode == "full":
             problems.append(

@@ -58,6 +58,11 @@ class TrainCollator:
             "task_ids": checked_task_ids([row["task_id"] for row in rows], self.n_tasks),
         }
 
+    def n_targets(self, batch: Mapping[str, Any]) -> int:
+        """Return how many tokens of a batch a model predicts: none stands before a first one."""
+        labels = batch["labels"][:, 1:] if self.decoder_only else batch["labels"]
+        return int((labels != IGNORED).sum())
+
 
 @dataclass(frozen=True)
 class EvalCollator(TrainCollator):

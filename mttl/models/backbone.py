@@ -20,6 +20,7 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     ByT5Tokenizer,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -121,6 +122,33 @@ def load_pretrained(
     if quantize is not None:
         return_freed_memory()
     return model
+
+
+def read_architecture(
+    name: str, *, revision: str | None = None, gguf_file: str | None = None
+) -> tuple[Any, PretrainedConfig]:
+    """Read the configuration of a language model and no weights.
+
+    Args:
+        name: A model of the hub, or a folder.
+        revision: Branch, tag or commit on the hub.
+        gguf_file: Name of a GGUF file inside ``name`` that holds it.
+
+    Returns:
+        The class that builds such a model, and the configuration.
+
+    Raises:
+        ConfigError: If it cannot be found, reached or read.
+    """
+    where = {"revision": revision or "main"}
+    if gguf_file:
+        where["gguf_file"] = gguf_file
+    try:
+        check_model_folder(name)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False, **where)
+    except Exception as error:  # transformers answers bad files with errors of all sorts
+        raise ConfigError(_unreachable("backbone.name", name, error)) from error
+    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM, config
 
 
 def _packing(

@@ -68,9 +68,13 @@ class SkilledLinear(nn.Module):
         """
         routing = self.slot.current
         merged = routing.merged(id(self), lambda: self.inventory.merge(routing.weights[self.group]))
-        examples = routing.examples(x)
         if self.training:
             routing.add_losses(self.inventory.penalties())
+        if routing.segments:
+            tokens = routing.tokens(x)
+            y = self.inventory.combine_segments(tokens, self.base, merged, routing.segments)
+            return y.view(*x.shape[:-1], y.shape[-1])
+        examples = routing.examples(x)
         if is_plain_linear(self.base) or self.inventory.reads_weight:
             y = self.inventory.combine_linear(examples, self.base, merged)  # type: ignore[arg-type]
         else:

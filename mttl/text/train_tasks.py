@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 from mttl.build.build_backbone import backbone_name, places_of
 from mttl.build.model import Built, build_model, inventory_settings
 from mttl.build.process_count import check_processes
-from mttl.build.trainer import build_trainer
+from mttl.build.trainer import build_trainer, with_shared_batches
 from mttl.checkpoint import save_inventory
 from mttl.command import make_console
 from mttl.config.load import dump_config
@@ -23,6 +23,7 @@ from mttl.moe.share_out import make_whole
 from mttl.sharding.whole_tensors import is_sharded
 from mttl.training.attention_report import attention_by_task, has_attention
 from mttl.training.boards.show import close_boards, open_boards, show_answers
+from mttl.training.packing_check import check_packing
 from mttl.training.predictions import predict, score, write_predictions, write_results
 from mttl.training.report import (
     attachment_table,
@@ -51,9 +52,11 @@ def train(config: Config, *, resume: bool = False) -> None:
         config: The run.
         resume: Continue the interrupted run of the same name.
     """
+    text = dump_config(config)
+    check_processes(config)
+    config = with_shared_batches(config)
     pl.seed_everything(config.run.seed, verbose=False)
     console = make_console()
-    check_processes(config)
 
     # What to learn: tasks, their rows, and the model over them.
     gym = open_gym(config.data)
@@ -66,9 +69,10 @@ def train(config: Config, *, resume: bool = False) -> None:
         max_input_length=config.data.max_input_length,
         max_output_length=config.data.max_output_length,
     )
+    if config.data.packed_length is not None:
+        check_packing(built.model, config.data.packed_length)
     data = build_data(config, gym, built)
     folder = RunFolder(Path(config.run.dir) / config.run.name)
-    text = dump_config(config)
     step = step_to_start_from(folder, text, resume=resume)
     module = TextToTextModule(
         *(built.model, built.tokenizer, metrics, config.optim, config.generation),

@@ -83,6 +83,11 @@ class TextToTextModule(SharesExperts):
         self.loss_totals = torch.zeros(2, len(metrics))
         self.answers: list[Prediction] = []
         self._last_loss: Tensor | None = None
+        self._shares: list[Tensor] = []  # of the loss of this step, batch by batch
+
+    @property
+    def _n_parts(self) -> int:
+        return self.trainer.accumulate_grad_batches
 
     def configure_model(self) -> None:
         """Spread the model over the processes, where the strategy is to."""
@@ -141,12 +146,17 @@ class TextToTextModule(SharesExperts):
             TrainingError: If the loss of the step before was not finite.
         """
         losses, labels, routing = self.training_losses(batch)
-        loss = global_mean(losses, labels)
+        loss = global_mean(losses, labels, batch.get("step_tokens"))
         self._watch(loss.detach())
         prior = self.model.router.prior_loss().to(loss.device)
         total = loss + prior + sum(routing.losses.values())
         # Each process holds its share of the mean over all tokens.
-        self.log("train/loss", loss, prog_bar=True, batch_size=len(labels), sync_dist=True)
+        shown = loss
+        if "step_tokens" in batch:
+            self._shares = [] if batch_idx % self._n_parts == 0 else self._shares
+            self._shares.append(loss.detach())
+            shown = torch.stack(self._shares).sum() / self._n_parts
+        self.log("train/loss", shown, prog_bar=True, batch_size=len(labels), sync_dist=True)
         if prior.requires_grad:
             self.log("train/prior", prior, batch_size=len(labels))
         for name, value in routing.losses.items():

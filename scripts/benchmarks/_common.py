@@ -34,7 +34,17 @@ from mttl.command import positive
 if TYPE_CHECKING:  # the parent process of a benchmark never loads it
     from torch import nn
 
-__all__ = ["Build", "Step", "as_speed", "on_device", "parse_arguments", "positive", "report", "run"]
+__all__ = [
+    "Build",
+    "Step",
+    "as_speed",
+    "on_device",
+    "parse_arguments",
+    "peak_mib",
+    "positive",
+    "report",
+    "run",
+]
 
 Step = Callable[[], object]
 # Makes the step of a variant and what is worth knowing about it (columns of the table).
@@ -273,14 +283,14 @@ def _serve(
             step, facts = build(name, settings)
             with contextlib.suppress(OSError):  # forget the peak of building, where the OS can
                 Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-            before = _peak_mib(settings)
+            before = peak_mib(settings)
             connection.send(facts)
             while connection.recv():
                 start = clock()
                 step()
                 _finish(settings)
                 elapsed = clock() - start
-                peak = _peak_mib(settings)
+                peak = peak_mib(settings)
                 facts = {"peak_mib": peak - before, "resident_mib": peak}
                 connection.send({"ms": 1000 * elapsed, **facts})
         except EOFError:
@@ -289,7 +299,7 @@ def _serve(
             connection.send(f"{type(error).__name__}: {error}")
 
 
-def _on_gpu(settings: argparse.Namespace) -> bool:
+def _on_gpu(settings: argparse.Namespace | None) -> bool:
     return getattr(settings, "device", "cpu") == "cuda"
 
 
@@ -301,7 +311,7 @@ def _finish(settings: argparse.Namespace) -> None:
         torch.cuda.synchronize()
 
 
-def _peak_mib(settings: argparse.Namespace) -> float:
+def peak_mib(settings: argparse.Namespace | None = None) -> float:
     """Return the largest memory of this process so far: resident, or of its tensors on a GPU."""
     if _on_gpu(settings):
         import torch

@@ -98,6 +98,26 @@ def test_defaults() -> None:
             ["data.sampler.kind=homogeneous", "data.length_window=2"],
             "length_window must be 0 with the homogeneous sampler",
         ),
+        (
+            ["data.max_input_length=20", "data.max_output_length=5", "data.token_budget=24"],
+            "token_budget (24) must be at least 25, the tokens of the longest row",
+        ),
+        (
+            ["data.max_input_length=20", "data.max_output_length=5", "data.packed_length=24"],
+            "packed_length (24) must be at least 25, the tokens of the longest row",
+        ),
+        (
+            ["data.token_budget=8192", "data.packed_length=9000"],
+            "token_budget (8192) must be at least packed_length (9000)",
+        ),
+        (
+            ["data.sampler.kind=homogeneous", "data.length_window=0", "data.token_budget=8192"],
+            "token_budget (8192) is not for the homogeneous sampler",
+        ),
+        (
+            ["data.packed_length=2048", "backbone.compile=true"],
+            "data.packed_length (2048) needs backbone.compile: false",
+        ),
         (["data.samples=[100, 100]"], "data.samples: [100, 100] must name each only once"),
         (["data.evaluate=[dev, dev]"], "data.evaluate: ['dev', 'dev'] must name each only once"),
         (
@@ -127,6 +147,20 @@ def test_defaults() -> None:
             ["adapt.examples=9", "data.max_rows=8"],
             "adapt.examples (9) cannot be more than data.max_rows (8) reads",
         ),
+        (
+            ["data.global_batch_size=8", "trainer.accumulate_grad_batches=2"],
+            "trainer.accumulate_grad_batches (2) must be 1, its default, where "
+            "data.global_batch_size is given",
+        ),
+        (
+            ["data.global_batch_size=8", "data.token_budget=8192"],
+            "data.token_budget (8192) cannot be with data.global_batch_size (8)",
+        ),
+        (
+            ["data.global_batch_size=8", "data.packed_length=2048"],
+            "data.packed_length (2048) cannot be with data.global_batch_size (8)",
+        ),
+        (["data.global_batch_size=0"], "data.global_batch_size: '0' must be greater than 0"),
         (["search.grid={adapt.lr: []}"], "must have at least 1 item"),
         (["search.grid={adapt.lr: [1, 1.0]}"], "adapt.lr ([1, 1.0]) must name each value only"),
         (
