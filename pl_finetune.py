@@ -13,9 +13,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from mttl.adaptation.shard import Shard
-from mttl.command import add_config, add_run, exit_with, make_parser, processes
-from mttl.errors import TaskError
+from mttl.adaptation.shard import add_shares
+from mttl.command import add_config, add_run, exit_with, make_parser
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,16 +37,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = make_parser(__doc__)
     add_config(parser)
     add_run(parser, tasks="test", out="results (RUN/adapt-MODE)")
-    parser.add_argument(
-        "--workers",
-        type=processes,
-        default=1,
-        metavar="N",
-        help="processes that share the jobs, or those of --shard (%(default)s)",
-    )
-    parser.add_argument(
-        "--shard", type=shard, default=Shard(), metavar="I/N", help="run the I-th of N parts only"
-    )
+    add_shares(parser)
     parser.add_argument(
         "--save",
         action="store_true",
@@ -57,17 +47,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--reference", metavar="DIR", help="results to state the average relative gain over"
     )
     return parser.parse_args(arguments)
-
-
-def shard(text: str) -> Shard:
-    """Read a part of the jobs."""
-    number, _, n_shards = text.partition("/")
-    if not (number.isdecimal() and n_shards.isdecimal()):
-        raise argparse.ArgumentTypeError(f"'{text}' must have the form I/N, such as 1/4")
-    try:
-        return Shard(int(number), int(n_shards))
-    except TaskError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 if __name__ == "__main__":

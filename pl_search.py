@@ -8,28 +8,34 @@ rows. Started again, it goes on; trials.csv and best.yaml hold what is known so 
 """
 
 import argparse
+import sys
+from pathlib import Path
 
+from mttl.adaptation.shard import add_shares
 from mttl.command import add_config, add_run, exit_with, make_parser
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Search, write what was found and print a table; return the exit status."""
-    options = vars(parse(arguments))
+    given = sys.argv[1:] if arguments is None else arguments
+    options = vars(parse(given))
     from mttl.config.load import load_any_config
     from mttl.config.worlds import world_of
     from mttl.inventory_folder import inventory_folder
 
     config = load_any_config(options.pop("config"), options.pop("override"))
     inventory_folder(options["source"])
-    world_of(config).run("search", config, **options)
+    command = [sys.executable, str(Path(__file__).resolve()), *given]
+    world_of(config).run("search", config, command=command, **options)
     return 0
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
+def parse(arguments: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
     add_config(parser)
     add_run(parser, tasks="dev", out="trials (RUN/search-MODE)")
+    add_shares(parser)
     return parser.parse_args(arguments)
 
 

@@ -45,6 +45,7 @@ from mttl.inventory_files import (
 from mttl.inventory_folder import find_inventory, inventory_folder
 from mttl.model_tensors import Model, fingerprint, own_parameters, router_tensors, skill_tensors
 from mttl.safetensors_file import write_tensors
+from mttl.sharding.whole_tensors import for_first, is_first
 from mttl.skills.attention import AttendedInventory
 from mttl.skills.skilled_model import SkilledModel
 
@@ -80,6 +81,8 @@ def save_inventory(
 ) -> None:
     """Write a folder ``skills/``, whole or not at all.
 
+    The processes of a sharded training must call it together; the first one writes.
+
     Args:
         folder: Where; an earlier one is replaced once the new one is complete.
         model: Backbone, skills and router; of a policy the common parameters are the backbone.
@@ -101,8 +104,13 @@ def save_inventory(
         "libraries": libraries(),
         "settings": dict(settings),
     }
-    parts = skill_tensors(model), router_tensors(model), parameters if backbone_trained else None
-    write_inventory(SavedInventory(Path(folder), meta, tuple(tasks), *parts))
+    tensors = [skill_tensors(model), router_tensors(model), parameters if backbone_trained else {}]
+    skills, router, backbone = (
+        {name: for_first(tensor) for name, tensor in part.items()} for part in tensors
+    )
+    if is_first():
+        parts = skills, router, backbone if backbone_trained else None
+        write_inventory(SavedInventory(Path(folder), meta, tuple(tasks), *parts))
 
 
 def write_inventory(inventory: SavedInventory) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.logging import RichHandler
 
+from mttl.child_process import end_process, follow_launcher
 from mttl.errors import MttlError, StopRequested
 from mttl.files import DISK_REFUSES, GONE, FolderGoneError
 from mttl.own_classes import trust
@@ -50,6 +51,7 @@ COMMANDS = {
     "record": "scripts/record_demonstrations.py",
     "film": "scripts/film_policy.py",
     "compare": "scripts/compare.py",
+    "plan": "scripts/memory_plan.py",
     "summarise": "scripts/summarise_runs.py",
 }
 
@@ -67,6 +69,11 @@ UNWRITABLE = {
 # Libraries whose messages below a warning nobody asked for.
 CHATTY = ("httpx", "datasets", "fsspec", "filelock", "torch", "urllib3")
 CHATTY += ("pytorch_lightning", "lightning_fabric", "lightning")
+# Where transformers finds libraries of quantisation it imports them, and they tell of kernels that
+# a machine has no use for. What fails raises an error besides.
+HARMLESS_LOGGERS = ("torchao", "bitsandbytes.backends.cpu.ops", "bitsandbytes.backends.utils")
+HARMLESS_LOGGERS += ("torch.utils._pytree",)
+NO_TRITON = "Detected no triton"  # torchao again, in the name of no library
 _DISK = re.compile(r"\(os error (\d+)\)")
 # What libraries of communication say when a process at the other end is gone.
 _LOST_PROCESS = ("gloo", "Connection closed by peer", "NCCL communicator was aborted")
@@ -77,12 +84,12 @@ HARMLESS = (
     ".*does not have many workers.*",
     # The folder is ours, and a resumed run writes into it knowingly.
     ".*Checkpoint directory .* exists and is not empty.*",
-    # Evaluation batches differ in number between processes; nothing synchronises inside them.
-    ".*Total length of .* across ranks is zero.*",
     # Batch size for logged means is given where it matters.
     ".*Trying to infer the `batch_size`.*",
     # One epoch may be shorter than the logging interval in short runs.
     ".*The number of training batches .* is smaller than the logging interval.*",
+    # No backbone changes the output of its blocks in place, which is what this warns of.
+    ".*FSDP2-wrapped module .* returned a view tensor.*",
     # Raised by Lightning's own use of a PyTorch interface.
     ".*isinstance\\(treespec, LeafSpec\\).*",
     # Validation is turned off on purpose: data.validation is none.
@@ -99,6 +106,7 @@ def run_command(main: Callable[[], int]) -> int:
     """
     # Threads of OpenMP that wait for work spin by default, and take processors from one another.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    follow_launcher(end_process)
     console = make_console(stderr=True)
     _quiet(console)
     try:
@@ -188,12 +196,22 @@ def _quiet(console: Console) -> None:
     for library in CHATTY:
         logging.getLogger(library).handlers.clear()
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler], force=True)
+    for name in HARMLESS_LOGGERS:
+        logging.getLogger(name).addFilter(_is_error)
     for message in HARMLESS:
         warnings.filterwarnings("ignore", message)
 
 
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
+
+
 def _is_wanted(record: logging.LogRecord) -> bool:
     """Tell whether to print a message: no chatter, and nothing a library prints by itself."""
+    if "Child process with PID" in record.getMessage():  # why Lightning kills this one next
+        return True
+    if NO_TRITON in record.getMessage():
+        return False
     library = record.name.partition(".")[0]
     if library not in CHATTY:
         return True

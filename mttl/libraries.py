@@ -5,6 +5,11 @@ import importlib.util
 from mttl.errors import MttlError
 
 
+def missing_libraries(*names: str) -> list[str]:
+    """Return those of some libraries that are not installed."""
+    return [name for name in names if importlib.util.find_spec(name) is None]
+
+
 def check_libraries(*names: str, extra: str = "plots") -> None:
     """See that libraries of an extra are installed.
 
@@ -15,6 +20,6 @@ def check_libraries(*names: str, extra: str = "plots") -> None:
     Raises:
         MttlError: If one is missing; the message says how to get it.
     """
-    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    missing = missing_libraries(*names)
     if missing:
         raise MttlError(f"{', '.join(missing)} must be installed: pip install 'mttl[{extra}]'")

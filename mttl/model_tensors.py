@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from mttl.aggregation.packed_weights import is_packed, stored
 from mttl.moe.layer import MoELayer
+from mttl.sharding.whole_tensors import whole
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.skilled_model import SkilledModel
@@ -67,7 +69,8 @@ def backbone_parameters(backbone: nn.Module) -> dict[str, Tensor]:
         if isinstance(module, SkilledLinear | MoELayer)
     ]
     return {
-        _name_without(name, added): parameter.detach()
+        # A packed weight without its scales says nothing; it is frozen, and stays as it is.
+        _name_without(name, added): parameter if is_packed(parameter) else parameter.detach()
         for name, parameter in backbone.named_parameters()
         if not any(name.startswith(path) and not name.startswith(f"{path}base.") for path in added)
     }
@@ -83,7 +86,8 @@ def _name_without(name: str, added: Sequence[str]) -> str:
 def fingerprint(parameters: Mapping[str, Tensor], *, values: bool) -> str:
     """Return a hash of names and shapes, and of a sample of the values.
 
-    Values are read in bfloat16, so that a backbone loaded in half precision is still the same one.
+    Values are read in bfloat16, so that a backbone loaded in half precision is still the same one;
+    of packed weights they are the scales.
 
     Args:
         parameters: The backbone's parameters.
@@ -91,8 +95,9 @@ def fingerprint(parameters: Mapping[str, Tensor], *, values: bool) -> str:
     """
     digest = hashlib.sha256()
     for name in sorted(parameters):
-        tensor = parameters[name]
-        digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
+        shape, tensor = stored(parameters[name])
+        tensor = whole(tensor) if values else tensor
+        digest.update(f"{name} {shape}\n".encode())
         if values and tensor.numel():
             step = max(1, tensor.numel() // SAMPLED_VALUES)
             sample = tensor.flatten()[::step].to("cpu", torch.bfloat16).contiguous()

@@ -5,15 +5,20 @@ python scripts/merge_task.py runs/crossfit --average --out models/average
 
 The folder is one of transformers (`from_pretrained`). Its answers are those of the run to rounding:
 beside the weights stand a tokenizer whose chat template asks as in training, the run's search, and
-a card with lines to copy.
+a card with lines to copy. A quantised backbone is written in floating point, as it was used; what
+quantisation has cost is told.
 """
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mttl.command import add_backbone, exit_with, make_console, make_parser
 from mttl.errors import CheckpointError, ConfigError
 from mttl.files import new_folder
+
+if TYPE_CHECKING:
+    from mttl.build.model import Built
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -23,6 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     if out.exists():
         raise ConfigError(f"--out '{out}' exists already; name a new folder, or remove it")
     from mttl.build.model import load_run
+    from mttl.merging.dequantise import dequantise
     from mttl.merging.fold import average_mixing, fold, task_mixing
     from mttl.prediction.asking import Asking
     from mttl.prediction.model_card import scores_of
@@ -36,10 +42,12 @@ def main(arguments: list[str] | None = None) -> int:
         mixing, tasks = task_mixing(router, int(built.task_ids([options.task]))), [options.task]
         about = f"The task `{options.task}` of `{options.run}`, folded into plain weights."
     asking = Asking.of(built, tasks)
+    lost = quantisation_told(built)
     try:
         backbone = fold(built.model, mixing).backbone
     except ValueError as error:
         raise CheckpointError(f"'{options.run}' cannot be merged: {error}") from error
+    dequantise(backbone)
     with new_folder(out) as temporary:
         backbone.save_pretrained(temporary)  # type: ignore[operator]
         asking.write(
@@ -47,11 +55,33 @@ def main(arguments: list[str] | None = None) -> int:
             "model",
             place=options.out,
             base=built.base,
-            about=about,
+            about=f"{about} {lost}".rstrip(),
             scores=() if options.average else scores_of(options.run, tasks),
         )
+    if lost:
+        make_console().print(lost, markup=False)
     make_console().print(f"The model is in {out}; its README.md says how to ask", markup=False)
     return 0
+
+
+def quantisation_told(built: "Built") -> str:
+    """Say what a quantised base has lost, against the weights it was made of; else nothing."""
+    from mttl.aggregation.packed_weights import packed_layers
+    from mttl.build.build_backbone import build_backbone
+    from mttl.merging.dequantise import quantisation_error
+
+    backbone = built.backbone
+    if not packed_layers(built.model.backbone) or backbone is None:
+        return ""
+    if backbone.kind == "random" or backbone.quantize is None:
+        return "The base is stored quantised, and was dequantised; what it has lost is not known."
+    original = build_backbone(backbone.model_copy(update={"quantize": None}))
+    error = quantisation_error(built.model.backbone, original)
+    return (
+        f"The base was quantised ({backbone.quantize}) in training and is dequantised here: the "
+        f"relative error of its weights is {error.overall:.2e} (largest {error.largest:.2e}, of "
+        f"{error.worst})."
+    )
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

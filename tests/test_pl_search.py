@@ -11,8 +11,10 @@ from helpers.command import ROOT, load_recipe
 from helpers.new_tasks import NEW, train_source
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.new_tasks import Adaptation
+from mttl.adaptation.shard import Shard
 from mttl.command import USER_MISTAKE, run_command
 from mttl.config.load import load_config
+from mttl.text import search_settings
 
 GRID = "search.grid={adapt.lr: [1e-3, 1e-2], adapt.router_lr: [0.1, 0.5]}"
 RANGES = "search.ranges={adapt.lr: {low: 1e-4, high: 1e-2, log: true}}"
@@ -80,6 +82,38 @@ def test_a_grid_is_scored_without_test_rows(
     assert len(rows) == 4 * len(NEW)
     printed = " ".join(capsys.readouterr().out.split())
     assert all(text in printed for text in ("adapt.router_lr", "twice, first", "No test row was"))
+
+
+def test_workers_share_the_jobs_of_every_trial(
+    folder: Path,
+    recipe: ModuleType,
+    tmp_path: Path,
+    started: list[FewShotJob],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Run here one after another; `start_workers` shows each a GPU of its own."""
+    shares: list[int] = []
+
+    def start_workers(n_workers: int, shard: Shard, command: list[str]) -> None:
+        assert Path(command[1]).name == "pl_search.py"
+        for number in range(1, n_workers + 1):
+            part, before = shard.part(number, n_workers), len(started)
+            own = ["--workers", "1", "--shard", f"{part.number}/{part.n_shards}"]
+            assert recipe.main([*command[2:], *own]) == 0
+            shares.append(len(started) - before)
+
+    monkeypatch.setattr(search_settings, "start_workers", start_workers)
+    assert recipe.main([*arguments(folder, tmp_path / "two", GRID), "--workers", "2"]) == 0
+    n_jobs = 4 * len(NEW) * 2
+    assert shares == [n_jobs / 2, n_jobs / 2]
+    assert len(started) == n_jobs  # nothing is left for the one that has started them
+    assert recipe.main(arguments(folder, tmp_path / "one", GRID)) == 0
+    for name in ("trials.csv", "best.yaml"):
+        assert (tmp_path / "two" / name).read_text() == (tmp_path / "one" / name).read_text()
+    for option in (["--workers", "2"], ["--shard", "1/2"]):
+        said = fails(recipe, capsys, [*arguments(folder, tmp_path / "drawn", RANGES), *option])
+        assert "a trial of search.ranges is drawn from the scores of those before" in said
 
 
 def test_the_best_settings_can_be_given_to_the_next_command(

@@ -155,6 +155,7 @@ def test_training_ends_when_every_level_is_solved(config: Path) -> None:
         ),
         (["router.granularity=block"], r"router.granularity \(block\) must be model or layer"),
         (["optim.label_smoothing=0.1"], "optim.label_smoothing must be 0"),
+        (["trainer.strategy=fsdp2"], r"trainer.strategy \(fsdp2\) shards the blocks of"),
         (["trainer.max_epochs=null", "trainer.max_steps=3"], "trainer.max_epochs must say how"),
         (["trainer.early_stopping=3"], "trainer.early_stopping is for text-to-text tasks"),
         (["skills.n_skills=per_task"], r"skills.n_skills \(per_task\) must be 'per_task' with"),

@@ -58,7 +58,8 @@ def nothing_written(config: Path) -> bool:
         ("data.system=Answer", "system is a part of chats: set template: chat, or leave it out"),
         ("data.max_input_length=1", "data.max_input_length (1) must be larger than 1"),
         ("trainer.accelerator=tpu", "section trainer:"),
-        ("trainer.strategy=fsdp", "trainer.strategy: 'fsdp' must be one of auto, ddp"),
+        ("trainer.strategy=fsdp", "trainer.strategy: 'fsdp' must be one of auto, ddp, fsdp2"),
+        ("trainer.tensor_parallel=2", "tensor_parallel (2) is not offered: layers that are cut"),
     ],
 )
 def test_wrong_settings(capsys, config, override, message):

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mttl.aggregation.packed_weights import packed_layers
 from mttl.config.section import AdaptMode, RowInit
 from mttl.errors import ConfigError
 from mttl.routing.task.fixed import FixedRouter, average_router, expert_router
@@ -152,6 +153,19 @@ def require_trainable(mode: AdaptMode, *routers: nn.Module) -> None:
         )
 
 
+def require_frozen(mode: AdaptMode) -> None:
+    """Refuse to train a quantised backbone.
+
+    Raises:
+        ConfigError: If the mode trains the backbone.
+    """
+    if "backbone" in TRAINED_ROLES.get(mode, ()):
+        raise ConfigError(
+            f"mode '{mode}' trains the backbone, which is quantised and cannot be trained. Use "
+            "'all', or 'skills_only'"
+        )
+
+
 def parts_by_role(model: SkilledModel) -> dict[str, list[nn.Module]]:
     """Return the modules of the roles ``"skills"`` and ``"router"``; the rest is the backbone."""
     skills: list[nn.Module] = [layer.inventory for layer in model.skilled_layers().values()]
@@ -191,6 +205,8 @@ def _check_mode(
     model: SkilledModel, router: TaskRouter, mode: AdaptMode, *, drawn_anew: bool
 ) -> None:
     layers = model.token_layers().values()
+    if packed_layers(model.backbone):
+        require_frozen(mode)
     require_trainable(mode, router, *parts_by_role(model)["router"][1:])
     attention = [attention_parts(layer.inventory) for layer in model.skilled_layers().values()]
     if mode == "average" and any(attention):

@@ -214,6 +214,8 @@ class Adaptation:
         """
         saved = read_inventory(run)
         inventory = inventory_digest(saved.folder)
+        if saved.meta["settings"].get("backbone", {}).get("quantize"):
+            modes.require_frozen(config.adapt.mode)
         built = load_run(run, backbone=backbone)
         gym = open_gym(config.data, samples)
         names = new_tasks(tasks, config.data, gym, built.tasks, allow_seen=allow_seen)

@@ -45,6 +45,7 @@ from mttl.training.run_folder import (
     step_to_start_from,
 )
 from mttl.training.saving.resuming import checkpoint_errors
+from mttl.training.together.companions import take_leave
 
 ROLLOUTS_BETWEEN_CHECKPOINTS = 10
 BATCHES_BETWEEN_CHECKPOINTS = 200  # of demonstrations
@@ -112,6 +113,7 @@ def _train(config: BabyAIConfig, resume: bool) -> list[Result]:
             ckpt_path=folder.last if step else None,
             weights_only=True,
         )
+    take_leave(trainer)
     # The same episodes would be played by all.
     results = _finish(config, model, levels, folder) if trainer.is_global_zero else []
     close_boards(trainer, results)

@@ -1,8 +1,10 @@
 """From the section `backbone` to a language model and its tokenizer."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mttl.config.backbone_schema import Backbone
@@ -15,6 +17,7 @@ from mttl.models.backbone import (
     load_tokenizer,
     scale_initial_weights,
 )
+from mttl.models.quantised import check_quantisation
 
 
 def backbone_name(backbone: Backbone) -> str:
@@ -52,6 +55,16 @@ def found_again(backbone: Backbone, places: Mapping[str, str], run: Path) -> Bac
     return backbone.model_copy(update=moved)
 
 
+def check_backbone(backbone: Backbone) -> None:
+    """Refuse, before anything is loaded, a backbone that cannot be had here.
+
+    Raises:
+        ConfigError: If it is to be quantised, and a library is missing.
+    """
+    if backbone.kind == "pretrained" and backbone.quantize is not None:
+        check_quantisation(backbone.quantize)
+
+
 def build_tokenizer(backbone: Backbone) -> PreTrainedTokenizerBase:
     """Load the tokenizer that the configuration names."""
     if backbone.kind == "random":
@@ -63,10 +76,16 @@ def build_tokenizer(backbone: Backbone) -> PreTrainedTokenizerBase:
     return load_tokenizer(name, key="backbone.name", **where)
 
 
-def build_backbone(backbone: Backbone) -> PreTrainedModel:
-    """Load or build the backbone; frozen unless it is trained too."""
+def build_backbone(backbone: Backbone, *, empty: bool = False) -> PreTrainedModel:
+    """Load or build the backbone; frozen unless it is trained too.
+
+    Args:
+        backbone: The section.
+        empty: Neither draw nor read weights: they are on the meta device.
+    """
     if backbone.kind == "random":
-        model = build_random(backbone.model_type, dict(backbone.config))
+        with torch.device("meta") if empty else nullcontext():
+            model = build_random(backbone.model_type, dict(backbone.config))
         scale_initial_weights(model, backbone.initial_scale)
     else:
         model = load_pretrained(
@@ -74,6 +93,9 @@ def build_backbone(backbone: Backbone) -> PreTrainedModel:
             revision=backbone.revision,
             gguf_file=backbone.gguf_file,
             dtype=backbone.dtype,
+            quantize=backbone.quantize,
+            train=backbone.train,
+            empty=empty,
         )
     model.requires_grad_(backbone.train)
     return model

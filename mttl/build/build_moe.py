@@ -9,6 +9,7 @@ from mttl.config.moe_schema import BLOCK_EXPERTS, MoE
 from mttl.config.own_parts import OwnPart
 from mttl.errors import ConfigError
 from mttl.moe.attach_experts import Place, Selection, TokenLayers, attach_experts
+from mttl.moe.share_out import check_shares
 from mttl.moe.upcycle import silent, upcycle
 from mttl.own_classes import parameters
 from mttl.routing.context import RoutingSlot
@@ -65,6 +66,8 @@ def build_experts(
             own = {"in_features": sizes[0], "out_features": sizes[1], "n_skills": n_experts}
             made = moe.experts.make(**own, n_heads=1)
             made.require_use("token")
+            if moe.parallel:
+                check_shares(made)
             return made
         settings = moe.experts.model_dump(exclude={"kind"})
         return KINDS[moe.experts.kind](*sizes, n_experts, **settings)

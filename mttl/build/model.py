@@ -5,11 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lightning_fabric.utilities.rank_zero import rank_zero_only
 from transformers import PreTrainedModel
 
 from mttl.build.build_backbone import (
     build_backbone,
     build_tokenizer,
+    check_backbone,
     check_vocabulary,
 )
 from mttl.build.build_moe import build_experts
@@ -65,8 +67,10 @@ def build_model(config: Config, tasks: Sequence[str]) -> Built:
         ConfigError: If a part cannot be built; the message names the section.
         CheckpointError: If the skills for a fusion cannot be loaded, or do not fit.
     """
-    built = _build(config, tasks)
-    if config.aggregation.kind == "fusion":
+    # Where the model is sharded, the first process gives the others what they hold of it.
+    empty = config.trainer.strategy == "fsdp2" and rank_zero_only.rank != 0
+    built = _build(config, tasks, empty=empty)
+    if config.aggregation.kind == "fusion" and not empty:
         load_source(built.model, config, config.aggregation)
     built.model.train()
     return built
@@ -147,6 +151,8 @@ def inventory_settings(
         names.remove("generation")
     sections = config.model_dump(mode="json", include=set(names))
     own = {name: sections[name] for name in names}
+    if own["moe"] is not None:
+        del own["moe"]["parallel"]  # of the training, not of the model
     if config.trainer.precision != "32-true":  # the default, as above
         own["precision"] = config.trainer.precision
     form = config.data.model_dump(mode="json", include=set(PromptForm.model_fields))
@@ -157,11 +163,16 @@ def inventory_settings(
 
 
 def _build(
-    settings: Config | ModelSettings, tasks: Sequence[str], *, trained: bool = False
+    settings: Config | ModelSettings,
+    tasks: Sequence[str],
+    *,
+    trained: bool = False,
+    empty: bool = False,
 ) -> Built:
     backbone = settings.backbone
+    check_backbone(backbone)
     tokenizer = build_tokenizer(backbone)
-    network = build_backbone(backbone)
+    network = build_backbone(backbone, empty=empty)
     check_vocabulary(backbone, tokenizer, network)
     form = settings.data if isinstance(settings, ModelSettings) else PromptForm.of(settings.data)
     if form.template == "chat":

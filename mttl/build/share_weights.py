@@ -6,6 +6,8 @@ Adapted tasks are loaded whole, backbone and skills included, and most of it is 
 import torch
 from torch import nn
 
+from mttl.aggregation.packed_weights import is_packed, parts
+
 
 def share_weights(model: nn.Module, known: dict[str, list[torch.Tensor]]) -> int:
     """Let parameters and buffers that are equal to those of an earlier model be these.
@@ -21,9 +23,13 @@ def share_weights(model: nn.Module, known: dict[str, list[torch.Tensor]]) -> int
     saved = 0
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         mine = known.setdefault(name, [])
-        same = next((other for other in mine if _alike(other, tensor)), None)
+        alike = _packed_alike if is_packed(tensor) else _alike
+        same = next((other for other in mine if alike(other, tensor)), None)
         if same is None:
             mine.append(tensor)
+        elif is_packed(tensor):
+            model.get_submodule(name.rpartition(".")[0]).weight = same  # type: ignore[assignment]
+            saved += sum(part.nbytes for part in parts(tensor))
         else:
             tensor.data = same.data
             saved += tensor.nbytes
@@ -36,3 +42,10 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
         and one.data_ptr() != other.data_ptr()
         and torch.equal(one, other.to(one.device))
     )
+
+
+def _packed_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one is other or type(one) is not type(other):
+        return False
+    pairs = list(zip(parts(one), parts(other), strict=True))
+    return all(a.shape == b.shape and torch.equal(a, b.to(a.device)) for a, b in pairs)

@@ -1,6 +1,8 @@
 """The Lightning trainer that a configuration describes."""
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import Callback, EarlyStopping
@@ -13,6 +15,7 @@ from mttl.config.schema import Config
 from mttl.config.schema import Trainer as TrainerSection
 from mttl.errors import ConfigError
 from mttl.libraries import check_libraries
+from mttl.sharding.sharded_strategy import ShardedStrategy
 from mttl.training.annealing import TemperatureAnnealing
 from mttl.training.boards.step_monitor import StepMonitor
 from mttl.training.boards.tensor_board import TensorBoard
@@ -25,7 +28,10 @@ from mttl.training.run_lock import RunLock
 from mttl.training.saving.checkpoint_file import CheckpointFile
 from mttl.training.saving.save_best import SaveBest
 from mttl.training.saving.save_last import SaveLast
+from mttl.training.saving.shared_steps import SharedSteps
 from mttl.training.stopping import GracefulStop
+from mttl.training.together.companions import Companions
+from mttl.training.together.shared_experts import ExpertSharing
 from mttl.training.token_balance import BiasBalancing
 from mttl.training.token_monitor import TokenMonitor
 
@@ -44,6 +50,8 @@ def build_trainer(
         resumed_step: The step that a resumed run continues from.
     """
     callbacks = _callbacks(config, folder, built)
+    if config.data.global_batch_size is not None:
+        callbacks = [SharedSteps(), *callbacks]
     return _make_trainer(config.trainer, folder, callbacks, resumed_step)
 
 
@@ -91,22 +99,76 @@ def _make_trainer(
     settings = section.model_dump(exclude={"loggers", "early_stopping", "callbacks"})
     if settings["val_check_interval"] is None:
         settings.pop("val_check_interval")
+    if section.strategy == "fsdp2":
+        # What is put together in inference mode could not be trained afterwards.
+        settings |= {"strategy": ShardedStrategy(), "inference_mode": False}
     if isinstance(settings.get("val_check_interval"), int):
         # An interval in steps counts over the whole run, not within an epoch.
         settings["check_val_every_n_epoch"] = None
-    try:
-        return Trainer(
-            **settings,
-            default_root_dir=folder.path,
-            logger=loggers,
-            # Those of one's own first: the last ones save the state of all.
-            callbacks=[RunLock(folder), *(own.make() for own in section.callbacks), *callbacks],
-            plugins=[CheckpointFile()],
-            # Batches are dealt to the processes by the data module.
-            use_distributed_sampler=False,
-            num_sanity_val_steps=0,
-            enable_model_summary=False,
+    first = [Companions(), RunLock(folder)]  # others are told where one of the rest fails
+    return _lightning_trainer(
+        **settings,
+        default_root_dir=folder.path,
+        logger=loggers,
+        # Those of one's own first: the last ones save the state of all.
+        callbacks=[*first, *(own.make() for own in section.callbacks), *callbacks],
+        plugins=[CheckpointFile()],
+        # Batches are dealt to the processes by the data module.
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+    )
+
+
+def with_shared_batches(config: Config, n_processes: int | None = None) -> Config:
+    """Return a configuration in which each process knows its part of ``data.global_batch_size``.
+
+    Args:
+        config: As the user gave it; returned as it is where no such size is given.
+        n_processes: By default as many as the section trainer has here.
+
+    Returns:
+        The configuration with the most rows of a batch, the batches per optimizer step, and the
+        steps between two validations in such batches.
+
+    Raises:
+        ConfigError: If the processes cannot have equally many rows, or the section trainer asks
+            for devices that are not there.
+    """
+    n_rows, section = config.data.global_batch_size, config.trainer
+    if n_rows is None:
+        return config
+    if n_processes is None:
+        shared = {"accelerator", "devices", "num_nodes", "strategy", "precision"}
+        settings = section.model_dump(include=shared)
+        if section.strategy == "fsdp2":  # of as many processes
+            settings |= {"strategy": "ddp", "precision": "32-true"}
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        n_processes = _lightning_trainer(**settings, **quiet).world_size
+    own, rest = divmod(n_rows, n_processes)
+    if rest or not own:
+        near = [parts * n_processes for parts in (own, own + 1) if parts]
+        raise ConfigError(
+            f"data.global_batch_size ({n_rows}) must be a multiple of {n_processes}, the number of "
+            f"processes (trainer.devices on each of trainer.num_nodes machines): take "
+            f"{' or '.join(map(str, near))}, or other devices"
         )
+    n_parts = math.ceil(own / config.data.batch_size)
+    interval = section.val_check_interval
+    trainer = {
+        "accumulate_grad_batches": n_parts,
+        "val_check_interval": interval * n_parts if isinstance(interval, int) else interval,
+    }
+    return config.model_copy(
+        update={
+            "data": config.data.model_copy(update={"batch_size": math.ceil(own / n_parts)}),
+            "trainer": section.model_copy(update=trainer),
+        }
+    )
+
+
+def _lightning_trainer(**settings: Any) -> Trainer:
+    try:
+        return Trainer(**settings, enable_model_summary=False)
     except (ValueError, TypeError, ModuleNotFoundError, RuntimeError) as error:
         raise ConfigError(f"section trainer: {error}") from error
     except Exception as error:
@@ -132,6 +194,8 @@ def _callbacks(config: Config, folder: RunFolder, built: Built) -> list[Callback
         callbacks.append(TokenMonitor(folder.plots, layers, config.trainer.log_every_n_steps))
         if config.moe.balance.bias:
             callbacks.append(BiasBalancing())
+        if config.moe.parallel:
+            callbacks.append(ExpertSharing())
     if config.data.validation != "none":
         # Right after a validation, so that it is in the state that is saved next.
         callbacks.append(SaveBest(folder.best))

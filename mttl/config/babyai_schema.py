@@ -243,6 +243,11 @@ class BabyAIConfig(Section):
                 "trainer.max_epochs must say how many rollouts to learn from, or how often to go "
                 "through the demonstrations"
             )
+        if self.trainer.strategy == "fsdp2":
+            problems.append(
+                "trainer.strategy (fsdp2) shards the blocks of language models, and a policy has "
+                "none: use ddp"
+            )
         unused: dict[str, Any] = {
             "val_check_interval": None,
             "check_val_every_n_epoch": 1,

@@ -1,10 +1,12 @@
 """The section `backbone`: the language model."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field, PositiveFloat, model_validator
 
 from mttl.config.section import Section
+
+Quantisation = Literal["nf4", "int8", "int4"]
 
 
 class _AnyBackbone(Section):
@@ -30,6 +32,23 @@ class Pretrained(_AnyBackbone):
     """Train the backbone too, instead of freezing it."""
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
     """Of the backbone's weights."""
+    quantize: Quantisation | None = None
+    """Keep the weights of its linear layers in fewer bits, frozen: `nf4` by bitsandbytes, `int8`
+    and `int4` (on processors) by torchao. Embeddings and the head stay as they are."""
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        if self.quantize is not None and self.train:
+            raise ValueError(
+                f"quantize ('{self.quantize}') is for a frozen backbone: weights in few bits "
+                "cannot be trained. Set train: false, or remove quantize"
+            )
+        if self.quantize is not None and self.gguf_file is not None:
+            raise ValueError(
+                f"quantize ('{self.quantize}') cannot be with gguf_file, which is read in floating "
+                "point; name a folder with safetensors, or remove quantize"
+            )
+        return self
 
 
 class Random(_AnyBackbone):

@@ -79,7 +79,18 @@ class Data(Section):
     length_window: Annotated[int, Field(ge=0)] = 0
     """Sort the rows of this many batches by length, so that batches need little padding."""
     batch_size: PositiveInt = 32
-    """Training rows per step and process."""
+    """Training rows per step and process; the most of them with `token_budget`, and the most at
+    once with `global_batch_size`."""
+    token_budget: PositiveInt | None = None
+    """Most tokens of a training batch and process, padding included: batches then have many short
+    rows or few long ones. The loss stays the mean over the answers' tokens of a step."""
+    packed_length: PositiveInt | None = None
+    """Put the rows of a training batch one after another into sequences of at most so many tokens,
+    in which none sees another (decoder-only backbones); none gives every row its own."""
+    global_batch_size: PositiveInt | None = None
+    """Training rows per optimizer step of all processes together: how many rows each computes, and
+    in how many batches, follows from the number of processes, so that any number of them trains the
+    same run."""
     eval_batch_size: PositiveInt = 64
     """Most rows per batch of validation and scoring."""
     max_input_length: PositiveInt = 512
@@ -128,4 +139,29 @@ class Data(Section):
             )
         if self.length_window and self.sampler.kind == "homogeneous":
             raise ValueError("length_window must be 0 with the homogeneous sampler")
+        self._check_tokens()
         return self
+
+    def _check_tokens(self) -> None:
+        longest = self.max_input_length + self.max_output_length
+        for name, most in (
+            ("token_budget", self.token_budget),
+            ("packed_length", self.packed_length),
+        ):
+            if most is not None and most < longest:
+                raise ValueError(
+                    f"{name} ({most}) must be at least {longest}, the tokens of the longest row "
+                    "(max_input_length + max_output_length); raise it, or lower these"
+                )
+        if self.token_budget is None:
+            return
+        if self.packed_length is not None and self.token_budget < self.packed_length:
+            raise ValueError(
+                f"token_budget ({self.token_budget}) must be at least packed_length "
+                f"({self.packed_length}), the tokens of one sequence"
+            )
+        if self.sampler.kind == "homogeneous":
+            raise ValueError(
+                f"token_budget ({self.token_budget}) is not for the homogeneous sampler, whose "
+                "batches are counted in rows; leave it out, or take another sampler"
+            )

@@ -171,6 +171,8 @@ class MoE(Section):
     """Add an expert that is always on."""
     task_prior: Literal["none", "logits", "mask"] = "none"
     """Rows of the task router as logits added to the gates, or as a mask of allowed experts."""
+    parallel: bool = False
+    """Share the experts of every layer out among the processes of training; files are the same."""
 
     @field_validator("stacks")
     @classmethod
@@ -187,6 +189,20 @@ class MoE(Section):
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def problem_of(self, n_processes: int) -> str | None:
+        """Return why so many processes cannot share the experts out, or None."""
+        if n_processes == 1:
+            return (
+                "moe.parallel shares experts out among processes, and one process trains: set "
+                "moe.parallel: false, or trainer.devices to 2 or more"
+            )
+        if self.n_experts % n_processes:
+            return (
+                f"moe.n_experts ({self.n_experts}) must be a multiple of the number of processes "
+                f"({n_processes}) with moe.parallel"
+            )
+        return None
 
     def _router_problems(self) -> list[str]:
         router, problems = self.router, []

@@ -171,8 +171,8 @@ class Trainer(Section):
     """How many devices, or which; -1 for all."""
     num_nodes: PositiveInt = 1
     """Machines."""
-    strategy: Literal["auto", "ddp"] = "auto"
-    """How devices share the work."""
+    strategy: Literal["auto", "ddp", "fsdp2"] = "auto"
+    """How devices share the work; `fsdp2` shards the model over them, backbone included."""
     precision: Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "16-true", "64-true"] = (
         "32-true"
     )
@@ -198,8 +198,24 @@ class Trainer(Section):
     early_stopping: PositiveInt | None = None
     """Stop after so many validations without a better mean score."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_axis(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "tensor_parallel" in given:
+            raise ValueError(
+                f"tensor_parallel ({given['tensor_parallel']}) is not offered: layers that are cut "
+                "across processes would need a cut of their own for every kind of skill. Leave it "
+                "out; strategy fsdp2 shards the model over all devices"
+            )
+        return given
+
     @model_validator(mode="after")
     def _checked(self) -> Self:
+        if self.strategy == "fsdp2" and self.precision in ("16-mixed", "64-true"):
+            raise ValueError(
+                f"precision ({self.precision}) must be one of 32-true, bf16-mixed, bf16-true, "
+                "16-true with strategy fsdp2, which neither scales losses nor shards doubles"
+            )
         if self.max_steps == -1 and self.max_epochs in (None, -1):
             raise ValueError(
                 "max_steps or max_epochs must bound the training, also beside max_time: the "
@@ -243,8 +259,57 @@ class Config(Section):
         problems: list[str] = []
         if self.data.validation == "none" and self.trainer.early_stopping is not None:
             problems.append("trainer.early_stopping needs data.validation: dev")
+        if self.trainer.strategy == "fsdp2" and self.optim.kind == "adafactor":
+            problems.append(
+                "optim.kind must be adamw or adam with trainer.strategy fsdp2: PyTorch's Adafactor "
+                "takes means over axes that are spread over processes"
+            )
+        if self.trainer.strategy == "fsdp2" and self.backbone.compile:
+            problems.append(
+                "backbone.compile must be false with trainer.strategy fsdp2: a model that is "
+                "compiled as a whole cannot be put together block by block"
+            )
         if self.loss is not None and self.optim.label_smoothing:
             problems.append("optim.label_smoothing must be 0 with a loss of one's own")
+        if self.router.kind == "score_function":
+            learns = "router.kind 'score_function' learns from the loss of each example, and"
+            if self.trainer.strategy == "fsdp2":
+                problems.append(f"{learns} trainer.strategy fsdp2 spreads its logits; use ddp")
+            if self.data.packed_length is not None:
+                problems.append(f"{learns} data.packed_length puts them together; remove it")
+        packed = f"data.packed_length ({self.data.packed_length})"
+        if self.data.packed_length is not None and self.moe is not None:
+            problems.append(f"{packed} cannot be with a section moe, which counts tokens by row")
+        if self.data.packed_length is not None and self.backbone.compile:
+            problems.append(
+                f"{packed} needs backbone.compile: false, since the rows of every batch begin at "
+                "other places"
+            )
+        for name in ("token_budget", "packed_length"):
+            if self.data.global_batch_size is not None and getattr(self.data, name) is not None:
+                problems.append(
+                    f"data.{name} ({getattr(self.data, name)}) cannot be with "
+                    f"data.global_batch_size ({self.data.global_batch_size}), which counts rows; "
+                    "remove one of them"
+                )
+        accumulated = self.trainer.accumulate_grad_batches
+        if self.data.global_batch_size is not None and accumulated != 1:
+            problems.append(
+                f"trainer.accumulate_grad_batches ({accumulated}) must be 1, its default, where "
+                "data.global_batch_size is given: it follows from that, data.batch_size and the "
+                "number of processes"
+            )
+        quantised = getattr(self.backbone, "quantize", None)
+        if quantised and self.adapt.mode == "full":
+            problems.append(
+                f"adapt.mode 'full' trains the backbone, which backbone.quantize ('{quantised}') "
+                "keeps frozen; use another mode, or remove quantize"
+            )
+        if quantised and self.trainer.strategy not in ("auto", "ddp"):
+            problems.append(
+                f"trainer.strategy '{self.trainer.strategy}' cannot cut weights in few bits "
+                f"(backbone.quantize '{quantised}') into parts; use ddp, or remove quantize"
+            )
         wanted, most = self.adapt.examples, self.data.max_rows
         if wanted is not None and most is not None and wanted > most:
             problems.append(
@@ -252,6 +317,7 @@ class Config(Section):
             )
         problems += self._task_problems()
         problems += self._token_problems()
+        problems += self._sharing_problems()
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -343,3 +409,38 @@ class Config(Section):
                 f"private); of router '{kind}' use 'logits', which learns"
             ]
         return []
+
+    def _sharing_problems(self) -> list[str]:
+        """Return what does not fit experts that are shared out among processes."""
+        if self.moe is None or not self.moe.parallel:
+            return []
+        allowed = ("auto", "ddp")
+        problems = [
+            f"{name} ({found}) must be {needed} with moe.parallel: {reason}"
+            for name, found, wrong, needed, reason in (
+                (
+                    *("trainer.strategy", self.trainer.strategy),
+                    *(self.trainer.strategy not in allowed, " or ".join(allowed)),
+                    "two ways to share out the same experts exclude each other",
+                ),
+                (
+                    *("trainer.precision", self.trainer.precision),
+                    *(self.trainer.precision == "16-mixed", "another"),
+                    "processes would leave out different steps. Use bf16-mixed",
+                ),
+                (
+                    *("optim.kind", self.optim.kind, self.optim.kind == "adafactor"),
+                    *("adamw or adam", "its updates depend on whole tensors"),
+                ),
+                (
+                    *("backbone.compile", self.backbone.compile, self.backbone.compile, False),
+                    "tokens travel between processes in the middle of the model",
+                ),
+            )
+            if wrong
+        ]
+        devices = self.trainer.devices
+        n_devices = len(devices) if isinstance(devices, list) else devices
+        if isinstance(n_devices, int) and n_devices > 0:
+            problems += filter(None, [self.moe.problem_of(n_devices * self.trainer.num_nodes)])
+        return problems

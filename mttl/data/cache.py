@@ -1,8 +1,12 @@
-"""A cache of data sets on disk; an entry is written whole or not at all.
+"""A cache of rows on disk; an entry is written whole or not at all.
 
-A data set is built in a folder of its own and moved into place by one rename, so that processes
-that build at once do not meet: the first one there wins and the others use its work. A file of
-checksums tells a damaged cache, which is built again with a warning.
+Rows are written as they are made, a piece at a time, and read where they lie: an Arrow file is
+mapped into memory, and its pages belong to the system, which takes them back when it needs room. So
+neither making nor reading rows takes more memory where there are more.
+
+An entry is built in a folder of its own and moved into place by one rename, so that processes
+that build at once do not meet: the first one there wins and the others use its work. A checksum and
+the table's own structure tell a damaged entry, which is built again with a warning.
 """
 
 import hashlib
@@ -10,75 +14,109 @@ import json
 import logging
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-import datasets
-from datasets import Dataset
+import pyarrow as pa
+from datasets import Dataset, DatasetInfo, Features
+from datasets.table import InMemoryTable
 
+from mttl.errors import TaskError
 from mttl.files import new_folder
+from mttl.reading import read_json, require_file
 
 _log = logging.getLogger(__name__)
-_CHECKSUMS = "checksums.json"
+_ROWS, _ABOUT = "rows.arrow", "about.json"
+
+# Takes the columns of a few rows.
+Write = Callable[[Mapping[str, Sequence[Any]]], None]
+# Writes all rows, and returns what is to be known about them.
+Build = Callable[[Write], str]
 
 
-def cached(build: Callable[[], Dataset], key: str, cache_dir: str | Path) -> Dataset:
-    """Return the data set kept under ``key``, building and keeping it if it is not there.
-
-    If the cache cannot be written (no space, no permission), the data set is returned all the
-    same, with a warning.
+def in_memory(build: Build, features: Features) -> Dataset:
+    """Return the rows that ``build`` writes, which nothing keeps.
 
     Args:
-        build: Makes the data set.
-        key: Names it; must change with everything that ``build`` depends on.
+        build: Writes the rows; the data set's description is what it returns.
+        features: Their columns.
+    """
+    schema = features.arrow_schema
+    tables = [schema.empty_table()]
+    about = build(lambda columns: tables.append(pa.table(dict(columns), schema=schema)))
+    return _dataset(pa.concat_tables(tables), features, about)
+
+
+def cached(build: Build, features: Features, key: str, cache_dir: str | Path) -> Dataset:
+    """Return the rows kept under ``key``, building and keeping them if they are not there.
+
+    If the cache cannot be written (no space, no permission), they are built in memory, with a
+    warning.
+
+    Args:
+        build: As for `in_memory`.
+        features: The columns.
+        key: Names the rows; must change with everything that ``build`` depends on.
         cache_dir: The folder of all caches; made if need be.
     """
     place = Path(cache_dir) / key
     if place.exists():
-        dataset = _load(place)
+        dataset = _load(place, features)
         if dataset is not None:
             return dataset
         _log.warning("the cache '%s' is damaged; it is built again.", place)
         _remove(place)
-    dataset = build()
     try:
-        _keep(dataset, place)
+        _keep(build, features, place)
     except OSError as error:
         _log.warning("the cache '%s' cannot be written (%s); going on without.", place, error)
-        return dataset
-    kept = _load(place)
-    return dataset if kept is None else kept
+        return in_memory(build, features)
+    kept = _load(place, features)
+    return in_memory(build, features) if kept is None else kept
 
 
-def _load(place: Path) -> Dataset | None:
-    """Return the data set at ``place``, or None if it is not there whole."""
+def _load(place: Path, features: Features) -> Dataset | None:
+    """Return the rows at ``place``, or None if they are not there whole."""
+    rows = place / _ROWS
     try:
-        checksums = json.loads((place / _CHECKSUMS).read_text(encoding="utf-8"))
-        if checksums != _checksums(place):
+        about = read_json(place / _ABOUT, TaskError, dict)
+        require_file(rows, TaskError)
+        if about["sha256"] != _checksum(rows):
             return None
-        with _no_progress_bars():
-            return Dataset.load_from_disk(str(place))
+        dataset = Dataset.from_file(
+            str(rows), info=DatasetInfo(features=features, description=str(about["description"]))
+        )
+        # A file that somebody made on purpose has the right checksum: what its offsets point at,
+        # nothing else looks at before it is read.
+        dataset.data.table.validate(full=True)
+        return dataset if dataset.data.schema.equals(features.arrow_schema) else None
     except Exception as error:  # whatever a damaged file makes Arrow or json raise
         _log.debug("cannot load '%s': %s", place, error)
         return None
 
 
-def _keep(dataset: Dataset, place: Path) -> None:
+def _keep(build: Build, features: Features, place: Path) -> None:
+    schema = features.arrow_schema
     try:
         with new_folder(place) as building:
-            with _no_progress_bars():
-                dataset.save_to_disk(str(building))
-            text = json.dumps(_checksums(building), indent=1)
-            (building / _CHECKSUMS).write_text(text, encoding="utf-8")
+            rows = building / _ROWS
+            with pa.ipc.new_stream(str(rows), schema) as stream:
+                about = build(lambda columns: stream.write(pa.table(dict(columns), schema=schema)))
+            text = json.dumps({"sha256": _checksum(rows), "description": about}, indent=1)
+            (building / _ABOUT).write_text(text, encoding="utf-8")
     except OSError:
-        # Where another process was first, its data set is this one's equal.
+        # Where another process was first, its rows are this one's equal.
         if not place.exists():
             raise
 
 
+def _dataset(table: pa.Table, features: Features, about: str) -> Dataset:
+    return Dataset(InMemoryTable(table), DatasetInfo(features=features, description=about))
+
+
 def _remove(place: Path) -> None:
-    """Move a folder out of the way first: another process may be building in its place."""
+    """Move an entry out of the way first: another process may be building in its place."""
     aside = place.with_name(
         f".{place.name}.{uuid.uuid4().hex[:8]}.part"
     )  # as `new_folder` names it
@@ -86,20 +124,12 @@ def _remove(place: Path) -> None:
         place.rename(aside)
     except OSError:
         return
-    shutil.rmtree(aside, ignore_errors=True)
+    if aside.is_dir():
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        aside.unlink()
 
 
-def _checksums(folder: Path) -> dict[str, str]:
-    files = sorted(path for path in folder.iterdir() if path.name != _CHECKSUMS)
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    were_disabled = datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if not were_disabled:
-            datasets.enable_progress_bars()
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -58,6 +58,11 @@ class TrainCollator:
             "task_ids": checked_task_ids([row["task_id"] for row in rows], self.n_tasks),
         }
 
+    def n_targets(self, batch: Mapping[str, Any]) -> int:
+        """Return how many tokens of a batch a model predicts: none stands before a first one."""
+        labels = batch["labels"][:, 1:] if self.decoder_only else batch["labels"]
+        return int((labels != IGNORED).sum())
+
 
 @dataclass(frozen=True)
 class EvalCollator(TrainCollator):
@@ -66,6 +71,9 @@ class EvalCollator(TrainCollator):
     `generation_inputs` ({input_ids, attention_mask}: the prompts alone), `references`
     (list[list[str]]), `inputs` (list[str]), `samples` (list[int]) and `rows` (list[int], each
     row's place in the prepared data, to put predictions back into the order of the files).
+
+    A batch without rows holds one that nobody asked for, so that the model has something to run on
+    where other processes run it; its lists are empty.
     """
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -74,8 +82,11 @@ class EvalCollator(TrainCollator):
         Raises:
             ValueError: If a task id is out of range.
         """
-        batch = super().__call__(rows)
-        prompts = [row["input_ids"] for row in rows]
+        shown: Sequence[Mapping[str, Any]] = rows
+        if not rows:
+            shown = [{"input_ids": [self.pad_id], "labels": [self.pad_id], "task_id": 0}]
+        batch = super().__call__(shown)
+        prompts = [row["input_ids"] for row in shown]
         batch["generation_inputs"] = (
             padded_inputs(prompts, self.pad_id, left=True)
             if self.decoder_only

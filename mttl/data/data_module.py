@@ -1,5 +1,6 @@
 """The Lightning data module: a gym's tasks as batches for training, validation and scoring."""
 
+import logging
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -15,10 +16,15 @@ from mttl.config.data_schema import Data
 from mttl.data.collate import EvalCollator, TrainCollator, pad_id_of
 from mttl.data.evaluation import evaluation_batches
 from mttl.data.loader import ResumableLoader
+from mttl.data.packing import PackedCollator
 from mttl.data.prepare import prepare
 from mttl.data.prompt_form import PromptForm
-from mttl.data.samplers import build_sampler
+from mttl.data.row_columns import lengths_of, numbers_of, pick
+from mttl.data.samplers import build_sampler, drawing
+from mttl.data.token_sampler import TokenBatchSampler, padding_share
 from mttl.gym.folder import Gym
+
+_log = logging.getLogger(__name__)
 
 
 class TextToTextDataModule(pl.LightningDataModule):
@@ -53,8 +59,6 @@ class TextToTextDataModule(pl.LightningDataModule):
         n_examples: int | None = None,
     ):
         super().__init__()
-        # With fewer rows than processes, some have nothing to evaluate.
-        self.allow_zero_length_dataloader_with_multiple_devices = True
         self.gym, self.tasks, self.data = gym, list(tasks), data
         self.tokenizer, self.decoder_only, self.seed = tokenizer, decoder_only, seed
         self.n_examples = n_examples
@@ -81,7 +85,7 @@ class TextToTextDataModule(pl.LightningDataModule):
         if self.n_examples is None or split == "test":
             return rows
         order = np.random.default_rng([self.seed, *self.data.samples]).permutation(len(rows))
-        return rows.select(sorted(order[: self.n_examples]))
+        return pick(rows, np.sort(order[: self.n_examples]))
 
     def prepare_data(self) -> None:
         """Tokenise on one process of each node, so that the others find it done."""
@@ -93,22 +97,46 @@ class TextToTextDataModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> ResumableLoader:
         """Return the training batches, from the restored position on if there is one."""
-        # Prompt and answer both cost padding; the answer is read again by cross-attention.
-        inputs, labels = self.train_rows["input_ids"][:], self.train_rows["labels"][:]
-        lengths = [len(x) + 2 * len(y) for x, y in zip(inputs, labels, strict=True)]
-        sampler = build_sampler(
-            self.data.sampler.kind,
-            self.train_rows["task_id"][:],
-            lengths=lengths,
-            length_window=self.data.length_window,
-            batch_size=self.data.batch_size,
-            seed=self.seed,
-            temperature=getattr(self.data.sampler, "temperature", 1.0),
-            rank=self._rank,
-            world_size=self._world_size,
-        )
-        collate = TrainCollator(pad_id_of(self.tokenizer), len(self.tasks), self.decoder_only)
-        loader = ResumableLoader(self.train_rows, sampler, collate_fn=collate, **self._options)
+        rows, data = self.train_rows, self.data
+        prompts, answers = lengths_of(rows, "input_ids"), lengths_of(rows, "labels")
+        order: dict[str, Any] = {
+            "batch_size": data.batch_size,
+            "length_window": data.length_window,
+            "seed": self.seed,
+            "rank": self._rank,
+            "world_size": self._world_size,
+        }
+        drawn = data.sampler.kind, getattr(data.sampler, "temperature", 1.0)
+        task_ids, packed = numbers_of(rows, "task_id"), data.packed_length
+        stacks = (prompts + answers)[:, None]
+        if not self.decoder_only:
+            stacks = np.stack([prompts, answers], 1)
+        if data.token_budget is None:
+            # Prompt and answer both cost padding; the answer is read again by cross-attention.
+            sampler = build_sampler(
+                *(drawn[0], task_ids),
+                temperature=drawn[1],
+                lengths=prompts + 2 * answers,
+                global_batch_size=data.global_batch_size,
+                n_parts=self._n_parts,
+                **order,
+            )
+        else:
+            order |= {"token_budget": data.token_budget, "packed_length": packed}
+            sampler = TokenBatchSampler(task_ids, sizes=stacks, **order, **drawing(*drawn))
+        if data.token_budget is not None or packed is not None:
+            _tell_padding(list(sampler), stacks, packed)
+        kind: dict[str, Any] = {"decoder_only": self.decoder_only}
+        counted = {}
+        if packed is None:
+            collate = TrainCollator(pad_id_of(self.tokenizer), len(self.tasks), **kind)
+            if data.global_batch_size is not None:
+                counted = {"n_targets": collate.n_targets}
+        else:
+            kind["packed_length"] = packed
+            collate = PackedCollator(pad_id_of(self.tokenizer), len(self.tasks), **kind)
+        read = rows.select_columns(["input_ids", "labels", "task_id"])
+        loader = ResumableLoader(read, sampler, collate_fn=collate, **counted, **self._options)
         if self._position_to_load:
             loader.load_state_dict(self._position_to_load)
             self._position_to_load = {}  # a later fit begins anew
@@ -126,9 +154,8 @@ class TextToTextDataModule(pl.LightningDataModule):
         Test files that are copies across samples are read once, with the first sample.
         """
         rows = self.prepared(split)
-        lengths = [len(ids) for ids in rows["input_ids"]]
         batches = evaluation_batches(
-            lengths,
+            lengths_of(rows, "input_ids"),
             batch_size=self.data.eval_batch_size,
             rank=self._rank,
             world_size=self._world_size,
@@ -166,9 +193,25 @@ class TextToTextDataModule(pl.LightningDataModule):
         }
 
     @property
+    def _n_parts(self) -> int:
+        """Into how many batches a process cuts its rows of a step."""
+        if self.data.global_batch_size is None or self.trainer is None:
+            return 1
+        return self.trainer.accumulate_grad_batches
+
+    @property
     def _rank(self) -> int:
         return self.trainer.global_rank if self.trainer is not None else 0
 
     @property
     def _world_size(self) -> int:
         return self.trainer.world_size if self.trainer is not None else 1
+
+
+def _tell_padding(batches: list[list[int]], sizes: np.ndarray, packed_length: int | None) -> None:
+    share = padding_share(batches, sizes, packed_length)
+    n_rows = [len(batch) for batch in batches]
+    _log.info(
+        "an epoch has %d batches of %d to %d rows; %.1f %% of their positions are padding",
+        *(len(batches), min(n_rows), max(n_rows), 100 * share),
+    )

@@ -18,7 +18,8 @@ def evaluation_batches(
     Rows are sorted by length, cut into global batches whose sizes differ by one at most, and
     these are put into a fixed random order: a validation that is limited to the first batches
     then sees all lengths, and not the shortest rows only. Every rank gets the same number of
-    batches, save where there are too few rows for that.
+    batches, so that processes that share a model run it together; where there are too few rows for
+    that, some batches are empty.
 
     Args:
         lengths: Of each row.
@@ -32,5 +33,4 @@ def evaluation_batches(
         return []
     parts = np.array_split(order, n_batches)
     shuffled = np.random.default_rng(0).permutation(n_batches)
-    shares = (parts[i][rank::world_size].tolist() for i in shuffled)
-    return [share for share in shares if share]
+    return [parts[i][rank::world_size].tolist() for i in shuffled]

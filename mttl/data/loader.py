@@ -6,13 +6,15 @@ moves when a batch is handed out, not when a worker reads ahead, and it moves to
 with the last batch.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
 from mttl.data.samplers import TaskBatchSampler
+from mttl.shapes import IGNORED
 
 
 class ResumableLoader(DataLoader):
@@ -24,6 +26,9 @@ class ResumableLoader(DataLoader):
     Args:
         dataset: The rows, a map-style data set.
         sampler: Decides the batches and holds the position.
+        n_targets: Counts the tokens that a batch predicts. If given, every batch has a field
+            ``step_tokens``: the mean of these counts over the batches of its step, by which losses
+            are divided where several batches make a step and every token of it counts alike.
         options: Of `torch.utils.data.DataLoader`.
 
     Attributes:
@@ -31,17 +36,26 @@ class ResumableLoader(DataLoader):
             belongs to earlier batches is over, validations and logs included.
     """
 
-    def __init__(self, dataset: Any, sampler: TaskBatchSampler, **options: Any):
+    def __init__(
+        self,
+        dataset: Any,
+        sampler: TaskBatchSampler,
+        *,
+        n_targets: Callable[[Mapping[str, Any]], int] | None = None,
+        **options: Any,
+    ):
         # Its own generator: workers' seeds must not advance the global one, on which dropout
         # depends, once more in a run that is resumed.
         generator = torch.Generator().manual_seed(sampler.seed)
         super().__init__(dataset, batch_sampler=sampler, generator=generator, **options)
         self.position = sampler
+        self.n_targets = n_targets
         self.before_batch: Callable[[], None] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         epoch, first = self.position.epoch, self.position.batch
-        batches = enumerate(super().__iter__(), first)
+        read = super().__iter__()
+        batches = enumerate(read if self.n_targets is None else self._counted(read, first), first)
         while True:
             if self.before_batch is not None:
                 self.before_batch()
@@ -51,6 +65,19 @@ class ResumableLoader(DataLoader):
                 return
             self.position.set_position(epoch, batch + 1)
             yield content
+
+    def _counted(self, batches: Iterator[Any], first: int) -> Iterator[Any]:
+        """Read the batches of a step together, and tell each how many tokens the step has."""
+        assert self.n_targets is not None
+        n_parts = self.position.n_parts
+        while step := list(islice(batches, n_parts)):
+            for number, batch in enumerate(step, first):
+                if self.position.is_filler(number):
+                    batch["labels"] = torch.full_like(batch["labels"], IGNORED)
+            first += len(step)
+            count = sum(map(self.n_targets, step)) / n_parts
+            for batch in step:
+                yield {**batch, "step_tokens": torch.tensor(count)}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the next batch."""

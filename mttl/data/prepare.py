@@ -7,25 +7,29 @@ settings and of the version of this format, so that no change of any of them can
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
 
-from mttl.data.cache import cached
+from mttl.data.cache import Write, cached, in_memory
 from mttl.data.encode import TextEncoder, tokenizer_identity
 from mttl.data.opening import Opening, check_codes
 from mttl.data.prompt_form import PromptForm
 from mttl.errors import TaskError, nearest
 from mttl.gym.folder import SPLITS, Gym
-from mttl.gym.rows import parse_rows
+from mttl.gym.rows import Row, RowFile
 
 _log = logging.getLogger(__name__)
 
 # Raise it when the columns, the text form or the encoding change.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+
+# Rows that are tokenised and written together.
+AT_ONCE = 1000
 
 COLUMNS = Features(
     {
@@ -43,8 +47,7 @@ COLUMNS = Features(
 class _Source(NamedTuple):
     task_id: int
     sample: int
-    path: Path
-    data: bytes
+    file: RowFile
 
 
 def prepare(
@@ -93,17 +96,17 @@ def prepare(
     if form.prefix == "code":
         check_codes(tasks)
 
-    def build() -> Dataset:
-        return _build(sources, openings, encoder, max_rows)
+    def build(write: Write) -> str:
+        return _build(sources, openings, encoder, max_rows, write)
 
     if cache_dir is None:
-        return _telling_what_was_cut(build())
+        return _telling_what_was_cut(in_memory(build, COLUMNS))
     settings = {
         "format": FORMAT_VERSION,
         "tokenizer": tokenizer_identity(tokenizer),
         "tasks": list(tasks),
         "openings": [opening.text for opening in openings],
-        "files": [(s.task_id, s.sample, hashlib.sha256(s.data).hexdigest()) for s in sources],
+        "files": [(s.task_id, s.sample, s.file.digest) for s in sources],
         "decoder_only": decoder_only,
         "lengths": [form.max_input_length, form.max_output_length],
         "max_rows": max_rows,
@@ -113,7 +116,7 @@ def prepare(
         settings["frames"] = [encoder.frame(opening.system) for opening in openings]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     key = f"{split.replace('+', '-')}-{digest[:24]}"
-    return _telling_what_was_cut(cached(build, key, cache_dir))
+    return _telling_what_was_cut(cached(build, COLUMNS, key, cache_dir))
 
 
 def _read_sources(
@@ -131,19 +134,15 @@ def _read_sources(
         raise TaskError(f"{what} is empty: there is nothing to read in '{gym.directory}'.")
     sources: list[_Source] = []
     for task_id, task in enumerate(tasks):
-        seen: set[bytes] = set()
+        seen: set[str] = set()
         for sample in samples:
             for part in parts:
-                path = gym.file(task, part, sample)
-                try:
-                    data = path.read_bytes()
-                except OSError as error:
-                    raise TaskError(f"cannot read '{path}': {error.strerror or error}.") from error
+                file = RowFile.scan(gym.file(task, part, sample))
                 if part == "test":
-                    if data in seen:
+                    if file.digest in seen:
                         continue
-                    seen.add(data)
-                sources.append(_Source(task_id, sample, path, data))
+                    seen.add(file.digest)
+                sources.append(_Source(task_id, sample, file))
     return sources
 
 
@@ -162,49 +161,51 @@ def _build(
     openings: Sequence[Opening],
     encoder: TextEncoder,
     max_rows: int | None,
-) -> Dataset:
-    task_ids: list[int] = []
-    samples: list[int] = []
-    inputs: list[str] = []
-    references: list[list[str]] = []
-    for source in sources:
-        rows = parse_rows(source.data, source.path, max_rows)
-        task_ids += [source.task_id] * len(rows)
-        samples += [source.sample] * len(rows)
-        inputs += [openings[source.task_id].text + row.input for row in rows]
-        references += [list(row.outputs) for row in rows]
-    _log.info("tokenising %d rows of %d files", len(inputs), len(sources))
-    unknown = encoder.lost_characters([outputs[0] for outputs in references])
+    write: Write,
+) -> str:
+    """Write all rows, some at a time, and return what was cut."""
+    n_rows = sum(min(s.file.n_lines, max_rows or s.file.n_lines) for s in sources)
+    _log.info("tokenising %d rows of %d files", n_rows, len(sources))
+    lost: dict[str, list[int]] = {"max_input_length": [], "max_output_length": []}
+    unknown: set[str] = set()
+    n_written = 0
+    rows = _rows(sources, max_rows)
+    while some := list(islice(rows, AT_ONCE)):
+        before = [openings[source.task_id] for source, _ in some]
+        inputs = [opening.text + row.input for opening, (_, row) in zip(before, some, strict=True)]
+        answers = [row.outputs[0] for _, row in some]
+        unknown.update(encoder.lost_characters(answers))
+        write(
+            {
+                "row": range(n_written, n_written + len(some)),
+                "task_id": [source.task_id for source, _ in some],
+                "sample": [source.sample for source, _ in some],
+                "input": inputs,
+                "references": [list(row.outputs) for _, row in some],
+                "input_ids": encoder.prompts(inputs, before, lost["max_input_length"]),
+                "labels": encoder.answers(answers, lost["max_output_length"]),
+            }
+        )
+        n_written += len(some)
     if unknown:
         _log.warning(
             "the tokenizer does not keep %s, which answers hold: they are learned without. Set "
             "backbone.tokenizer to one that does, such as byte",
-            " and ".join(unknown),
+            " and ".join(sorted(unknown)),
         )
-    lost: dict[str, list[int]] = {"max_input_length": [], "max_output_length": []}
-    before = [openings[task_id] for task_id in task_ids]
-    columns = {
-        "row": list(range(len(inputs))),
-        "task_id": task_ids,
-        "sample": samples,
-        "input": inputs,
-        "references": references,
-        "input_ids": encoder.prompts(inputs, before, lost["max_input_length"]),
-        "labels": encoder.answers(
-            [outputs[0] for outputs in references], lost["max_output_length"]
-        ),
-    }
-    dataset = Dataset.from_dict(columns, features=COLUMNS)
     # Kept with the rows, so that a run on cached ones tells it too.
-    dataset.info.description = "; ".join(
-        f"{len(cut):,} of {len(inputs):,} {what} are longer than data.{setting}: "
+    return "; ".join(
+        f"{len(cut):,} of {n_written:,} {what} are longer than data.{setting}: "
         f"{sum(cut):,} tokens are cut at their {side}"
         for (setting, cut), what, side in zip(
             lost.items(), ("inputs", "answers"), (encoder.truncate, "end"), strict=True
         )
         if cut
     )
-    return dataset
+
+
+def _rows(sources: Sequence[_Source], max_rows: int | None) -> Iterator[tuple[_Source, Row]]:
+    return ((source, row) for source in sources for row in source.file.rows(max_rows))
 
 
 def _telling_what_was_cut(rows: Dataset) -> Dataset:

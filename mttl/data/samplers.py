@@ -16,7 +16,8 @@ batches, and the batches put back into a random order: batches then hold rows of
 little padding, while the rows of the window stay the ones that were drawn.
 
 Processes share one plan: step s of all ranks together holds the rows that step s of one process
-with the same global batch would hold.
+with the same global batch would hold, also where the rows of a step come in several batches,
+one after another.
 
 References:
     Raffel et al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text
@@ -53,6 +54,9 @@ class TaskBatchSampler(Sampler[list[int]]):
         drop_last: Leave out the rows that do not fill the last global batch. If False, and they
             are fewer than the processes, the ranks left without one repeat a row of that batch:
             every rank must take every step.
+        global_batch_size: Rows of a step of all processes; ``batch_size`` is then not read.
+        n_parts: Batches in which each process gets its rows of such a step. What has no row repeats
+            one (see `is_filler`), which must not count.
         lengths: Of every row; needed for windows only.
         length_window: Sort the rows of this many batches by length; 0 leaves them as drawn.
 
@@ -73,6 +77,8 @@ class TaskBatchSampler(Sampler[list[int]]):
         drop_last: bool = False,
         lengths: Sequence[int] | np.ndarray | None = None,
         length_window: int = 0,
+        global_batch_size: int | None = None,
+        n_parts: int = 1,
     ):
         ids = np.asarray(task_ids, dtype=np.int64)
         if ids.size == 0:
@@ -96,7 +102,10 @@ class TaskBatchSampler(Sampler[list[int]]):
             )
         self.lengths = np.asarray(lengths if length_window else [], dtype=np.int64)
         self.length_window = length_window
-        self.global_batch_size = batch_size * world_size
+        if n_parts < 1:
+            raise ValueError(f"n_parts ({n_parts}) must be at least 1.")
+        self.n_parts = n_parts
+        self.global_batch_size = global_batch_size or batch_size * world_size * n_parts
         if drop_last and ids.size < self.global_batch_size:
             raise ValueError(
                 f"drop_last leaves no batch: {ids.size} rows do not fill one of "
@@ -113,7 +122,10 @@ class TaskBatchSampler(Sampler[list[int]]):
             else task_probabilities(sizes, 1.0 if temperature is None else temperature)
         )
         round_ = math.floor if drop_last else math.ceil
-        self.n_batches = round_(self.n_rows / self.global_batch_size)
+        self.n_steps = round_(self.n_rows / self.global_batch_size)
+        self.n_batches = self.n_steps * n_parts
+        # Rows of an epoch where tasks are drawn.
+        self.n_drawn = self.n_steps * self.global_batch_size
         self.epoch = self.batch = 0
 
     def __len__(self) -> int:
@@ -123,11 +135,27 @@ class TaskBatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         order, size = self.plan(self.epoch), self.global_batch_size
         for i in range(self.batch, self.n_batches):
-            batch = order[i * size : (i + 1) * size]
-            share = batch[self.rank :: self.world_size]
+            step, place = self._place(i)
+            batch = order[step * size : (step + 1) * size]
+            share = batch[place :: self.n_parts * self.world_size]
             if share.size == 0:
-                share = batch[[self.rank % batch.size]]
+                share = batch[[place % batch.size]]
             yield share.tolist()
+
+    def is_filler(self, batch: int) -> bool:
+        """Tell whether a batch of an epoch only repeats a row, since none is left for it."""
+        step, place = self._place(batch)
+        return step * self.global_batch_size + place >= self._n_planned
+
+    def _place(self, batch: int) -> tuple[int, int]:
+        """Return the step of a batch, and which of the step's batches on all processes it is."""
+        step, part = divmod(batch, self.n_parts)
+        return step, part * self.world_size + self.rank
+
+    @property
+    def _n_planned(self) -> int:
+        drawn = self.probabilities is not None
+        return self.n_drawn if drawn else self.n_rows
 
     def plan(self, epoch: int) -> np.ndarray:
         """Return the rows of all global batches of ``epoch``, one after the other."""
@@ -139,11 +167,10 @@ class TaskBatchSampler(Sampler[list[int]]):
         if self.probabilities is None:
             return rng.permutation(self.n_rows)
         if self.homogeneous:
-            tasks = rng.choice(len(self.tasks), size=self.n_batches, p=self.probabilities)
+            tasks = rng.choice(len(self.tasks), size=self.n_steps, p=self.probabilities)
             tasks = np.repeat(tasks, self.global_batch_size)
         else:
-            n_slots = self.n_batches * self.global_batch_size
-            tasks = rng.choice(len(self.tasks), size=n_slots, p=self.probabilities)
+            tasks = rng.choice(len(self.tasks), size=self.n_drawn, p=self.probabilities)
         order = np.empty(len(tasks), dtype=np.int64)
         for task, rows in enumerate(self.rows_of_task):
             slots = np.flatnonzero(tasks == task)
@@ -169,8 +196,12 @@ class TaskBatchSampler(Sampler[list[int]]):
         self.epoch, self.batch = (epoch + 1, 0) if batch >= self.n_batches else (epoch, batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, and what it depends on."""
-        return {"epoch": self.epoch, "batch": self.batch, "plan": self._plan_identity()}
+        """Return the position in steps, and what it depends on.
+
+        A step of which some batches are left begins anew: the gradients of the others are lost.
+        """
+        step = self.batch // self.n_parts
+        return {"epoch": self.epoch, "batch": step, "plan": self._plan_identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to a saved position.
@@ -190,13 +221,13 @@ class TaskBatchSampler(Sampler[list[int]]):
                 f"which cannot be continued with other data settings: {differs}. Resume with "
                 "those it was saved with."
             )
-        self.set_position(state["epoch"], state["batch"])
+        self.set_position(state["epoch"], state["batch"] * self.n_parts)
 
     def _plan_identity(self) -> dict[str, Any]:
         return {
             "n_rows": self.n_rows,
             "global_batch_size": self.global_batch_size,
-            "n_batches": self.n_batches,
+            "n_batches": self.n_steps,
             "seed": self.seed,
             "homogeneous": self.homogeneous,
             "length_window": self.length_window,
@@ -231,22 +262,14 @@ def build_sampler(
     drop_last: bool = False,
     lengths: Sequence[int] | np.ndarray | None = None,
     length_window: int = 0,
+    global_batch_size: int | None = None,
+    n_parts: int = 1,
 ) -> TaskBatchSampler:
     """Build the sampler of a kind; ``temperature`` matters to the kind of that name only.
 
     Raises:
         ValueError: If the kind is unknown.
     """
-    options = {
-        "proportional": {},
-        "uniform": {"temperature": math.inf},
-        "temperature": {"temperature": temperature},
-        "homogeneous": {"homogeneous": True},
-    }
-    if kind not in options:
-        raise ValueError(
-            f"sampler kind is '{kind}'; it must be one of {', '.join(KINDS)}.{nearest(kind, KINDS)}"
-        )
     return TaskBatchSampler(
         task_ids,
         batch_size=batch_size,
@@ -256,5 +279,30 @@ def build_sampler(
         drop_last=drop_last,
         lengths=lengths,
         length_window=length_window,
-        **options[kind],
+        global_batch_size=global_batch_size,
+        n_parts=n_parts,
+        **drawing(kind, temperature),
     )
+
+
+def drawing(kind: str, temperature: float = 1.0) -> dict[str, Any]:
+    """Return the arguments of a sampler that say how tasks are drawn.
+
+    Args:
+        kind: One of `KINDS`.
+        temperature: Of the kind of that name.
+
+    Raises:
+        ValueError: If the kind is unknown.
+    """
+    options: dict[str, dict[str, Any]] = {
+        "proportional": {},
+        "uniform": {"temperature": math.inf},
+        "temperature": {"temperature": temperature},
+        "homogeneous": {"homogeneous": True},
+    }
+    if kind not in options:
+        raise ValueError(
+            f"sampler kind is '{kind}'; it must be one of {', '.join(KINDS)}.{nearest(kind, KINDS)}"
+        )
+    return options[kind]

@@ -10,16 +10,21 @@ Lines may hold both. A reader of damaged data should never train on it by accide
 malformed line is an error that names the file, the line and the reason.
 """
 
+import hashlib
+import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, NamedTuple, Self
 
 from mttl.errors import TaskError
-from mttl.reading import MOST_LINE, parse_json, read_bytes, shown
+from mttl.reading import MOST_LINE, parse_json, read_bytes, require_file, shown
 
 TSV, JSON_LINES = ".tsv", ".jsonl"
 ENDINGS = (TSV, JSON_LINES)
+_MARK = b"\xef\xbb\xbf"  # of byte order
+_PIECE = 1 << 20
 _FORM = {
     TSV: "input<TAB>output",
     JSON_LINES: '{"input": "...", "outputs": ["..."]}',
@@ -32,6 +37,49 @@ class Row:
 
     input: str
     outputs: tuple[str, ...]
+
+
+class _Lines(NamedTuple):
+    """What was found out about a file without keeping it."""
+
+    count: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class RowFile:
+    """A file whose rows are read one by one, so that its size does not matter.
+
+    Attributes:
+        path: Where it is.
+        n_lines: Its lines.
+        digest: SHA-256 of its content.
+    """
+
+    path: Path
+    n_lines: int
+    digest: str
+
+    @classmethod
+    def scan(cls, path: Path) -> Self:
+        """Look at a file without keeping it; its lines are checked when they are read.
+
+        Raises:
+            TaskError: If it cannot be read or is empty.
+        """
+        with _opened(path) as file:
+            return cls(path, *_scan(file, path))
+
+    def rows(self, max_rows: int | None = None) -> Iterator[Row]:
+        """Read the rows one after another; see `parse_rows`.
+
+        Raises:
+            TaskError: If the file is not what it was when it was looked at, or a line is malformed.
+        """
+        with _opened(self.path) as file:
+            if _scan(file, self.path) != (self.n_lines, self.digest):
+                raise TaskError(f"'{self.path}' was changed while it was read; start again.")
+            yield from _rows(file, self.path, self.n_lines, max_rows)
 
 
 def read_rows(path: Path, max_rows: int | None = None) -> list[Row]:
@@ -58,25 +106,59 @@ def parse_rows(data: bytes, path: Path, max_rows: int | None = None) -> list[Row
     Raises:
         TaskError: If there is no row, or a line that is read is malformed.
     """
-    if max_rows is not None and max_rows < 1:
-        raise ValueError(f"max_rows ({max_rows}) must be at least 1, or None for all rows.")
-    data = data.removeprefix(b"\xef\xbb\xbf")
-    if not data.strip():
+    file = io.BytesIO(data)
+    return list(_rows(file, path, _scan(file, path).count, max_rows))
+
+
+def _opened(path: Path) -> BinaryIO:
+    if path.exists():
+        require_file(path, TaskError)
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise TaskError(f"cannot read '{path}': {error.strerror or error}.") from error
+
+
+def _scan(file: BinaryIO, path: Path) -> _Lines:
+    """Count the lines of a file and sum it up, piece by piece."""
+    digest = hashlib.sha256()
+    ends, returns, blank, last = 0, False, True, b""
+    while piece := file.read(_PIECE):
+        digest.update(piece)
+        last = piece[-1:]
+        ends += piece.count(b"\n")
+        returns = returns or b"\r" in piece
+        blank = blank and not piece.removeprefix(_MARK).strip()
+    if blank:
         form = _FORM[path.suffix]
         raise TaskError(f"'{path}' is empty; it must hold at least one line '{form}'.")
-    if b"\r" in data and b"\n" not in data:
+    if returns and not ends:
         raise TaskError(
             f"'{path}' ends its lines with carriage returns alone; save it with '\\n' line ends."
         )
-    lines = data.split(b"\n")
-    if not lines[-1]:
-        lines.pop()
-    n_rows = len(lines) if max_rows is None else min(max_rows, len(lines))
-    # CrossFit's files are sorted by label: the first rows would be of one label.
-    numbers = [place * len(lines) // n_rows for place in range(n_rows)]
+    return _Lines(ends + (last != b"\n"), digest.hexdigest())
+
+
+def _rows(file: BinaryIO, path: Path, n_lines: int, max_rows: int | None) -> Iterator[Row]:
+    if max_rows is not None and max_rows < 1:
+        raise ValueError(f"max_rows ({max_rows}) must be at least 1, or None for all rows.")
     parse = _parse_json_line if path.suffix == JSON_LINES else _parse_tsv_line
-    places = {n: f"{path}, line {n + 1}" for n in numbers}
-    return [parse(_text_of(lines[n], place), place) for n, place in places.items()]
+    n_rows = n_lines if max_rows is None else min(max_rows, n_lines)
+    # CrossFit's files are sorted by label: the first rows would be of one label.
+    wanted = (place * n_lines // n_rows for place in range(n_rows))
+    number = next(wanted)
+    file.seek(0)
+    for n in range(n_lines):
+        line = file.readline(MOST_LINE + len(_MARK) + 1)
+        if n == 0:
+            line = line.removeprefix(_MARK)
+        line = line.removesuffix(b"\n")
+        place = f"{path}, line {n + 1}"
+        if len(line) > MOST_LINE:
+            raise TaskError(f"{place}: more than {MOST_LINE:,} bytes; a line has at most so many.")
+        if n == number:
+            yield parse(_text_of(line, place), place)
+            number = next(wanted, -1)
 
 
 def line_of(ending: str, source: str, outputs: Sequence[str]) -> str:
@@ -93,8 +175,6 @@ def line_of(ending: str, source: str, outputs: Sequence[str]) -> str:
 
 
 def _text_of(line: bytes, place: str) -> str:
-    if len(line) > MOST_LINE:
-        raise TaskError(f"{place}: {len(line):,} bytes; a line has at most {MOST_LINE:,}.")
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -7,7 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mttl.aggregation.packed_weights import dense_weight, is_foreign, is_packed
 from mttl.errors import CheckpointError
+from mttl.merging.dequantise import dense_layer
 from mttl.routing.task.task_router import TaskRouter
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.skilled_model import SkilledModel
@@ -56,7 +58,8 @@ def average_mixing(router: TaskRouter) -> Float[Tensor, "G H K"]:
 def fold(model: SkilledModel, mixing: Float[Tensor, "G H K"]) -> FoldedBackbone:
     """Replace every skilled layer by a plain one that computes the same for one mixture.
 
-    The sums are made in single precision at least and rounded once to the base layer's dtype. The
+    The sums are made in single precision at least and rounded once to the base layer's dtype;
+    weights in few bits are unpacked for them (`dequantise` does so with the other layers). The
     base weights are not touched: the skilled layers are kept aside, and `unfold` restores the
     model bit for bit. Until then ``model`` itself answers every task as this one.
 
@@ -127,7 +130,14 @@ def _put(backbone: nn.Module, path: str, module: nn.Module) -> None:
 
 def _plain(path: str, layer: SkilledLinear, weights: Float[Tensor, "H K"]) -> nn.Module:
     base = layer.base
-    weight, bias = layer.weight, layer.bias
+    if is_foreign(base):
+        raise ValueError(
+            f"'{path}' is a {type(base).__name__}, whose weight cannot be read; load the backbone "
+            "in floating point"
+        )
+    packed = is_packed(layer.weight)
+    kept = dense_weight(base) if packed else layer.weight
+    weight, bias = kept, layer.bias
     if not weight.is_floating_point():
         raise ValueError(
             f"'{path}' keeps its weight as {weight.dtype}; load the backbone in floating point"
@@ -142,6 +152,10 @@ def _plain(path: str, layer: SkilledLinear, weights: Float[Tensor, "H K"]) -> nn
         raise ValueError(f"the skills of '{path}' cannot be folded: {error}") from error
     if is_transposed(base):
         new_weight = new_weight.t()
+    if packed:
+        return dense_layer(
+            base, new_weight.to(kept.dtype), None if new_bias is None else new_bias.to(kept.dtype)
+        )
     made = copy.deepcopy(base)
     made.weight = _parameter(new_weight, layer.weight)
     if bias is not None and new_bias is not None:

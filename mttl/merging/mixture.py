@@ -52,6 +52,12 @@ class MixtureChange:
             raise CheckpointError(f"'{run}' knows no task '{task}'.{nearest(task, saved.tasks)}")
         backbone = _empty_backbone(folder)
         self.settings = settings = read_found_settings(saved)
+        if settings.backbone.kind == "pretrained" and settings.backbone.quantize:
+            raise CheckpointError(
+                f"'{run}' was trained on a backbone in fewer bits ({settings.backbone.quantize}), "
+                f"not on the weights of '{folder}'; merge its task into a model first "
+                "(scripts/merge_task.py), and give that"
+            )
         try:
             model, _, _ = assemble(backbone, settings, saved.tasks, trained=True)
         except ConfigError as error:

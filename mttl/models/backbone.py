@@ -1,5 +1,6 @@
 """Language models to put skills on: pretrained ones, or new ones with random weights."""
 
+import copy
 import logging
 import os
 from collections.abc import Mapping
@@ -19,11 +20,20 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     ByT5Tokenizer,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
+from mttl.aggregation.packed_weights import hold_still, stored
+from mttl.config.backbone_schema import Quantisation
 from mttl.errors import ConfigError, nearest
+from mttl.models.quantised import (
+    check_quantisation,
+    check_stored,
+    quantisation_settings,
+    return_freed_memory,
+)
 from mttl.reading import read_json, require_file
 
 logger = logging.getLogger(__name__)
@@ -39,7 +49,10 @@ def load_pretrained(
     revision: str | None = None,
     gguf_file: str | None = None,
     dtype: str = "float32",
+    quantize: Quantisation | None = None,
+    train: bool = False,
     masked: bool = False,
+    empty: bool = False,
 ) -> PreTrainedModel:
     """Load an encoder–decoder or decoder-only language model, or a masked one.
 
@@ -48,24 +61,34 @@ def load_pretrained(
         revision: Branch, tag or commit on the hub.
         gguf_file: Name of a GGUF file inside ``name`` to read the weights from.
         dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"`` for the stored one.
+        quantize: Keep the weights of linear layers in fewer bits; they are packed one by one while
+            the files are read, on the CPU, so that they are the same ones on every machine.
+        train: Whether the weights are to be trained, which packed ones cannot be.
         masked: Load what is no encoder–decoder as a masked language model.
+        empty: Read no weights: they are on the meta device, in types that may be others.
 
     Returns:
-        The model, in evaluation mode.
+        The model, in evaluation mode unless it is empty.
 
     Raises:
-        ConfigError: If it cannot be found, reached or read, or weights are missing; the message
-            says what to do.
+        ConfigError: If it cannot be found, reached or read, weights are missing, or it is stored
+            quantised and shall be quantised or trained; the message says what to do.
     """
     where = {"revision": revision or "main"}
     if gguf_file:
         where["gguf_file"] = gguf_file
+    if quantize is not None:
+        check_quantisation(quantize)
     torch_dtype = dtype if dtype == "auto" else getattr(torch, dtype)
     try:
         check_model_folder(name)
         config = AutoConfig.from_pretrained(name, trust_remote_code=False, **where)
         kind = AutoModelForMaskedLM if masked else AutoModelForCausalLM
         kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else kind
+        if empty:
+            with torch.device("meta"):
+                return kind.from_config(config, trust_remote_code=False)
+        packed = _packing(name, config, kind, torch_dtype, quantize, train=train)
         loaded: Any = kind.from_pretrained(
             name,
             dtype=torch_dtype,
@@ -73,8 +96,9 @@ def load_pretrained(
             trust_remote_code=False,
             weights_only=True,
             **where,
+            **packed,
         )
-    except MemoryError:
+    except (MemoryError, ConfigError):
         raise
     except Exception as error:  # transformers answers bad files with errors of all sorts
         raise ConfigError(_unreachable("backbone.name", name, error)) from error
@@ -86,13 +110,62 @@ def load_pretrained(
             f"backbone.name ('{name}') lacks {len(missing)} weights that its config.json asks for, "
             f"such as '{missing[0]}'. Take a whole checkpoint of a language model"
         )
-    infinite = [name for name, value in model.named_parameters() if not value.isfinite().all()]
+    infinite = [
+        name for name, value in model.named_parameters() if not stored(value)[1].isfinite().all()
+    ]
     if infinite:
         raise ConfigError(
             f"backbone.name ('{name}') holds weights that are not finite, such as '{infinite[0]}': "
             "it is damaged, or its training went wrong. Copy it again, or take another"
         )
+    hold_still(model)
+    if quantize is not None:
+        return_freed_memory()
     return model
+
+
+def read_architecture(
+    name: str, *, revision: str | None = None, gguf_file: str | None = None
+) -> tuple[Any, PretrainedConfig]:
+    """Read the configuration of a language model and no weights.
+
+    Args:
+        name: A model of the hub, or a folder.
+        revision: Branch, tag or commit on the hub.
+        gguf_file: Name of a GGUF file inside ``name`` that holds it.
+
+    Returns:
+        The class that builds such a model, and the configuration.
+
+    Raises:
+        ConfigError: If it cannot be found, reached or read.
+    """
+    where = {"revision": revision or "main"}
+    if gguf_file:
+        where["gguf_file"] = gguf_file
+    try:
+        check_model_folder(name)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False, **where)
+    except Exception as error:  # transformers answers bad files with errors of all sorts
+        raise ConfigError(_unreachable("backbone.name", name, error)) from error
+    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM, config
+
+
+def _packing(
+    name: str, config: Any, kind: Any, dtype: Any, quantize: Quantisation | None, *, train: bool
+) -> dict[str, Any]:
+    """Return what else transformers is told about a backbone that is, or will be, quantised."""
+    kept = getattr(config, "quantization_config", None) or {}
+    method = (kept if isinstance(kept, dict) else vars(kept)).get("quant_method")
+    check_stored(name, None if method is None else str(method), quantize, train=train)
+    # Trainers and commands move models; by itself transformers would take the first GPU.
+    device = {"device_map": {"": "cpu"}}
+    if quantize is not None:
+        known = (config.dtype or torch.float32) if dtype == "auto" else dtype
+        with torch.device("meta"):
+            empty = kind.from_config(copy.deepcopy(config))
+        return {"quantization_config": quantisation_settings(quantize, empty, known), **device}
+    return device if method in ("bitsandbytes", "torchao") else {}
 
 
 def check_model_folder(name: str) -> None:

@@ -23,8 +23,11 @@ def forced_inputs(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Tenso
     Args:
         model: A language model of transformers, which would compute a loss of its own if it were
             given the labels.
-        batch: ``input_ids``, ``attention_mask`` and ``labels`` of `mttl.data.collate`.
+        batch: ``input_ids``, ``attention_mask`` and ``labels`` of `mttl.data.collate`; where rows
+            are packed, ``position_ids`` too, which say more than the mask.
     """
+    if "position_ids" in batch:
+        return {name: batch[name] for name in ("input_ids", "position_ids")}
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     if not is_decoder_only(model):
         prepare: Any = model.prepare_decoder_input_ids_from_labels

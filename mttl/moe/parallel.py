@@ -6,6 +6,7 @@
 """
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -63,6 +64,16 @@ class ParallelExperts(Inventory):
         """Draw this process's experts anew."""
         self.local.reset_parameters()
 
+    def gather(self) -> Inventory:
+        """Return all experts in the first process; in the others, a copy of their own.
+
+        All processes call it together.
+        """
+        first = dist.get_rank() == 0
+        return _with_others(
+            self.local, gather_first, self.n_skills if first else self.local.n_skills
+        )
+
     def dispatch(self, x: Float[Tensor, "N I"], assignment: Assignment) -> Float[Tensor, "N O"]:
         """Return, for each of this process's tokens, the sum over its pairs."""
         work = sort_by_expert(assignment)
@@ -84,15 +95,39 @@ def expert_slice(experts: Inventory, start: int, stop: int) -> Inventory:
         start: The first one.
         stop: The one after the last.
     """
+    return _with_others(experts, lambda tensor: tensor[start:stop].clone(), stop - start)
+
+
+def gather_first(tensor: Tensor) -> Tensor:
+    """Return what the processes hold of a tensor, in the order of their ranks, to the first one.
+
+    All call it together; the others get their own part back.
+
+    Args:
+        tensor: Of the same shape in all processes.
+    """
+    # NCCL sends from GPUs only, and between two loops of a trainer a model lies on the CPU.
+    sent = tensor.detach().contiguous()
+    sent = sent.cuda() if dist.get_backend() == "nccl" else sent
+    first = dist.get_rank() == 0
+    parts = [torch.empty_like(sent) for _ in range(dist.get_world_size())] if first else None
+    dist.gather(sent, parts)
+    return tensor if parts is None else torch.cat(parts).to(tensor.device)
+
+
+def _with_others(
+    experts: Inventory, change: Callable[[Tensor], Tensor], n_experts: int
+) -> Inventory:
+    """Return a copy whose parameters and buffers are others, one after another."""
     part = copy.deepcopy(experts)
     for module in part.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            values = parameter.detach()[start:stop].clone()
-            setattr(module, name, nn.Parameter(values, requires_grad=parameter.requires_grad))
+            changed = nn.Parameter(change(parameter.detach()), parameter.requires_grad)
+            setattr(module, name, changed)
         for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, buffer[start:stop].clone())
+            setattr(module, name, change(buffer))
         if isinstance(module, Inventory):
-            module.n_skills = stop - start
+            module.n_skills = n_experts
     return part
 
 

@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from mttl.aggregation.packed_weights import is_packed
 from mttl.moe.feed_forward import FeedForwardBlock
 from mttl.skills.feed_forward_experts import FeedForwardExperts
 
@@ -69,5 +70,10 @@ def _plain(module: nn.Module) -> nn.Linear:
         raise ValueError(
             f"a feed-forward block with {type(module).__name__} in it cannot be copied into "
             "experts; leave its projections out of the skills' targets"
+        )
+    if is_packed(module.weight):
+        raise ValueError(
+            "a feed-forward block whose weights are quantised cannot be copied into experts, which "
+            "are trained; use experts beside it (lora, adapter), or remove backbone.quantize"
         )
     return module

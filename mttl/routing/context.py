@@ -6,7 +6,7 @@ and activation checkpointing replays the routing it was recorded with.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
@@ -32,6 +32,8 @@ class Routing:
         reuse_merged: Keep what layers merged for this routing until it ends. Only for repeated
             calls without gradients, such as generation, where the skills do not change.
         masks: Which positions are tokens; by default all. Layers that route tokens read it.
+        segments: Where rows hold several examples one after another, the tokens of each; their sum
+            is the number of positions of all rows.
 
     Attributes:
         losses: Auxiliary losses of this pass (load balance, z-loss …), by name, summed over
@@ -48,7 +50,14 @@ class Routing:
         rows_per_example: int = 1,
         reuse_merged: bool = False,
         masks: TokenMasks | None = None,
+        segments: Sequence[int] = (),
     ) -> None:
+        if segments and len(segments) != len(task_ids):
+            raise ValueError(
+                f"there are {len(segments)} segments for {len(task_ids)} task ids; give the tokens "
+                "of each example"
+            )
+        self.segments = tuple(segments)
         self.task_ids = task_ids
         self.mixing = mixing
         self.n_rows = mixing.shape[1] * rows_per_example
@@ -187,6 +196,24 @@ class Routing:
         """
         self._check_rows(x.shape[0])
         return x.reshape(self.mixing.shape[1], -1, x.shape[-1])
+
+    def tokens(self, x: Tensor) -> Tensor:
+        """View a layer's input as tokens, those of one segment after those of another.
+
+        Args:
+            x: Shape (R, …, I).
+
+        Raises:
+            ValueError: If it has other tokens than the segments.
+        """
+        tokens = x.reshape(-1, x.shape[-1])
+        if len(tokens) != sum(self.segments):
+            raise ValueError(
+                f"a skilled layer received {len(tokens)} tokens for segments of "
+                f"{sum(self.segments)}; a backbone whose layers see other tokens than the model "
+                "cannot be packed: leave data.packed_length out"
+            )
+        return tokens
 
     def _check_rows(self, n_rows: int) -> None:
         if n_rows != self.n_rows and n_rows != self.n_rows * self.expansion:

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from torch import nn
 
+from mttl.aggregation.packed_weights import is_foreign
 from mttl.routing.context import RoutingSlot
 from mttl.skills.inventory import Inventory
 from mttl.skills.skilled_linear import SkilledLinear
@@ -59,6 +61,9 @@ def attach_skills(
 ) -> Attachment:
     """Replace the targeted linear layers by skilled ones, in place; base weights are not touched.
 
+    Linear layers are those of PyTorch, whatever their weights are kept in, GPT-2's, and layers of
+    other libraries that keep weights as whole numbers and tell their features.
+
     Args:
         backbone: Any model.
         make_inventory: Makes the skills of a layer from its ``in_features`` and ``out_features``.
@@ -88,22 +93,26 @@ def attach_skills(
         for path, module in backbone.named_modules()
         if (features := linear_features(module)) is not None
     }
+    unknown = {
+        path: type(module).__name__
+        for path, module in backbone.named_modules()
+        if path not in linears and is_foreign(module)
+    }
     blocks = block_paths(backbone)
     groups: dict[str, int] = {}
     layers = []
     skilled: dict[nn.Module, SkilledLinear] = {}
-    for path in choose_layers(linears, targets, blocks):
+    for path in choose_layers(linears, targets, blocks, unknown):
         in_features, out_features = linears[path]
         name = group_name(path, granularity, blocks)
         group = groups.setdefault(name, len(groups))
+        base = backbone.get_submodule(path)
         try:
             inventory = make_inventory(in_features, out_features)
+            skilled[base] = SkilledLinear(base, inventory, slot, group)
         except ValueError as error:
             raise ValueError(f"{error} of '{path}'") from error
-        base = backbone.get_submodule(path)
-        weight: nn.Parameter = base.weight  # type: ignore[assignment]
-        inventory.to(weight.device)
-        skilled[base] = SkilledLinear(base, inventory, slot, group)
+        inventory.to(next(chain(base.parameters(), base.buffers())).device)
         n_parameters = sum(parameter.numel() for parameter in inventory.parameters())
         layers.append(Attached(path, in_features, out_features, name, n_parameters))
     # Only now is the backbone touched: an error above leaves it as it was.

@@ -1,9 +1,10 @@
 """Frozen skills under attention: an inventory that chooses by token rather than by task."""
 
+from collections.abc import Sequence
 from typing import NoReturn
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from mttl.aggregation.fusion import FusionAttention
 from mttl.aggregation.products import active_dtype
@@ -85,6 +86,12 @@ class AttendedInventory(Inventory):
         # (B, L, K r) · (K r, O): the sum over skills is part of the product.
         mixture = gated.flatten(2) @ up.mT.flatten(0, 1)
         return y + self.attention.values(mixture)
+
+    def combine_segments(
+        self, x: Float[Tensor, "N I"], base: nn.Module, merged: Merged, segments: Sequence[int]
+    ) -> Float[Tensor, "N O"]:
+        """Add the attended outputs, for which it does not matter whose token one is."""
+        return self.combine(x[None], base(x[None]), merged)[0]
 
     def penalties(self) -> dict[str, Tensor]:
         """Return the weighted distance of the value matrix from the identity."""

@@ -42,6 +42,7 @@ class Inventory(nn.Module, ABC):
     Attributes:
         uses: The uses that the kind has.
         reads: What `dispatch` is given: the ``"input"`` of the layer, or its ``"output"``.
+        reads_weight: Whether `combine_linear` needs the base layer's weight itself.
         smallest_ndim: Parameters of fewer axes cannot have skills of this kind.
         undecayed: Names of its biases and scales, which weight decay is not for.
 
@@ -52,6 +53,7 @@ class Inventory(nn.Module, ABC):
     role = "skills"
     uses: ClassVar[tuple[str, ...]] = ("task",)
     reads = "input"
+    reads_weight = False
     smallest_ndim = 0
     undecayed: tuple[str, ...] = ()
 
@@ -127,6 +129,27 @@ class Inventory(nn.Module, ABC):
     ) -> Float[Tensor, "B L O"]:
         """Compute the base layer and apply merged skills; a kind may fuse the two."""
         return self.combine(x, base(x), merged)
+
+    def combine_segments(
+        self, x: Float[Tensor, "N I"], base: nn.Module, merged: Merged, segments: Sequence[int]
+    ) -> Float[Tensor, "N O"]:
+        """Compute the base layer and apply merged skills where examples differ in their tokens.
+
+        The default asks `combine` for one example after another.
+
+        Args:
+            x: The tokens of all examples, one example after another.
+            base: The layer of the backbone.
+            merged: As from `merge`: each part has a slice of every example.
+            segments: Tokens of each example; their sum is N.
+        """
+        parts = zip(
+            x.split(segments),
+            base(x).split(segments),
+            zip(*(part.split(1) for part in merged), strict=True),
+            strict=True,
+        )
+        return torch.cat([self.combine(own[None], y[None], one)[0] for own, y, one in parts])
 
     def forward(
         self,

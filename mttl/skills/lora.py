@@ -124,6 +124,18 @@ class LoRAInventory(Inventory):
             x.to(dtype), base.weight.to(dtype), bias, down.to(dtype), up.to(dtype)
         )
 
+    def combine_segments(
+        self, x: Float[Tensor, "N I"], base: nn.Module, merged: Merged, segments: Sequence[int]
+    ) -> Float[Tensor, "N O"]:
+        """Compute the base layer and add each example's change to its tokens."""
+        if self.mix != "factors":
+            return super().combine_segments(x, base, merged, segments)
+        down, up = merged
+        counts = torch.tensor(segments, device=x.device)
+        hidden = grouped_linear(x, down.mT, None, counts)
+        y = base(x)
+        return y + grouped_linear(hidden, up, None, counts).to(y.dtype)
+
     def dispatch(self, x: Float[Tensor, "N I"], assignment: Assignment) -> Float[Tensor, "N O"]:
         """Return, for each token, the sum over its pairs of gate times low-rank change."""
         if self.n_skills * self.rank <= self.in_features:

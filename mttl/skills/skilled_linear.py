@@ -12,6 +12,7 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mttl.aggregation.packed_weights import is_plain_linear
 from mttl.routing.context import RoutingSlot
 from mttl.skills.inventory import Inventory
 
@@ -26,7 +27,8 @@ class SkilledLinear(nn.Module):
         group: The routed group whose mixing weights this layer reads.
 
     Raises:
-        ValueError: If the kind of skill cannot be mixed by task.
+        ValueError: If the kind of skill cannot be mixed by task, or reads the weight of a layer
+            that has none to be read.
     """
 
     def __init__(
@@ -34,6 +36,11 @@ class SkilledLinear(nn.Module):
     ) -> None:
         super().__init__()
         inventory.require_use("task")
+        if inventory.reads_weight and not isinstance(base, nn.Linear):
+            raise ValueError(
+                f"{type(inventory).__name__} reads the weight of an nn.Linear, and cannot be on a "
+                f"{type(base).__name__}; choose other targets, or another kind of skill; the layer"
+            )
         self.base = base
         self.inventory = inventory
         self.slot = slot
@@ -61,11 +68,15 @@ class SkilledLinear(nn.Module):
         """
         routing = self.slot.current
         merged = routing.merged(id(self), lambda: self.inventory.merge(routing.weights[self.group]))
-        examples = routing.examples(x)
         if self.training:
             routing.add_losses(self.inventory.penalties())
-        if type(self.base) is nn.Linear:
-            y = self.inventory.combine_linear(examples, self.base, merged)
+        if routing.segments:
+            tokens = routing.tokens(x)
+            y = self.inventory.combine_segments(tokens, self.base, merged, routing.segments)
+            return y.view(*x.shape[:-1], y.shape[-1])
+        examples = routing.examples(x)
+        if is_plain_linear(self.base) or self.inventory.reads_weight:
+            y = self.inventory.combine_linear(examples, self.base, merged)  # type: ignore[arg-type]
         else:
             y = self.inventory.combine(examples, self.base(examples), merged)
         return y.view(*x.shape[:-1], y.shape[-1])

@@ -101,13 +101,15 @@ class SkilledModel(nn.Module):
             task_ids: One task per example.
             inputs: What the backbone is called with: its masks and labels tell layers that route
                 tokens what is padding (by default nothing is), and are what routers see that look
-                at prompts.
+                at prompts. ``segments`` says that its rows hold several examples, and how many
+                tokens each has.
             expansion: See `Routing`.
             reuse_merged: See `Routing`.
         """
         if task_ids.device.type == "cpu":  # on an accelerator, reading them would stall it
             check_task_ids(task_ids, self.router.n_tasks)
         masks, n_rows = None, 1
+        segments = () if inputs is None else inputs.get("segments", ())
         if inputs is not None and self.routes_tokens:
             masks = token_masks(inputs, encoder_decoder=_is_encoder_decoder(self.backbone))
         prompts = None
@@ -122,7 +124,8 @@ class SkilledModel(nn.Module):
         compiled = self.backbone._compiled_call_impl is not None
         alike = not (drawn or self.routes_tokens or prompts is not None or compiled)
         if readable and alike and _same(task_ids):
-            task_ids, n_rows = task_ids[:1], len(task_ids)
+            n_rows = len(inputs["input_ids"]) if segments and inputs else len(task_ids)
+            task_ids, segments = task_ids[:1], ()
         return Routing(
             task_ids,
             self.router.mix(task_ids, prompts),
@@ -130,6 +133,7 @@ class SkilledModel(nn.Module):
             rows_per_example=n_rows,
             reuse_merged=reuse_merged,
             masks=masks,
+            segments=segments,
         )
 
     @torch.no_grad()

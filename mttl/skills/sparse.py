@@ -99,7 +99,7 @@ class SparseInventory(Inventory):
             ValueError: If the skills are others in number, or places are outside the weight, not
                 in ascending order, or there twice.
         """
-        indices = indices.to(self.indices.device, torch.int64)
+        indices = indices.to(torch.int64)
         if indices.ndim == 1:
             indices = indices.expand(self.n_skills, -1)
         if len(indices) != self.n_skills:
@@ -112,7 +112,7 @@ class SparseInventory(Inventory):
             )
         if (indices.diff(dim=1) <= 0).any():
             raise ValueError("places of a support must be in ascending order, each only once")
-        self.indices = indices.contiguous()
+        self.indices = indices.to(self.indices.device).contiguous()
         self.values = nn.Parameter(self.values.new_zeros(indices.shape))
         self._pattern = None
 

@@ -1,5 +1,6 @@
 """Supermasks: skills that switch weights of the frozen layer off."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
+from mttl.aggregation.packed_weights import dense_weight
 from mttl.aggregation.products import active_dtype
 from mttl.skills.inventory import Inventory, Merged, require_divisible
 
@@ -41,6 +43,7 @@ class SupermaskInventory(Inventory):
     """
 
     uses = ("task",)
+    reads_weight = True
 
     def __init__(
         self,
@@ -83,9 +86,17 @@ class SupermaskInventory(Inventory):
     ) -> Float[Tensor, "B L O"]:
         """Compute the layer with the weights that each example's mask keeps."""
         dtype = active_dtype(x)
-        masked = base.weight.to(dtype) * merged[0].to(dtype)
+        masked = dense_weight(base).to(dtype) * merged[0].to(dtype)
         y = torch.bmm(x.to(dtype), masked.transpose(1, 2))
         return y if base.bias is None else y + base.bias.to(dtype)
+
+    def combine_segments(
+        self, x: Float[Tensor, "N I"], base: nn.Module, merged: Merged, segments: Sequence[int]
+    ) -> Float[Tensor, "N O"]:
+        """Compute the layer with each example's weights for its own tokens."""
+        parts = zip(x.split(segments), merged[0].split(1), strict=True)
+        changed = [self.combine_linear(own[None], base, (mask,)) for own, mask in parts]  # type: ignore[arg-type]
+        return torch.cat([part[0] for part in changed])
 
     def mask(self, weights: Float[Tensor, "H K"]) -> Float[Tensor, "O I"]:
         """Return the mask of one task's mixing weights."""

@@ -1,11 +1,12 @@
 """Which layers of a backbone are meant: by word or pattern, by block, by stack."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
 
+from mttl.aggregation.packed_weights import is_foreign
 from mttl.errors import nearest
 from mttl.skills.skilled_linear import SkilledLinear
 
@@ -40,6 +41,9 @@ def linear_features(module: nn.Module) -> tuple[int, int] | None:
     if type(module).__name__ == "Conv1D" and getattr(module, "nf", None) is not None:
         weight: nn.Parameter = module.weight  # type: ignore[assignment]
         return weight.shape[0], weight.shape[1]
+    sizes = getattr(module, "in_features", None), getattr(module, "out_features", None)
+    if isinstance(sizes[0], int) and isinstance(sizes[1], int) and is_foreign(module):
+        return sizes[0], sizes[1]
     return None
 
 
@@ -58,19 +62,41 @@ def inside_block(path: str, blocks: list[str]) -> str | None:
 
 
 def choose_layers(
-    linears: dict[str, tuple[int, int]], targets: Sequence[str], blocks: list[str]
+    linears: Mapping[str, tuple[int, int]],
+    targets: Sequence[str],
+    blocks: list[str],
+    unknown: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Return the paths that any target matches, in the order of the backbone."""
+    """Return the paths that any target matches, in the order of the backbone.
+
+    Args:
+        linears: Features in and out of all linear layers, by path.
+        targets: Words and patterns; see `mttl.skills.attach_skills`.
+        blocks: Paths of the blocks.
+        unknown: Classes of layers that do not tell their features, by path.
+
+    Raises:
+        ValueError: If there is no target, or one matches no layer, or one of an unknown class.
+    """
+    unknown = unknown or {}
     if not targets:
         raise ValueError("targets must name at least one layer, for example ['attention', 'mlp']")
     matched: set[str] = set()
+    paths = {*linears, *unknown}
     for target in targets:
         if target == "all":
             # The output head stands outside the blocks and stays as it is.
-            found = {path for path in linears if not blocks or inside_block(path, blocks)}
+            found = {path for path in paths if not blocks or inside_block(path, blocks)}
         else:
             patterns = TARGET_WORDS.get(target, [target])
-            found = {path for path in linears if any(_matches(path, one) for one in patterns)}
+            found = {path for path in paths if any(_matches(path, one) for one in patterns)}
+        for path in sorted(found & unknown.keys()):
+            raise ValueError(
+                f"the target '{target}' matches '{path}', a {unknown[path]}, which does not tell "
+                "how many features it reads and returns (in_features, out_features), so that no "
+                "skills can be made for it. Name other targets, or load a backbone in floating "
+                "point, or quantised by bitsandbytes or torchao (backbone.quantize)"
+            )
         if not found:
             names = sorted({path.rpartition(".")[2] for path in linears})
             known = [*names, *TARGET_WORDS, "all"]

@@ -1,6 +1,7 @@
 """Search for settings of adaptation on development tasks."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from mttl.adaptation.new_tasks import Adaptation
@@ -19,11 +20,13 @@ from mttl.adaptation.search import (
 )
 from mttl.adaptation.search_ranges import search_ranges
 from mttl.adaptation.settings import with_settings
+from mttl.adaptation.shard import Shard
 from mttl.command import make_console
 from mttl.config.schema import Config, Search
 from mttl.errors import ConfigError
 from mttl.files import write_text
 from mttl.progress_bar import counting_bar
+from mttl.text.workers import start_workers
 from mttl.training.run_folder import RunFolder, check_still_there
 
 
@@ -33,6 +36,9 @@ def search_run(
     source: str,
     tasks: str,
     samples: str | None,
+    shard: Shard,
+    workers: int,
+    command: Sequence[str],
     allow_seen: bool,
     out: str | None,
     backbone: str | None,
@@ -44,6 +50,9 @@ def search_run(
         source: The folder of a trained run.
         tasks: As for `mttl.adaptation.plan.new_tasks`.
         samples: As for `mttl.adaptation.plan.read_samples`.
+        shard: The part of each trial's jobs to run.
+        workers: Processes that share them.
+        command: Which those processes run.
         allow_seen: Take tasks of training too.
         out: Folder of the trials; ``search-<mode>`` in the run by default.
         backbone: Where the pretrained backbone is now, if not where it was in training.
@@ -52,6 +61,11 @@ def search_run(
     # Two small files per job: not worth a line each.
     logging.getLogger("mttl.data").setLevel(logging.WARNING)
     search = check_search(config)
+    if search.ranges and (workers > 1 or shard.n_shards > 1):
+        raise ConfigError(
+            "--workers and --shard share the trials of search.grid or search.points: a trial of "
+            "search.ranges is drawn from the scores of those before. Leave them out"
+        )
 
     # Which tasks, and where to.
     adaptation = Adaptation.of(
@@ -66,8 +80,10 @@ def search_run(
     name = f"search-{config.adapt.mode}"
     folder = Path(out) if out else adaptation.folder(name)
     adaptation.check_folder(folder, config)
-    adaptation.to_device()
     points = search.points or (grid_points(search.grid) if search.grid else [])
+    if workers > 1:
+        start_workers(workers, shard, command)
+    adaptation.to_device(shard.number)
     n_trials = len(points) or search.trials
     # The best is sought among all trials of the folder, those of earlier grids too.
     earlier = finished_trials(folder / "trials", adaptation.jobs)
@@ -77,14 +93,18 @@ def search_run(
     with counting_bar(status) as progress:
         bar = progress.add_task("searching", total=n_trials * len(adaptation.jobs))
 
-        def evaluate(values: Values) -> float:
-            changed, name = with_settings(config, values), trial_name(values)
-            note_values(folder / "trials" / name, values)
-            with Results(folder / "trials" / name).writing() as results:
-                for job in adaptation.jobs:
+        def run(values: Values) -> Results:
+            changed, place = with_settings(config, values), folder / "trials" / trial_name(values)
+            note_values(place, values)
+            with Results(place, shard).writing() as results:
+                for job in shard.share(adaptation.jobs):
                     if job not in results.finished:
                         results.add(adaptation.run_job(job, changed, score_test=False))
                     progress.advance(bar)
+            return results
+
+        def evaluate(values: Values) -> float:
+            results, name = run(values), trial_name(values)
             # Those of this start stand last, in their order.
             trials.pop(name, None)
             trials[name] = Trial(values, tuple(results.finished[job] for job in adaptation.jobs))
@@ -96,6 +116,13 @@ def search_run(
             status.print(f"{len(tried)} of {n_trials}: {name}: dev {100 * score:.1f}")
             return score
 
+        if shard.n_shards > 1:
+            for values in points:
+                run(values)
+            status.print(
+                f"part {shard.number} of {shard.n_shards} has ended; start without --shard"
+            )
+            return
         for values in points:
             evaluate(values)
         if search.ranges:

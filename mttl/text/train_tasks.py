@@ -6,7 +6,8 @@ import pytorch_lightning as pl
 
 from mttl.build.build_backbone import backbone_name, places_of
 from mttl.build.model import Built, build_model, inventory_settings
-from mttl.build.trainer import build_trainer
+from mttl.build.process_count import check_processes
+from mttl.build.trainer import build_trainer, with_shared_batches
 from mttl.checkpoint import save_inventory
 from mttl.command import make_console
 from mttl.config.load import dump_config
@@ -18,8 +19,11 @@ from mttl.files import write_text
 from mttl.gym.folder import Gym
 from mttl.gym.partition import select_tasks
 from mttl.models.backbone import is_decoder_only
+from mttl.moe.share_out import make_whole
+from mttl.sharding.whole_tensors import is_sharded
 from mttl.training.attention_report import attention_by_task, has_attention
 from mttl.training.boards.show import close_boards, open_boards, show_answers
+from mttl.training.packing_check import check_packing
 from mttl.training.predictions import predict, score, write_predictions, write_results
 from mttl.training.report import (
     attachment_table,
@@ -37,6 +41,7 @@ from mttl.training.run_folder import (
 from mttl.training.saving.resuming import checkpoint_errors
 from mttl.training.shown_tasks import show_tasks
 from mttl.training.text_to_text import TextToTextModule
+from mttl.training.together.companions import take_leave
 from mttl.training.token_report import write_token_routing
 
 
@@ -47,6 +52,9 @@ def train(config: Config, *, resume: bool = False) -> None:
         config: The run.
         resume: Continue the interrupted run of the same name.
     """
+    text = dump_config(config)
+    check_processes(config)
+    config = with_shared_batches(config)
     pl.seed_everything(config.run.seed, verbose=False)
     console = make_console()
 
@@ -61,9 +69,10 @@ def train(config: Config, *, resume: bool = False) -> None:
         max_input_length=config.data.max_input_length,
         max_output_length=config.data.max_output_length,
     )
+    if config.data.packed_length is not None:
+        check_packing(built.model, config.data.packed_length)
     data = build_data(config, gym, built)
     folder = RunFolder(Path(config.run.dir) / config.run.name)
-    text = dump_config(config)
     step = step_to_start_from(folder, text, resume=resume)
     module = TextToTextModule(
         *(built.model, built.tokenizer, metrics, config.optim, config.generation),
@@ -100,10 +109,12 @@ def train(config: Config, *, resume: bool = False) -> None:
         if trainer.is_global_zero:
             write_predictions(folder.predictions, rows, tasks, split)
         show_answers(trainer, split, tasks, rows)
+    make_whole(built.model)
     close_boards(trainer, results)
     if trainer.is_global_zero:
         write_results(folder.results, results)
         write_baselines(folder.baselines, baselines)
+    if trainer.is_global_zero or is_sharded(built.model):  # parts are put together by all
         save_inventory(
             folder.skills,
             built.model,
@@ -129,6 +140,8 @@ def train(config: Config, *, resume: bool = False) -> None:
         if config.moe is not None and config.data.evaluate:
             rows = data.evaluation_dataloader(config.data.evaluate[0])
             write_token_routing(folder.plots / "token_routing.npz", module, rows)
+    take_leave(trainer)
+    if trainer.is_global_zero:
         check_still_there(folder)
         console.print(result_table(results, baselines))
         console.print(f"The run is in {folder.path}", highlight=False)

@@ -78,19 +78,26 @@ def at_places(
     return losses.new_zeros(targets.numel()).index_copy(0, places, losses).view_as(targets)
 
 
-def global_mean(losses: Float[Tensor, "B L"], labels: Int[Tensor, "B L"]) -> Float[Tensor, ""]:
+def global_mean(
+    losses: Float[Tensor, "B L"],
+    labels: Int[Tensor, "B L"],
+    step_tokens: Float[Tensor, ""] | None = None,
+) -> Float[Tensor, ""]:
     """Return the mean over the tokens of all processes, scaled for averaged gradients.
 
     Data-parallel training averages the gradients of its processes. Dividing by the mean number of
     tokens per process, rather than by this process's own, makes that average the gradient of the
     mean over all tokens: the same as one process with the whole batch. (Batches that are
-    accumulated into one step still count alike, whatever their tokens.)
+    accumulated into one step count alike, whatever their tokens, unless it is said how many the
+    step has.)
 
     Args:
         losses: Loss of every position.
         labels: Token ids, or -100.
+        step_tokens: Mean number of tokens of this process's batches that make up one step.
     """
-    count = (labels != IGNORED).sum().to(losses.dtype)
+    own = (labels != IGNORED).sum() if step_tokens is None else step_tokens.clone()
+    count = own.to(losses.dtype)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.all_reduce(count)
         count = count / torch.distributed.get_world_size()

@@ -10,8 +10,10 @@ import torch
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
+from mttl.aggregation.packed_weights import packed_layers
 from mttl.config.optim_schema import Optim
 from mttl.errors import CheckpointError, ConfigError
+from mttl.sharding.whole_tensors import load_whole
 from mttl.torch_file import load_torch
 from mttl.training.optim import build_optimizer, build_schedule
 from mttl.training.processes import gathered
@@ -63,7 +65,7 @@ class ResumableModule(pl.LightningModule):
         state = load_torch(checkpoint, "Repeat the training command with --resume")
         with checkpoint_errors(checkpoint):
             self.on_load_checkpoint(state)
-            self.load_state_dict(state["state_dict"], strict=False)
+            load_whole(self, state["state_dict"])
         self._random_states = []
         return int(state["global_step"])
 
@@ -115,4 +117,6 @@ class ResumableModule(pl.LightningModule):
         # Tied weights stand in the state under each of their names.
         parameters = self.named_parameters(remove_duplicate=False)
         frozen = {name for name, value in parameters if not value.requires_grad}
-        return [name for name in state if name not in frozen]
+        # Beside packed weights stand scales, under names of their own.
+        packed = tuple(f"{path}." for path in packed_layers(self))
+        return [name for name in state if name not in frozen and not name.startswith(packed)]

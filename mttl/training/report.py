@@ -9,6 +9,7 @@ from jaxtyping import Float
 from rich.markup import escape
 from rich.table import Table
 
+from mttl.aggregation.packed_weights import count_entries
 from mttl.config.data_schema import Data
 from mttl.files import write_table
 from mttl.gym.folder import Gym
@@ -16,6 +17,7 @@ from mttl.metrics.baselines import copy_predictions, majority_prediction
 from mttl.metrics.crossfit import score_answers
 from mttl.moe.attach_experts import TokenLayers
 from mttl.routing.task.task_router import TaskRouter
+from mttl.sharding.whole_tensors import is_first, whole_parameters
 from mttl.skills.attach import Attachment
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.skilled_model import SkilledModel
@@ -43,7 +45,7 @@ def attachment_table(
             table.add_row(f"{pattern} (tokens)", str(count), shape, f"{n_parameters:,}")
     router = model.router
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    total = sum(p.numel() for p in model.parameters())
+    total = sum(count_entries(p) for p in model.parameters())
     table.caption = (
         f"{type(router).__name__}: {router.n_tasks} tasks, {router.n_skills} skills, "
         f"{router.n_heads} heads, {router.n_groups} routed groups. "
@@ -178,10 +180,11 @@ def write_routing(
         tasks: Names of its T tasks.
         attention: To write instead of both, where it takes the router's place.
     """
-    weights = routing_weights(router) if attention is None else attention
-    arrays = {
-        "weights": weights,
-        "probabilities": as_rows(router.probabilities()) if attention is None else attention,
-    }
+    weights = probabilities = attention
+    if weights is None or probabilities is None:
+        with whole_parameters(router):
+            weights, probabilities = routing_weights(router), as_rows(router.probabilities())
     heads = head_names(tuple(groups), weights.shape[0])
-    write_arrays(path, **arrays, tasks=np.array(tasks), groups=np.array(heads))
+    if is_first():
+        arrays = {"weights": weights, "probabilities": probabilities}
+        write_arrays(path, **arrays, tasks=np.array(tasks), groups=np.array(heads))

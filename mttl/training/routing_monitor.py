@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from mttl.analysis.statistics import discreteness, sparsity, usage
 from mttl.routing.task.task_router import TaskRouter
+from mttl.sharding.whole_tensors import whole_parameters
 from mttl.training.boards.board import Board
 from mttl.training.boards.routing_image import routing_image
 from mttl.training.history_monitor import HistoryMonitor
@@ -67,9 +68,9 @@ class RoutingMonitor(HistoryMonitor):
     def _record(self, trainer: pl.Trainer, router: TaskRouter) -> None:
         if self.steps and self.steps[-1] == trainer.global_step:
             return
-        with torch.no_grad():
+        with torch.no_grad(), whole_parameters(router):
             statistics = routing_statistics(router.probabilities(), self.groups)
-        weights = routing_weights(router)
+            weights = routing_weights(router)
         self.record(trainer, weights.astype(np.float16), statistics)
         for logger in trainer.loggers:
             if isinstance(logger, Board):

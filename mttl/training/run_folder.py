@@ -17,6 +17,7 @@ from mttl.torch_file import load_torch
 logger = logging.getLogger(__name__)
 # Settings that runs of earlier versions do not have, and what they mean by that.
 LATER_SETTINGS = {"data.truncate": "end", "data.template": "plain", "trainer.callbacks": []}
+LATER_SETTINGS["moe.parallel"] = False
 
 
 class RunFolder:
@@ -88,8 +89,8 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
     if changed:
         raise ConfigError(
             f"the run in '{folder.path}' was started with other settings: {', '.join(changed)}. "
-            "Resume it with its own (only those of `trainer` may change), or start a new run with "
-            "-k run.name=NAME"
+            "Resume it with its own (only those of `trainer`, and moe.parallel, may change), or "
+            "start a new run with -k run.name=NAME"
         )
     if not os.path.lexists(folder.last):
         logger.warning("no state had been saved yet: '%s' begins anew", folder.path)
@@ -126,7 +127,7 @@ def _visible(folder: Path) -> bool:
 def changed_settings(
     before: str,
     now: str,
-    ignore: tuple[str, ...] = ("trainer.", "adapt.", "search."),
+    ignore: tuple[str, ...] = ("trainer.", "adapt.", "search.", "moe.parallel"),
     but: tuple[str, ...] = (),
 ) -> list[str]:
     """Return the dotted names of settings that differ, with both values.

@@ -19,12 +19,14 @@ from mttl.metrics.crossfit import build_metric, computed
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import generate_texts, search_settings
 from mttl.models.teacher_forcing import forced_logits
+from mttl.moe.share_out import shared_parameters
 from mttl.own_classes import calling
 from mttl.routing.context import Routing
+from mttl.sharding.shard_model import shard_model
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.loss import answer_losses, at_places, example_means, global_mean
-from mttl.training.module import ResumableModule
 from mttl.training.saving.checkpoint_file import not_finite
+from mttl.training.together.shared_experts import SharesExperts
 from mttl.training.token_balance import LOADS, token_loads
 
 
@@ -40,7 +42,7 @@ class Prediction:
     prediction: str
 
 
-class TextToTextModule(ResumableModule):
+class TextToTextModule(SharesExperts):
     """Trains a skilled model on text-to-text tasks and scores it by generation.
 
     Args:
@@ -81,6 +83,17 @@ class TextToTextModule(ResumableModule):
         self.loss_totals = torch.zeros(2, len(metrics))
         self.answers: list[Prediction] = []
         self._last_loss: Tensor | None = None
+        self._shares: list[Tensor] = []  # of the loss of this step, batch by batch
+
+    @property
+    def _n_parts(self) -> int:
+        return self.trainer.accumulate_grad_batches
+
+    def configure_model(self) -> None:
+        """Spread the model over the processes, where the strategy is to."""
+        if self.device_mesh is not None:
+            device = self.trainer.strategy.root_device
+            shard_model(self.model, self.device_mesh["data_parallel"], device)
 
     @property
     def _metrics(self) -> list[Metric]:
@@ -146,12 +159,17 @@ class TextToTextModule(ResumableModule):
             TrainingError: If the loss of the step before was not finite.
         """
         losses, labels, routing = self.training_losses(batch)
-        loss = global_mean(losses, labels)
+        loss = global_mean(losses, labels, batch.get("step_tokens"))
         self._watch(loss.detach())
         prior = self.model.router.prior_loss().to(loss.device)
         total = loss + prior + sum(routing.losses.values())
         # Each process holds its share of the mean over all tokens.
-        self.log("train/loss", loss, prog_bar=True, batch_size=len(labels), sync_dist=True)
+        shown = loss
+        if "step_tokens" in batch:
+            self._shares = [] if batch_idx % self._n_parts == 0 else self._shares
+            self._shares.append(loss.detach())
+            shown = torch.stack(self._shares).sum() / self._n_parts
+        self.log("train/loss", shown, prog_bar=True, batch_size=len(labels), sync_dist=True)
         if prior.requires_grad:
             self.log("train/prior", prior, batch_size=len(labels))
         for name, value in routing.losses.items():
@@ -177,9 +195,10 @@ class TextToTextModule(ResumableModule):
     def validation_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
         """Add a batch to the losses and scores of its tasks."""
         losses, labels, _ = self.nll(batch)
-        means = example_means(losses, labels)
-        entries = torch.stack([means, torch.ones_like(means)]).to(self.loss_totals.dtype)
-        self.loss_totals.index_add_(1, batch["task_ids"], entries)
+        if batch["rows"]:
+            means = example_means(losses, labels)
+            entries = torch.stack([means, torch.ones_like(means)]).to(self.loss_totals.dtype)
+            self.loss_totals.index_add_(1, batch["task_ids"], entries)
         by_task: dict[int, tuple[list[str], list[Sequence[str]]]] = {}
         for row in self.predict(batch):
             texts, references = by_task.setdefault(row.task_id, ([], []))
@@ -225,6 +244,8 @@ class TextToTextModule(ResumableModule):
                 ``rows``.
         """
         texts = self.answer(batch["task_ids"], batch["generation_inputs"])
+        if not batch["rows"]:
+            return []
         rows = zip(
             batch["task_ids"].tolist(),
             batch["samples"],
@@ -246,12 +267,15 @@ class TextToTextModule(ResumableModule):
             task_ids: The task of each.
             inputs: ``input_ids`` and ``attention_mask``.
         """
+        # Experts elsewhere answer tokens of this process until the last process has ended its rows.
+        waits = {"synced_gpus": True} if shared_parameters(self.model) else {}
         return generate_texts(
             partial(self.model.generate, task_ids),
             self.tokenizer,
             inputs,
             decoder_only=is_decoder_only(self.model.backbone),
             **self.generation,
+            **waits,
         )
 
 

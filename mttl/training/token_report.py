@@ -13,6 +13,7 @@ from mttl.analysis.tokens.token_counts import TokenCounts
 from mttl.analysis.tokens.token_record import write_token_record
 from mttl.models.teacher_forcing import forced_inputs
 from mttl.routing.token.masks import TokenRecord
+from mttl.sharding.whole_tensors import is_first
 from mttl.training.text_to_text import TextToTextModule
 
 
@@ -27,6 +28,8 @@ def write_token_routing(
         batches: The rows, as for validation.
     """
     counts = count_tokens(module, batches)
+    if not is_first():
+        return
     tokenizer: Any = module.tokenizer
     write_token_record(
         path,
@@ -58,6 +61,8 @@ def count_tokens(module: TextToTextModule, batches: Iterable[Mapping[str, Any]])
     for batch in batches:
         moved = move_data_to_device(batch, module.device)
         routing = module.nll(moved)[2]
+        if not batch["rows"]:
+            continue
         inputs = forced_inputs(backbone, moved)
         for record in routing.records:
             decoder = record.stack == "decoder" and "decoder_input_ids" in inputs

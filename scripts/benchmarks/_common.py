@@ -3,7 +3,7 @@
 Each variant lives in a process of its own: several models in one heap slow each other down. The
 processes take turns, one step at a time, in a new random order each round, so that a slow phase of
 the machine hits all of them. Time is the CPU time of the process, on one thread, unless a benchmark
-asks for another clock, and ratios to the floor are paired within a round.
+asks for another clock, or the wall time on a GPU; ratios to the floor are paired within a round.
 """
 
 import argparse
@@ -19,10 +19,11 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import track
@@ -30,7 +31,20 @@ from rich.table import Table
 
 from mttl.command import positive
 
-__all__ = ["Build", "Step", "as_speed", "parse_arguments", "positive", "report", "run"]
+if TYPE_CHECKING:  # the parent process of a benchmark never loads it
+    from torch import nn
+
+__all__ = [
+    "Build",
+    "Step",
+    "as_speed",
+    "on_device",
+    "parse_arguments",
+    "peak_mib",
+    "positive",
+    "report",
+    "run",
+]
 
 Step = Callable[[], object]
 # Makes the step of a variant and what is worth knowing about it (columns of the table).
@@ -51,6 +65,8 @@ def parse_arguments(
     variants: Sequence[str],
     argv: list[str] | None,
     sizes: Sequence[str] = ("t5-small", "tiny"),
+    *,
+    devices: bool = False,
 ) -> argparse.Namespace:
     """Add the options of every benchmark and parse; the first variant is the floor.
 
@@ -59,12 +75,16 @@ def parse_arguments(
         variants: Names of all variants, the floor first.
         argv: Arguments, or None for those of the command line.
         sizes: Of the model, the default first; none where a benchmark has no model.
+        devices: Whether the benchmark can run on a GPU, and in half precision.
 
     Returns:
         The settings; ``only`` lists the chosen variants, the floor always first.
     """
     if sizes:
         parser.add_argument("--size", choices=sizes, default=sizes[0])
+    if devices:
+        parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+        parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--rounds", type=positive, default=7, help="timed steps (%(default)s)")
     parser.add_argument("--warmup", type=positive, default=2, help="untimed steps (%(default)s)")
     parser.add_argument("--only", nargs="+", choices=variants, metavar="VARIANT", default=variants)
@@ -84,24 +104,28 @@ def parse_arguments(
 
 
 def run(
-    build: Build, settings: argparse.Namespace, clock: Callable[[], float] = time.process_time
+    build: Build, settings: argparse.Namespace, clock: Callable[[], float] | None = None
 ) -> list[dict[str, Any]]:
     """Measure the chosen variants.
 
     Args:
         build: Makes a variant; called in its process, so it must be a function of a module.
         settings: As from `parse_arguments`.
-        clock: Seconds; `time.perf_counter` where a variant has processes of its own.
+        clock: Seconds; by default of the process, and on a GPU `time.perf_counter`, as it must be
+            where a variant has processes of its own.
 
     Returns:
         One row per variant: ``name``; ``median``, ``min`` and ``max`` of the milliseconds of a
         step; ``ratio``, ``ratio_min`` and ``ratio_max`` to the first variant; ``peak_mib``, the
-        rise of the process's memory over that before its first step; and what ``build`` tells. A
+        rise of the process's (or the GPU's) memory over that before its first step, and
+        ``resident_mib``, all of it (of a process, with the libraries); and what ``build`` tells. A
         variant that fails has no figures but an ``error``.
     """
     os.environ["OMP_NUM_THREADS"] = "1"  # torch reads it when a variant imports it
     if settings.malloc == "keep":
         os.environ.update(KEEP_MEMORY)
+    if clock is None:
+        clock = time.perf_counter if _on_gpu(settings) else time.process_time
     workers = {name: _Worker(build, name, settings, clock) for name in settings.only}
     times: dict[str, list[float]] = {name: [] for name in workers}
     order = list(workers)
@@ -152,6 +176,25 @@ def report(
         shown = {key: value for key, value in vars(settings).items() if key != "json"}
         text = json.dumps({"rows": rows, "settings": shown | {"unit": unit}}, indent=2)
         settings.json.write_text(text + "\n", encoding="utf-8")
+
+
+def on_device(
+    settings: argparse.Namespace, model: "nn.Module", batch: dict[str, Any]
+) -> tuple["nn.Module", dict[str, Any], AbstractContextManager[object]]:
+    """Return a model and its batch on the device of the settings, and the context to run it in.
+
+    Half precision is automatic, as that of ``bf16-mixed``: weights stay in single precision.
+    """
+    import torch
+
+    moved = {name: _moved(value, settings.device) for name, value in batch.items()}
+    half = settings.dtype == "bfloat16"
+    context = torch.autocast(settings.device, torch.bfloat16, enabled=half)
+    return model.to(settings.device), moved, context
+
+
+def _moved(value: Any, device: str) -> Any:
+    return value.to(device) if hasattr(value, "to") else value
 
 
 def as_speed(row: dict[str, Any], n_items: int) -> dict[str, Any]:
@@ -240,21 +283,40 @@ def _serve(
             step, facts = build(name, settings)
             with contextlib.suppress(OSError):  # forget the peak of building, where the OS can
                 Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-            before = _peak_mib()
+            before = peak_mib(settings)
             connection.send(facts)
             while connection.recv():
                 start = clock()
                 step()
+                _finish(settings)
                 elapsed = clock() - start
-                connection.send({"ms": 1000 * elapsed, "peak_mib": _peak_mib() - before})
+                peak = peak_mib(settings)
+                facts = {"peak_mib": peak - before, "resident_mib": peak}
+                connection.send({"ms": 1000 * elapsed, **facts})
         except EOFError:
             raise
         except Exception as error:
             connection.send(f"{type(error).__name__}: {error}")
 
 
-def _peak_mib() -> float:
-    """Return the largest resident memory of this process so far."""
+def _on_gpu(settings: argparse.Namespace | None) -> bool:
+    return getattr(settings, "device", "cpu") == "cuda"
+
+
+def _finish(settings: argparse.Namespace) -> None:
+    """Wait until a GPU has done what it was given."""
+    if _on_gpu(settings):
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def peak_mib(settings: argparse.Namespace | None = None) -> float:
+    """Return the largest memory of this process so far: resident, or of its tensors on a GPU."""
+    if _on_gpu(settings):
+        import torch
+
+        return torch.cuda.max_memory_allocated() / 2**20
     status = Path("/proc/self/status")
     if status.exists():  # ru_maxrss would include the parent's memory before exec
         found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text(encoding="ascii"))

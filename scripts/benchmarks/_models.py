@@ -43,6 +43,7 @@ def add_adapters(backbone: "T5ForConditionalGeneration", variant: str) -> "nn.Mo
         config = LoraConfig(r=RANK, lora_alpha=RANK, lora_dropout=0.0, target_modules=targets)
         return get_peft_model(backbone, config)
     kind, _, n_heads = variant.rpartition(" H=")
+    drawn = not kind.endswith(", one task")  # rows that draw noise share no weights
     if kind == "PEFT Poly":
         from peft import PolyConfig, get_peft_model
 
@@ -55,7 +56,7 @@ def add_adapters(backbone: "T5ForConditionalGeneration", variant: str) -> "nn.Mo
             target_modules=targets,
         )
         return get_peft_model(backbone, config)
-    return _ours(backbone, int(n_heads))
+    return _ours(backbone, int(n_heads), drawn)
 
 
 def task_ids(variant: str, n_rows: int = N_TASKS) -> "dict[str, Tensor]":
@@ -73,7 +74,7 @@ def task_ids(variant: str, n_rows: int = N_TASKS) -> "dict[str, Tensor]":
     return {"task_ids": torch.zeros_like(ids) if ", one task" in variant else ids}
 
 
-def _ours(backbone: "T5ForConditionalGeneration", n_heads: int) -> "nn.Module":
+def _ours(backbone: "T5ForConditionalGeneration", n_heads: int, drawn: bool) -> "nn.Module":
     from mttl.routing import PolytroponRouter, RoutingSlot
     from mttl.skills import LoRAInventory, SkilledModel, attach_skills
 
@@ -86,5 +87,5 @@ def _ours(backbone: "T5ForConditionalGeneration", n_heads: int) -> "nn.Module":
         targets=["attention", "mlp"],
         slot=slot,
     )
-    router = PolytroponRouter(len(attachment.groups), N_TASKS, n_heads, N_SKILLS)
+    router = PolytroponRouter(len(attachment.groups), N_TASKS, n_heads, N_SKILLS, relaxed=drawn)
     return SkilledModel(backbone, router, slot)

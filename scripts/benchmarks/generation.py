@@ -2,6 +2,7 @@
 
     python scripts/benchmarks/generation.py [--size tiny] [--rounds 7] [--json FILE]
     python scripts/benchmarks/generation.py --rows 256 --tokens 8 --beams 1
+    python scripts/benchmarks/generation.py --device cuda --dtype bfloat16
 
 Each call generates the same number of tokens for examples of 128 tokens, one of each of 16 tasks or
 more: greedily, and with 4 beams. Figures are tokens per second; the floor is the bare backbone at
@@ -12,7 +13,7 @@ import argparse
 import sys
 from typing import Any
 
-from _common import Step, as_speed, parse_arguments, positive, report, run
+from _common import Step, as_speed, on_device, parse_arguments, positive, report, run
 from _models import N_TASKS, add_adapters, make_backbone, task_ids
 
 FLOOR = "bare"
@@ -28,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--rows", type=positive, default=N_TASKS, help="rows of a call (%(default)s)"
     )
-    settings = parse_arguments(parser, VARIANTS, argv)
+    settings = parse_arguments(parser, VARIANTS, argv, devices=True)
     rows: list[dict[str, Any]] = []
     for n_beams in settings.beams:
         with_beams = argparse.Namespace(**vars(settings), n_beams=n_beams)
@@ -56,7 +57,13 @@ def build(variant: str, settings: argparse.Namespace) -> tuple[Step, dict[str, f
         "max_new_tokens": settings.tokens,
         **task_ids(variant, settings.rows),
     }
-    return lambda: model.generate(**batch), {}  # type: ignore[operator]
+    model, batch, context = on_device(settings, model, batch)
+
+    def step() -> "torch.Tensor":
+        with context:
+            return model.generate(**batch)  # type: ignore[operator]
+
+    return step, {}
 
 
 if __name__ == "__main__":

@@ -38,16 +38,13 @@ def main(argv: list[str] | None = None) -> int:
     add("--experts", type=positive, nargs="+", default=[8, 64], help="(%(default)s)")
     add("--tokens", type=positive, nargs="+", default=[64, 2048])
     add("--threads", type=positive, default=1, help="beyond 1, wall time is taken")
-    add("--device", choices=("cpu", "cuda"), default="cpu")
-    add("--dtype", choices=("float32", "bfloat16"), default="float32")
-    settings = parse_arguments(parser, VARIANTS, argv, sizes=())
+    settings = parse_arguments(parser, VARIANTS, argv, sizes=(), devices=True)
     if min(settings.experts) < TOP_K:
         parser.error(f"--experts ({min(settings.experts)}) must be at least {TOP_K}")
     if ST_MOE in settings.only and find_spec("st_moe_pytorch") is None:
         print(f"{ST_MOE} is left out: it is not installed (pip install {ST_MOE})", file=sys.stderr)
         settings.only.remove(ST_MOE)
-    on_one_core = settings.threads == 1 and settings.device == "cpu"
-    clock = time.process_time if on_one_core else time.perf_counter
+    clock = None if settings.threads == 1 else time.perf_counter
     rows: list[dict[str, Any]] = []
     for n_features in settings.features:
         for n_experts in settings.experts:
@@ -81,8 +78,6 @@ def build(variant: str, settings: argparse.Namespace) -> tuple[Step, dict[str, f
             parameter.grad = None
         x = inputs[next(taken) % N_INPUTS].clone().requires_grad_()
         forward(variant, layer, x).backward(gradient)
-        if settings.device == "cuda":
-            torch.cuda.synchronize()
 
     return step, {}
 

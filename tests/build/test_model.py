@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning_fabric.utilities.rank_zero import rank_zero_only
 from transformers import ByT5Tokenizer
 
 from helpers.backbones import tiny_bart
@@ -22,7 +23,7 @@ from mttl.routing import (
     ScoreFunctionRouter,
     TaskMoERouter,
 )
-from mttl.skills import DenseInventory, IA3Inventory, LoRAInventory
+from mttl.skills import DenseInventory, IA3Inventory, LoRAInventory, SkilledModel
 from mttl.training.optim import build_optimizer
 
 TASKS = ("verb_past", "noun_plural", "ordinal")
@@ -52,6 +53,36 @@ def test_shipped_random_backbones_build(name: str, decoder_only: bool) -> None:
     assert all(parameter.requires_grad for parameter in built.model.parameters())
     size = sum(parameter.numel() for parameter in built.model.backbone.parameters())
     assert 5e5 < size < 5e6
+
+
+@pytest.mark.parametrize("kind", ["random", "pretrained"])
+def test_only_the_first_process_of_a_sharded_run_has_the_weights_of_the_backbone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    bart = tiny_bart()
+    bart.resize_token_embeddings(len(ByT5Tokenizer()), mean_resizing=False)
+    bart.save_pretrained(tmp_path)
+    ByT5Tokenizer().save_pretrained(tmp_path)
+    names = {"random": "crossfit.yaml+backbone/tiny_t5.yaml", "pretrained": "crossfit_paper.yaml"}
+    own = {"random": TINY, "pretrained": [f"backbone.name={tmp_path}"]}
+
+    def build_with(strategy: str) -> SkilledModel:
+        settings = [*own[kind], f"trainer.strategy={strategy}"]
+        return build_model(load_config(names[kind], settings), TASKS).model
+
+    first = build_with("fsdp2")
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    assert {value.device.type for value in build_with("ddp").parameters()} == {"cpu"}
+    (tmp_path / "model.safetensors").unlink()  # nor does another process read them
+    model = build_with("fsdp2")
+    assert {value.device.type for value in model.router.parameters()} == {"cpu"}
+    shapes = [
+        {name: value.shape for name, value in built.named_parameters()} for built in (first, model)
+    ]
+    assert shapes[0] == shapes[1]
+    for name, value in model.named_parameters():
+        assert (value.device.type == "cpu") == name.startswith("router."), name
+    assert {value.device.type for value in first.parameters()} == {"cpu"}
 
 
 def test_the_papers_setting_builds_on_a_folder(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from helpers.quantised import KINDS, packed_linear
+from mttl.aggregation.packed_weights import parts
 from mttl.build.share_weights import share_weights
 
 
@@ -32,6 +34,22 @@ def test_what_is_alike_has_one_place() -> None:
     for model, output in zip(models, expected, strict=True):
         assert torch.equal(model.same(torch.ones(3, dtype=model.other.dtype)), output)
     assert [share_weights(model, known) for model in models] == [0] * 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_weights_that_are_alike(kind: str) -> None:
+    models = [nn.Sequential(packed_linear(kind, 64, 32, bias=False)) for _ in range(2)]
+    other = nn.Sequential(packed_linear(kind, 64, 32, bias=False))
+    parts(other[0].weight)[1].mul_(2)  # the same numbers in few bits, with other scales
+    x = torch.randn(3, 64)
+    expected = [model(x) for model in (models[1], other)]
+    known: dict[str, list[torch.Tensor]] = {}
+    saved = [share_weights(model, known) for model in (*models, other)]
+    size = sum(part.nbytes for part in parts(models[0][0].weight))
+    assert saved == [0, size, 0]
+    assert models[0][0].weight is models[1][0].weight is not other[0].weight
+    for model, output in zip((models[1], other), expected, strict=True):
+        assert torch.equal(model(x), output)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

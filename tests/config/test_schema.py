@@ -98,6 +98,26 @@ def test_defaults() -> None:
             ["data.sampler.kind=homogeneous", "data.length_window=2"],
             "length_window must be 0 with the homogeneous sampler",
         ),
+        (
+            ["data.max_input_length=20", "data.max_output_length=5", "data.token_budget=24"],
+            "token_budget (24) must be at least 25, the tokens of the longest row",
+        ),
+        (
+            ["data.max_input_length=20", "data.max_output_length=5", "data.packed_length=24"],
+            "packed_length (24) must be at least 25, the tokens of the longest row",
+        ),
+        (
+            ["data.token_budget=8192", "data.packed_length=9000"],
+            "token_budget (8192) must be at least packed_length (9000)",
+        ),
+        (
+            ["data.sampler.kind=homogeneous", "data.length_window=0", "data.token_budget=8192"],
+            "token_budget (8192) is not for the homogeneous sampler",
+        ),
+        (
+            ["data.packed_length=2048", "backbone.compile=true"],
+            "data.packed_length (2048) needs backbone.compile: false",
+        ),
         (["data.samples=[100, 100]"], "data.samples: [100, 100] must name each only once"),
         (["data.evaluate=[dev, dev]"], "data.evaluate: ['dev', 'dev'] must name each only once"),
         (
@@ -127,6 +147,28 @@ def test_defaults() -> None:
             ["adapt.examples=9", "data.max_rows=8"],
             "adapt.examples (9) cannot be more than data.max_rows (8) reads",
         ),
+        (
+            ["data.global_batch_size=8", "trainer.accumulate_grad_batches=2"],
+            "trainer.accumulate_grad_batches (2) must be 1, its default, where "
+            "data.global_batch_size is given",
+        ),
+        (
+            ["data.global_batch_size=8", "data.token_budget=8192"],
+            "data.token_budget (8192) cannot be with data.global_batch_size (8)",
+        ),
+        (
+            ["data.global_batch_size=8", "data.packed_length=2048"],
+            "data.packed_length (2048) cannot be with data.global_batch_size (8)",
+        ),
+        (
+            ["router.kind=score_function", "trainer.strategy=fsdp2"],
+            "of each example, and trainer.strategy fsdp2 spreads its logits; use ddp",
+        ),
+        (
+            ["router.kind=score_function", "data.packed_length=2048"],
+            "of each example, and data.packed_length puts them together; remove it",
+        ),
+        (["data.global_batch_size=0"], "data.global_batch_size: '0' must be greater than 0"),
         (["search.grid={adapt.lr: []}"], "must have at least 1 item"),
         (["search.grid={adapt.lr: [1, 1.0]}"], "adapt.lr ([1, 1.0]) must name each value only"),
         (
@@ -178,3 +220,63 @@ def test_problems_between_sections_are_told_together() -> None:
 )
 def test_what_is_accepted(overrides: Sequence[str]) -> None:
     load(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("backbone.train=true", r"quantize \('nf4'\) is for a frozen backbone"),
+        ("adapt.mode=full", r"adapt\.mode 'full' trains the backbone, which backbone\.quantize"),
+        ("backbone.quantize=nf3", "'nf3' must be one of"),
+        ("trainer.strategy=fsdp2", "trainer.strategy 'fsdp2' cannot cut weights in few bits"),
+    ],
+)
+def test_a_quantised_backbone_stays_frozen(override: str, message: str) -> None:
+    load_config("crossfit.yaml", ["backbone.quantize=nf4"])
+    with pytest.raises(ConfigError, match=message):
+        load_config("crossfit.yaml", ["backbone.quantize=nf4", override])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainer.precision=16-mixed", r"precision \(16-mixed\) must be one of 32-true, bf16-mix"),
+        ("trainer.precision=64-true", r"precision \(64-true\) must be one of 32-true, bf16-mixed"),
+        ("backbone.compile=true", "backbone.compile must be false with trainer.strategy fsdp2"),
+        ("optim.kind=adafactor", "optim.kind must be adamw or adam with trainer.strategy fsdp2"),
+    ],
+)
+def test_what_cannot_be_sharded_is_refused(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load("trainer.strategy=fsdp2", override)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true", "16-true"])
+def test_other_precisions_may_be_sharded(precision: str) -> None:
+    section = load("trainer.strategy=fsdp2", f"trainer.precision={precision}").trainer
+    assert (section.strategy, section.precision) == ("fsdp2", precision)
+
+
+SHARED = ("skills.kind=none", "router.kind=none", "moe.parallel=true", "trainer.devices=2")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("trainer.strategy=fsdp2", "trainer.strategy (fsdp2) must be auto or ddp"),
+        ("trainer.precision=16-mixed", "trainer.precision (16-mixed) must be another"),
+        ("optim.kind=adafactor", "optim.kind (adafactor) must be adamw or adam"),
+        ("backbone.compile=true", "backbone.compile (True) must be False"),
+        ("trainer.devices=1", "moe.parallel shares experts out among processes, and one process"),
+        (
+            "trainer.devices=3",
+            "moe.n_experts (8) must be a multiple of the number of processes (3)",
+        ),
+        ("trainer.num_nodes=3", "must be a multiple of the number of processes (6)"),
+    ],
+)
+def test_what_experts_that_are_shared_out_cannot_be(setting: str, message: str) -> None:
+    files = "crossfit.yaml+router/token_top2.yaml"
+    load_config(files, SHARED)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_config(files, [*SHARED, setting])

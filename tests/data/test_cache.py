@@ -1,38 +1,105 @@
+import hashlib
+import json
 import logging
 import multiprocessing
 import os
+import shutil
+from pathlib import Path
 
-import datasets
+import numpy as np
+import pyarrow as pa
 import pytest
-from datasets import Dataset
+from datasets import Features, List, Value
+from datasets.table import MemoryMappedTable
 
-from mttl.data.cache import cached
+from mttl.data import cache
+from mttl.data.cache import in_memory
+
+FEATURES = Features({"x": Value("int64"), "y": List(Value("string"))})
 
 
-def build():
-    return Dataset.from_dict({"x": [1, 2, 3], "y": [["a"], [], ["b", "c"]]})
+def build(write):
+    write({"x": [1, 2], "y": [["a"], []]})
+    write({"x": [3], "y": [["b", "c"]]})
+    return "three rows"
 
 
-def must_not_build():
+def must_not_build(write):
     raise AssertionError("built again")
 
 
+def cached(build, key, cache_dir):
+    return cache.cached(build, FEATURES, key, cache_dir)
+
+
+ALL = {"x": [1, 2, 3], "y": [["a"], [], ["b", "c"]]}
+
+
 def test_the_second_call_reads(tmp_path, caplog, capfd):
-    cache = tmp_path / "deep" / "cache"
-    first = cached(build, "key", cache)
-    second = cached(must_not_build, "key", cache)
-    assert first.to_dict() == second.to_dict() == build().to_dict()
-    assert [path.name for path in cache.iterdir()] == ["key"]
+    folder = tmp_path / "deep" / "cache"
+    first = cached(build, "key", folder)
+    second = cached(must_not_build, "key", folder)
+    assert first.to_dict() == second.to_dict() == in_memory(build, FEATURES).to_dict() == ALL
+    assert second.info.description == in_memory(build, FEATURES).info.description == "three rows"
+    assert [path.name for path in folder.iterdir()] == ["key"]
     assert not caplog.records
     assert capfd.readouterr() == ("", "")  # no progress bar
-    assert not datasets.are_progress_bars_disabled()
+
+
+def test_rows_are_read_where_they_lie(tmp_path):
+    for _ in range(2):
+        table = cached(build, "key", tmp_path).data
+        assert isinstance(table, MemoryMappedTable)
+    assert table.path == str(tmp_path / "key" / "rows.arrow")
+
+
+def test_an_entry_has_the_same_bytes_each_time(tmp_path):
+    for name in ("one", "two"):
+        cached(build, name, tmp_path)
+    for file in ("rows.arrow", "about.json"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
+def test_no_rows(tmp_path):
+    none = cached(lambda write: "", "key", tmp_path)
+    assert len(none) == len(in_memory(lambda write: "", FEATURES)) == 0
 
 
 def test_keys_are_apart(tmp_path):
     cached(build, "one", tmp_path)
-    other = cached(lambda: Dataset.from_dict({"x": [9]}), "two", tmp_path)
+    other = cached(lambda write: write({"x": [9], "y": [[]]}) or "", "two", tmp_path)
     assert other["x"][:] == [9]
     assert cached(must_not_build, "one", tmp_path)["x"][:] == [1, 2, 3]
+
+
+def replace_rows(place, make):
+    path = place / "rows.arrow"
+    path.unlink()
+    make(path)
+
+
+def forge(place, change):
+    """Change the kept rows on purpose: the checksum is right."""
+    path = place / "rows.arrow"
+    data = change(path.read_bytes())
+    assert data != path.read_bytes()
+    path.write_bytes(data)
+    sums = {"sha256": hashlib.sha256(data).hexdigest(), "description": ""}
+    (place / "about.json").write_text(json.dumps(sums))
+
+
+def other_columns(data):
+    sink = pa.BufferOutputStream()
+    table = pa.table({"x": [1], "z": [["a"]]})
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write(table)
+    return sink.getvalue().to_pybytes()
+
+
+def wild_offsets(data):
+    """Lists of the first piece lie at 0, 1, 1; let the first end a gigabyte further on."""
+    right, wild = np.int32([0, 1, 1]).tobytes(), np.int32([0, 1 << 30, 1]).tobytes()
+    return data.replace(right, wild)
 
 
 def flip_a_byte(path):
@@ -47,20 +114,29 @@ def flip_a_byte(path):
         lambda place: flip_a_byte(next(place.glob("*.arrow"))),
         lambda place: os.truncate(next(place.glob("*.arrow")), 10),
         lambda place: next(place.glob("*.arrow")).unlink(),
-        lambda place: (place / "checksums.json").unlink(),
-        lambda place: (place / "checksums.json").write_text("{"),
-        lambda place: (place / "state.json").write_text("{}"),
+        lambda place: (place / "about.json").unlink(),
+        lambda place: (place / "about.json").write_text("{"),
+        lambda place: (place / "about.json").write_text("{}"),
+        lambda place: replace_rows(place, os.mkfifo),
+        lambda place: replace_rows(place, Path.mkdir),
+        lambda place: forge(place, other_columns),
+        lambda place: forge(place, wild_offsets),
+        lambda place: forge(place, lambda data: data.replace(b"bc", b"\xff\xfe")),
+        lambda place: (shutil.rmtree(place), place.write_text("no folder")),
     ],
-    ids=["byte", "truncated", "file gone", "no checksums", "bad checksums", "state"],
+    ids=[
+        *("byte", "truncated", "file gone", "no sums", "bad sums", "empty sums"),
+        *("pipe", "folder", "other columns", "offsets", "text", "file"),
+    ],
 )
 def test_a_damaged_cache_is_built_again_with_a_warning(tmp_path, caplog, damage):
     cached(build, "key", tmp_path)
     damage(tmp_path / "key")
     with caplog.at_level(logging.WARNING):
         again = cached(build, "key", tmp_path)
-    assert again.to_dict() == build().to_dict()
+    assert again.to_dict() == ALL
     assert "is damaged; it is built again" in caplog.text
-    assert cached(must_not_build, "key", tmp_path).to_dict() == build().to_dict()
+    assert cached(must_not_build, "key", tmp_path).to_dict() == ALL
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
 
 
@@ -68,12 +144,13 @@ def test_a_cache_that_cannot_be_written(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING):
         dataset = cached(build, "key", tmp_path / "file" / "cache")
-    assert dataset.to_dict() == build().to_dict()
+    assert dataset.to_dict() == ALL
     assert "cannot be written" in caplog.text
 
 
 def test_a_failed_build_leaves_nothing(tmp_path):
-    def fail():
+    def fail(write):
+        write(ALL)
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
@@ -85,18 +162,18 @@ def test_a_failed_save_leaves_nothing(tmp_path, monkeypatch, caplog):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Dataset, "save_to_disk", full)
+    monkeypatch.setattr(pa.ipc, "new_stream", full)
     assert cached(build, "key", tmp_path)["x"][:] == [1, 2, 3]
     assert "No space left on device" in caplog.text
     assert not list(tmp_path.iterdir())
 
 
-def build_together(cache, barrier, results):
-    def slowly():
+def build_together(folder, barrier, results):
+    def slowly(write):
         barrier.wait()  # both have seen that the cache is not there
-        return build()
+        return build(write)
 
-    results.put(cached(slowly, "key", cache).to_dict())
+    results.put(cached(slowly, "key", folder).to_dict())
 
 
 def test_two_processes_that_build_at_once(tmp_path):
@@ -110,6 +187,6 @@ def test_two_processes_that_build_at_once(tmp_path):
     both = [results.get(timeout=250) for _ in processes]
     for process in processes:
         process.join(timeout=60)
-    assert both == [build().to_dict()] * 2
+    assert both == [ALL] * 2
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
-    assert cached(must_not_build, "key", tmp_path).to_dict() == build().to_dict()
+    assert cached(must_not_build, "key", tmp_path).to_dict() == ALL

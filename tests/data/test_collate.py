@@ -63,6 +63,15 @@ def test_encoder_decoder_generation_uses_the_encoder_input():
     assert batch["rows"] == [7, 7]
 
 
+@pytest.mark.parametrize("decoder_only", [False, True])
+def test_a_batch_without_rows_has_one_that_nobody_asked_for(decoder_only):
+    batch = EvalCollator(PAD, 3, decoder_only)([])
+    assert batch["task_ids"].tolist() == [0]
+    assert batch["generation_inputs"]["input_ids"].tolist() == [[PAD]]
+    assert (batch["labels"] != -100).sum() == 1
+    assert not any(batch[name] for name in ("references", "inputs", "samples", "rows"))
+
+
 @pytest.mark.parametrize("collator", [TrainCollator, EvalCollator])
 @pytest.mark.parametrize("task_id", [-1, 3])
 def test_task_ids_out_of_range(collator, task_id):

@@ -294,3 +294,73 @@ def test_fewer_examples_are_among_more_and_the_test_rows_stay(gym, byte_tokenize
     assert rows(8, "train", seed=2) != rows(8, "train")
     assert rows(2, "test") == rows(None, "test")
     assert len(rows(2, "dev")) == 2
+
+
+# Batches by tokens, and packed ones.
+
+BUDGET = {"max_input_length": 24, "max_output_length": 8, "batch_size": 9}
+TOKENS = [
+    {"token_budget": 64},
+    {"token_budget": 64, "length_window": 2},
+    {"token_budget": 64, "packed_length": 32, "decoder_only": True},
+    {"packed_length": 40, "decoder_only": True},
+]
+
+
+@pytest.mark.parametrize("settings", TOKENS, ids=str)
+def test_an_interrupted_run_by_tokens_sees_the_batches_that_were_left(
+    make_module, tmp_path, settings
+):
+    """Two epochs, stopped in the middle of the second."""
+    form = {**BUDGET, **settings}
+    n_batches = len(make_module(**form).train_dataloader())
+    steps = 2 * n_batches
+    whole, _ = fit(make_module(**form), max_steps=steps)
+    stop = n_batches + 1
+    first, trainer = fit(make_module(**form), max_steps=steps, callbacks=[StopAt(stop)])
+    trainer.save_checkpoint(tmp_path / "stopped.ckpt")
+    rest, _ = fit(make_module(**form), max_steps=steps, ckpt_path=tmp_path / "stopped.ckpt")
+    assert len(first.seen) == stop
+    assert first.seen + rest.seen == whole.seen
+
+
+def test_positions_of_batches_are_within_the_budget(make_module, caplog):
+    with caplog.at_level("INFO"):
+        loader = make_module(**BUDGET, token_budget=64).train_dataloader()
+    batches = list(loader)
+    assert len(batches) == len(loader)
+    for batch in batches:
+        assert batch["input_ids"].numel() + batch["labels"].numel() <= 64
+    assert sum(len(batch["task_ids"]) for batch in batches) == N_ROWS
+    assert f"an epoch has {len(batches)} batches of 1 to " in caplog.text
+    assert "% of their positions are padding" in caplog.text
+
+
+def test_packed_batches_hold_the_rows_of_padded_ones(make_module):
+    form = {**BUDGET, "decoder_only": True}
+    packed = list(make_module(**form, packed_length=80).train_dataloader())
+    padded = list(make_module(**form).train_dataloader())
+    for ours, theirs in zip(packed, padded, strict=True):
+        assert sorted(ours["task_ids"]) == sorted(theirs["task_ids"])
+        assert ours["attention_mask"].sum() == theirs["attention_mask"].sum()
+        assert len(ours["input_ids"]) < len(theirs["input_ids"])
+        assert ours["input_ids"].shape[1] <= 80
+
+
+def test_rows_from_disk_are_those_of_memory(make_module, tmp_path):
+    """The same draws and the same batches, bit for bit, in every order."""
+    for sampler in ("proportional", "temperature"):
+        form = {"sampler": sampler, "length_window": 2}
+        disk, memory = make_module(**form, cache_dir=str(tmp_path)), make_module(**form)
+        assert disk.train_rows.data.__class__ is not memory.train_rows.data.__class__
+        for kept, held in zip(disk.train_dataloader(), memory.train_dataloader(), strict=True):
+            for name, value in held.items():
+                assert torch.equal(kept[name], value)
+
+
+def test_rows_from_disk_may_be_picked(make_module, tmp_path):
+    for cache_dir in (None, str(tmp_path)):
+        module = make_module(cache_dir=cache_dir)
+        module.n_examples = 5
+        loader = module.train_dataloader()
+        assert sum(len(batch["task_ids"]) for batch in loader) == 5

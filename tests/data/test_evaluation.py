@@ -13,9 +13,10 @@ def test_evaluation_deals_every_row_once(lengths, batch_size, world):
     ]
     rows = [row for share in shares for batch in share for row in batch]
     assert sorted(rows) == list(range(len(lengths)))
-    assert all(0 < len(batch) <= batch_size for share in shares for batch in share)
+    assert all(len(batch) <= batch_size for share in shares for batch in share)
+    assert len({len(share) for share in shares}) == 1
     if len(lengths) >= world and batch_size > 1:
-        assert len({len(share) for share in shares}) == 1
+        assert all(batch for share in shares for batch in share)
 
 
 def test_evaluation_batches_save_padding_and_are_deterministic():

@@ -3,6 +3,7 @@ from itertools import chain
 import torch
 from torch.utils.data import Dataset
 
+from mttl.data.collate import TrainCollator
 from mttl.data.loader import ResumableLoader
 from mttl.data.samplers import build_sampler
 
@@ -52,3 +53,28 @@ def test_iterating_leaves_the_global_generator_alone():
     torch.manual_seed(0)
     list(loader())
     assert torch.equal(torch.rand(3), expected)
+
+
+class Answers(Dataset):
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        return {"input_ids": [3], "labels": [7] * (index + 1), "task_id": 0}
+
+
+def test_batches_of_a_step_know_its_tokens_and_fillers_have_none():
+    collate = TrainCollator(pad_id=0, n_tasks=1, decoder_only=False)
+    sampler = build_sampler(
+        *("proportional", [0] * 5),
+        **{"batch_size": 1, "seed": 0, "global_batch_size": 4, "n_parts": 4},
+    )
+    loader = ResumableLoader(Answers(), sampler, n_targets=collate.n_targets, collate_fn=collate)
+    batches = list(loader)
+    counts = [collate.n_targets(batch) for batch in batches]
+    # Four rows make the first step; one is left for the four batches of the second.
+    assert len(counts) == len(loader) == 8
+    assert counts[4] > 0
+    assert counts[5:] == [0, 0, 0]
+    tokens = [float(batch["step_tokens"]) for batch in batches]
+    assert tokens == [sum(counts[:4]) / 4] * 4 + [counts[4] / 4] * 4

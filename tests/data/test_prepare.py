@@ -198,7 +198,7 @@ def test_the_format_version_is_part_of_the_key(
     gym, byte_tokenizer, tmp_path, tokenised, monkeypatch
 ):
     prepare(gym, byte_tokenizer, cache_dir=tmp_path / "cache")
-    monkeypatch.setattr("mttl.data.prepare.FORMAT_VERSION", 3)
+    monkeypatch.setattr("mttl.data.prepare.FORMAT_VERSION", 1)
     prepare(gym, byte_tokenizer, cache_dir=tmp_path / "cache")
     assert len(tokenised) == 2
 

@@ -81,6 +81,44 @@ def test_ranks_together_see_what_one_process_would(kind, task_ids, batch_size, w
         assert max(sizes) - min(sizes) <= 1
 
 
+@given(kinds, task_lists, st.integers(1, 3), st.integers(1, 3), st.integers(0, 9))
+def test_steps_hold_the_same_rows_however_they_are_shared(kind, task_ids, n_parts, world, more):
+    size = n_parts * world + more
+    whole = list(build(kind, task_ids, size))
+    shares = [
+        build(
+            *(kind, task_ids),
+            **{"rank": rank, "world_size": world, "global_batch_size": size, "n_parts": n_parts},
+        )
+        for rank in range(world)
+    ]
+    assert {len(list(share)) for share in shares} == {len(whole) * n_parts}
+    dealt = [list(enumerate(share)) for share in shares]
+    for step, batch in enumerate(whole):
+        rows = [
+            row
+            for share, batches in zip(shares, dealt, strict=True)
+            for number, part in batches[step * n_parts : (step + 1) * n_parts]
+            if not share.is_filler(number)
+            for row in part
+        ]
+        assert Counter(rows) == Counter(batch)
+
+
+def test_another_number_of_parts_continues_with_whole_steps():
+    def sampler(world, n_parts):
+        return build(
+            *("proportional", range(60)),
+            **{"world_size": world, "global_batch_size": 12, "n_parts": n_parts},
+        )
+
+    saved = sampler(1, 3)
+    saved.set_position(2, 7)  # the third of five steps has begun
+    resumed = sampler(2, 2)
+    resumed.load_state_dict(saved.state_dict())
+    assert (resumed.epoch, resumed.batch) == (2, 4)
+
+
 @given(kinds, task_lists, st.integers(0, 3), st.integers(0, 30))
 def test_a_position_continues_exactly(kind, task_ids, epoch, batch):
     whole = build(kind, task_ids)
@@ -171,6 +209,7 @@ def test_drop_last():
         ({"temperature": 0.0}, "temperature (0.0) must be positive"),
         ({"temperature": math.nan}, "temperature (nan) must be positive"),
         ({"seed": -1}, "seed (-1) must not be negative"),
+        ({"n_parts": 0}, "n_parts (0) must be at least 1"),
     ],
 )
 def test_arguments_out_of_range(arguments, message):

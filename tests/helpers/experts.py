@@ -13,13 +13,17 @@ from mttl.routing import RoutingSlot, TaskRouter, shared_router
 from mttl.routing.token.balance import Balance
 from mttl.routing.token.token_router import TokenRouter
 from mttl.routing.token.top_k import TopKRouter
-from mttl.skills import Inventory, LoRAInventory, SkilledModel
+from mttl.skills import AdapterInventory, Inventory, LoRAInventory, SkilledModel
 
 N_EXPERTS = 4
 
 
 def lora(place: Place, n_experts: int) -> LoRAInventory:
     return LoRAInventory(place.in_features, place.out_features, n_experts, rank=2)
+
+
+def adapter(place: Place, n_experts: int) -> AdapterInventory:
+    return AdapterInventory(place.in_features, place.out_features, n_experts, hidden_features=3)
 
 
 def copies(place: Place, n_experts: int) -> Inventory:
@@ -53,12 +57,12 @@ def token_model(
     stacks: Sequence[str] | None = None,
     **settings: Any,
 ) -> SkilledModel:
-    """Return a model with token experts on linear layers (lora) or in place of blocks (copies)."""
+    """Return a model with token experts on linear layers, or in place of blocks (copies)."""
     backbone.requires_grad_(train_backbone)
     slot = RoutingSlot()
     attach_experts(
         backbone,
-        {"lora": lora, "copies": copies}[experts],
+        {"lora": lora, "adapter": adapter, "copies": copies}[experts],
         router,
         selection=Selection(experts == "copies", targets, every, stacks),
         slot=slot,

@@ -6,15 +6,17 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
 from helpers.command import ROOT, load_recipe
+from helpers.quantised import require
 
 FOLDER = ROOT / "scripts" / "benchmarks"
-TINY = argparse.Namespace(size="tiny", tokens=2, n_beams=2, rows=16)
+TINY = argparse.Namespace(size="tiny", tokens=2, n_beams=2, rows=16, device="cpu", dtype="float32")
 
 
 @pytest.fixture
@@ -123,3 +125,64 @@ def test_steps_of_answer_logits_do_the_same_work(monkeypatch: pytest.MonkeyPatch
     assert gradients[0].abs().max() > 0
     for other in gradients[1:]:
         torch.testing.assert_close(other, gradients[0])
+
+
+def test_every_kind_of_batch_trains_on_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    script = load_recipe(FOLDER / "packing.py")
+    settings = argparse.Namespace(size="tiny", rows=40, longest=64, gym=None)
+    losses, padding = {}, {}
+    for variant in script.VARIANTS:
+        step, facts = script.build(variant, settings)
+        losses[variant], padding[variant] = step(), facts["padding"]
+    # Weights do not move: the sum over all rows is the same however they are cut.
+    assert losses == pytest.approx(dict.fromkeys(losses, losses["rows"]), rel=1e-5)
+    assert padding["rows"] > padding["window"] > padding["budget"]
+    assert padding["rows"] > padding["packed"]
+
+
+def test_lists_and_disk_read_the_same_batches(tmp_path) -> None:
+    if not sys.platform.startswith("linux"):
+        pytest.skip("memory is read from /proc")
+    script = load_recipe(FOLDER / "streaming.py")
+    script.write_gym(tmp_path / "gym", 300, 3)
+    threads = torch.get_num_threads()
+    found = [script.measure(variant, tmp_path) for variant in script.VARIANTS]
+    torch.set_num_threads(threads)
+    assert found[0][-1]["sum"] == found[1][-1]["sum"]
+    assert all(phase["most"] >= phase["end"] > 0 for phases in found for phase in phases)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_plans_are_near_the_measured_peaks(tmp_path: Path) -> None:
+    names = ("t5, checkpointing", "llama, answers of 4 beams")
+    run = [sys.executable, FOLDER / "planned_memory.py", "--json", tmp_path / "found.json"]
+    subprocess.run([*run, "--only", *names], cwd=ROOT, check=True)
+    for row in json.loads((tmp_path / "found.json").read_text()):
+        assert row["planned"] == pytest.approx(row["measured"], rel=0.15), row["setting"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_processes_are_compared_with_one(tmp_path: Path) -> None:
+    run = [sys.executable, FOLDER / "two_processes.py", "--json", tmp_path / "found.json"]
+    subprocess.run([*run, "--steps", "4", "--rounds", "1"], cwd=ROOT, check=True)
+    rows = json.loads((tmp_path / "found.json").read_text())
+    assert [row["processes"] for row in rows] == [1, 2]
+
+
+def test_bases_in_fewer_bits_are_smaller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    script = load_recipe(FOLDER / "quantised.py")
+    script.write_base(tmp_path, "tiny")
+    settings = argparse.Namespace(size="tiny", folder=str(tmp_path), rows=2, tokens=16)
+    sizes = {}
+    for variant, given in script.VARIANTS.items():
+        if "quantize" in given:
+            require(given["quantize"])
+        step, facts = script.build(variant, settings)
+        step()
+        sizes[variant] = facts["base_mib"]
+    assert sizes["float32"] == 2 * sizes["bfloat16"]
+    assert sizes["nf4, bfloat16"] < sizes["nf4"] < sizes["int4"] < sizes["int8"] < sizes["float32"]

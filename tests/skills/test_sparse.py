@@ -120,6 +120,14 @@ def test_a_support_can_be_given_and_changed():
     torch.testing.assert_close(inventory(x, y, weights), expected)
 
 
+def test_a_support_can_be_given_to_skills_without_values():
+    """Where a model is shared by processes, those of all but the first come later."""
+    inventory = SparseInventory(4, 3, 2).to("meta")
+    inventory.set_support(torch.tensor([0, 5, 7]))
+    assert inventory.indices.shape == inventory.values.shape == (2, 3)
+    assert inventory.indices.device.type == inventory.values.device.type == "meta"
+
+
 def test_an_empty_support_changes_nothing_and_has_a_gradient():
     inventory = SparseInventory(I, O, K, mix="outputs").double()
     inventory.set_support(torch.empty(0, dtype=torch.int64))

@@ -389,3 +389,24 @@ def test_the_registry_knows_the_kinds_of_every_use():
         "composed": ["lora", "dense", "sparse", "krona"],
     }
     assert kind_for("token", "adapter") is AdapterInventory
+
+
+@pytest.mark.parametrize("kind", TASK)
+def test_segments_are_examples_of_other_lengths(kind):
+    """Tokens of all examples in a row, against every example alone; gradients too."""
+    base, inventory = layer(kind)
+    segments = (3, 1, 4, 2)
+    draw = torch.Generator().manual_seed(5)
+    x = torch.randn(sum(segments), I, generator=draw, dtype=torch.float64, requires_grad=True)
+    weights = mixing(len(segments), 1, K).double().requires_grad_()
+    found, expected = [], []
+    for together, kept in ((True, found), (False, expected)):
+        if together:
+            y = inventory.combine_segments(x, base, inventory.merge(weights), segments)
+        else:
+            alone = zip(x.split(segments), weights.split(1), strict=True)
+            y = torch.cat([mixed(kind, inventory, base, own[None], one)[0] for own, one in alone])
+        inputs = [x, weights, *inventory.parameters()]
+        kept += [y, *torch.autograd.grad(y.square().sum(), inputs, allow_unused=True)]
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)

@@ -1,4 +1,4 @@
-"""Two processes on the CPU train as one does.
+"""Two processes on the CPU train as one does, each with a model of its own or sharing one.
 
 Each step's gradient is the mean over all tokens of the global batch, however they are shared out:
 answers differ in length, so the processes hold different numbers of tokens. Without noise the two
@@ -6,19 +6,26 @@ runs differ by the order in which numbers are added, about 1e-7 relative per ste
 steps of AdamW amplify to some 1e-5.
 """
 
+import json
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from helpers.command import column, read_csv, start, train
+from helpers.command import ROOT, arguments, column, load_recipe, read_csv, start, train
 from helpers.gyms import TASKS, write_config, write_gym
+from helpers.nodes import free_port, torchrun, train_on_two
+from mttl.torch_file import load_torch
 from mttl.training.run_folder import RunFolder
 
 TWO = ("trainer.devices=2", "trainer.strategy=ddp", "data.batch_size=4")
+SHARDED = ("trainer.devices=2", "trainer.strategy=fsdp2", "data.batch_size=4")
+STRATEGIES = {"ddp": TWO, "fsdp2": SHARDED}
 
 
 @pytest.fixture(scope="module")
@@ -40,81 +47,158 @@ def _still() -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def runs(config: Path) -> tuple[RunFolder, RunFolder, str]:
-    """One process, two processes, and what the two said."""
-    process = start(config, "two", *TWO)
-    one = train(config, "one")
-    printed, said = process.communicate(timeout=200)
+def one(config: Path, others: dict[str, "subprocess.Popen[str]"]) -> RunFolder:
+    """A run of one process, beside which the others run."""
+    return train(config, "one")
+
+
+@pytest.fixture(scope="module")
+def others(config: Path) -> "dict[str, subprocess.Popen[str]]":
+    return {name: start(config, name, *settings) for name, settings in STRATEGIES.items()}
+
+
+@pytest.fixture(scope="module", params=STRATEGIES)
+def two(
+    request: pytest.FixtureRequest, one: RunFolder, others: dict[str, "subprocess.Popen[str]"]
+) -> tuple[RunFolder, str]:
+    """A run of two processes, and what it said."""
+    process = others[request.param]
+    printed, said = process.communicate(timeout=280)
     assert process.returncode == 0, said
-    return one, RunFolder(one.path.parent / "two"), printed + said
+    return RunFolder(one.path.parent / request.param), printed + said
 
 
-def test_the_loss_curve_is_that_of_one_process(runs: tuple[RunFolder, RunFolder, str]) -> None:
-    one, two, _ = runs
+def test_the_loss_curve_is_that_of_one_process(one: RunFolder, two: tuple[RunFolder, str]) -> None:
     expected = column(one.metrics, "train/loss")
-    found = column(two.metrics, "train/loss")
+    found = column(two[0].metrics, "train/loss")
     assert len(expected) == 12
     assert found == pytest.approx(expected, rel=1e-4)
 
 
-def test_every_row_is_scored_once_and_alike(runs: tuple[RunFolder, RunFolder, str]) -> None:
-    one, two, _ = runs
-    assert read_csv(two.results) == read_csv(one.results)
+def test_every_row_is_scored_once_and_alike(one: RunFolder, two: tuple[RunFolder, str]) -> None:
+    found, _ = two
+    assert read_csv(found.results) == read_csv(one.results)
     for task in TASKS:
         for split in ("dev", "test"):
             name = f"{task}_{split}.jsonl"
-            assert (two.predictions / name).read_text() == (one.predictions / name).read_text()
+            assert (found.predictions / name).read_text() == (one.predictions / name).read_text()
     for name in ("val/score", "val/loss", *(f"val/{task}/loss" for task in TASKS)):
         expected = column(one.metrics, name)
         assert len(expected) == 3, name
-        assert column(two.metrics, name) == pytest.approx(expected, rel=1e-4), name
+        assert column(found.metrics, name) == pytest.approx(expected, rel=1e-4), name
 
 
-def test_the_weights_agree(runs: tuple[RunFolder, RunFolder, str]) -> None:
-    one, two, _ = runs
-    first, second = (torch.load(run.last, weights_only=False)["state_dict"] for run in (one, two))
+def test_the_weights_agree(one: RunFolder, two: tuple[RunFolder, str]) -> None:
+    first, second = (load_torch(run.last, "")["state_dict"] for run in (one, two[0]))
     assert first.keys() == second.keys()
     for name, value in first.items():
         # Steps whose gradients are near zero may differ in sign: hence the absolute part.
         torch.testing.assert_close(second[name], value, rtol=1e-3, atol=1e-3, msg=name)
 
 
-def test_the_second_process_is_quiet(runs: tuple[RunFolder, RunFolder, str]) -> None:
-    _, _, said = runs
-    lines = said.splitlines()
+def test_the_files_are_those_of_one_process(one: RunFolder, two: tuple[RunFolder, str]) -> None:
+    found, _ = two
+    assert _files(found.path) == _files(one.path)
+    for name in ("skills", "router", "backbone"):
+        first, second = (load_file(run.skills / f"{name}.safetensors") for run in (one, found))
+        assert list(first) == list(second)
+        for key, value in first.items():
+            torch.testing.assert_close(second[key], value, rtol=1e-3, atol=1e-3, msg=key)
+    metas = [json.loads((run.skills / "meta.json").read_text()) for run in (one, found)]
+    sums = [meta.pop("sha256") for meta in metas]
+    assert sums[0].keys() == sums[1].keys()
+    assert metas[0] == metas[1]
+    for name in ("routing", "routing_history"):
+        first, second = (np.load(run.plots / f"{name}.npz") for run in (one, found))
+        for key in ("weights", "probabilities") if name == "routing" else ("weights",):
+            np.testing.assert_allclose(second[key], first[key], atol=1e-3)
+
+
+def _files(folder: Path) -> list[str]:
+    paths = (str(path.relative_to(folder)) for path in folder.rglob("*"))
+    return sorted(path for path in paths if not path.startswith("."))
+
+
+def test_the_second_process_is_quiet(two: tuple[RunFolder, str]) -> None:
+    lines = two[1].splitlines()
     assert sum("Skills on the backbone" in line for line in lines) == 1
     assert sum("Scores per task" in line for line in lines) == 1
     assert sum("step 4: mean score" in line for line in lines) == 1
 
 
+def assert_same(found: RunFolder, expected: RunFolder) -> None:
+    """To the last bit: it is the same work, whoever has started the processes."""
+    assert found.metrics.read_text() == expected.metrics.read_text()
+    assert found.results.read_text() == expected.results.read_text()
+    for path in ("skills.safetensors", "router.safetensors", "backbone.safetensors"):
+        assert (found.skills / path).read_bytes() == (expected.skills / path).read_bytes()
+
+
+@pytest.mark.parametrize("two", ["ddp"], indirect=True)
+def test_processes_that_torchrun_describes_train_the_same(
+    config: Path, two: tuple[RunFolder, str]
+) -> None:
+    train_on_two("torchrun", config, ("described", TWO, False))
+    assert_same(RunFolder(two[0].path.parent / "described"), two[0])
+
+
 @pytest.mark.slow
-def test_both_processes_stop_together_and_continue(config: Path, runs: tuple) -> None:
-    process = start(config, "stopped", *TWO, "trainer.max_steps=4000")
+@pytest.mark.parametrize("two", ["ddp"], indirect=True)
+def test_two_machines_under_torchrun_train_the_same(
+    config: Path, two: tuple[RunFolder, str]
+) -> None:
+    given = ["trainer.accelerator=cpu", "trainer.devices=1", "trainer.precision=32-true"]
+    command = arguments(f"{config}+trainer/nodes.yaml", "nodes", (*given, TWO[2]), False)
+    meeting = ("--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1")
+    port = f"--master-port={free_port()}"
+    machines = [torchrun(*meeting, port, f"--node-rank={n}", given=command) for n in (0, 1)]
+    said = [machine.communicate(timeout=250)[0] for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], said
+    assert_same(RunFolder(two[0].path.parent / "nodes"), two[0])
+    assert sum("Scores per task" in line for text in said for line in text.splitlines()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_both_processes_stop_together_and_continue(
+    config: Path, strategy: str, number: signal.Signals
+) -> None:
+    settings, name = STRATEGIES[strategy], f"stopped-{strategy}-{number.name}"
+    process = start(config, name, *settings, "trainer.max_steps=4000")
     assert process.stderr is not None
     for line in process.stderr:
         if "mean score" in line:
             break
-    process.send_signal(signal.SIGTERM)
-    _, rest = process.communicate(timeout=100)
-    assert process.returncode == 1, rest
+    process.send_signal(number)
+    _, rest = process.communicate(timeout=300)
+    assert process.returncode == (1 if number == signal.SIGTERM else 130), rest
     assert "the state was saved, continue with --resume" in rest
-    stopped = RunFolder(runs[0].path.parent / "stopped")
+    stopped = RunFolder(config.parent / "runs" / name)
     step = torch.load(stopped.last, weights_only=False)["global_step"]
-    resumed = start(config, "stopped", *TWO, f"trainer.max_steps={step + 4}", resume=True)
-    _, rest = resumed.communicate(timeout=100)
+    resumed = start(config, name, *settings, f"trainer.max_steps={step + 4}", resume=True)
+    _, rest = resumed.communicate(timeout=300)
     assert resumed.returncode == 0, rest
     assert torch.load(stopped.last, weights_only=False)["global_step"] == step + 4
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_resumed_run_is_the_undisturbed_one_to_the_last_bit(config: Path) -> None:
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_resumed_run_is_the_undisturbed_one_to_the_last_bit(config: Path, strategy: str) -> None:
     """With noise of every kind: each process goes on in its own stream of random numbers."""
     # The learning rate must not depend on where the run is meant to end.
-    settings = [*TWO, "optim.schedule=constant", "optim.warmup=0", "router.relaxed=true"]
+    settings = [
+        *STRATEGIES[strategy],
+        "optim.schedule=constant",
+        "optim.warmup=0",
+        "router.relaxed=true",
+    ]
     settings += ["backbone.config.dropout_rate=0.2", "data.evaluate=[dev]"]
 
     def run(name: str, steps: int, resume: bool = False) -> dict[str, Any]:
+        name = f"{name}-{strategy}"
         process = start(config, name, *settings, f"trainer.max_steps={steps}", resume=resume)
         _, said = process.communicate(timeout=300)
         assert process.returncode == 0, said
@@ -132,8 +216,9 @@ def test_a_resumed_run_is_the_undisturbed_one_to_the_last_bit(config: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("kind", ["token_loss_free", "token_top2"])
-def test_experts_are_balanced_by_the_loads_of_both(config: Path, kind: str) -> None:
+def test_experts_are_balanced_by_the_loads_of_both(config: Path, kind: str, strategy: str) -> None:
     """Biases move by counts, so they are equal; losses over all tokens differ by rounding.
 
     There are many experts, so that the signs of one process's loads would not do for all of them.
@@ -148,11 +233,11 @@ def test_experts_are_balanced_by_the_loads_of_both(config: Path, kind: str) -> N
         settings.append("moe.balance.global_statistics=true")
     # The settings of the task router and its skills are replaced by the fragment's.
     recipe = f"{config}+router/{kind}.yaml"
-    process = start(recipe, f"two-{kind}", *TWO, *settings)
-    one = train(recipe, f"one-{kind}", *settings)
+    process = start(recipe, f"{strategy}-{kind}", *STRATEGIES[strategy], *settings)
+    one = train(recipe, f"one-{strategy}-{kind}", *settings)
     _, said = process.communicate(timeout=200)
     assert process.returncode == 0, said
-    two = RunFolder(one.path.parent / f"two-{kind}")
+    two = RunFolder(one.path.parent / f"{strategy}-{kind}")
     ours, theirs = (torch.load(run.last, weights_only=False)["state_dict"] for run in (two, one))
     biases = [name for name in theirs if name.endswith("router.bias.value")]
     assert bool(biases) == (kind == "token_loss_free")
@@ -167,3 +252,43 @@ def test_experts_are_balanced_by_the_loads_of_both(config: Path, kind: str) -> N
             expected = column(one.metrics, name)
             assert len(expected) == 3
             assert column(two.metrics, name) == pytest.approx(expected, rel=1e-5), name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_killed_run_goes_on_with_another_strategy_and_serves_what_reads_runs(
+    config: Path,
+) -> None:
+    """The checkpoint and ``skills/`` are those of any run: whatever reads them need not know."""
+    # Fifteen rows for two processes, one by one: the last batch of one process has no row.
+    single = ("data.batch_size=4", "data.eval_batch_size=1")
+    process = start(config, "killed", *SHARDED, *single, "trainer.max_steps=4000")
+    killed = RunFolder(config.parent / "runs" / "killed")
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "mean score" in line and killed.last.is_file():  # of an earlier validation
+            break
+    process.kill()
+    process.communicate(timeout=300)  # the second process leaves when it finds itself alone
+    step = load_torch(killed.last, "")["global_step"]
+    for more, settings in enumerate((SHARDED, TWO, ("trainer.devices=1",)), start=1):
+        end = f"trainer.max_steps={step + 2 * more}"
+        resumed = start(config, "killed", *settings, *single, end, resume=True)
+        _, said = resumed.communicate(timeout=200)
+        assert resumed.returncode == 0, said
+        assert load_torch(killed.last, "")["global_step"] == step + 2 * more
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_sharded_run_is_adapted_and_searched_as_any(
+    config: Path, two: tuple[RunFolder, str]
+) -> None:
+    source = str(two[0].path)
+    new = ["-c", str(config), "--from", source, "--tasks", "copy", "--allow-seen"]
+    new += ["-k", "adapt.max_steps=2", "adapt.eval_every=1", "data.batch_size=4"]
+    adapt, search = (load_recipe(ROOT / name) for name in ("pl_finetune.py", "pl_search.py"))
+    assert adapt.main(new) == 0
+    assert read_csv(two[0].path / "adapt-all" / "results.csv")
+    assert search.main([*new, "search.grid={adapt.lr: [1e-3, 1e-2]}"]) == 0
+    assert read_csv(two[0].path / "search-all" / "trials.csv")

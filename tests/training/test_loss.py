@@ -41,3 +41,11 @@ def test_a_batch_without_any_label_has_loss_zero():
     logits, labels = batch()
     labels = torch.full_like(labels, -100)
     assert global_mean(token_losses(logits, labels), labels) == 0
+
+
+def test_shares_of_a_step_add_up_to_the_mean_over_its_tokens():
+    logits, labels = batch()
+    losses = token_losses(logits, labels)
+    tokens = (labels != -100).sum() / 3  # three batches of one row each
+    shares = [global_mean(losses[[i]], labels[[i]], tokens) for i in range(3)]
+    torch.testing.assert_close(sum(shares) / 3, global_mean(losses, labels))

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import pytorch_lightning as pl
@@ -9,6 +10,7 @@ import torch
 from pytorch_lightning.callbacks import Callback
 from torch.optim import Optimizer
 
+from mttl.sharding.whole_tensors import whole
 from mttl.training.boards.show import boards_of
 
 
@@ -50,14 +52,15 @@ class StepMonitor(Callback):
         batch_idx: int,
     ) -> None:
         """Count the tokens of the batch, and log where it is time."""
-        if "input_ids" in batch:
+        of_text = isinstance(batch, Mapping) and "input_ids" in batch
+        if of_text:
             read, written = batch["attention_mask"].sum(), (batch["labels"] >= 0).sum()
             self._tokens = self._tokens + read + written
         if not self._numbers:
             return
         now = time.monotonic()
         seconds = self._seconds + now - self._since
-        if "input_ids" in batch:
+        if of_text:
             tokens = float(trainer.strategy.reduce(self._tokens, reduce_op="sum"))
             self._numbers["speed/tokens_per_second"] = tokens / seconds
         self._numbers["speed/seconds_per_step"] = seconds / self._steps
@@ -87,6 +90,6 @@ def rates_and_norms(optimizer: Optimizer) -> dict[str, float]:
         role = group["name"].partition(" ")[0]
         numbers[f"lr/{role}"] = float(group["lr"])
         gradients = [p.grad for p in group["params"] if p.grad is not None]
-        norm = float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
+        norm = float(whole(torch.nn.utils.get_total_norm(gradients))) if gradients else 0.0
         squares[role] = squares.get(role, 0.0) + norm**2
     return numbers | {f"grad_norm/{role}": math.sqrt(value) for role, value in squares.items()}

@@ -9,6 +9,7 @@ from lightning_fabric.plugins import TorchCheckpointIO
 
 from mttl.errors import TrainingError
 from mttl.files import write_atomic
+from mttl.sharding.whole_tensors import whole
 
 
 class CheckpointFile(TorchCheckpointIO):
@@ -36,7 +37,7 @@ def check_weights(module: pl.LightningModule, step: int) -> None:
         TrainingError: If a trained weight is NaN or infinite.
     """
     for name, value in module.named_parameters():
-        if value.requires_grad and not torch.isfinite(value).all():
+        if value.requires_grad and not whole(torch.isfinite(value).all()):
             raise not_finite(f"'{name}' holds numbers that are not finite", step)
 
 

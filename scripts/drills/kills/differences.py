@@ -10,8 +10,8 @@ import torch
 from safetensors import safe_open
 
 WEIGHTS = (".safetensors", ".ckpt", ".state", ".part")
-# Times, and what depends on them; the arrow files of a cache are verified by checksums of its own.
-VARIES = (".log", ".journal", ".arrow", "checksums.json", "state.json", "table.md", "table.csv")
+# Times, and what depends on them.
+VARIES = (".log", ".journal", "table.md", "table.csv")
 # What a command cost, and a digest of absolute paths.
 OWN = ("cpu_minutes", "peak_mib", "made_from")
 # A working directory of the drill, where a file names one.

@@ -150,6 +150,18 @@ def test_a_step_takes_as_long_after_a_resume(monkeypatch: pytest.MonkeyPatch) ->
     assert [numbers["speed/seconds_per_step"] for numbers in shown] == [1 / 2, 1 / 10]
 
 
+def test_batches_of_policies_have_no_tokens_and_a_speed() -> None:
+    board, sequences = Mock(spec=TensorBoard), object()
+    trainer, module = SimpleNamespace(loggers=[board], global_step=0), Mock()
+    monitor: Any = StepMonitor(1)
+    monitor.on_train_start(trainer, module)
+    optimizer = torch.optim.SGD([{"name": "skills", "params": [nn.Parameter(torch.ones(1))]}])
+    monitor.on_before_optimizer_step(trainer, module, optimizer)
+    monitor.on_train_batch_end(trainer, module, None, sequences, 0)
+    ((numbers, _),) = (call.args for call in board.log_metrics.call_args_list)
+    assert set(numbers) == {"lr/skills", "grad_norm/skills", "speed/seconds_per_step"}
+
+
 def test_a_library_that_is_missing_is_told(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,107 @@
+"""Several rows in one sequence: which rows share one, and how they are laid out.
+
+Rows are put into sequences first-fit: each into the first sequence that has room for it. A batch
+holds the same rows packed or not; what changes is how many positions are padding.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mttl.data.collate import TrainCollator, checked_task_ids, pad
+from mttl.shapes import IGNORED
+
+
+class Sequences:
+    """Sequences of limited length that rows are put into one by one.
+
+    Args:
+        length: The most tokens of a sequence.
+        most: How many sequences there may be; any number by default.
+    """
+
+    def __init__(self, length: int, most: int | None = None) -> None:
+        self.length, self.most = length, most
+        self.rows: list[list[int]] = []
+        self.room: list[int] = []
+
+    def put(self, row: int, length: int) -> bool:
+        """Put a row into the first sequence with room for it; False where none may have it.
+
+        Args:
+            row: Its number.
+            length: Its tokens; more than a sequence has get one of their own.
+        """
+        for place, room in enumerate(self.room):
+            if length <= room:
+                self.rows[place].append(row)
+                self.room[place] -= length
+                return True
+        if self.most is not None and len(self.rows) >= self.most:
+            return False
+        self.rows.append([row])
+        self.room.append(self.length - length)
+        return True
+
+    @classmethod
+    def of(cls, lengths: Iterable[int], length: int) -> list[list[int]]:
+        """Return the numbers of the rows of each sequence.
+
+        Args:
+            lengths: Tokens of each row.
+            length: The most tokens of a sequence.
+        """
+        sequences = cls(length)
+        for row, tokens in enumerate(lengths):
+            sequences.put(row, tokens)
+        return sequences.rows
+
+
+@dataclass(frozen=True)
+class PackedCollator(TrainCollator):
+    """Makes batches in which rows follow one another in one sequence, for decoder-only models.
+
+    Args:
+        packed_length: The most tokens of a sequence.
+    """
+
+    packed_length: int = 0
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return what `TrainCollator` does for S sequences, and where their rows are.
+
+        Positions (`position_ids`, S L) begin anew with every row, which is how transformers' masks
+        tell rows apart; those of padding are 0. `task_ids` (B,) are of the rows, sequence by
+        sequence, and `segments` (B ints) the tokens of each; what pads a sequence is counted with
+        its last row.
+
+        Raises:
+            ValueError: If a task id is out of range.
+        """
+        tokens = [[*row["input_ids"], *row["labels"]] for row in rows]
+        packed = Sequences.of(map(len, tokens), self.packed_length)
+        longest = max(sum(len(tokens[row]) for row in sequence) for sequence in packed)
+        ids, labels, positions, segments = [], [], [], []
+        for sequence in packed:
+            ids.append([token for row in sequence for token in tokens[row]])
+            positions.append([place for row in sequence for place in range(len(tokens[row]))])
+            answers = (rows[row]["labels"] for row in sequence)
+            prompts = (len(rows[row]["input_ids"]) for row in sequence)
+            labels.append(
+                [
+                    label
+                    for n_prompt, answer in zip(prompts, answers, strict=True)
+                    for label in (*[IGNORED] * n_prompt, *answer)
+                ]
+            )
+            segments += [len(tokens[row]) for row in sequence]
+            segments[-1] += longest - len(ids[-1])
+        task_ids = [rows[row]["task_id"] for sequence in packed for row in sequence]
+        return {
+            "input_ids": pad(ids, self.pad_id),
+            "attention_mask": pad([[1] * len(sequence) for sequence in ids], 0),
+            "position_ids": pad(positions, 0),
+            "labels": pad(labels, IGNORED),
+            "task_ids": checked_task_ids(task_ids, self.n_tasks),
+            "segments": segments,
+        }

@@ -1,0 +1,1 @@
+"""PLANNING: how much memory a run takes, before anything is loaded."""

@@ -1,0 +1,75 @@
+"""The model of a configuration without its weights: right in every shape, and of no bytes."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import PreTrainedModel
+
+from mttl.build.build_backbone import place_of
+from mttl.build.model import assemble
+from mttl.config.backbone_schema import Backbone
+from mttl.config.schema import Config
+from mttl.models.backbone import build_random, read_architecture
+from mttl.skills.skilled_model import SkilledModel
+
+# Precisions of the trainer in which weights are not in single precision.
+WHOLE = {"bf16-true": torch.bfloat16, "16-true": torch.float16, "64-true": torch.float64}
+
+
+def fake_model(config: Config, tasks: Sequence[str]) -> SkilledModel:
+    """Return the model that a configuration describes, in training mode, with fake weights.
+
+    Of a pretrained backbone its ``config.json`` alone is read.
+
+    Args:
+        config: The configuration.
+        tasks: Names of the tasks.
+
+    Raises:
+        ConfigError: If a part cannot be built; the message names the section.
+    """
+    with torch.device("meta"):
+        network = _network(config.backbone)
+        network.requires_grad_(config.backbone.train)
+        model, *_ = assemble(network, config, tasks, trained=True)
+    dtype = WHOLE.get(config.trainer.precision)
+    if dtype is not None:
+        model.to(dtype)
+    _replace_tensors(model)
+    if config.backbone.gradient_checkpointing:
+        model.enable_gradient_checkpointing()
+    return model.train()
+
+
+def _network(backbone: Backbone) -> PreTrainedModel:
+    if backbone.kind == "random":
+        return build_random(backbone.model_type, dict(backbone.config))
+    where = {"revision": backbone.revision, "gguf_file": backbone.gguf_file}
+    kind, settings = read_architecture(place_of(backbone.name), **where)
+    stored = getattr(settings, "dtype", None) or torch.float32
+    dtype = stored if backbone.dtype == "auto" else getattr(torch, backbone.dtype)
+    return kind.from_config(settings, dtype=dtype)
+
+
+def _replace_tensors(model: nn.Module) -> None:
+    """Put fake tensors of the CPU into the place of those on the meta device.
+
+    On the meta device itself other kernels would be chosen, which keep other tensors.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    copies: dict[int, Tensor] = {}  # tied weights stay tied
+
+    def copy(tensor: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
+        if id(tensor) not in copies:
+            with mode:
+                copies[id(tensor)] = make(torch.empty(tensor.shape, dtype=tensor.dtype))
+        return copies[id(tensor)]
+
+    for module in model.modules():
+        for name, value in module.named_parameters(recurse=False, remove_duplicate=False):
+            trained = value.requires_grad
+            setattr(module, name, copy(value, lambda t, y=trained: nn.Parameter(t, y)))
+        for name, value in module.named_buffers(recurse=False, remove_duplicate=False):
+            setattr(module, name, copy(value, lambda t: t))

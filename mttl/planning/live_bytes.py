@@ -1,0 +1,85 @@
+"""Counting the bytes of all tensors that live while a computation runs, and their peak."""
+
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+OTHER = "activations"
+
+
+class LiveBytes(TorchDispatchMode):
+    """While it is entered, counts every tensor that an operation makes until nothing holds it.
+
+    Tensors may be fake: then nothing is computed, and nothing is allocated.
+
+    Args:
+        known: Tensors that are there before, and are not counted.
+
+    Attributes:
+        live: Bytes that live now, by kind.
+        at_peak: What ``live`` was when its sum was largest.
+    """
+
+    def __init__(self, known: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.live: Counter[str] = Counter()
+        self.at_peak: Counter[str] = Counter()
+        self._kinds = {id(tensor.untyped_storage()): "" for tensor in known}
+        self._held = [tensor.untyped_storage() for tensor in known]  # so that ids stay theirs
+        self._total = self._peak = 0
+        self._kind = OTHER
+
+    @property
+    def peak(self) -> int:
+        """The largest number of bytes that lived at one moment."""
+        return self._peak
+
+    @contextmanager
+    def counting(self, kind: str) -> Iterator[None]:
+        """Count what is made here as ``kind``."""
+        before, self._kind = self._kind, kind
+        try:
+            yield
+        finally:
+            self._kind = before
+
+    def call(self, tensor: Tensor, kind: str) -> None:
+        """Count a tensor as ``kind`` from now on."""
+        storage = tensor.untyped_storage()
+        before = self._kinds.get(id(storage))
+        if before:
+            self.live[before] -= storage.nbytes()
+            self.live[kind] += storage.nbytes()
+            self._kinds[id(storage)] = kind
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run an operation and count what it made."""
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._count(leaf)
+        if self._total > self._peak:
+            self._peak, self.at_peak = self._total, self.live.copy()
+        return result
+
+    def _count(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, n_bytes = id(storage), storage.nbytes()
+        if key in self._kinds:
+            return
+        self._kinds[key] = self._kind
+        self.live[self._kind] += n_bytes
+        self._total += n_bytes
+        weakref.finalize(storage, self._forget, key, n_bytes)
+
+    def _forget(self, key: int, n_bytes: int) -> None:
+        self.live[self._kinds.pop(key)] -= n_bytes
+        self._total -= n_bytes

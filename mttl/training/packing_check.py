@@ -1,0 +1,75 @@
+"""Whether rows may share a sequence: found out by asking the model, not by its name."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mttl.errors import ConfigError
+from mttl.models.backbone import is_decoder_only
+from mttl.skills.skilled_model import SkilledModel
+
+# What rounding may change, as a share of the largest logit.
+TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-4}
+HALF_TOLERANCE = 3e-2
+N_TOKENS = 6
+
+
+@torch.no_grad()
+def check_packing(model: SkilledModel, packed_length: int) -> None:
+    """Refuse a model in which rows of one sequence would see each other.
+
+    A few tokens run alone, and behind two other texts; the logits must agree.
+
+    Args:
+        model: Left as it is.
+        packed_length: The setting, for the message.
+
+    Raises:
+        ConfigError: If the model is an encoder–decoder, its router looks at prompts, or its rows
+            are not kept apart.
+    """
+    setting = f"data.packed_length ({packed_length})"
+    if not is_decoder_only(model.backbone):
+        raise ConfigError(
+            f"{setting} is for decoder-only backbones; this one reads inputs in an encoder, whose "
+            "rows cannot share a sequence. Leave it out; data.token_budget and data.length_window "
+            "save padding too"
+        )
+    if "prompts" in model.router.seen:
+        raise ConfigError(
+            f"{setting} is not for a router that sees prompts, which are not apart in a packed "
+            "sequence. Leave it out, or take another router"
+        )
+    training = model.training
+    model.eval()
+    try:
+        ids = model.backbone.get_input_embeddings().weight.shape[0] - 1  # type: ignore[operator]
+        text = torch.arange(N_TOKENS) % ids
+        alone = _logits(model, [text])
+        behind = [_logits(model, [(text + shift) % ids, text]) for shift in (1, 2)]
+    except (TypeError, ValueError) as error:  # it takes no positions, or has no such mask
+        raise ConfigError(f"{setting} does not work with this backbone: {error}") from error
+    finally:
+        model.train(training)
+    most = TOLERANCES.get(alone.dtype, HALF_TOLERANCE) * float(alone.abs().max())
+    if max(float((other - alone).abs().max()) for other in behind) > most:
+        raise ConfigError(
+            f"{setting} does not work with this backbone: its rows see each other where they share "
+            "a sequence, or its positions do not begin anew. Leave it out"
+        )
+
+
+def _logits(model: SkilledModel, texts: list[Int[Tensor, "L"]]) -> Float[Tensor, "L V"]:
+    """Return the logits of the last text where all stand in one sequence."""
+    device = next(model.parameters()).device
+    inputs: dict[str, Any] = {
+        "input_ids": torch.cat(texts)[None].to(device),
+        "position_ids": torch.cat([torch.arange(len(text)) for text in texts])[None].to(device),
+    }
+    task_ids = torch.zeros(len(texts), dtype=torch.long, device=device)
+    segments = [len(text) for text in texts]
+    with model.slot.use(model.route(task_ids, inputs={**inputs, "segments": segments})):
+        logits = model.backbone(**inputs, use_cache=False).logits
+    return logits[0, -len(texts[-1]) :]

@@ -1,0 +1,1 @@
+"""Processes of one training: they end together, and may share experts out."""

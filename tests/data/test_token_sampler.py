@@ -1,0 +1,165 @@
+"""Batches by tokens: within the budget, the same number each epoch, exact after a resume."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mttl.data.packing import Sequences
+from mttl.data.samplers import TaskBatchSampler, drawing
+from mttl.data.token_sampler import TokenBatchSampler, padding_share
+from mttl.errors import CheckpointError
+
+BUDGET, MOST_ROWS = 40, 6
+ROWS = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 8)), min_size=1, max_size=60)
+WINDOWS = st.sampled_from([0, 1, 3])
+
+
+def sampler(rows, *, stacks=2, packed_length=None, kind="proportional", **options):
+    sizes = np.array(rows)
+    sizes = sizes if stacks == 2 else sizes.sum(1, keepdims=True)
+    task_ids = np.arange(len(rows)) % 3
+    settings = {"token_budget": BUDGET, "batch_size": MOST_ROWS, "seed": 3, **options}
+    return TokenBatchSampler(
+        task_ids, sizes=sizes, packed_length=packed_length, **settings, **drawing(kind, 2.0)
+    )
+
+
+def cost(own, packed_length=None):
+    """Count the positions of a batch one by one."""
+    if packed_length is None:
+        return len(own) * own.max(0).sum()
+    packed = Sequences.of(own[:, 0].tolist(), packed_length)
+    return len(packed) * packed_length
+
+
+@settings(max_examples=60)
+@given(
+    ROWS,
+    st.sampled_from([(1, None), (2, None), (1, 20)]),
+    WINDOWS,
+    st.integers(1, 3),
+    st.sampled_from(["proportional", "uniform", "temperature"]),
+)
+def test_batches_are_within_the_budget_and_each_process_has_as_many(
+    rows, form, window, world_size, kind
+):
+    stacks, packed_length = form
+    options = {"stacks": stacks, "packed_length": packed_length, "length_window": window}
+    ranks = [
+        sampler(rows, kind=kind, rank=rank, world_size=world_size, **options)
+        for rank in range(world_size)
+    ]
+    for epoch in range(4):
+        for rank in ranks:
+            rank.set_position(epoch)
+        shares = [list(rank) for rank in ranks]
+        assert {len(share) for share in shares} == {len(ranks[0])}
+        for batch in (batch for share in shares for batch in share):
+            own = ranks[0].sizes[batch]
+            assert 1 <= len(batch) <= MOST_ROWS
+            assert cost(own, packed_length) <= BUDGET
+        if kind == "proportional":
+            seen = [row for share in shares for batch in share for row in batch]
+            if len(rows) >= world_size * len(ranks[0]):
+                assert sorted(seen) == list(range(len(rows)))
+            assert set(seen) == set(range(len(rows)))
+
+
+@given(ROWS, WINDOWS, st.integers(0, 3), st.data())
+def test_a_position_is_exact(rows, window, epoch, data):
+    whole = sampler(rows, length_window=window)
+    whole.set_position(epoch)
+    batches = list(whole)
+    batch = data.draw(st.integers(0, len(batches) - 1))
+    whole.set_position(epoch, batch)
+    other = sampler(rows, length_window=window)
+    other.load_state_dict(whole.state_dict())
+    assert list(other) == batches[batch:]
+
+
+def test_rows_are_drawn_as_without_a_budget():
+    """One row to a batch: what is left is the order of the draw."""
+    rows = [(5, 3)] * 31
+    for kind in ("uniform", "temperature"):
+        ours = sampler(rows, kind=kind, batch_size=1)
+        plain = TaskBatchSampler(np.arange(31) % 3, batch_size=1, seed=3, **drawing(kind, 2.0))
+        rng = np.random.default_rng([3, 1])
+        drawn = plain._drawn(rng)
+        shuffled = [drawn[i] for i in rng.permutation(31)]
+        assert [row for (row,) in ours_of(ours, 1)][:31] == shuffled
+
+
+def ours_of(ours, epoch):
+    ours.set_position(epoch)
+    return list(ours)
+
+
+def test_epochs_and_seeds_differ():
+    rows = [(n % 9 + 1, n % 4 + 1) for n in range(50)]
+    first = sampler(rows, length_window=2)
+    plans = [ours_of(first, 0), ours_of(first, 1), ours_of(sampler(rows, seed=4), 0)]
+    assert plans[0] != plans[1] != plans[2] != plans[0]
+
+
+def test_an_epoch_that_needs_more_batches_takes_those_of_the_first():
+    rows = [(n * 7 % 12 + 1, n * 5 % 8 + 1) for n in range(40)]
+    ours = sampler(rows)
+    original = ours._cut
+    ours._cut = lambda order: [
+        batch[i : i + 1] for batch in original(order) for i in range(len(batch))
+    ]
+    found = ours_of(ours, 5)
+    assert len(found) == len(ours)
+    assert sorted(map(tuple, found))[0] in {tuple(batch) for batch in ours._first_batches} | {
+        half for batch in ours._first_batches for half in halves(batch)
+    }
+    assert sorted(row for batch in found for row in batch) == list(range(40))
+
+
+def halves(batch):
+    half = len(batch) // 2
+    return [tuple(batch[:half]), tuple(batch[half:])]
+
+
+def test_windows_and_packing_need_less_padding():
+    rng = np.random.default_rng(0)
+    rows = [(int(n), 2) for n in rng.geometric(0.2, 2000).clip(1, 18)]
+    options = {"stacks": 1, "token_budget": 400, "batch_size": 400}
+    plain = sampler(rows, **options)
+    sorted_ = sampler(rows, length_window=10, **options)
+    packed = sampler(rows, packed_length=50, **options)
+    shares = [
+        padding_share(list(one), one.sizes, one.packed_length) for one in (plain, sorted_, packed)
+    ]
+    assert shares[0] > 0.5 > 0.1 > shares[1]
+    assert shares[2] < 0.1
+
+
+def test_padding_is_counted_by_stack():
+    sizes = np.array([[2, 1], [4, 1], [1, 3]])
+    assert padding_share([[0, 1], [2]], sizes) == pytest.approx(1 - 12 / (2 * 5 + 4))
+    assert padding_share([[0, 1, 2]], sizes[:, :1], packed_length=5) == pytest.approx(1 - 7 / 8)
+
+
+def test_another_budget_is_told_apart():
+    rows = [(3, 2)] * 30
+    state = sampler(rows)
+    state.set_position(1, 2)
+    for other, told in (
+        ({"token_budget": 50}, "token_budget 40 there, 50 here"),
+        ({"world_size": 2}, "processes 1 there, 2 here"),
+        ({"stacks": 1, "packed_length": 20}, "packed_length None there, 20 here"),
+    ):
+        with pytest.raises(CheckpointError, match=told):
+            sampler(rows, **other).load_state_dict(state.state_dict())
+    plain = TaskBatchSampler([0] * 30, batch_size=MOST_ROWS, seed=3)
+    plain.set_position(0, 1)
+    with pytest.raises(CheckpointError, match="token_budget None there, 40 here"):
+        sampler(rows).load_state_dict(plain.state_dict())
+
+
+@pytest.mark.parametrize("options", [{"token_budget": 9}, {"packed_length": 9, "stacks": 1}])
+def test_a_row_that_does_not_fit_is_refused(options):
+    with pytest.raises(ValueError, match="must hold the longest of 2 rows, which has 10 tokens"):
+        sampler([(5, 5), (1, 1)], **options)

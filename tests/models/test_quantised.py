@@ -1,0 +1,175 @@
+"""Backbones that are loaded into fewer bits, and what is refused."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from helpers.backbones import VOCABULARY
+from helpers.quantised import FAMILIES, KINDS, require, save_backbone
+from mttl.aggregation.packed_weights import packed_layers
+from mttl.config.backbone_schema import Pretrained
+from mttl.errors import ConfigError
+from mttl.merging.dequantise import dequantise, quantisation_error
+from mttl.model_tensors import backbone_parameters, fingerprint
+from mttl.models.backbone import load_pretrained
+from mttl.models.quantised import check_quantisation
+
+# What stays: the head, and the layers that a family needs in single precision.
+KEPT = {"t5": {"lm_head", "wo"}, "llama": {"lm_head"}}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("bases")
+    return {family: save_backbone(root / family, family) for family in FAMILIES}
+
+
+def load(folder: Path, kind: str, **settings: str):
+    require(kind)
+    return load_pretrained(str(folder), quantize=kind, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_linear_layers_are_packed_but_the_head(
+    folders: dict[str, Path], family: str, kind: str
+) -> None:
+    model = load(folders[family], kind)
+    packed = packed_layers(model)
+    plain = {
+        path.rpartition(".")[2]
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear) and path not in packed
+    }
+    ragged = {"down_proj"} if (family, kind) == ("llama", "nf4") else set()  # 96 is not 1.5 x 64
+    assert plain == KEPT[family] | ragged
+    assert len(packed) >= 12
+    assert not model.training
+    assert not any(
+        value.requires_grad for name, value in model.named_parameters() if name in packed
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_unpacked_it_is_the_plain_model_nearly(
+    folders: dict[str, Path], family: str, kind: str, tmp_path: Path
+) -> None:
+    model, original = load(folders[family], kind), load_pretrained(str(folders[family]))
+    ids = torch.arange(3, VOCABULARY)[None]
+    error = quantisation_error(model, original)
+    logits = model(input_ids=ids, labels=ids).logits
+    assert 0 < error.overall <= error.largest < (0.01 if kind == "int8" else 0.12)
+    n_layers = len(packed_layers(model))
+    assert dequantise(model) == n_layers
+    assert packed_layers(model) == {}
+    assert torch.allclose(model(input_ids=ids, labels=ids).logits, logits, atol=1e-4)
+    # It is saved as a model like any other.
+    model.save_pretrained(tmp_path)
+    assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
+    again = load_pretrained(str(tmp_path))
+    assert torch.equal(
+        again(input_ids=ids, labels=ids).logits, model(input_ids=ids, labels=ids).logits
+    )
+
+
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_the_rest_has_the_dtype_that_is_asked_for(folders: dict[str, Path], kind: str) -> None:
+    model = load(folders["llama"], kind, dtype="bfloat16")
+    ids = torch.arange(3, VOCABULARY)[None]
+    assert model.lm_head.weight.dtype == torch.bfloat16
+    logits = model(input_ids=ids).logits
+    assert logits.dtype == torch.bfloat16
+    exact = load(folders["llama"], kind)(input_ids=ids).logits
+    # bfloat16 has eight bits; what it rounds before it is packed may fall on another of 16 levels.
+    assert (logits - exact).norm() / exact.norm() < (0.15 if kind == "nf4" else 0.05)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_fingerprint_is_that_of_the_weights_at_loading(
+    folders: dict[str, Path], kind: str, tmp_path: Path
+) -> None:
+    """An evaluation changes nothing; half precision is the same model; others are others."""
+
+    def mark(model: nn.Module) -> str:
+        return fingerprint(backbone_parameters(model), values=True)
+
+    model = load(folders["llama"], kind)
+    loaded = mark(model)
+    model.eval().generate(torch.tensor([[5, 6, 7]]), max_new_tokens=3, min_new_tokens=3)
+    assert mark(model) == loaded
+    assert mark(load(folders["llama"], kind)) == loaded
+    other = save_backbone(tmp_path, "llama", seed=1)
+    assert mark(load(other, kind)) != loaded
+
+
+def test_a_folder_in_four_bits_is_loaded_as_it_was_saved(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """As those are that others have saved, with scales that are quantised too."""
+    require("nf4")
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    settings = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
+    )
+    given = {"quantization_config": settings, "device_map": {"": "cpu"}}
+    AutoModelForCausalLM.from_pretrained(folders["llama"], **given).save_pretrained(tmp_path)
+    model = load_pretrained(str(tmp_path))
+    marks = [fingerprint(backbone_parameters(model), values=True)]
+    ids = torch.tensor([[5, 6, 7]])
+    before = model(input_ids=ids).logits
+    model.eval().generate(ids, max_new_tokens=3)
+    assert torch.equal(model(input_ids=ids).logits, before)
+    marks += [
+        fingerprint(backbone_parameters(one), values=True)
+        for one in (model, load_pretrained(str(tmp_path)))
+    ]
+    assert len(set(marks)) == 1
+    message = f"backbone.quantize ('int8') cannot quantise '{tmp_path}', which is stored quantised"
+    with pytest.raises(ConfigError) as caught:
+        load_pretrained(str(tmp_path), quantize="int8")
+    assert str(caught.value).startswith(message)
+    with pytest.raises(ConfigError, match=r"\(bitsandbytes\), and such weights cannot be trained"):
+        load_pretrained(str(tmp_path), train=True)
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *given: None if name == "bitsandbytes" else find(name, *given),
+    )
+    message = r"backbone\.quantize \('nf4'\) needs bitsandbytes: pip install 'mttl\[quantised\]'"
+    with pytest.raises(ConfigError, match=message):
+        check_quantisation("nf4")
+    with pytest.raises(ConfigError, match=message):
+        load_pretrained("nowhere", quantize="nf4")
+
+
+def test_int4_is_for_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    require("int4")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    check_quantisation("nf4")
+    with pytest.raises(
+        ConfigError, match=r"\('int4'\) has a kernel for processors only.* take nf4"
+    ):
+        check_quantisation("int4")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"quantize": "nf4", "train": True}, r"quantize \('nf4'\) is for a frozen backbone"),
+        ({"quantize": "int8", "gguf_file": "a.gguf"}, r"\('int8'\) cannot be with gguf_file"),
+        ({"quantize": "int3"}, "'nf4', 'int8' or 'int4'"),
+    ],
+)
+def test_settings_that_exclude_each_other(settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Pretrained(kind="pretrained", name="base", **settings)

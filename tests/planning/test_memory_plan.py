@@ -1,0 +1,134 @@
+"""Plans are held against models that are really built, and passes that are really computed."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.gyms import TINY_LLAMA, TINY_T5, write_config
+from mttl.build.model import build_model
+from mttl.config.load import load_config
+from mttl.errors import ConfigError
+from mttl.planning.fake_model import fake_model
+from mttl.planning.fake_passes import generation_bytes, training_bytes
+from mttl.planning.memory_plan import GIB, MemoryPlan, Needs, needs_of, optimizer_bytes
+from mttl.training.optim import build_optimizer
+
+TASKS = ["a", "b", "c"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("plans")
+
+
+def config_of(folder: Path, backbone: dict, *overrides: str):
+    path = write_config(folder / "tiny.yaml", folder / "no_gym", backbone=backbone)
+    return load_config(str(path), overrides)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "settings"),
+    [
+        (TINY_T5, []),
+        (TINY_T5, ["backbone.gradient_checkpointing=true", "generation.num_beams=3"]),
+        (TINY_LLAMA, ["trainer.accumulate_grad_batches=2"]),
+        (TINY_LLAMA, ["generation.num_beams=2", "skills.mix=deltas"]),
+        (TINY_LLAMA, ["trainer.precision=bf16-mixed", "backbone.train=false"]),
+    ],
+)
+def test_passes_without_weights_keep_what_real_ones_keep(
+    folder: Path, backbone: dict, settings: list[str]
+) -> None:
+    """The same passes, counted alike, on the model that `pl_train.py` builds."""
+    config = config_of(folder, backbone, *settings)
+    real, fake = build_model(config, TASKS).model, fake_model(config, TASKS)
+    for measured in (training_bytes, generation_bytes):
+        assert measured(fake, config) == measured(real, config)
+        assert sum(measured(fake, config).values()) > 0
+    assert all(parameter.grad is None for parameter in real.parameters())
+
+
+def test_weights_and_states_are_those_of_the_model(folder: Path) -> None:
+    config = config_of(folder, TINY_T5, "optim.kind=adamw")
+    model = build_model(config, TASKS).model
+    needs = needs_of(config, TASKS)
+    n_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    buffers = sum(buffer.nbytes for buffer in model.buffers())
+    assert sum(needs.weights.values()) == n_bytes + buffers
+    assert needs.trained == n_bytes
+    assert needs.optimizer == 2 * n_bytes
+    assert set(needs.weights) == {
+        *("backbone (float32)", "skills (float32)", "router (float32)", "buffers"),
+    }
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw", "adafactor"])
+def test_the_state_of_an_optimizer(folder: Path, kind: str) -> None:
+    settings = [f"optim.kind={kind}", *(["optim.betas=[0.9, 0.98]"] if kind != "adafactor" else [])]
+    config = config_of(folder, TINY_T5, *settings)
+    model = torch.nn.Module()
+    model.backbone = torch.nn.Linear(6, 4)  # type: ignore[assignment]
+    optimizer = build_optimizer(config.optim, model)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    for parameter in model.parameters():
+        state = optimizer.state[parameter]
+        found = sum(value.nbytes for name, value in state.items() if name != "step")
+        assert optimizer_bytes(config.optim, parameter) == found
+
+
+def needs(**given) -> Needs:
+    sizes = {"block": 20, "apart": 40, "trained": 30, "block_trained": 5, "optimizer": 60}
+    weights, training = {"backbone": 90, "skills": 30}, {"activations": 50, "gradients": 10}
+    return Needs(weights=weights, training=training, answering={"cache": 7}, **sizes | given)
+
+
+def test_ddp_copies_and_fsdp2_shares() -> None:
+    alone = needs().plan("auto", 1)
+    assert alone.training == {
+        **{"backbone": 90, "skills": 30, "optimizer": 60},
+        **{"activations": 50, "gradients": 10},
+    }
+    assert sum(alone.answering.values()) == 90 + 30 + 60 + 30 + 7
+    assert sum(needs().plan("ddp", 4).training.values()) == sum(alone.training.values()) + 30
+    shared = needs().plan("fsdp2", 4).training
+    # A quarter of what is steady, three quarters of what is put together: 40 + 2 * 20.
+    assert shared == {
+        **{"backbone": 23, "skills": 8, "optimizer": 15, "blocks put together": 60},
+        **{"activations": 50, "gradients": 2 + 5},
+    }
+
+
+def test_a_step_of_the_optimizer_can_be_the_peak() -> None:
+    plan = needs(trained=500).plan("auto", 1)
+    assert plan.training["gradients"] == 500
+    assert "activations" not in plan.training
+
+
+def test_a_tenth_is_to_spare() -> None:
+    assert MemoryPlan({"weights": 9 * GIB}, {}).fits(10)
+    assert not MemoryPlan({"weights": 9 * GIB + 1}, {}).fits(10)
+
+
+def test_a_pretrained_backbone_is_planned_from_its_configuration(folder: Path) -> None:
+    from transformers import AutoConfig
+
+    sizes = {**TINY_T5["config"], "decoder_start_token_id": 0}
+    AutoConfig.for_model("t5", **sizes).save_pretrained(folder / "only_config")
+    settings = ["backbone.kind=pretrained", "backbone.dtype=bfloat16"]
+    config = config_of(folder, TINY_T5, *settings, f"backbone.name={folder / 'only_config'}")
+    found = needs_of(config, TASKS).weights
+    random = needs_of(config_of(folder, TINY_T5), TASKS).weights
+    assert 2 * found["backbone (bfloat16)"] == random["backbone (float32)"]
+    missing = config_of(folder, TINY_T5, *settings, f"backbone.name={folder / 'nothing'}")
+    with pytest.raises(ConfigError, match=r"backbone.name .* is no folder"):
+        needs_of(missing, TASKS)
+
+
+def test_what_depends_on_the_tokens_is_refused(folder: Path) -> None:
+    tiny = write_config(folder / "tokens.yaml", folder / "no_gym", backbone=TINY_T5)
+    config = load_config(f"{tiny}+router/token_top2.yaml")
+    with pytest.raises(ConfigError, match="depends on what tokens it reads"):
+        needs_of(config, TASKS)

@@ -1,0 +1,259 @@
+"""A run over a quantised backbone, from training to what is given away."""
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+from helpers.command import ROOT, load_recipe, read_csv, start, train
+from helpers.compare import relative_error
+from helpers.gyms import write_config, write_gym
+from helpers.quantised import require, save_backbone
+from mttl import yaml12
+from mttl.adaptation.modes import apply_mode
+from mttl.aggregation.packed_weights import packed_layers, parts
+from mttl.build.model import load_run
+from mttl.build.share_weights import share_weights
+from mttl.command import USER_MISTAKE, run_command
+from mttl.errors import CheckpointError, ConfigError
+from mttl.models.backbone import load_pretrained
+from mttl.training.run_folder import RunFolder
+
+QUESTIONS = ["ab", "cb a", "aab"]
+# Merged products are rounded once more, and summed in another order.
+ROUNDING = 1e-4
+AUTO = {"t5": AutoModelForSeq2SeqLM, "llama": AutoModelForCausalLM}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("t5", "nf4"),
+        ("llama", "int8"),
+        *(
+            pytest.param(pair, marks=pytest.mark.slow)
+            for pair in [("t5", "int8"), ("llama", "nf4"), ("t5", "int4"), ("llama", "int4")]
+        ),
+    ],
+    ids="-".join,
+)
+def case(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, str, Path]:
+    family, kind = request.param
+    require(kind)
+    folder = tmp_path_factory.mktemp("quantised")
+    config = write_config(folder / "tiny.yaml", write_gym(folder / "gym"))
+    settings = yaml12.read_yaml(config, ConfigError)
+    base = save_backbone(folder / "base", family)
+    given = {"kind": "pretrained", "name": str(base), "tokenizer": "byte", "quantize": kind}
+    settings["backbone"] = given
+    settings["skills"]["targets"] = ["attention", "mlp"]
+    # The learning rate must not depend on where the run is meant to end.
+    settings["optim"] |= {"schedule": "constant", "warmup": 0}
+    config.write_text(yaml12.dump(settings), encoding="utf-8")
+    return family, kind, config
+
+
+@pytest.fixture(scope="module")
+def run(case: tuple[str, str, Path]) -> RunFolder:
+    return train(case[2], "source", "trainer.max_steps=4", "trainer.val_check_interval=2")
+
+
+def test_checkpoints_hold_no_base(run: RunFolder) -> None:
+    for path in (run.last, run.best):
+        state = torch.load(path, weights_only=False)["state_dict"]
+        assert state
+        assert not [name for name in state if ".base." in name or "embed" in name]
+    names = {path.name for path in run.skills.iterdir()}
+    assert names == {"skills.safetensors", "router.safetensors", "tasks.json", "meta.json"}
+
+
+def test_a_resumed_run_is_the_undisturbed_one(case: tuple[str, str, Path], run: RunFolder) -> None:
+    """Validation in between repacks nothing, and frozen weights are built again."""
+    half = ("trainer.max_steps=4", "trainer.val_check_interval=2")
+    train(case[2], "resumed", "trainer.max_steps=2", *half[1:])
+    resumed = train(case[2], "resumed", *half, resume=True)
+    states = [torch.load(one.last, weights_only=False)["state_dict"] for one in (run, resumed)]
+    for name, value in states[0].items():
+        assert torch.equal(value, states[1][name]), name
+
+
+def test_it_is_loaded_again_and_answers_as_it_was_scored(run: RunFolder) -> None:
+    built = load_run(run.path)
+    assert packed_layers(built.model.backbone)
+    rows = [json.loads(line) for line in (run.predictions / "copy_test.jsonl").open()]
+    answers = built.predict("copy", [row["input"].removeprefix("[copy] ") for row in rows])
+    assert answers == [row["prediction"] for row in rows]
+
+
+def test_training_moves_the_skills_as_over_the_unpacked_base(
+    case: tuple[str, str, Path], run: RunFolder, tmp_path: Path
+) -> None:
+    """The same losses, to rounding, as over the same weights in floating point."""
+    from mttl.merging.dequantise import dequantise
+
+    _, kind, config = case
+    base = load_pretrained(str(config.parent / "base"), quantize=kind)  # type: ignore[arg-type]
+    dequantise(base)
+    base.save_pretrained(tmp_path / "plain")
+    plain = train(
+        config,
+        "plain",
+        "trainer.max_steps=4",
+        "trainer.val_check_interval=2",
+        f"backbone.name={tmp_path / 'plain'}",
+        "backbone.quantize=null",
+    )
+    losses = [
+        [float(row["train/loss"]) for row in read_csv(one.metrics) if row["train/loss"]]
+        for one in (run, plain)
+    ]
+    assert len(losses[0]) == 4
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_it_is_merged_into_a_plain_model(
+    case: tuple[str, str, Path],
+    run: RunFolder,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    merge = load_recipe(ROOT / "scripts" / "merge_task.py")
+    out = tmp_path / "merged"
+    assert merge.main([str(run.path), "--task", "copy", "--out", str(out)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    told = f"quantised ({case[1]}) in training and is dequantised here: the relative error of its"
+    assert told in printed
+    assert told in " ".join((out / "README.md").read_text().split())
+    plain, built = AUTO[case[0]].from_pretrained(out).eval(), load_run(run.path)
+    assert packed_layers(plain) == {}
+    given = built.tokenizer(QUESTIONS, padding=True, return_tensors="pt")
+    inputs = {**given, "labels": given["input_ids"]}
+    expected = built.model(built.task_ids(["copy"] * 3), **inputs).logits
+    assert relative_error(plain(**inputs).logits, expected) < ROUNDING
+
+
+def test_peft_loads_its_skills_onto_the_quantised_base(
+    case: tuple[str, str, Path], run: RunFolder, tmp_path: Path
+) -> None:
+    _, kind, config = case
+    peft = pytest.importorskip("peft")
+    if kind == "int4":
+        pytest.skip("PEFT looks into weights of torchao, and not into those of a prototype")
+    export = load_recipe(ROOT / "scripts" / "export_peft.py")
+    out = tmp_path / "adapter"
+    assert export.main([str(run.path), "--task", "copy", "--out", str(out)]) == 0
+    base = load_pretrained(str(config.parent / "base"), quantize=kind)  # type: ignore[arg-type]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = peft.PeftModel.from_pretrained(base, out).eval()
+    built = load_run(run.path)
+    given = built.tokenizer(QUESTIONS, padding=True, return_tensors="pt")
+    inputs = {**given, "labels": given["input_ids"]}
+    expected = built.model(built.task_ids(["copy"] * 3), **inputs).logits
+    assert relative_error(theirs(**inputs).logits, expected) < ROUNDING
+
+
+def test_it_adapts(case: tuple[str, str, Path], run: RunFolder, tmp_path: Path) -> None:
+    finetune = load_recipe(ROOT / "pl_finetune.py")
+    given = ["-c", str(case[2]), "--from", str(run.path), "--tasks", "reverse", "--allow-seen"]
+    steps = ["adapt.max_steps=2", "adapt.eval_every=1", "adapt.batch_size=4"]
+    out = tmp_path / "adapted"
+    assert finetune.main([*given, "--out", str(out), "--save", "-k", *steps]) == 0
+    (model,) = (out / "models").iterdir()
+    assert load_run(model).predict("reverse", QUESTIONS)
+
+
+def test_a_run_on_a_folder_in_four_bits_is_loaded_again(tmp_path: Path) -> None:
+    """Its fingerprint is the same after training with evaluations in between."""
+    require("nf4")
+    from transformers import BitsAndBytesConfig
+
+    config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"))
+    settings = yaml12.read_yaml(config, ConfigError)
+    base = save_backbone(tmp_path / "base", "llama")
+    four = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        base, quantization_config=four, device_map={"": "cpu"}
+    )
+    model.save_pretrained(tmp_path / "four")
+    settings["backbone"] = {"kind": "pretrained", "name": str(tmp_path / "four")}
+    settings["backbone"]["tokenizer"] = "byte"
+    config.write_text(yaml12.dump(settings), encoding="utf-8")
+    run = train(config, "source", "trainer.max_steps=2", "trainer.val_check_interval=1")
+    built = load_run(run.path)
+    assert packed_layers(built.model.backbone)
+    assert len(built.predict("copy", QUESTIONS)) == len(QUESTIONS)
+    merge = load_recipe(ROOT / "scripts" / "merge_task.py")
+    assert merge.main([str(run.path), "--task", "copy", "--out", str(tmp_path / "merged")]) == 0
+    card = " ".join((tmp_path / "merged" / "README.md").read_text().split())
+    assert (
+        "The base is stored quantised, and was dequantised; what it has lost is not known" in card
+    )
+    assert not packed_layers(load_pretrained(str(tmp_path / "merged")))
+
+
+def test_adapted_tasks_share_the_base(
+    case: tuple[str, str, Path], run: RunFolder, tmp_path: Path
+) -> None:
+    """What serves several tasks holds the packed weights once."""
+    adapted = tmp_path / "adapted"
+    save_run = load_run(run.path)
+    save_run.save_pretrained(adapted)
+    known: dict[str, list[torch.Tensor]] = {}
+    models = [load_run(folder).model for folder in (run.path, adapted)]
+    saved = [share_weights(model, known) for model in models]
+    size = sum(
+        part.nbytes
+        for layer in packed_layers(models[0].backbone).values()
+        for part in parts(layer.weight)  # type: ignore[arg-type]
+    )
+    assert saved[0] == 0
+    assert saved[1] > size > 0
+
+
+def test_a_recipe_takes_no_quantised_run(run: RunFolder, case: tuple[str, str, Path]) -> None:
+    from mttl.merging.mixture import MixtureChange
+    from mttl.merging.weights_folder import Weights
+
+    base = case[2].parent / "base"
+    message = f"was trained on a backbone in fewer bits \({case[1]}\), .*merge_task"
+    with pytest.raises(CheckpointError, match=message):
+        MixtureChange("one", run.path, "copy", Weights(base), base)
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(case: tuple[str, str, Path], run: RunFolder) -> None:
+    two = ("trainer.devices=2", "trainer.strategy=ddp", "data.batch_size=4")
+    process = start(case[2], "two", "trainer.max_steps=4", "data.evaluate=[]", *two)
+    _, said = process.communicate(timeout=280)
+    assert process.returncode == 0, said
+    losses = [
+        [float(row["train/loss"]) for row in read_csv(one.metrics) if row["train/loss"]]
+        for one in (run, RunFolder(case[2].parent / "runs" / "two"))
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_the_backbone_cannot_be_trained(
+    case: tuple[str, str, Path],
+    run: RunFolder,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    finetune = load_recipe(ROOT / "pl_finetune.py")
+    given = ["-c", str(case[2]), "--from", str(run.path), "--tasks", "reverse", "--allow-seen"]
+    out = ["--out", str(tmp_path / "adapted"), "-k", "adapt.mode=full"]
+    # By the configuration, and by that of the run where the configuration names another backbone.
+    for more, message in (
+        ([], "adapt.mode 'full' trains the backbone, which backbone.quantize"),
+        (["backbone.quantize=null"], "mode 'full' trains the backbone, which is quantised"),
+    ):
+        assert run_command(lambda more=more: finetune.main([*given, *out, *more])) == USER_MISTAKE
+        assert message in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(ConfigError, match="mode 'full' trains the backbone, which is quantised"):
+        apply_mode(load_run(run.path).model, "full")

@@ -1,0 +1,117 @@
+"""`data.global_batch_size`: any number of processes trains the same run."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.command import column, start, train
+from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
+from mttl.build.trainer import with_shared_batches
+from mttl.config.load import load_any_config, load_config
+from mttl.errors import ConfigError
+
+# 48 rows are four steps and one of 8 rows; a process has 10 of a step's rows in 3 batches, or two
+# have 5 each, in 2 batches.
+SIZES = ("data.global_batch_size=10", "data.batch_size=4", "data.evaluate=[]")
+TWO = ("trainer.devices=2", "trainer.strategy=ddp")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shared")
+    still = {**TINY_T5["config"], "dropout_rate": 0.0}
+    return write_config(
+        folder / "tiny.yaml",
+        write_gym(folder / "gym", lengths=(1, 6)),
+        backbone={"config": still},
+        router={"relaxed": False},
+        optim={"schedule": "constant", "warmup": 0},
+    )
+
+
+def test_a_run_goes_on_with_another_number_of_processes(config: Path) -> None:
+    """Losses differ by the order of additions: 1e-7 a step, which AdamW amplifies to some 1e-5."""
+    train(config, "shared", *SIZES, "trainer.max_steps=7")
+    process = start(config, "shared", *SIZES, *TWO, resume=True)
+    whole = train(config, "whole", *SIZES)
+    _, said = process.communicate(timeout=200)
+    assert process.returncode == 0, said
+    shared = type(whole)(whole.path.parent / "shared")
+    for name, count in (("train/loss", 12), ("val/loss", 3), ("val/score", 3)):
+        expected = column(whole.metrics, name)
+        assert len(expected) == count
+        assert column(shared.metrics, name) == pytest.approx(expected, rel=1e-4), name
+    first, second = (torch.load(run.last, weights_only=False) for run in (shared, whole))
+    assert (first["batches_per_step"], second["batches_per_step"]) == (2, 3)
+    for name, value in second["state_dict"].items():
+        torch.testing.assert_close(first["state_dict"][name], value, rtol=1e-3, atol=1e-3, msg=name)
+
+
+@pytest.mark.slow
+def test_a_decoder_only_run_is_that_of_one_process(config: Path) -> None:
+    """Validation after parts of an epoch; tasks drawn; the last step has a row per process."""
+    llama = write_config(
+        config.parent / "llama.yaml",
+        config.parent / "gym",
+        backbone=TINY_LLAMA,
+        router={"relaxed": False},
+        data={"sampler": {"kind": "uniform"}, "max_rows": 4},
+        trainer={"max_steps": -1, "max_epochs": 3, "val_check_interval": 0.5},
+    )
+    process = start(llama, "llama-two", *SIZES, *TWO)
+    one = train(llama, "llama-one", *SIZES)
+    _, said = process.communicate(timeout=200)
+    assert process.returncode == 0, said
+    two = type(one)(one.path.parent / "llama-two")
+    for name in ("train/loss", "val/loss"):
+        expected = column(one.metrics, name)
+        assert expected
+        assert column(two.metrics, name) == pytest.approx(expected, rel=1e-4), name
+
+
+def test_a_batch_follows_from_the_processes(config: Path) -> None:
+    settings = load_config(str(config), [*SIZES, "data.batch_size=3"])
+    own = with_shared_batches(settings)
+    assert own.trainer.accumulate_grad_batches == 4
+    assert own.data.batch_size == 3
+    assert own.trainer.val_check_interval == 4 * 4
+    shared = with_shared_batches(load_config(str(config), [*SIZES, *TWO, "trainer.strategy=fsdp2"]))
+    assert (shared.trainer.strategy, shared.data.batch_size) == ("fsdp2", 3)
+    without = load_config(str(config))
+    assert with_shared_batches(without) is without
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            [*TWO, "data.global_batch_size=9"],
+            r"data.global_batch_size \(9\) must be a multiple of 2, the number of processes.*"
+            "take 8 or 10, or other devices",
+        ),
+        (
+            [*TWO, "trainer.num_nodes=4", "data.global_batch_size=6"],
+            r"data.global_batch_size \(6\) must be a multiple of 8.*take 8, or",
+        ),
+        (["trainer.accelerator=tpu", "data.global_batch_size=8"], "section trainer: "),
+    ],
+)
+def test_what_processes_cannot_share_is_refused(
+    config: Path, settings: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        with_shared_batches(load_config(str(config), settings))
+
+
+def test_it_is_refused_before_anything_is_loaded(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mttl.text.train_tasks.open_gym", lambda data: pytest.fail("read a gym"))
+    with pytest.raises(ConfigError, match=r"data.global_batch_size \(9\) must be a multiple of 2"):
+        train(config, "odd", *TWO, "data.global_batch_size=9")
+
+
+def test_policies_have_no_such_setting() -> None:
+    with pytest.raises(ConfigError, match="the configuration has no 'data'"):
+        load_any_config("babyai.yaml", ["data.global_batch_size=8"])

@@ -1,0 +1,160 @@
+"""Rows that share a sequence: the same loss and gradients as apart, or a refusal."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from helpers.backbones import BACKBONES
+from helpers.compare import relative_error
+from helpers.skills import INVENTORIES, ROUTERS, gradients, skilled
+from mttl.data.collate import TrainCollator
+from mttl.data.packing import PackedCollator
+from mttl.errors import ConfigError
+from mttl.training.loss import global_mean
+from mttl.training.packing_check import check_packing
+from mttl.training.text_to_text import TextToTextModule
+
+DECODER_ONLY = ("llama", "gpt2")
+LENGTHS = ((3, 2), (1, 4), (5, 1), (2, 2), (4, 3), (1, 1))
+
+
+def rows(task_ids=(0, 2, 1, 0, 2, 1)) -> list[dict[str, Any]]:
+    draw = torch.Generator().manual_seed(3)
+
+    def ids(n: int) -> list[int]:
+        return torch.randint(3, 40, (n,), generator=draw).tolist()
+
+    return [
+        {"input_ids": ids(prompt), "labels": ids(answer), "task_id": task_id}
+        for (prompt, answer), task_id in zip(LENGTHS, task_ids, strict=True)
+    ]
+
+
+def losses_of(model: Any, batch: dict[str, Any]) -> tuple[float, dict[str, torch.Tensor]]:
+    losses, labels, _ = TextToTextModule.nll(_Holder(model), batch)  # type: ignore[arg-type]
+    model.zero_grad()
+    loss = global_mean(losses, labels)
+    loss.backward()
+    return float(loss.detach()), gradients(model)
+
+
+class _Holder:
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+
+CASES = [(family, "lora-factors", "polytropon") for family in DECODER_ONLY]
+CASES += [("llama", kind, "polytropon-shared") for kind in INVENTORIES]
+CASES += [("llama", "lora-factors", router) for router in ROUTERS]
+
+
+@pytest.mark.parametrize(("family", "kind", "router"), CASES)
+def test_a_packed_batch_has_the_loss_and_gradients_of_a_padded_one(family, kind, router) -> None:
+    """To rounding: losses, and norms of Llama, are computed in single precision."""
+    model = skilled(BACKBONES[family](), inventory=kind, router=router).double()
+    padded = TrainCollator(0, 3, True)(rows())
+    packed = PackedCollator(0, 3, True, packed_length=12)(rows())
+    assert len(packed["input_ids"]) == 3
+    expected, theirs = losses_of(model, padded)
+    found, ours = losses_of(model, packed)
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        assert relative_error(ours[name], value) < 1e-5, name
+
+
+@pytest.mark.parametrize("family", DECODER_ONLY)
+def test_rows_of_one_task_are_one_example(family) -> None:
+    model = skilled(BACKBONES[family](), router="average").double()
+    same = rows([1] * len(LENGTHS))
+    packed = PackedCollator(0, 3, True, packed_length=12)(same)
+    routing = model.route(packed["task_ids"], inputs=packed)
+    assert not routing.segments
+    assert routing.mixing.shape[1] == 1
+    expected, theirs = losses_of(model, TrainCollator(0, 3, True)(same))
+    found, ours = losses_of(model, packed)
+    assert found == pytest.approx(expected, rel=1e-6)
+    for name, value in theirs.items():
+        assert relative_error(ours[name], value) < 1e-5, name
+
+
+def test_checkpointing_replays_segments() -> None:
+    model = skilled(BACKBONES["llama"]()).double().train()
+    model.router.eval()  # or noise would differ
+    packed = PackedCollator(0, 3, True, packed_length=12)(rows())
+    expected, theirs = losses_of(model, packed)
+    model.enable_gradient_checkpointing()
+    found, ours = losses_of(model, packed)
+    assert found == expected
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value)
+
+
+@pytest.mark.parametrize("family", DECODER_ONLY)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_decoder_only_models_pass(family, dtype) -> None:
+    model = skilled(BACKBONES[family]()).train()
+    model.to(dtype)
+    state = torch.get_rng_state()
+    check_packing(model, 64)
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_encoder_decoder_is_refused() -> None:
+    message = r"data.packed_length \(64\) is for decoder-only backbones; .* Leave it out"
+    with pytest.raises(ConfigError, match=message):
+        check_packing(skilled(BACKBONES["t5"]()), 64)
+
+
+def test_a_router_that_sees_prompts_is_refused() -> None:
+    model = skilled(BACKBONES["llama"]())
+    model.router.seen = ("prompts",)
+    with pytest.raises(ConfigError, match="not for a router that sees prompts"):
+        check_packing(model, 64)
+
+
+class Reading(nn.Module):
+    """A model whose rows see each other, or whose positions go on, or that takes none."""
+
+    def __init__(self, model: Any, kind: str) -> None:
+        super().__init__()
+        self.model, self.config, self.kind = model, model.config, kind
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.get_input_embeddings()
+
+    def forward(self, input_ids: torch.Tensor, use_cache: bool, **inputs: Any) -> Any:
+        if self.kind == "no positions" and inputs:
+            raise TypeError("forward() got an unexpected keyword argument 'position_ids'")
+        if self.kind == "one text":
+            inputs = {}
+        if self.kind == "mean":
+            output = self.model(input_ids, use_cache=use_cache, **inputs)
+            output.logits = output.logits + output.logits.mean(1, keepdim=True)
+            return output
+        return self.model(input_ids, use_cache=use_cache, **inputs)
+
+
+@pytest.mark.parametrize("family", DECODER_ONLY)
+@pytest.mark.parametrize("kind", ["one text", "mean", "no positions"])
+def test_a_model_whose_rows_see_each_other_is_refused(family, kind) -> None:
+    model = skilled(BACKBONES[family]())
+    model.backbone = Reading(model.backbone, kind)
+    message = "unexpected keyword" if kind == "no positions" else "its rows see each other"
+    with pytest.raises(ConfigError, match=rf"packed_length \(64\) does not work.*{message}"):
+        check_packing(model, 64)
+
+
+def test_segments_fit_the_tokens() -> None:
+    model = skilled(BACKBONES["llama"]())
+    packed = PackedCollator(0, 3, True, packed_length=12)(rows())
+    with pytest.raises(ValueError, match="2 segments for 6 task ids"):
+        model.route(packed["task_ids"], inputs={**packed, "segments": [5, 5]})
+    with (
+        model.slot.use(model.route(packed["task_ids"], inputs={**packed, "segments": [1] * 6})),
+        pytest.raises(ValueError, match=r"received \d+ tokens for segments of 6"),
+    ):
+        model.backbone(packed["input_ids"])
