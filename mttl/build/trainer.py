@@ -10,7 +10,7 @@ from pytorch_lightning.loggers import Logger
 
 from mttl.build.model import Built
 from mttl.config.babyai_schema import BabyAIConfig
-from mttl.config.router_schema import Router
+from mttl.config.router_schema import Categorical, Polytropon, Router
 from mttl.config.schema import Config
 from mttl.config.schema import Trainer as TrainerSection
 from mttl.errors import ConfigError
@@ -179,7 +179,9 @@ def _lightning_trainer(**settings: Any) -> Trainer:
 
 
 def _annealing(router: Router) -> list[Callback]:
-    if router.kind in ("polytropon", "categorical") and router.final_temperature is not None:
+    if not isinstance(router, Polytropon | Categorical):
+        return []
+    if router.final_temperature is not None:
         return [TemperatureAnnealing(router.temperature, router.final_temperature)]
     return []
 

@@ -144,7 +144,8 @@ def build(variant: str, settings: argparse.Namespace) -> tuple[Step, dict[str, f
     collate = TrainCollator(0, N_TASKS, True)
     if packed is not None:
         collate = PackedCollator(0, N_TASKS, True, packed_length=packed)
-    config = LlamaConfig(vocab_size=VOCABULARY, **SIZES[settings.size])
+    model_size: dict[str, Any] = SIZES[settings.size]
+    config = LlamaConfig(vocab_size=VOCABULARY, **model_size)
     backbone = LlamaForCausalLM(config).requires_grad_(False)
     slot = RoutingSlot()
     attached = attach_skills(
