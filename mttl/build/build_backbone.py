@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerBase
 
 from mttl.config.backbone_schema import Backbone
 from mttl.config.load import resolve_folder
@@ -15,6 +15,7 @@ from mttl.models.backbone import (
     build_random,
     load_pretrained,
     load_tokenizer,
+    read_architecture,
     scale_initial_weights,
 )
 from mttl.models.quantised import check_quantisation
@@ -63,6 +64,37 @@ def check_backbone(backbone: Backbone) -> None:
     """
     if backbone.kind == "pretrained" and backbone.quantize is not None:
         check_quantisation(backbone.quantize)
+
+
+def check_packable(backbone: Backbone, packed_length: int) -> None:
+    """Refuse, before anything is loaded, a backbone whose rows cannot share a sequence.
+
+    Args:
+        backbone: The section.
+        packed_length: The setting, for the message.
+
+    Raises:
+        ConfigError: If it has an encoder.
+    """
+    if has_encoder(backbone):
+        raise ConfigError(
+            f"data.packed_length ({packed_length}) is for decoder-only backbones; this one reads "
+            "inputs in an encoder, whose rows cannot share a sequence. Leave it out; "
+            "data.token_budget and data.length_window save padding too"
+        )
+
+
+def has_encoder(backbone: Backbone) -> bool:
+    """Tell whether a backbone reads inputs in an encoder; no weights are read.
+
+    Raises:
+        ConfigError: If what describes a pretrained one cannot be had.
+    """
+    if backbone.kind == "random":
+        known = CONFIG_MAPPING.get(backbone.model_type)
+        return known is not None and bool(known().is_encoder_decoder)
+    where = {"revision": backbone.revision, "gguf_file": backbone.gguf_file}
+    return bool(read_architecture(place_of(backbone.name), **where)[1].is_encoder_decoder)
 
 
 def build_tokenizer(backbone: Backbone) -> PreTrainedTokenizerBase:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 
-from mttl.build.build_backbone import backbone_name, places_of
+from mttl.build.build_backbone import backbone_name, check_packable, places_of
 from mttl.build.model import Built, build_model, inventory_settings
 from mttl.build.process_count import check_processes
 from mttl.build.trainer import build_trainer, with_shared_batches
@@ -62,6 +62,8 @@ def train(config: Config, *, resume: bool = False) -> None:
     gym = open_gym(config.data)
     tasks = select_tasks(partition_of(config.data, gym).train, gym, config.data.skip_missing)
     metrics = {task: gym.metric(task) for task in tasks}
+    if config.data.packed_length is not None:
+        check_packable(config.backbone, config.data.packed_length)
     built = build_model(config, tasks)
     check_positions(
         getattr(built.model.backbone.config, "max_position_embeddings", None),

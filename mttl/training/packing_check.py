@@ -7,7 +7,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mttl.errors import ConfigError
-from mttl.models.backbone import is_decoder_only
 from mttl.skills.skilled_model import SkilledModel
 
 # What rounding may change, as a share of the largest logit.
@@ -23,20 +22,13 @@ def check_packing(model: SkilledModel, packed_length: int) -> None:
     A few tokens run alone, and behind two other texts; the logits must agree.
 
     Args:
-        model: Left as it is.
+        model: Decoder-only; left as it is.
         packed_length: The setting, for the message.
 
     Raises:
-        ConfigError: If the model is an encoder–decoder, its router looks at prompts, or its rows
-            are not kept apart.
+        ConfigError: If the router looks at prompts, or rows are not kept apart.
     """
     setting = f"data.packed_length ({packed_length})"
-    if not is_decoder_only(model.backbone):
-        raise ConfigError(
-            f"{setting} is for decoder-only backbones; this one reads inputs in an encoder, whose "
-            "rows cannot share a sequence. Leave it out; data.token_budget and data.length_window "
-            "save padding too"
-        )
     if "prompts" in model.router.seen:
         raise ConfigError(
             f"{setting} is not for a router that sees prompts, which are not apart in a packed "

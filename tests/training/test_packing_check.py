@@ -103,12 +103,6 @@ def test_decoder_only_models_pass(family, dtype) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_an_encoder_decoder_is_refused() -> None:
-    message = r"data.packed_length \(64\) is for decoder-only backbones; .* Leave it out"
-    with pytest.raises(ConfigError, match=message):
-        check_packing(skilled(BACKBONES["t5"]()), 64)
-
-
 def test_a_router_that_sees_prompts_is_refused() -> None:
     model = skilled(BACKBONES["llama"]())
     model.router.seen = ("prompts",)
