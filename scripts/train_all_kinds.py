@@ -35,6 +35,8 @@ FRAGMENTS = (
     "router/average",
     "router/task_moe",
     "router/hyperformer",
+    "router/categorical",
+    "router/score_function",
     "skills/ia3",
     "skills/dense",
     "skills/sparse",

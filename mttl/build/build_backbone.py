@@ -91,8 +91,9 @@ def has_encoder(backbone: Backbone) -> bool:
         ConfigError: If what describes a pretrained one cannot be had.
     """
     if backbone.kind == "random":
-        known = CONFIG_MAPPING.get(backbone.model_type)
-        return known is not None and bool(known().is_encoder_decoder)
+        if backbone.model_type not in CONFIG_MAPPING:  # told where it is built
+            return False
+        return bool(CONFIG_MAPPING[backbone.model_type]().is_encoder_decoder)
     where = {"revision": backbone.revision, "gguf_file": backbone.gguf_file}
     return bool(read_architecture(place_of(backbone.name), **where)[1].is_encoder_decoder)
 

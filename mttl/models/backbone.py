@@ -74,17 +74,14 @@ def load_pretrained(
         ConfigError: If it cannot be found, reached or read, weights are missing, or it is stored
             quantised and shall be quantised or trained; the message says what to do.
     """
-    where = {"revision": revision or "main"}
-    if gguf_file:
-        where["gguf_file"] = gguf_file
     if quantize is not None:
         check_quantisation(quantize)
     torch_dtype = dtype if dtype == "auto" else getattr(torch, dtype)
+    kind, config = read_architecture(name, revision=revision, gguf_file=gguf_file)
+    if masked and not config.is_encoder_decoder:
+        kind = AutoModelForMaskedLM
+    where = {"revision": revision or "main", **({"gguf_file": gguf_file} if gguf_file else {})}
     try:
-        check_model_folder(name)
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False, **where)
-        kind = AutoModelForMaskedLM if masked else AutoModelForCausalLM
-        kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else kind
         if empty:
             with torch.device("meta"):
                 return kind.from_config(config, trust_remote_code=False)
@@ -140,9 +137,7 @@ def read_architecture(
     Raises:
         ConfigError: If it cannot be found, reached or read.
     """
-    where = {"revision": revision or "main"}
-    if gguf_file:
-        where["gguf_file"] = gguf_file
+    where = {"revision": revision or "main", **({"gguf_file": gguf_file} if gguf_file else {})}
     try:
         check_model_folder(name)
         config = AutoConfig.from_pretrained(name, trust_remote_code=False, **where)

@@ -19,7 +19,8 @@ N_TOKENS = 6
 def check_packing(model: SkilledModel, packed_length: int) -> None:
     """Refuse a model in which rows of one sequence would see each other.
 
-    A few tokens run alone, and behind two other texts; the logits must agree.
+    A few tokens run alone, and behind two other texts; the logits must agree. Where a model is to
+    be spread over processes, the first one asks: the others have no weights yet.
 
     Args:
         model: Decoder-only; left as it is.
@@ -34,6 +35,8 @@ def check_packing(model: SkilledModel, packed_length: int) -> None:
             f"{setting} is not for a router that sees prompts, which are not apart in a packed "
             "sequence. Leave it out, or take another router"
         )
+    if any(value.is_meta for value in model.parameters()):
+        return
     training = model.training
     model.eval()
     try:

@@ -6,7 +6,8 @@ All sides train adapters of rank 16 on all attention and feed-forward layers of 
 with random weights, of T5-small's or SmolLM2-135M's sizes, on the same CrossFit rows in the same
 number of batches, with AdamW and clipped gradients. Peers are trained by transformers' `Trainer`
 with dynamic padding, rows as drawn or grouped by length, and by a plain loop; ours is what
-`pl_train.py -c crossfit.yaml` does, without its checkpoints. Text is cut by a byte-level BPE of
+`pl_train.py -c crossfit.yaml` does, without its checkpoints, and with a budget of tokens (few long
+rows or many short ones in a batch). Text is cut by a byte-level BPE of
 8,000 entries that was learned from the rows. A round is one training, its start included; figures
 are rows per second of processor time, and the floor is PEFT's LoRA under the `Trainer`.
 """
@@ -31,7 +32,8 @@ if TYPE_CHECKING:  # the parent process of a benchmark never loads these
 
 TRAINER, BY_LENGTH, LOOP = "PEFT LoRA, Trainer", "PEFT LoRA, Trainer by length", "PEFT LoRA, loop"
 POLY, OURS, AS_DRAWN = "PEFT Poly, Trainer", "ours", "ours, rows as drawn"
-VARIANTS = (TRAINER, BY_LENGTH, LOOP, POLY, OURS, AS_DRAWN)
+BY_TOKENS = "ours, by tokens"
+VARIANTS = (TRAINER, BY_LENGTH, LOOP, POLY, OURS, AS_DRAWN, BY_TOKENS)
 RANK, N_SKILLS, LR, CLIP = 16, 8, 1e-4, 1.0
 ROOT = Path(__file__).parents[2]
 N_TOKENS = 8000
@@ -122,7 +124,7 @@ def build(variant: str, settings: argparse.Namespace) -> tuple[Step, dict[str, f
     disable_progress_bars()
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     n_rows = settings.batches * settings.batch_size
-    make = _ours if variant in (OURS, AS_DRAWN) else _peer
+    make = _ours if variant in (OURS, AS_DRAWN, BY_TOKENS) else _peer
     return make(variant, configuration(variant, settings), n_rows), {}
 
 
@@ -130,6 +132,10 @@ def configuration(variant: str, settings: argparse.Namespace) -> "Config":
     """Return our configuration of the training; peers take model and rows from it."""
     from mttl.config.load import load_config
 
+    n_in, n_out = 256 if settings.size == "small" else 32, 32
+    size, batch = settings.batch_size, [f"data.batch_size={settings.batch_size}"]
+    if variant == BY_TOKENS:  # the tokens of half as many of the longest rows
+        batch = [f"data.batch_size={4 * size}", f"data.token_budget={size * (n_in + n_out) // 2}"]
     return load_config(
         "crossfit.yaml",
         [
@@ -138,10 +144,10 @@ def configuration(variant: str, settings: argparse.Namespace) -> "Config":
             f"data.dir={settings.data}",
             "data.partition=auto",
             "data.validation=none",
-            f"data.batch_size={settings.batch_size}",
+            *batch,
             f"data.length_window={0 if variant == AS_DRAWN else settings.batches}",
-            f"data.max_input_length={256 if settings.size == 'small' else 32}",
-            "data.max_output_length=32",
+            f"data.max_input_length={n_in}",
+            f"data.max_output_length={n_out}",
             "backbone.kind=random",
             f"backbone.model_type={settings.model}",
             f"backbone.config={json.dumps(SIZES[settings.size][settings.model])}",

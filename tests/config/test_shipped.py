@@ -53,8 +53,9 @@ def test_every_kind_has_a_fragment() -> None:
     assert kinds["skills"] == {"lora", "ia3", "dense", "sparse", "supermask", "bitfit", "krona"}
     assert kinds["optim"] == {"adamw", "adam", "adafactor"}
     assert kinds["router"] == {
-        "polytropon", "shared", "private", "expert", "average", "task_moe", "hyperformer"
-    }  # fmt: skip
+        *("polytropon", "shared", "private", "expert", "average", "task_moe", "hyperformer"),
+        *("categorical", "score_function"),
+    }
 
 
 def test_every_kind_of_token_routing_has_a_fragment() -> None:

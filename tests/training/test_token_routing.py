@@ -232,7 +232,8 @@ def test_modes_that_cannot_be() -> None:
 def test_choices_are_counted_by_task_and_token(name: str) -> None:
     model = token_model({"t5": tiny_t5, "llama": tiny_llama}[name]())
     inputs = batch()
-    counts = count_tokens(module_of(model), [inputs, inputs])
+    evaluated = {**inputs, "rows": [0, 1, 2]}
+    counts = count_tokens(module_of(model), [evaluated, evaluated])
     n_layers = len(model.token_layers())
     assert counts.tasks.shape == (n_layers, 3, N_EXPERTS)
     mask = inputs["attention_mask"].sum(1)
