@@ -35,6 +35,8 @@ class ResumableModule(pl.LightningModule):
         super().__init__()
         self.model = model
         self.optim = optim
+        # Every process loads the same packed weights, which DDP has no way to send.
+        self._ddp_params_and_buffers_to_ignore = [f"{path}.weight" for path in packed_layers(self)]
         # Of every process of the run that was saved.
         self._random_states: list[Mapping[str, Tensor]] = []
         # Frozen weights are not in the checkpoint; `on_load_checkpoint` checks the rest.

@@ -289,6 +289,6 @@ def test_a_sharded_run_is_adapted_and_searched_as_any(
     new += ["-k", "adapt.max_steps=2", "adapt.eval_every=1", "data.batch_size=4"]
     adapt, search = (load_recipe(ROOT / name) for name in ("pl_finetune.py", "pl_search.py"))
     assert adapt.main(new) == 0
-    assert read_csv(two[0].path / "adapt-all" / "results.csv")
+    assert (two[0].path / "adapt-all" / "results.jsonl").read_text()
     assert search.main([*new, "search.grid={adapt.lr: [1e-3, 1e-2]}"]) == 0
     assert read_csv(two[0].path / "search-all" / "trials.csv")
