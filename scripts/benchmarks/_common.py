@@ -35,6 +35,8 @@ if TYPE_CHECKING:  # the parent process of a benchmark never loads it
     from torch import nn
 
 __all__ = [
+    "SMOLLM2_135M",
+    "TINY_LLAMA",
     "Build",
     "Step",
     "as_speed",
@@ -50,6 +52,21 @@ Step = Callable[[], object]
 # Makes the step of a variant and what is worth knowing about it (columns of the table).
 Build = Callable[[str, argparse.Namespace], tuple[Step, dict[str, float]]]
 
+# Sizes of Llama-like models, as transformers' configuration takes them.
+SMOLLM2_135M: dict[str, Any] = {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+}
+TINY_LLAMA: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
 USER_MISTAKE = 2
 # glibc returns freed memory to the system when it happens to lie at the end of the heap, and asks
 # for it again in the next step: 5 to 10 % of a step, for some variants and not for others.

@@ -12,26 +12,14 @@ import argparse
 import sys
 from typing import Any
 
-from _common import Step, parse_arguments, positive, report, run
+from _common import SMOLLM2_135M, TINY_LLAMA, Step, parse_arguments, positive, report, run
 
 FLOOR = "all logits"
 VARIANTS = (FLOOR, "logits_to_keep", "answers only")
 N_ROWS, LENGTH, ANSWER = 8, 80, 12
 SIZES: dict[str, dict[str, Any]] = {
-    "smollm2-135m": {
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-    },
-    "tiny": {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-    },
+    "smollm2-135m": SMOLLM2_135M,
+    "tiny": TINY_LLAMA,
 }
 
 

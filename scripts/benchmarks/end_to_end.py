@@ -22,7 +22,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from _common import USER_MISTAKE, Step, as_speed, parse_arguments, positive, report, run
+from _common import (
+    SMOLLM2_135M,
+    USER_MISTAKE,
+    Step,
+    as_speed,
+    parse_arguments,
+    positive,
+    report,
+    run,
+)
 
 if TYPE_CHECKING:  # the parent process of a benchmark never loads these
     from torch import nn
@@ -42,11 +51,7 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
         "t5": {"vocab_size": 32128, "dropout_rate": 0.0},
         "llama": {
             "vocab_size": 49152,
-            "hidden_size": 576,
-            "intermediate_size": 1536,
-            "num_hidden_layers": 30,
-            "num_attention_heads": 9,
-            "num_key_value_heads": 3,
+            **SMOLLM2_135M,
             "tie_word_embeddings": True,
         },
     },

@@ -17,11 +17,11 @@ import sys
 from typing import Any
 
 import numpy as np
-from _common import Step, as_speed, parse_arguments, positive, report, run
+from _common import SMOLLM2_135M, TINY_LLAMA, Step, as_speed, parse_arguments, positive, report, run
 
 FLOOR = "rows"
 VARIANTS = (FLOOR, "window", "budget", "packed", "packed budget")
-SIZES: dict[str, dict[str, int]] = {
+SIZES: dict[str, dict[str, Any]] = {
     "small": {
         "hidden_size": 256,
         "intermediate_size": 688,
@@ -29,20 +29,8 @@ SIZES: dict[str, dict[str, int]] = {
         "num_attention_heads": 4,
         "num_key_value_heads": 4,
     },
-    "135m": {
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-    },
-    "tiny": {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-    },
+    "135m": SMOLLM2_135M,
+    "tiny": TINY_LLAMA,
 }
 BATCH, WINDOW, VOCABULARY, N_TASKS, N_SKILLS, RANK = 16, 10, 4096, 32, 8, 16
 # Bytes of CrossFit's inputs and answers (the first sample of 50 tasks, 4,813 training rows).
