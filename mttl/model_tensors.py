@@ -10,7 +10,7 @@ from mttl.aggregation.packed_weights import is_packed, stored
 from mttl.moe.layer import MoELayer
 from mttl.sharding.whole_tensors import whole
 from mttl.skills.composed.composed_model import ComposedModel
-from mttl.skills.skilled_linear import SkilledLinear
+from mttl.skills.skilled_layer import SkilledLayer
 from mttl.skills.skilled_model import SkilledModel
 
 Model = SkilledModel | ComposedModel
@@ -66,7 +66,7 @@ def backbone_parameters(backbone: nn.Module) -> dict[str, Tensor]:
     added = [
         f"{path}." if path else ""
         for path, module in backbone.named_modules()
-        if isinstance(module, SkilledLinear | MoELayer)
+        if isinstance(module, SkilledLayer | MoELayer)
     ]
     return {
         # A packed weight without its scales says nothing; it is frozen, and stays as it is.

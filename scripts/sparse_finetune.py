@@ -25,8 +25,8 @@ from mttl.errors import ConfigError, nearest
 from mttl.gym.folder import Gym
 from mttl.models.backbone import is_decoder_only, load_pretrained, load_tokenizer
 from mttl.reading import read_text
-from mttl.skills.support_units import STRUCTURES
-from mttl.skills.supports import SCOPES
+from mttl.skills.weights.support_units import STRUCTURES
+from mttl.skills.weights.supports import SCOPES
 from mttl.sparse.composition import SparseComposition
 from mttl.sparse.loop import load_state, run_steps
 from mttl.sparse.lottery_settings import CRITERIA, LotterySettings

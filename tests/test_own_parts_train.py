@@ -28,8 +28,8 @@ from mttl.routing.task.fixed import FixedRouter
 from mttl.routing.task.task_router import TaskRouter
 from mttl.routing.token.linear_router import LinearRouter
 from mttl.routing.token.top_k import top_choice
-from mttl.skills.ia3 import IA3Inventory
-from mttl.skills.lora import LoRAInventory
+from mttl.skills.weights.ia3 import IA3Inventory
+from mttl.skills.weights.lora import LoRAInventory
 from mttl.training.loss import TokenLoss
 
 

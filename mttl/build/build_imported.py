@@ -15,9 +15,9 @@ from mttl.config.skills_schema import LoRA
 from mttl.errors import CheckpointError
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.skills.attach import Attachment
-from mttl.skills.lora import LoRAInventory
 from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.targets import linear_features
+from mttl.skills.weights.lora import LoRAInventory
 
 # Probability 1 or 0 to the last bit of single precision, yet with a gradient left.
 CERTAIN = 20.0

@@ -22,7 +22,7 @@ from mttl.routing.token.hash import HashRouter
 from mttl.routing.token.noisy_top_k import NoisyTopKRouter
 from mttl.routing.token.token_router import TokenRouter
 from mttl.routing.token.top_k import TopKRouter
-from mttl.skills.feed_forward_experts import FeedForwardExperts
+from mttl.skills.blocks.feed_forward_experts import FeedForwardExperts
 from mttl.skills.inventory import Inventory
 from mttl.skills.kinds import KINDS
 

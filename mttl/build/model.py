@@ -34,9 +34,9 @@ from mttl.skills.attach import Attachment, attach_skills
 from mttl.skills.attention import AttendedInventory
 from mttl.skills.inventory import Inventory
 from mttl.skills.kinds import KINDS
-from mttl.skills.lora import LoRAInventory
 from mttl.skills.skilled_model import SkilledModel
-from mttl.skills.sparse import place_supports, saved_supports
+from mttl.skills.weights.lora import LoRAInventory
+from mttl.skills.weights.sparse import place_supports, saved_supports
 from mttl.sparse.skill_file import SparseSkill
 from mttl.training.precision import answering_precision
 
@@ -276,8 +276,14 @@ def _attach(
         return AttendedInventory(inventory, **attention)
 
     try:
+        kind = skills.own_class if isinstance(skills, OwnPart) else KINDS[skills.kind]
         return attach_skills(
-            model, make_inventory, targets=skills.targets, slot=slot, granularity=granularity
+            model,
+            make_inventory,
+            targets=skills.targets,
+            slot=slot,
+            granularity=granularity,
+            site=kind.site,
         )
     except ValueError as error:
         raise ConfigError(f"section skills: {error}") from error

@@ -22,8 +22,8 @@ from mttl.errors import CheckpointError
 from mttl.interchange.peft_folder import CONFIG, PeftFolder, by_layer
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.task_router import TaskRouter
-from mttl.skills.lora import LoRAInventory
 from mttl.skills.skilled_model import SkilledModel
+from mttl.skills.weights.lora import LoRAInventory
 
 DOWN, UP, LOGITS = "poly_lora_A", "poly_lora_B", "poly_router.module_logits"
 # A probability that is 0 or 1 to the last bit of single precision, also where a row holds no 1 and

@@ -11,6 +11,7 @@ from mttl.aggregation.packed_weights import dense_weight, is_foreign, is_packed
 from mttl.errors import CheckpointError
 from mttl.merging.dequantise import dense_layer
 from mttl.routing.task.task_router import TaskRouter
+from mttl.skills.skilled_layer import SkilledLayer
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.skilled_model import SkilledModel
 
@@ -25,7 +26,7 @@ class FoldedBackbone:
     """
 
     backbone: nn.Module
-    replaced: dict[str, SkilledLinear]
+    replaced: dict[str, SkilledLayer]
 
 
 def task_mixing(router: TaskRouter, task_id: int) -> Float[Tensor, "G H K"]:
@@ -111,12 +112,12 @@ def is_transposed(base: nn.Module) -> bool:
     return type(base).__name__ == "Conv1D"
 
 
-def _replace(backbone: nn.Module, plain: dict[SkilledLinear, nn.Module]) -> FoldedBackbone:
+def _replace(backbone: nn.Module, plain: dict[SkilledLayer, nn.Module]) -> FoldedBackbone:
     # A layer may stand at several paths.
     replaced = {
         path: module
         for path, module in backbone.named_modules(remove_duplicate=False)
-        if isinstance(module, SkilledLinear)
+        if isinstance(module, SkilledLayer)
     }
     for path, layer in replaced.items():
         _put(backbone, path, plain[layer])
@@ -128,8 +129,13 @@ def _put(backbone: nn.Module, path: str, module: nn.Module) -> None:
     setattr(backbone.get_submodule(parent), name, module)
 
 
-def _plain(path: str, layer: SkilledLinear, weights: Float[Tensor, "H K"]) -> nn.Module:
+def _plain(path: str, layer: SkilledLayer, weights: Float[Tensor, "H K"]) -> nn.Module:
     base = layer.base
+    if not isinstance(layer, SkilledLinear):
+        raise ValueError(
+            f"the skills of '{path}' cannot be folded: they act on a {type(base).__name__}, and no "
+            "change of a weight does what they do"
+        )
     if is_foreign(base):
         raise ValueError(
             f"'{path}' is a {type(base).__name__}, whose weight cannot be read; load the backbone "
@@ -168,7 +174,7 @@ def _parameter(value: Tensor, like: Tensor) -> nn.Parameter:
     return nn.Parameter(value, requires_grad=like.requires_grad)
 
 
-def _check_tied(backbone: nn.Module, skilled: dict[str, SkilledLinear]) -> None:
+def _check_tied(backbone: nn.Module, skilled: dict[str, SkilledLayer]) -> None:
     """Refuse weights that another layer uses too: folding would untie them, or change both."""
     owners: dict[Tensor, set[str]] = {}
     for path, module in backbone.named_modules():

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mttl.aggregation.mix import mix_factors
 from mttl.skills.inventory import Inventory
-from mttl.skills.lora import LoRAInventory
+from mttl.skills.weights.lora import LoRAInventory
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from mttl.merging.differences import grouped
 from mttl.merging.fold import is_transposed, task_mixing
 from mttl.merging.weights_folder import Weights
 from mttl.model_tensors import backbone_parameters, fingerprint
-from mttl.skills.skilled_linear import SkilledLinear
-from mttl.skills.sparse import place_supports, saved_supports
+from mttl.skills.skilled_layer import SkilledLayer
+from mttl.skills.weights.sparse import place_supports, saved_supports
 
 
 class MixtureChange:
@@ -186,7 +186,7 @@ class _Read(Mapping[str, Tensor]):
         return len(self._names)
 
 
-def _load(saved: SavedInventory, layers: dict[str, SkilledLinear], router: Any) -> None:
+def _load(saved: SavedInventory, layers: dict[str, SkilledLayer], router: Any) -> None:
     """Copy skills and router into what was built for them."""
     problems: list[str] = []
     skills = dict(saved.skills)

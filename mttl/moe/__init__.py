@@ -12,7 +12,7 @@ from mttl.routing.token.dispatch import (
     sort_by_expert,
     within_capacity,
 )
-from mttl.skills.feed_forward_experts import FeedForwardExperts
+from mttl.skills.blocks.feed_forward_experts import FeedForwardExperts
 
 __all__ = [
     "Dispatch",

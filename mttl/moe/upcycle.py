@@ -5,7 +5,7 @@ from torch import nn
 
 from mttl.aggregation.packed_weights import is_packed
 from mttl.moe.feed_forward import FeedForwardBlock
-from mttl.skills.feed_forward_experts import FeedForwardExperts
+from mttl.skills.blocks.feed_forward_experts import FeedForwardExperts
 
 
 def upcycle(block: FeedForwardBlock, n_experts: int) -> FeedForwardExperts:

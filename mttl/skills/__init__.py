@@ -1,17 +1,17 @@
 """COMPUTATION: what one skill does, and how skills sit on a backbone."""
 
-from mttl.skills.adapter import AdapterInventory
 from mttl.skills.attach import Attached, Attachment, attach_skills
-from mttl.skills.bitfit import BitFitInventory
-from mttl.skills.dense import DenseInventory
-from mttl.skills.ia3 import IA3Inventory
+from mttl.skills.blocks.adapter import AdapterInventory
 from mttl.skills.inventory import Inventory
-from mttl.skills.krona import KronAInventory
-from mttl.skills.lora import LoRAInventory
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.skilled_model import SkilledModel
-from mttl.skills.sparse import SparseInventory
-from mttl.skills.supermask import SupermaskInventory
+from mttl.skills.weights.bitfit import BitFitInventory
+from mttl.skills.weights.dense import DenseInventory
+from mttl.skills.weights.ia3 import IA3Inventory
+from mttl.skills.weights.krona import KronAInventory
+from mttl.skills.weights.lora import LoRAInventory
+from mttl.skills.weights.sparse import SparseInventory
+from mttl.skills.weights.supermask import SupermaskInventory
 
 __all__ = [
     "AdapterInventory",

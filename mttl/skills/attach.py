@@ -1,4 +1,4 @@
-"""Put inventories of skills on the linear layers of a backbone."""
+"""Put inventories of skills on parts of a backbone."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,15 +9,9 @@ from torch import nn
 from mttl.aggregation.packed_weights import is_foreign
 from mttl.routing.context import RoutingSlot
 from mttl.skills.inventory import Inventory
-from mttl.skills.skilled_linear import SkilledLinear
-from mttl.skills.targets import (
-    GRANULARITIES,
-    block_paths,
-    choose_layers,
-    group_name,
-    linear_features,
-    summarise,
-)
+from mttl.skills.sites import SITES
+from mttl.skills.skilled_layer import SkilledLayer
+from mttl.skills.targets import GRANULARITIES, block_paths, choose_layers, group_name, summarise
 
 
 @dataclass(frozen=True)
@@ -58,8 +52,9 @@ def attach_skills(
     targets: Sequence[str],
     slot: RoutingSlot,
     granularity: str = "linear",
+    site: str = "linear",
 ) -> Attachment:
-    """Replace the targeted linear layers by skilled ones, in place; base weights are not touched.
+    """Replace the targeted layers by skilled ones, in place; base weights are not touched.
 
     Linear layers are those of PyTorch, whatever their weights are kept in, GPT-2's, and layers of
     other libraries that keep weights as whole numbers and tell their features.
@@ -74,6 +69,7 @@ def attach_skills(
         granularity: Which layers share a routing row: all of the ``"model"``, of a ``"stack"``
             (encoder, decoder), of a ``"block"``, of a ``"layer"`` (attention, feed-forward), or
             none: each ``"linear"`` has its own.
+        site: What the inventories are made for: their class's ``site``.
 
     Returns:
         The layers and the groups.
@@ -85,31 +81,29 @@ def attach_skills(
     """
     if granularity not in GRANULARITIES:
         raise ValueError(f"granularity ('{granularity}') must be one of {', '.join(GRANULARITIES)}")
-    if any(isinstance(module, SkilledLinear) for module in backbone.modules()):
+    if any(isinstance(module, SkilledLayer) for module in backbone.modules()):
         raise ValueError("the backbone has skills already; attach all of them in one call")
+    where = SITES[site]
     # A layer may stand at several paths (tied weights): it gets one inventory, under the first.
-    linears = {
-        path: features
-        for path, module in backbone.named_modules()
-        if (features := linear_features(module)) is not None
-    }
+    places = where.find(backbone)
     unknown = {
         path: type(module).__name__
         for path, module in backbone.named_modules()
-        if path not in linears and is_foreign(module)
+        if path not in places and is_foreign(module)
     }
     blocks = block_paths(backbone)
     groups: dict[str, int] = {}
     layers = []
-    skilled: dict[nn.Module, SkilledLinear] = {}
-    for path in choose_layers(linears, targets, blocks, unknown):
-        in_features, out_features = linears[path]
+    skilled: dict[nn.Module, SkilledLayer] = {}
+    chosen = choose_layers(*(places, targets, blocks, unknown), words=where.words, noun=where.noun)
+    for path in chosen:
+        in_features, out_features = places[path]
         name = group_name(path, granularity, blocks)
         group = groups.setdefault(name, len(groups))
         base = backbone.get_submodule(path)
         try:
             inventory = make_inventory(in_features, out_features)
-            skilled[base] = SkilledLinear(base, inventory, slot, group)
+            skilled[base] = where.layer(base, inventory, slot, group)
         except ValueError as error:
             raise ValueError(f"{error} of '{path}'") from error
         inventory.to(next(chain(base.parameters(), base.buffers())).device)

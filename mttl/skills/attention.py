@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mttl.aggregation.fusion import FusionAttention
 from mttl.aggregation.products import active_dtype
 from mttl.skills.inventory import Inventory, Merged
-from mttl.skills.lora import LoRAInventory
+from mttl.skills.weights.lora import LoRAInventory
 
 
 class AttendedInventory(Inventory):

@@ -41,6 +41,7 @@ class Inventory(nn.Module, ABC):
 
     Attributes:
         uses: The uses that the kind has.
+        site: The sort of place that it sits on, one of `mttl.skills.sites`.
         reads: What `dispatch` is given: the ``"input"`` of the layer, or its ``"output"``.
         reads_weight: Whether `combine_linear` needs the base layer's weight itself.
         smallest_ndim: Parameters of fewer axes cannot have skills of this kind.
@@ -52,6 +53,7 @@ class Inventory(nn.Module, ABC):
 
     role = "skills"
     uses: ClassVar[tuple[str, ...]] = ("task",)
+    site: ClassVar[str] = "linear"
     reads = "input"
     reads_weight = False
     smallest_ndim = 0

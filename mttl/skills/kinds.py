@@ -1,14 +1,14 @@
 """The kinds of skills by name: the registry of all uses."""
 
-from mttl.skills.adapter import AdapterInventory
-from mttl.skills.bitfit import BitFitInventory
-from mttl.skills.dense import DenseInventory
-from mttl.skills.ia3 import IA3Inventory
+from mttl.skills.blocks.adapter import AdapterInventory
 from mttl.skills.inventory import USES, Inventory
-from mttl.skills.krona import KronAInventory
-from mttl.skills.lora import LoRAInventory
-from mttl.skills.sparse import SparseInventory
-from mttl.skills.supermask import SupermaskInventory
+from mttl.skills.weights.bitfit import BitFitInventory
+from mttl.skills.weights.dense import DenseInventory
+from mttl.skills.weights.ia3 import IA3Inventory
+from mttl.skills.weights.krona import KronAInventory
+from mttl.skills.weights.lora import LoRAInventory
+from mttl.skills.weights.sparse import SparseInventory
+from mttl.skills.weights.supermask import SupermaskInventory
 
 KINDS: dict[str, type[Inventory]] = {
     "lora": LoRAInventory,

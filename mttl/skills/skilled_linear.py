@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from mttl.aggregation.packed_weights import is_plain_linear
 from mttl.routing.context import RoutingSlot
 from mttl.skills.inventory import Inventory
+from mttl.skills.skilled_layer import SkilledLayer
 
 
-class SkilledLinear(nn.Module):
+class SkilledLinear(SkilledLayer):
     """The base layer, its inventory, and its place in the routing.
 
     Args:
@@ -34,17 +35,12 @@ class SkilledLinear(nn.Module):
     def __init__(
         self, base: nn.Module, inventory: Inventory, slot: RoutingSlot, group: int
     ) -> None:
-        super().__init__()
-        inventory.require_use("task")
+        super().__init__(base, inventory, slot, group)
         if inventory.reads_weight and not isinstance(base, nn.Linear):
             raise ValueError(
                 f"{type(inventory).__name__} reads the weight of an nn.Linear, and cannot be on a "
                 f"{type(base).__name__}; choose other targets, or another kind of skill; the layer"
             )
-        self.base = base
-        self.inventory = inventory
-        self.slot = slot
-        self.group = group
 
     @property
     def weight(self) -> Tensor:
@@ -66,10 +62,7 @@ class SkilledLinear(nn.Module):
             RuntimeError: If no routing is in use.
             ValueError: If the rows do not fit the examples of the routing.
         """
-        routing = self.slot.current
-        merged = routing.merged(id(self), lambda: self.inventory.merge(routing.weights[self.group]))
-        if self.training:
-            routing.add_losses(self.inventory.penalties())
+        routing, merged = self.merge()
         if routing.segments:
             tokens = routing.tokens(x)
             y = self.inventory.combine_segments(tokens, self.base, merged, routing.segments)
@@ -80,7 +73,3 @@ class SkilledLinear(nn.Module):
         else:
             y = self.inventory.combine(examples, self.base(examples), merged)
         return y.view(*x.shape[:-1], y.shape[-1])
-
-    def extra_repr(self) -> str:
-        """Name the group in the module's printed form."""
-        return f"group={self.group}"

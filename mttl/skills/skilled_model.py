@@ -17,7 +17,7 @@ from mttl.routing.token_layers import (
     find_token_layers,
 )
 from mttl.skills.pooled_text import pooled_prompts
-from mttl.skills.skilled_linear import SkilledLinear
+from mttl.skills.skilled_layer import SkilledLayer
 
 
 class SkilledModel(nn.Module):
@@ -39,7 +39,7 @@ class SkilledModel(nn.Module):
         layers = {
             name: module
             for name, module in backbone.named_modules()
-            if isinstance(module, SkilledLinear)
+            if isinstance(module, SkilledLayer)
         }
         token_layers = find_token_layers(backbone)
         if not layers and not token_layers:
@@ -57,12 +57,12 @@ class SkilledModel(nn.Module):
         if any(layer.router.needs_token_ids for layer in token_layers.values()):
             self._note_ids()
 
-    def skilled_layers(self) -> dict[str, SkilledLinear]:
+    def skilled_layers(self) -> dict[str, SkilledLayer]:
         """Return the skilled layers by their path in the backbone."""
         return {
             name: module
             for name, module in self.backbone.named_modules()
-            if isinstance(module, SkilledLinear)
+            if isinstance(module, SkilledLayer)
         }
 
     def token_layers(self) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def _is_encoder_decoder(backbone: nn.Module) -> bool:
     return bool(getattr(getattr(backbone, "config", None), "is_encoder_decoder", False))
 
 
-def _check_layer(name: str, layer: SkilledLinear, router: TaskRouter, slot: RoutingSlot) -> None:
+def _check_layer(name: str, layer: SkilledLayer, router: TaskRouter, slot: RoutingSlot) -> None:
     inventory = layer.inventory
     if layer.slot is not slot:
         raise ValueError(f"'{name}' reads another routing slot than the model's")

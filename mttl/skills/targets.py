@@ -12,8 +12,8 @@ from mttl.skills.skilled_linear import SkilledLinear
 
 GRANULARITIES = ("model", "stack", "block", "layer", "linear")
 
-# Words for the projections of common architectures (T5, BART, Llama, GPT-2, OPT, BERT …).
-TARGET_WORDS = {
+# Words for the linear layers of common architectures (T5, BART, Llama, GPT-2, OPT, BERT …).
+LINEAR_WORDS = {
     "attention": [
         *("SelfAttention.[qkvo]", "EncDecAttention.[qkvo]"),
         *("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "qkv_proj"),
@@ -62,18 +62,23 @@ def inside_block(path: str, blocks: list[str]) -> str | None:
 
 
 def choose_layers(
-    linears: Mapping[str, tuple[int, int]],
+    places: Mapping[str, tuple[int, int]],
     targets: Sequence[str],
     blocks: list[str],
     unknown: Mapping[str, str] | None = None,
+    *,
+    words: Mapping[str, list[str]] = LINEAR_WORDS,
+    noun: str = "linear layer",
 ) -> list[str]:
     """Return the paths that any target matches, in the order of the backbone.
 
     Args:
-        linears: Features in and out of all linear layers, by path.
+        places: Features in and out of all layers that can have skills, by path.
         targets: Words and patterns; see `mttl.skills.attach_skills`.
         blocks: Paths of the blocks.
         unknown: Classes of layers that do not tell their features, by path.
+        words: Words for targets, and the patterns that each stands for.
+        noun: What such a layer is called in messages.
 
     Raises:
         ValueError: If there is no target, or one matches no layer, or one of an unknown class.
@@ -82,13 +87,13 @@ def choose_layers(
     if not targets:
         raise ValueError("targets must name at least one layer, for example ['attention', 'mlp']")
     matched: set[str] = set()
-    paths = {*linears, *unknown}
+    paths = {*places, *unknown}
     for target in targets:
         if target == "all":
             # The output head stands outside the blocks and stays as it is.
             found = {path for path in paths if not blocks or inside_block(path, blocks)}
         else:
-            patterns = TARGET_WORDS.get(target, [target])
+            patterns = words.get(target, [target])
             found = {path for path in paths if any(_matches(path, one) for one in patterns)}
         for path in sorted(found & unknown.keys()):
             raise ValueError(
@@ -98,14 +103,14 @@ def choose_layers(
                 "point, or quantised by bitsandbytes or torchao (backbone.quantize)"
             )
         if not found:
-            names = sorted({path.rpartition(".")[2] for path in linears})
-            known = [*names, *TARGET_WORDS, "all"]
+            names = sorted({path.rpartition(".")[2] for path in places})
+            known = [*names, *words, "all"]
             raise ValueError(
-                f"the target '{target}' matches no linear layer of this backbone."
-                f"{nearest(target, known)} Its linear layers end in: {', '.join(names)}"
+                f"the target '{target}' matches no {noun} of this backbone."
+                f"{nearest(target, known)} Its {noun}s end in: {', '.join(names)}"
             )
         matched |= found
-    return [path for path in linears if path in matched]
+    return [path for path in places if path in matched]
 
 
 def _matches(path: str, pattern: str) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mttl.skills.supports import select_support
+from mttl.skills.weights.supports import select_support
 from mttl.sparse.lottery_settings import Criterion, LotterySettings
 from mttl.sparse.scores import FisherScores, MovementScores, magnitude_of_change
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from mttl.skills.supports import check_density
+from mttl.skills.weights.supports import check_density
 
 Criterion = Literal["change", "movement", "fisher", "random"]
 CRITERIA: tuple[Criterion, ...] = ("change", "movement", "fisher", "random")
@@ -16,8 +16,8 @@ class LotterySettings:
     Args:
         density: Fraction of the maskable entries that are trained.
         criterion: By which they are chosen; see `mttl.sparse.scores`.
-        scope: Whether tensors compete; see `mttl.skills.supports`.
-        structure: What is chosen as a whole; see `mttl.skills.support_units`.
+        scope: Whether tensors compete; see `mttl.skills.weights.supports`.
+        structure: What is chosen as a whole; see `mttl.skills.weights.support_units`.
         block: Side of a block.
         full_steps: Steps of the first phase; none are taken for random supports.
         sparse_steps: Steps of the second phase.

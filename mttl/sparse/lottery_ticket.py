@@ -25,7 +25,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from mttl.shares import share_of
-from mttl.skills.supports import random_support
+from mttl.skills.weights.supports import random_support
 from mttl.sparse.full_tuning import FullTuning
 from mttl.sparse.lottery_settings import LotterySettings
 from mttl.sparse.row_order import RowOrder

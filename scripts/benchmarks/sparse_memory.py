@@ -46,7 +46,7 @@ def build(variant: str, settings: argparse.Namespace) -> tuple[Step, dict[str, f
     """Make the step of a variant; its optimizer has taken one step, so that its state is there."""
     import torch
 
-    from mttl.skills.supports import random_support
+    from mttl.skills.weights.supports import random_support
     from mttl.sparse.tuning import SparseTuning
 
     model = make_backbone(settings.size)

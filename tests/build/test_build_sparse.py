@@ -12,7 +12,7 @@ from mttl.checkpoint import save_inventory
 from mttl.config.load import load_config
 from mttl.errors import ConfigError
 from mttl.skills import SparseInventory, SupermaskInventory
-from mttl.skills.supports import random_support
+from mttl.skills.weights.supports import random_support
 from mttl.sparse.skill_file import SparseSkill
 
 

@@ -13,7 +13,7 @@ from mttl.adaptation.modes import apply_mode
 from mttl.merging.fold import average_mixing, fold, task_mixing, unfold
 from mttl.routing import RoutingSlot, average_router
 from mttl.skills import LoRAInventory, SkilledLinear, SkilledModel, attach_skills
-from mttl.skills.supermask import SupermaskInventory
+from mttl.skills.weights.supermask import SupermaskInventory
 
 # Folded weights are rounded once more (6e-8 each) in every layer of two to four blocks.
 ROUNDING = 1e-5

@@ -6,8 +6,8 @@ from torch import nn
 from transformers import Trainer
 
 from helpers.backbones import BACKBONES
+from mttl.skills.blocks.feed_forward_experts import FeedForwardExperts
 from mttl.skills.composed.module_inventory import ModuleInventory
-from mttl.skills.feed_forward_experts import FeedForwardExperts
 from mttl.skills.kinds import KINDS
 from mttl.skills.weight_decay import decays
 

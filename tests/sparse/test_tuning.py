@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mttl.skills.supports import random_support
+from mttl.skills.weights.supports import random_support
 from mttl.sparse.composition import SparseComposition
 from mttl.sparse.skill_file import SparseSkill
 from mttl.sparse.tuning import SparseTuning

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from mttl.skills.low_rank import low_rank_linear
+from mttl.skills.weights.low_rank import low_rank_linear
 
 
 def arguments(bias=True, dtype=torch.float64):

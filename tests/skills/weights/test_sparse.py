@@ -5,9 +5,9 @@ from torch import nn
 from helpers.skills import filled, mixing
 from mttl.routing import RoutingSlot
 from mttl.skills import DenseInventory, SkilledLinear, SparseInventory, attach_skills
-from mttl.skills.sparse import place_supports, saved_supports
-from mttl.skills.sparse_product import make_pattern, sparse_outputs
-from mttl.skills.supports import random_indices, spread
+from mttl.skills.weights.sparse import place_supports, saved_supports
+from mttl.skills.weights.sparse_product import make_pattern, sparse_outputs
+from mttl.skills.weights.supports import random_indices, spread
 
 B, L, I, O, K = 4, 3, 6, 8, 3  # noqa: E741
 

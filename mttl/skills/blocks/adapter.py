@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.routing.token.choice import Assignment
-from mttl.skills.feed_forward_experts import Activation, FeedForwardExperts
+from mttl.skills.blocks.feed_forward_experts import Activation, FeedForwardExperts
 from mttl.skills.inventory import Inventory
 
 

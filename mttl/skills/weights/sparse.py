@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
 from mttl.skills.inventory import Inventory, Merged, draw, require_divisible
-from mttl.skills.skilled_linear import SkilledLinear
-from mttl.skills.sparse_product import Pattern, make_pattern, sparse_outputs
-from mttl.skills.supports import random_support, spread
+from mttl.skills.skilled_layer import SkilledLayer
+from mttl.skills.weights.sparse_product import Pattern, make_pattern, sparse_outputs
+from mttl.skills.weights.supports import random_support, spread
 
 MIXES = ("auto", "deltas", "outputs")
 
@@ -21,7 +21,7 @@ class SparseInventory(Inventory):
 
     Only the values at the supports are parameters, so gradients, optimizer state and files are as
     small as they are. The supports are drawn at random, each skill its own; `set_support` puts
-    chosen ones in their place (see `mttl.skills.supports`).
+    chosen ones in their place (see `mttl.skills.weights.supports`).
 
     Args:
         in_features: Features I of the layer's input.
@@ -200,7 +200,7 @@ def _one_row(weights: Tensor) -> bool:
     return _comparable(weights) and bool((weights == weights[:1]).all())
 
 
-def place_supports(layers: Mapping[str, SkilledLinear], support: Mapping[str, Tensor]) -> list[str]:
+def place_supports(layers: Mapping[str, SkilledLayer], support: Mapping[str, Tensor]) -> list[str]:
     """Give all skills of every layer the support of its weight.
 
     Args:

@@ -9,7 +9,7 @@ stacks of experts pass 2³¹ entries. It is chosen from scores, one per entry, t
 | ``"global"`` | of all tensors together: some tensors may get none |
 | ``"tensor"`` | of every tensor, in proportion to its size |
 
-What is chosen as a whole is an entry, a row or a block: `mttl.skills.support_units`.
+What is chosen as a whole is an entry, a row or a block: `mttl.skills.weights.support_units`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mttl.skills.support_units import Units
+from mttl.skills.weights.support_units import Units
 
 SCOPES = ("global", "tensor")
 # Scores are ranked in pieces of this size: memory stays bounded, and kernels that count in int32
@@ -65,7 +65,7 @@ def random_support(
     Args:
         shapes: Shapes of the tensors by name.
         density: Fraction of the entries that a skill changes; each tensor keeps at least one unit.
-        structure: What is drawn as a whole; see `mttl.skills.support_units`.
+        structure: What is drawn as a whole; see `mttl.skills.weights.support_units`.
         block: Side of a block.
         generator: Source of the draws; the global one by default.
 
@@ -100,7 +100,7 @@ def select_support(
             chosen, and at least one; with rows or blocks, as many whole units as fit into that
             number, and at least one.
         scope: Whether tensors compete; see the module.
-        structure: What is chosen as a whole; see `mttl.skills.support_units`.
+        structure: What is chosen as a whole; see `mttl.skills.weights.support_units`.
         block: Side of a block.
 
     Returns:

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mttl.skills import supports
-from mttl.skills.support_units import Units
-from mttl.skills.supports import random_indices, random_support, select_support, spread
+from mttl.skills.weights import supports
+from mttl.skills.weights.support_units import Units
+from mttl.skills.weights.supports import random_indices, random_support, select_support, spread
 
 
 def ranked(scores, n):

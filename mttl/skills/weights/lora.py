@@ -13,7 +13,7 @@ from mttl.aggregation.products import active_dtype
 from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import combine, gate_matrix, sort_by_expert
 from mttl.skills.inventory import Inventory, Merged, draw, require_divisible
-from mttl.skills.low_rank import low_rank_linear
+from mttl.skills.weights.low_rank import low_rank_linear
 
 
 class LoRAInventory(Inventory):

@@ -1,0 +1,1 @@
+"""Small feed-forward networks: adapters beside or behind a part of the backbone, and experts."""

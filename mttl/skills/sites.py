@@ -1,0 +1,38 @@
+"""Where skills sit: which parts of a backbone take a kind, and what takes their place."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from mttl.skills.skilled_layer import SkilledLayer
+from mttl.skills.skilled_linear import SkilledLinear
+from mttl.skills.targets import LINEAR_WORDS, linear_features
+
+
+@dataclass(frozen=True)
+class Site:
+    """One sort of place for skills; an inventory names its own in ``site``.
+
+    Attributes:
+        noun: What such a place is called in messages.
+        layer: The class that takes the place of the module there.
+        find: Finds all such places of a backbone: features in and out, by path.
+        words: Words for targets, and the patterns of paths that each stands for.
+    """
+
+    noun: str
+    layer: type[SkilledLayer]
+    find: Callable[[nn.Module], dict[str, tuple[int, int]]]
+    words: Mapping[str, list[str]]
+
+
+def _linears(backbone: nn.Module) -> dict[str, tuple[int, int]]:
+    return {
+        path: features
+        for path, module in backbone.named_modules()
+        if (features := linear_features(module)) is not None
+    }
+
+
+SITES = {"linear": Site("linear layer", SkilledLinear, _linears, LINEAR_WORDS)}

@@ -1,0 +1,1 @@
+"""Skills that change a linear layer: what one computes, kind by kind."""
