@@ -269,6 +269,12 @@ class Config(Section):
                 "backbone.compile must be false with trainer.strategy fsdp2: a model that is "
                 "compiled as a whole cannot be put together block by block"
             )
+        shared = getattr(self.skills, "vector", "layer")
+        if self.trainer.strategy == "fsdp2" and shared in ("said", "model"):
+            problems.append(
+                f"skills.vector ('{shared}') must be 'layer' with trainer.strategy fsdp2, which "
+                "puts one block together at a time; the other strategies take a vector of the model"
+            )
         if self.loss is not None and self.optim.label_smoothing:
             problems.append("optim.label_smoothing must be 0 with a loss of one's own")
         if self.router.kind == "score_function":

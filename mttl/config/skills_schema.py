@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from mttl.config.own_parts import OwnKinds
-from mttl.config.section import Fraction, NonNegative, Section
+from mttl.config.section import Fraction, NonNegative, Section, Seed
 from mttl.own_classes import SKILLS
 
 
@@ -98,6 +98,20 @@ class KronA(_AnySkills):
     """Average the two matrices, or their products."""
 
 
+class Intrinsic(_AnySkills):
+    """Short vectors, which fixed random projections turn into weight changes."""
+
+    kind: Literal["intrinsic"]
+    dimension: PositiveInt = 1000
+    """Numbers of a vector."""
+    vector: Literal["said", "model", "layer"] = "said"
+    """One vector of the model with a scale per layer (SAID), one alone, or one of each layer."""
+    projection: Literal["fastfood", "dense"] = "fastfood"
+    """By fast Walsh–Hadamard transforms, or by a Gaussian matrix, for small layers."""
+    seed: Seed = 0
+    """Another seed draws other projections."""
+
+
 class NoSkills(Section):
     """No skills that tasks choose: tokens choose experts, see the section `moe`."""
 
@@ -105,7 +119,7 @@ class NoSkills(Section):
 
 
 Skills = Annotated[
-    LoRA | IA3 | Dense | Sparse | Supermask | BitFit | KronA | NoSkills,
+    LoRA | IA3 | Dense | Sparse | Supermask | BitFit | KronA | Intrinsic | NoSkills,
     Field(discriminator="kind"),
     OwnKinds(SKILLS, _AnySkills),
 ]

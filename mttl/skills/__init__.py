@@ -8,6 +8,7 @@ from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.weights.bitfit import BitFitInventory
 from mttl.skills.weights.dense import DenseInventory
 from mttl.skills.weights.ia3 import IA3Inventory
+from mttl.skills.weights.intrinsic import IntrinsicInventory
 from mttl.skills.weights.krona import KronAInventory
 from mttl.skills.weights.lora import LoRAInventory
 from mttl.skills.weights.sparse import SparseInventory
@@ -20,6 +21,7 @@ __all__ = [
     "BitFitInventory",
     "DenseInventory",
     "IA3Inventory",
+    "IntrinsicInventory",
     "Inventory",
     "KronAInventory",
     "LoRAInventory",

@@ -95,6 +95,7 @@ def attach_skills(
     groups: dict[str, int] = {}
     layers = []
     skilled: dict[nn.Module, SkilledLayer] = {}
+    firsts: dict[type, Inventory] = {}
     chosen = choose_layers(*(places, targets, blocks, unknown), words=where.words, noun=where.noun)
     for path in chosen:
         in_features, out_features = places[path]
@@ -103,6 +104,8 @@ def attach_skills(
         base = backbone.get_submodule(path)
         try:
             inventory = make_inventory(in_features, out_features)
+            inventory.place(path, firsts.get(type(inventory)))
+            firsts.setdefault(type(inventory), inventory)
             skilled[base] = where.layer(base, inventory, slot, group)
         except ValueError as error:
             raise ValueError(f"{error} of '{path}'") from error

@@ -99,6 +99,15 @@ class Inventory(nn.Module, ABC):
     def reset_parameters(self) -> None:
         """Draw the skills anew, as they began."""
 
+    def place(self, path: str, first: "Inventory | None") -> None:
+        """Learn where the skills sit; nothing by default.
+
+        Args:
+            path: Of the layer in the backbone.
+            first: The first inventory of this class on the backbone, which may hold what all of
+                them share; None where this is the first.
+        """
+
     def require_use(self, use: str) -> None:
         """Refuse a use that the kind does not have.
 

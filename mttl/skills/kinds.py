@@ -5,6 +5,7 @@ from mttl.skills.inventory import USES, Inventory
 from mttl.skills.weights.bitfit import BitFitInventory
 from mttl.skills.weights.dense import DenseInventory
 from mttl.skills.weights.ia3 import IA3Inventory
+from mttl.skills.weights.intrinsic import IntrinsicInventory
 from mttl.skills.weights.krona import KronAInventory
 from mttl.skills.weights.lora import LoRAInventory
 from mttl.skills.weights.sparse import SparseInventory
@@ -19,6 +20,7 @@ KINDS: dict[str, type[Inventory]] = {
     "supermask": SupermaskInventory,
     "bitfit": BitFitInventory,
     "krona": KronAInventory,
+    "intrinsic": IntrinsicInventory,
 }
 
 

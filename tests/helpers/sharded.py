@@ -98,7 +98,7 @@ CASES: dict[str, Callable[[], SkilledModel]] = {
 # One of every kind of skill, and one of everything else; the others are slow.
 SOME = [
     *("t5, all", "t5, krona-deltas", "t5, supermask", "t5, sparse-deltas", "t5, tokens"),
-    *("llama, lora-factors", "llama, ia3", "llama, bitfit", "llama, dense-deltas"),
+    *("llama, lora-factors", "llama, ia3", "llama, bitfit", "llama, dense-deltas", "llama, intrinsic-dense"),
     *("llama, token adapters", "llama, prompts", "llama, bfloat16"),
 ]
 # The slow part is to put every block together for every token.

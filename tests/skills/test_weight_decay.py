@@ -56,6 +56,7 @@ VECTORS = {
     "supermask": set(),
     "bitfit": {"bias"},
     "krona": set(),
+    "intrinsic": {"scales"},
 }
 
 
