@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from mttl.moe.feed_forward import FeedForwardBlock, feed_forward_blocks, separate
+from mttl.skills.blocks.feed_forward import FeedForwardBlock, feed_forward_blocks, separate
 from mttl.moe.layer import MoELayer
 from mttl.moe.shared import SharedExpert
 from mttl.routing.context import RoutingSlot

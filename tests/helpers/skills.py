@@ -63,6 +63,9 @@ OTHERS: dict[str, Callable[[int, int, int], Inventory]] = {
     "adapter, behind": lambda i, o, k: AdapterInventory(
         i, o, k, hidden_features=3, parallel=False, activation="gelu"
     ),
+    "adapter, outputs": lambda i, o, k: AdapterInventory(
+        i, o, k, hidden_features=3, scale=0.5, layer_norm=True, mix="outputs"
+    ),
     "krona-factors": lambda i, o, k: KronAInventory(i, o, k, scale=0.5),
     # A threshold amid the scores that tests fill in.
     "supermask": lambda i, o, k: SupermaskInventory(i, o, k, threshold=0.0),
