@@ -116,6 +116,16 @@ class Adapter(_AnySkills):
     """Average the parameters, or the outputs."""
 
 
+class HeadMask(_AnySkills):
+    """Gates of heads of attention."""
+
+    kind: Literal["head_mask"]
+    hard: bool = True
+    """Keep a head or switch it off; else weaken or strengthen it."""
+    start: PositiveFloat = 1.0
+    """Logit of a fresh gate: how far it is from shut."""
+
+
 class NoSkills(Section):
     """No skills that tasks choose: tokens choose experts, see the section `moe`."""
 
@@ -123,7 +133,7 @@ class NoSkills(Section):
 
 
 Skills = Annotated[
-    LoRA | IA3 | Dense | Sparse | Supermask | BitFit | KronA | Adapter | NoSkills,
+    LoRA | IA3 | Dense | Sparse | Supermask | BitFit | KronA | HeadMask | Adapter | NoSkills,
     Field(discriminator="kind"),
     OwnKinds(SKILLS, _AnySkills),
 ]

@@ -11,6 +11,7 @@ from mttl.routing.context import RoutingSlot
 from mttl.skills.inventory import Inventory
 from mttl.skills.sites import SITES
 from mttl.skills.skilled_layer import SkilledLayer
+from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.targets import (
     GRANULARITIES,
     block_paths,
@@ -26,12 +27,13 @@ class Placement:
     """One kind of skill, and where it goes.
 
     Attributes:
-        make_inventory: Makes the skills of a place from its ``in_features`` and ``out_features``.
+        make_inventory: Makes the skills of a place from its ``in_features`` and ``out_features``,
+            and what else the site tells.
         targets: Which places; see `attach_skills`.
         site: What the inventories are made for: their class's ``site``.
     """
 
-    make_inventory: Callable[[int, int], Inventory]
+    make_inventory: Callable[..., Inventory]
     targets: Sequence[str]
     site: str = "linear"
 
@@ -69,7 +71,7 @@ class Attachment:
 
 def attach_skills(
     backbone: nn.Module,
-    make_inventory: Callable[[int, int], Inventory],
+    make_inventory: Callable[..., Inventory],
     *,
     targets: Sequence[str],
     slot: RoutingSlot,
@@ -84,7 +86,8 @@ def attach_skills(
 
     Args:
         backbone: Any model.
-        make_inventory: Makes the skills of a layer from its ``in_features`` and ``out_features``.
+        make_inventory: Makes the skills of a layer from its ``in_features`` and ``out_features``,
+            and what else the site tells.
         targets: Which layers: ``"attention"``, ``"mlp"``, ``"all"`` (every one inside a block of
             the stack), or patterns with ``*`` and ``?`` that match the end of a layer's dotted path
             (``"q_proj"``, ``"decoder.*.wo"``).
@@ -136,8 +139,8 @@ def attach_kinds(
     for placement in placements:
         where, found = SITES[placement.site], skilled[placement.site]
         first = None
-        for path, (in_features, out_features) in _chosen(backbone, placement, blocks).items():
-            if path in found:
+        for path, sizes in _chosen(backbone, placement, blocks).items():
+            if any(path in skilled[site] for site in SITES if SITES[site].layer is where.layer):
                 raise ValueError(
                     f"'{path}' would get two kinds of skills, and a {where.noun} takes one: give "
                     "every kind targets of its own, such as attention to one and mlp to another"
@@ -148,7 +151,7 @@ def attach_kinds(
             if granularity != "layer" or linear_features(base) is not None:
                 name = group_name(path, granularity, blocks)
             try:
-                inventory = placement.make_inventory(in_features, out_features)
+                inventory = placement.make_inventory(*sizes)
                 group = groups.setdefault(name, len(groups))
                 found[path] = where.layer(base, inventory, slot, group)
             except ValueError as error:
@@ -159,7 +162,7 @@ def attach_kinds(
             own = [value for value in inventory.parameters() if value not in counted]
             counted.update(own)
             n_parameters = sum(parameter.numel() for parameter in own)
-            layers.append(Attached(path, in_features, out_features, name, n_parameters))
+            layers.append(Attached(path, sizes[0], sizes[1], name, n_parameters))
     # Only now is the backbone touched: an error above leaves it as it was.
     for site, found in skilled.items():
         replaced = {}
@@ -175,8 +178,8 @@ def attach_kinds(
 
 def _chosen(
     backbone: nn.Module, placement: Placement, blocks: list[str]
-) -> dict[str, tuple[int, int]]:
-    """Return features in and out of the places that a kind goes to, by path."""
+) -> dict[str, tuple[int, ...]]:
+    """Return what the site tells of the places that a kind goes to, by path."""
     where = SITES[placement.site]
     # A layer may stand at several paths (tied weights): it gets one inventory, under the first.
     places = where.find(backbone)
@@ -186,7 +189,7 @@ def _chosen(
         if path not in places and is_foreign(module)
     }
     chosen = choose_layers(
-        *(places, placement.targets, blocks, unknown if placement.site == "linear" else {}),
+        *(places, placement.targets, blocks, unknown if where.layer is SkilledLinear else {}),
         words=where.words,
         noun=where.noun,
     )

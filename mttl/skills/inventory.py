@@ -44,6 +44,7 @@ class Inventory(nn.Module, ABC):
         site: The sort of place that it sits on, one of `mttl.skills.sites`.
         reads: What `dispatch` is given: the ``"input"`` of the layer, or its ``"output"``.
         reads_weight: Whether `combine_linear` needs the base layer's weight itself.
+        changes_input: Whether `combine_linear` gives the base layer another input.
         smallest_ndim: Parameters of fewer axes cannot have skills of this kind.
         undecayed: Names of its biases and scales, which weight decay is not for.
 
@@ -56,6 +57,7 @@ class Inventory(nn.Module, ABC):
     site: ClassVar[str] = "linear"
     reads = "input"
     reads_weight = False
+    changes_input = False
     smallest_ndim = 0
     undecayed: tuple[str, ...] = ()
 
@@ -99,7 +101,7 @@ class Inventory(nn.Module, ABC):
     def reset_parameters(self) -> None:
         """Draw the skills anew, as they began."""
 
-    def share(self, first: "Inventory") -> None:  # noqa: B027
+    def share(self, first: "Inventory") -> None:
         """Take over what all layers of a model have in common; by default nothing.
 
         Args:
@@ -153,7 +155,11 @@ class Inventory(nn.Module, ABC):
         return self.combine_tokens(x, base(x), merged, segments)
 
     def combine_tokens(
-        self, x: Float[Tensor, "N I"], y: Float[Tensor, "N O"], merged: Merged, segments: Sequence[int]
+        self,
+        x: Float[Tensor, "N I"],
+        y: Float[Tensor, "N O"],
+        merged: Merged,
+        segments: Sequence[int],
     ) -> Float[Tensor, "N O"]:
         """Apply merged skills as `combine_segments`, where the base is computed already.
 

@@ -19,8 +19,8 @@ Projections = tuple[Tensor, Tensor, Tensor, Tensor]
 class AdapterInventory(Inventory):
     r"""K bottleneck adapters, :math:`f_k(h) = s\,(U_k\,a(D_k h + b_k) + c_k)`.
 
-    What is added to the block's output y is, with mixing weights w, the one network whose parameters
-    are averaged (:math:`\sum_k w_k D_k`, …) for the mixing ``"factors"``, as the code of Polytropon
+    What is added to the block's output y is, with mixing weights w, the one network of averaged
+    parameters (:math:`\sum_k w_k D_k`, …) for the mixing ``"factors"``, as the code of Polytropon
     does with LoRA, and :math:`\sum_k w_k f_k(h)` for ``"outputs"``, which computes all K. Tokens
     that choose add :math:`\sum_e g_e f_e(h)`.
 
@@ -146,7 +146,9 @@ class AdapterInventory(Inventory):
         return self.scale * combine(change, work, len(x))
 
     def _read(self, h: Tensor, dtype: torch.dtype) -> Tensor:
-        return nn.functional.layer_norm(h, h.shape[-1:]).to(dtype) if self.layer_norm else h.to(dtype)
+        return (
+            nn.functional.layer_norm(h, h.shape[-1:]).to(dtype) if self.layer_norm else h.to(dtype)
+        )
 
     def extra_repr(self) -> str:
         """Name the sizes in the module's printed form."""

@@ -22,7 +22,7 @@ BLOCK_WORDS = {
 }
 
 
-def block_places(backbone: nn.Module) -> dict[str, tuple[int, int]]:
+def block_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
     """Return the features in and out of all attention and feed-forward blocks, by path.
 
     A feed-forward block inside a larger layer, such as BART's, stands under the path of its first
@@ -31,7 +31,7 @@ def block_places(backbone: nn.Module) -> dict[str, tuple[int, int]]:
     Args:
         backbone: Any model.
     """
-    places = {}
+    places: dict[str, tuple[int, ...]] = {}
     for path, module in backbone.named_modules():
         children = dict(module.named_children())
         for first, last in _FORMS:

@@ -1,7 +1,5 @@
 """Adapters beside and behind whole blocks of language models, beside hooks on the bare backbone."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -9,8 +7,7 @@ from torch import nn
 from helpers.backbones import BACKBONES, batch, fill, tiny_bart, tiny_llama, tiny_t5
 from helpers.compare import relative_error
 from helpers.experts import lora, top2
-from helpers.skills import gradients, spread
-from mttl.merging.fold import average_mixing, fold, strip, unfold
+from helpers.skills import spread
 from mttl.moe.attach_experts import Selection, attach_experts
 from mttl.routing import PolytroponRouter, RoutingSlot
 from mttl.skills import AdapterInventory, SkilledModel, attach_skills
@@ -133,65 +130,6 @@ def test_outputs_and_gradients_are_those_of_the_formulas(family, form):
     torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("family", BACKBONES)
-def test_a_mixed_batch_equals_one_by_one(family, form):
-    model, inputs = adapted(BACKBONES[family](), form), batch(4)
-    together = model(TASKS, **inputs).logits
-    for row in range(4):
-        one = slice(row, row + 1)
-        alone = model(TASKS[one], **{name: value[one] for name, value in inputs.items()}).logits
-        assert relative_error(together[one], alone) < ROUNDING
-    assert relative_error(run(model, TASKS.roll(1)).logits, together) > 1e-3
-
-
-@pytest.mark.parametrize("n_beams", [1, 3])
-@pytest.mark.parametrize("family", BACKBONES)
-def test_generation_for_a_mixed_batch_with_a_cache_and_without(family, n_beams):
-    model, ids = adapted(BACKBONES[family]()), batch(4)["input_ids"]
-    settings = {"num_beams": n_beams, "max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
-    together = model.generate(TASKS, input_ids=ids, **settings)
-    uncached = model.generate(TASKS, input_ids=ids, use_cache=False, **settings)
-    assert torch.equal(together, uncached)
-    for row in range(4):
-        alone = model.generate(TASKS[row : row + 1], input_ids=ids[row : row + 1], **settings)
-        assert torch.equal(together[row : row + 1], alone)
-
-
-@pytest.mark.parametrize("family", BACKBONES)
-def test_gradient_checkpointing_changes_no_gradient(family):
-    found = []
-    for checkpointing in (False, True):
-        model = adapted(BACKBONES[family](), "parallel").double().train()
-        if checkpointing:
-            model.enable_gradient_checkpointing()
-        run(model).loss.backward()
-        found.append(gradients(model))
-    assert found[0].keys() == found[1].keys()
-    for name, gradient in found[0].items():
-        assert relative_error(found[1][name], gradient) < 1e-9, name
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_half_precision_copies_and_saved_states(form):
-    model = adapted(tiny_t5(), form)
-    expected = run(model).logits
-    twin = copy.deepcopy(model)
-    assert torch.equal(run(twin).logits, expected)
-    for layer in twin.skilled_layers().values():
-        layer.inventory.reset_parameters()
-    assert torch.equal(run(model).logits, expected)
-    assert not torch.equal(run(twin).logits, expected)
-    twin.load_state_dict(model.state_dict())
-    assert torch.equal(run(twin).logits, expected)
-    twin.backbone.to(torch.bfloat16)
-    for layer in twin.skilled_layers().values():
-        layer.inventory.float()
-    with torch.no_grad():
-        assert run(twin).logits.dtype == torch.bfloat16
-        torch.testing.assert_close(run(twin).logits.float(), expected, rtol=0.1, atol=0.1)
-
-
 def test_rows_that_follow_one_another_equal_rows_apart():
     slot = RoutingSlot()
     inventory = AdapterInventory(16, 16, K, hidden_features=3)
@@ -204,7 +142,9 @@ def test_rows_that_follow_one_another_equal_rows_apart():
     packed = {"input_ids": x[..., 0], "segments": segments}
     with slot.use(model.route(ids, inputs=packed)):
         found = layer(x).flatten(0, 1)
-    for task, part, own in zip(ids, x.flatten(0, 1).split(segments), found.split(segments), strict=True):
+    for task, part, own in zip(
+        ids, x.flatten(0, 1).split(segments), found.split(segments), strict=True
+    ):
         with slot.use(model.route(task[None])):
             torch.testing.assert_close(layer(part[None])[0], own)
 
@@ -216,20 +156,6 @@ def test_the_attributes_of_a_block_are_found():
     assert block.has_relative_attention_bias
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = block.nothing
-
-
-@pytest.mark.parametrize("family", BACKBONES)
-def test_adapters_cannot_be_folded_and_come_off(family):
-    model = adapted(BACKBONES[family]())
-    expected = run(model).logits
-    message = "cannot be folded: they act on a .*, and no change of a weight does what they do. Ans"
-    with pytest.raises(ValueError, match=message):
-        fold(model, average_mixing(model.router))
-    assert torch.equal(run(model).logits, expected)
-    bare, plain = strip(model), BACKBONES[family]().requires_grad_(False)
-    assert torch.equal(bare.backbone(**batch(4)).logits, plain(**batch(4)).logits)
-    unfold(bare)
-    assert torch.equal(run(model).logits, expected)
 
 
 def test_experts_of_tokens_come_on_top():
