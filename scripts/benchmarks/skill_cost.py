@@ -11,7 +11,7 @@ what folding the first task into the backbone changes.
 import argparse
 import copy
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from _common import Step, as_speed, parse_arguments, positive, report, run
 
@@ -168,12 +168,11 @@ def _batch(built: "Built", n_rows: int) -> "dict[str, Any]":
     """Return rows of random ids, each of as many as the run reads and writes, and their tasks."""
     import torch
 
-    form = built.form
-    n_ids = built.model.backbone.config.vocab_size
+    form, settings = built.form, cast(Any, built.model.backbone).config
     n_in, n_out = form.max_input_length, form.max_output_length
-    inputs = torch.randint(2, min(n_ids, 256), (n_rows, n_in))
-    labels = torch.randint(2, min(n_ids, 256), (n_rows, n_out))
-    if not built.model.backbone.config.is_encoder_decoder:  # it reads its answers too
+    inputs = torch.randint(2, min(settings.vocab_size, 256), (n_rows, n_in))
+    labels = torch.randint(2, min(settings.vocab_size, 256), (n_rows, n_out))
+    if not settings.is_encoder_decoder:  # it reads its answers too
         labels = inputs.clone()
     task_ids = torch.arange(n_rows) % len(built.tasks)
     mask = torch.ones_like(inputs)

@@ -6,9 +6,9 @@ import json
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
 from helpers.command import ROOT, load_recipe, train
 from helpers.gyms import TASKS, write_config, write_gym
@@ -179,7 +179,7 @@ def test_mistakes_of_sweeps_cost_no_training(
 
 def test_what_skills_change_is_counted(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "scripts" / "benchmarks")
-    cost = load_recipe(ROOT / "scripts" / "benchmarks" / "skill_cost.py")
+    cost: Any = load_recipe(ROOT / "scripts" / "benchmarks" / "skill_cost.py")
     for name in ("_common",):
         monkeypatch.delitem(sys.modules, name, raising=False)
     run = train(config, "lora", "trainer.max_steps=2")
@@ -197,5 +197,5 @@ def test_what_skills_change_is_counted(config: Path, monkeypatch: pytest.MonkeyP
         step, _ = cost.build_step(variant, settings)
         step()
         answer, facts = cost.build_answers(variant, settings)
-        assert isinstance(answer(), torch.Tensor)
+        assert answer().shape[0] == 4
         assert bool(facts) == (variant == "with skills")
