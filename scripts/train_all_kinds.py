@@ -43,6 +43,7 @@ FRAGMENTS = (
     "skills/supermask",
     "skills/bitfit",
     "skills/krona",
+    "skills/head_mask",
 )
 
 

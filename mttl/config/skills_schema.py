@@ -102,6 +102,16 @@ class KronA(_AnySkills):
     """Average the two matrices, or their products."""
 
 
+class HeadMask(_AnySkills):
+    """Gates of heads of attention."""
+
+    kind: Literal["head_mask"]
+    hard: bool = True
+    """Keep a head or switch it off; else weaken or strengthen it."""
+    start: PositiveFloat = 1.0
+    """Logit of a fresh gate: how far it is from shut."""
+
+
 class NoSkills(Section):
     """No skills that tasks choose: tokens choose experts, see the section `moe`."""
 
@@ -109,7 +119,7 @@ class NoSkills(Section):
 
 
 Skills = Annotated[
-    LoRA | IA3 | Dense | Sparse | Supermask | BitFit | KronA | NoSkills,
+    LoRA | IA3 | Dense | Sparse | Supermask | BitFit | KronA | HeadMask | NoSkills,
     Field(discriminator="kind"),
     OwnKinds(SKILLS, _AnySkills),
 ]

@@ -47,7 +47,7 @@ class Attachment:
 
 def attach_skills(
     backbone: nn.Module,
-    make_inventory: Callable[[int, int], Inventory],
+    make_inventory: Callable[..., Inventory],
     *,
     targets: Sequence[str],
     slot: RoutingSlot,
@@ -61,7 +61,8 @@ def attach_skills(
 
     Args:
         backbone: Any model.
-        make_inventory: Makes the skills of a layer from its ``in_features`` and ``out_features``.
+        make_inventory: Makes the skills of a layer from its ``in_features`` and ``out_features``,
+            and what else the site tells.
         targets: Which layers: ``"attention"``, ``"mlp"``, ``"all"`` (every linear layer inside a
             block), or patterns with ``*`` and ``?`` that match the end of a layer's dotted path
             (``"q_proj"``, ``"decoder.*.wo"``).
@@ -97,12 +98,12 @@ def attach_skills(
     skilled: dict[nn.Module, SkilledLayer] = {}
     chosen = choose_layers(*(places, targets, blocks, unknown), words=where.words, noun=where.noun)
     for path in chosen:
-        in_features, out_features = places[path]
+        in_features, out_features, *more = places[path]
         name = group_name(path, granularity, blocks)
         group = groups.setdefault(name, len(groups))
         base = backbone.get_submodule(path)
         try:
-            inventory = make_inventory(in_features, out_features)
+            inventory = make_inventory(in_features, out_features, *more)
             skilled[base] = where.layer(base, inventory, slot, group)
         except ValueError as error:
             raise ValueError(f"{error} of '{path}'") from error

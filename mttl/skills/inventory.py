@@ -44,6 +44,7 @@ class Inventory(nn.Module, ABC):
         site: The sort of place that it sits on, one of `mttl.skills.sites`.
         reads: What `dispatch` is given: the ``"input"`` of the layer, or its ``"output"``.
         reads_weight: Whether `combine_linear` needs the base layer's weight itself.
+        changes_input: Whether `combine_linear` gives the base layer another input.
         smallest_ndim: Parameters of fewer axes cannot have skills of this kind.
         undecayed: Names of its biases and scales, which weight decay is not for.
 
@@ -56,6 +57,7 @@ class Inventory(nn.Module, ABC):
     site: ClassVar[str] = "linear"
     reads = "input"
     reads_weight = False
+    changes_input = False
     smallest_ndim = 0
     undecayed: tuple[str, ...] = ()
 

@@ -62,7 +62,7 @@ def inside_block(path: str, blocks: list[str]) -> str | None:
 
 
 def choose_layers(
-    places: Mapping[str, tuple[int, int]],
+    places: Mapping[str, tuple[int, ...]],
     targets: Sequence[str],
     blocks: list[str],
     unknown: Mapping[str, str] | None = None,
