@@ -87,7 +87,7 @@ def test_kinds_are_brought_to_equal_size(config: Path, tmp_path: Path) -> None:
     assert [text.partition("=")[0] for text in settings.values()] == [
         *("skills.rank", "skills.sparsity", "skills.n_skills", "skills.n_skills")
     ]
-    for name, method in methods.items():
+    for method in methods.values():
         files = f"{config}+{method.fragment}"
         found = KINDS.count_skills(load_config(files, list(method.settings)), ("a", "b"))
         assert abs(found - wanted) < 0.05 * wanted
@@ -180,22 +180,18 @@ def test_mistakes_of_sweeps_cost_no_training(
 def test_what_skills_change_is_counted(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "scripts" / "benchmarks")
     cost: Any = load_recipe(ROOT / "scripts" / "benchmarks" / "skill_cost.py")
-    for name in ("_common",):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delitem(sys.modules, "_common", raising=False)
     run = train(config, "lora", "trainer.max_steps=2")
     found = cost.changed(load_run(run.path))
     layers = load_run(run.path).model.skilled_layers().values()
-    entries = sum(layer.weight.numel() for layer in layers)
+    entries = sum(layer.inventory.in_features * layer.inventory.out_features for layer in layers)
     assert found["mergeable"] == 1
     assert found["rank"] == 2  # of the settings
     assert found["full"] == 8
     assert 0.9 * entries < found["changed"] <= entries
-    backbone = load_config(str(config)).backbone
-    assert backbone.kind == "random"
     settings = argparse.Namespace(run=str(run.path), rows=4)
     for variant in cost.VARIANTS:
-        step, _ = cost.build_step(variant, settings)
-        step()
+        cost.build_step(variant, settings)[0]()
         answer, facts = cost.build_answers(variant, settings)
-        assert answer().shape[0] == 4
+        assert len(answer()) == 4
         assert bool(facts) == (variant == "with skills")
