@@ -262,13 +262,13 @@ def _attach(
     assert skills.kind != "none"
     settings = skills.model_dump(exclude={"kind", "targets", "n_skills", "support"})
 
-    def make_inventory(in_features: int, out_features: int) -> Inventory:
+    def make_inventory(in_features: int, out_features: int, *more: int) -> Inventory:
         if isinstance(skills, OwnPart):
             sizes = {"in_features": in_features, "out_features": out_features}
             made = skills.make(**sizes, n_skills=n_skills, n_heads=skills.n_heads)
             made.require_use("task")
             return made
-        inventory = KINDS[skills.kind](in_features, out_features, n_skills, **settings)
+        inventory = KINDS[skills.kind](in_features, out_features, n_skills, *more, **settings)
         if aggregation.kind == "mixture":
             return inventory
         assert isinstance(inventory, LoRAInventory)  # the schema allows no other

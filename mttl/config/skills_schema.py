@@ -1,6 +1,6 @@
 """The sections `skills` and `aggregation`: what a skill does, and how skills combine."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -10,17 +10,20 @@ from mttl.own_classes import SKILLS
 
 
 class _AnySkills(Section):
+    # The setting by which kinds are brought to the same number of parameters.
+    sized_by: ClassVar[str] = "n_skills"
     n_skills: PositiveInt | Literal["per_task"] = 8
     """How many skills; `per_task` is for the private router."""
     n_heads: PositiveInt = 1
     """Blocks of features that are routed apart; above 1 is multi-head routing."""
     targets: Annotated[list[str], Field(min_length=1)] = ["attention"]
-    """Layers that get skills: attention, mlp, all, or patterns of layer names."""
+    """Layers or blocks that get skills: attention, mlp, all, or patterns of their names."""
 
 
 class LoRA(_AnySkills):
     """Low-rank skills."""
 
+    sized_by: ClassVar = "rank"
     kind: Literal["lora"]
     rank: PositiveInt = 16
     """Rank of each skill."""
@@ -47,6 +50,7 @@ class Dense(_AnySkills):
 class Sparse(_AnySkills):
     """Changes of few entries, fixed before training."""
 
+    sized_by: ClassVar = "sparsity"
     kind: Literal["sparse"]
     sparsity: Fraction = 0.9
     """Fraction of entries that a skill leaves alone."""
@@ -98,9 +102,39 @@ class KronA(_AnySkills):
     """Average the two matrices, or their products."""
 
 
+class Adapter(_AnySkills):
+    """Bottleneck adapters behind or beside attention and feed-forward blocks."""
+
+    sized_by: ClassVar = "hidden_features"
+    kind: Literal["adapter"]
+    hidden_features: PositiveInt = 64
+    """Width of the bottleneck."""
+    activation: Literal["relu", "gelu", "gelu_new", "silu"] = "relu"
+    """Between the two projections."""
+    parallel: bool = False
+    """Read the block's input, beside it; otherwise its output, behind it."""
+    scale: PositiveFloat = 1.0
+    """Factor on the change."""
+    layer_norm: bool = False
+    """Normalise what the adapter reads."""
+    mix: Literal["factors", "outputs"] = "factors"
+    """Average the parameters, or the outputs."""
+
+
+class HeadMask(_AnySkills):
+    """Gates of heads of attention."""
+
+    kind: Literal["head_mask"]
+    hard: bool = True
+    """Keep a head or switch it off; else weaken or strengthen it."""
+    start: PositiveFloat = 1.0
+    """Logit of a fresh gate: how far it is from shut."""
+
+
 class Intrinsic(_AnySkills):
     """Short vectors, which fixed random projections turn into weight changes."""
 
+    sized_by: ClassVar = "dimension"
     kind: Literal["intrinsic"]
     dimension: PositiveInt = 1000
     """Numbers of a vector."""
@@ -119,7 +153,17 @@ class NoSkills(Section):
 
 
 Skills = Annotated[
-    LoRA | IA3 | Dense | Sparse | Supermask | BitFit | KronA | Intrinsic | NoSkills,
+    LoRA
+    | IA3
+    | Dense
+    | Sparse
+    | Supermask
+    | BitFit
+    | KronA
+    | HeadMask
+    | Adapter
+    | Intrinsic
+    | NoSkills,
     Field(discriminator="kind"),
     OwnKinds(SKILLS, _AnySkills),
 ]

@@ -7,6 +7,7 @@ from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.weights.bitfit import BitFitInventory
 from mttl.skills.weights.dense import DenseInventory
+from mttl.skills.weights.head_mask import HeadMaskInventory
 from mttl.skills.weights.ia3 import IA3Inventory
 from mttl.skills.weights.intrinsic import IntrinsicInventory
 from mttl.skills.weights.krona import KronAInventory
@@ -20,6 +21,7 @@ __all__ = [
     "Attachment",
     "BitFitInventory",
     "DenseInventory",
+    "HeadMaskInventory",
     "IA3Inventory",
     "IntrinsicInventory",
     "Inventory",

@@ -44,6 +44,7 @@ class Inventory(nn.Module, ABC):
         site: The sort of place that it sits on, one of `mttl.skills.sites`.
         reads: What `dispatch` is given: the ``"input"`` of the layer, or its ``"output"``.
         reads_weight: Whether `combine_linear` needs the base layer's weight itself.
+        changes_input: Whether `combine_linear` gives the base layer another input.
         smallest_ndim: Parameters of fewer axes cannot have skills of this kind.
         undecayed: Names of its biases and scales, which weight decay is not for.
 
@@ -56,6 +57,7 @@ class Inventory(nn.Module, ABC):
     site: ClassVar[str] = "linear"
     reads = "input"
     reads_weight = False
+    changes_input = False
     smallest_ndim = 0
     undecayed: tuple[str, ...] = ()
 
@@ -99,13 +101,18 @@ class Inventory(nn.Module, ABC):
     def reset_parameters(self) -> None:
         """Draw the skills anew, as they began."""
 
-    def place(self, path: str, first: "Inventory | None") -> None:
-        """Learn where the skills sit; nothing by default.
+    def place(self, path: str) -> None:
+        """Learn the path of the layer that the skills sit on; by default nothing.
 
         Args:
-            path: Of the layer in the backbone.
-            first: The first inventory of this class on the backbone, which may hold what all of
-                them share; None where this is the first.
+            path: In the backbone.
+        """
+
+    def share(self, first: "Inventory") -> None:
+        """Take over what all layers of a model have in common; by default nothing.
+
+        Args:
+            first: The skills of the kind's first layer.
         """
 
     def require_use(self, use: str) -> None:
@@ -146,17 +153,28 @@ class Inventory(nn.Module, ABC):
     ) -> Float[Tensor, "N O"]:
         """Compute the base layer and apply merged skills where examples differ in their tokens.
 
-        The default asks `combine` for one example after another.
-
         Args:
             x: The tokens of all examples, one example after another.
             base: The layer of the backbone.
             merged: As from `merge`: each part has a slice of every example.
             segments: Tokens of each example; their sum is N.
         """
+        return self.combine_tokens(x, base(x), merged, segments)
+
+    def combine_tokens(
+        self,
+        x: Float[Tensor, "N I"],
+        y: Float[Tensor, "N O"],
+        merged: Merged,
+        segments: Sequence[int],
+    ) -> Float[Tensor, "N O"]:
+        """Apply merged skills as `combine_segments`, where the base is computed already.
+
+        The default asks `combine` for one example after another.
+        """
         parts = zip(
             x.split(segments),
-            base(x).split(segments),
+            y.split(segments),
             zip(*(part.split(1) for part in merged), strict=True),
             strict=True,
         )

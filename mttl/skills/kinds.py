@@ -4,6 +4,7 @@ from mttl.skills.blocks.adapter import AdapterInventory
 from mttl.skills.inventory import USES, Inventory
 from mttl.skills.weights.bitfit import BitFitInventory
 from mttl.skills.weights.dense import DenseInventory
+from mttl.skills.weights.head_mask import HeadMaskInventory
 from mttl.skills.weights.ia3 import IA3Inventory
 from mttl.skills.weights.intrinsic import IntrinsicInventory
 from mttl.skills.weights.krona import KronAInventory
@@ -20,6 +21,7 @@ KINDS: dict[str, type[Inventory]] = {
     "supermask": SupermaskInventory,
     "bitfit": BitFitInventory,
     "krona": KronAInventory,
+    "head_mask": HeadMaskInventory,
     "intrinsic": IntrinsicInventory,
 }
 

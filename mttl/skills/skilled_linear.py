@@ -68,7 +68,8 @@ class SkilledLinear(SkilledLayer):
             y = self.inventory.combine_segments(tokens, self.base, merged, routing.segments)
             return y.view(*x.shape[:-1], y.shape[-1])
         examples = routing.examples(x)
-        if is_plain_linear(self.base) or self.inventory.reads_weight:
+        fused = self.inventory.reads_weight or self.inventory.changes_input
+        if fused or is_plain_linear(self.base):
             y = self.inventory.combine_linear(examples, self.base, merged)  # type: ignore[arg-type]
         else:
             y = self.inventory.combine(examples, self.base(examples), merged)

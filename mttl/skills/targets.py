@@ -62,7 +62,7 @@ def inside_block(path: str, blocks: list[str]) -> str | None:
 
 
 def choose_layers(
-    places: Mapping[str, tuple[int, int]],
+    places: Mapping[str, tuple[int, ...]],
     targets: Sequence[str],
     blocks: list[str],
     unknown: Mapping[str, str] | None = None,
@@ -114,6 +114,7 @@ def choose_layers(
 
 
 def _matches(path: str, pattern: str) -> bool:
+    path = re.sub(r"\.base(?=\.|$)", "", path)  # inside what took the place of a block
     return fnmatchcase(path, pattern) or fnmatchcase(path, f"*.{pattern}")
 
 

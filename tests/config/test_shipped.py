@@ -50,7 +50,10 @@ def test_every_kind_has_a_fragment() -> None:
         for name in FRAGMENTS:
             if name.startswith(f"{section}/") and "/token_" not in name:
                 found.add(getattr(load_config(f"crossfit.yaml+{name}"), section).kind)
-    assert kinds["skills"] == {"lora", "ia3", "dense", "sparse", "supermask", "bitfit", "krona", "intrinsic"}
+    assert kinds["skills"] == {
+        *("lora", "ia3", "dense", "sparse", "supermask", "bitfit", "krona", "head_mask"),
+        *("adapter", "intrinsic"),
+    }
     assert kinds["optim"] == {"adamw", "adam", "adafactor"}
     assert kinds["router"] == {
         *("polytropon", "shared", "private", "expert", "average", "task_moe", "hyperformer"),

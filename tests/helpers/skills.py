@@ -1,6 +1,8 @@
 """Inventories of every kind, routers of every kind, and models that have both."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +23,7 @@ from mttl.skills import (
     AdapterInventory,
     BitFitInventory,
     DenseInventory,
+    HeadMaskInventory,
     IA3Inventory,
     IntrinsicInventory,
     Inventory,
@@ -65,12 +68,26 @@ OTHERS: dict[str, Callable[[int, int, int], Inventory]] = {
     "lora, all at once": lambda i, o, k: LoRAInventory(i, o, k, rank=i // k, scale=0.3),
     "lora, by expert": lambda i, o, k: LoRAInventory(i, o, k, rank=i, scale=0.3),
     "adapter": lambda i, o, k: AdapterInventory(i, o, k, hidden_features=3),
-    "adapter, behind": lambda i, o, k: AdapterInventory(
-        i, o, k, hidden_features=3, parallel=False, activation="gelu"
-    ),
+    "adapter, behind": lambda i, o, k: PLACED["adapter, behind"](i, o, k),
+    "adapter, outputs": lambda i, o, k: PLACED["adapter, outputs"](i, o, k),
     "krona-factors": lambda i, o, k: KronAInventory(i, o, k, scale=0.5),
+    "head_mask": lambda i, o, k: HeadMaskInventory(i, o, k, 4, start=0.05),
+    "head_mask, soft": lambda i, o, k: HeadMaskInventory(i, o, k, 4, hard=False),
     # A threshold amid the scores that tests fill in.
     "supermask": lambda i, o, k: SupermaskInventory(i, o, k, threshold=0.0),
+}
+
+
+# Kinds with a site of their own: what makes them, but for the sizes of a place.
+PLACED: dict[str, Callable[..., Inventory]] = {
+    "head_mask": partial(HeadMaskInventory, start=0.05),
+    "head_mask, soft": partial(HeadMaskInventory, hard=False),
+    "adapter, behind": partial(
+        AdapterInventory, hidden_features=3, parallel=False, activation="gelu"
+    ),
+    "adapter, outputs": partial(
+        AdapterInventory, hidden_features=3, scale=2.0, layer_norm=True, mix="outputs"
+    ),
 }
 
 
@@ -137,12 +154,14 @@ def skilled(
     """Return a model whose skills and router are far from their initialisation."""
     backbone.requires_grad_(train_backbone)
     slot = RoutingSlot()
+    made: Any = PLACED.get(inventory)
+    if made is None:
+        make, site = lambda i, o: INVENTORIES[inventory](i, o, n_skills, n_heads), "linear"
+    else:
+        make = lambda i, o, *more: made(i, o, n_skills, *more, n_heads=n_heads)  # noqa: E731
+        site = getattr(made, "func", made).site
     attachment = attach_skills(
-        backbone,
-        lambda i, o: INVENTORIES[inventory](i, o, n_skills, n_heads),
-        targets=targets,
-        slot=slot,
-        granularity=granularity,
+        backbone, make, targets=targets, slot=slot, granularity=granularity, site=site
     )
     model = SkilledModel(
         backbone, ROUTERS[router](len(attachment.groups), n_tasks, n_heads, n_skills), slot

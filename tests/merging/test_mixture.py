@@ -23,6 +23,7 @@ KINDS = {
     "lora": {"kind": "lora", "n_skills": 3, "n_heads": 2, "rank": 2, "targets": ["all"]},
     "ia3": {"kind": "ia3", "n_skills": 3, "targets": ["attention"]},
     "dense": {"kind": "dense", "n_skills": 3, "targets": ["attention"]},
+    "intrinsic": {"kind": "intrinsic", "n_skills": 3, "dimension": 30, "targets": ["attention"]},
     "sparse": {"kind": "sparse", "n_skills": 3, "sparsity": 0.9, "targets": ["attention"]},
 }
 
@@ -83,7 +84,7 @@ def check(base: Path, run: Path, out: Path) -> None:
     assert changed > 3
 
 
-@pytest.mark.parametrize("kind", ["ia3", "dense", "sparse"])
+@pytest.mark.parametrize("kind", ["ia3", "dense", "sparse", "intrinsic"])
 def test_skills_on_a_frozen_backbone(kind: str, base: Path, tmp_path: Path) -> None:
     check(base, make_run(tmp_path, pretrained(base), KINDS[kind]), tmp_path / "out")
 
@@ -131,6 +132,13 @@ def test_what_does_not_fit_is_refused(frozen: Path, base: Path, tmp_path: Path) 
         with pytest.raises(CheckpointError, match=message):
             merge_models(recipe(start, run, task=task), tmp_path / "out")
         assert not (tmp_path / "out").exists()
+
+
+def test_skills_that_are_no_weights_are_refused(base: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path, pretrained(base), {"kind": "adapter", "targets": ["mlp"]})
+    message = "cannot be folded: they act on a T5DenseActDense, and no change of a weight does what"
+    with pytest.raises(CheckpointError, match=message):
+        merge_models(recipe(base, run), tmp_path / "out")
 
 
 def test_skills_that_do_not_fit_their_settings_are_refused(

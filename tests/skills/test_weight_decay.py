@@ -56,13 +56,15 @@ VECTORS = {
     "supermask": set(),
     "bitfit": {"bias"},
     "krona": set(),
+    "head_mask": {"logits"},
     "intrinsic": {"scales"},
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_of_skills_decay_is_for_all_but_biases_and_scales(kind):
-    skills = KINDS[kind](4, 6, 3)
+    more = (2,) if kind == "head_mask" else ()
+    skills = KINDS[kind](4, 6, 3, *more)
     named = {name for name, _ in skills.named_parameters()}
     assert named - decayed(skills) == VECTORS[kind]
     assert VECTORS[kind] <= named

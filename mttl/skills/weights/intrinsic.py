@@ -23,7 +23,7 @@ class IntrinsicInventory(Inventory):
     :math:`\operatorname{vec} \Delta_k = \lambda_k P \theta_k` with a fixed random projection P of
     d to O · I numbers (`mttl.skills.weights.projections`), drawn from the path of the layer. It is
     linear, so that vectors may be mixed before they are projected: it is done for the fewer of the
-    two, examples or skills. With a vector of the whole model (see `place`) all skills of all layers
+    two, examples or skills. With a vector of the whole model (see `share`) all skills of all layers
     together have d numbers each.
 
     In the papers P has columns of length 1 over the whole network; in the released code of SAID,
@@ -34,7 +34,7 @@ class IntrinsicInventory(Inventory):
         out_features: Features O of the layer's output.
         n_skills: Skills K.
         dimension: Numbers d of a vector.
-        vector: ``"layer"``, a vector of each layer; ``"model"``, one for all layers that `place`
+        vector: ``"layer"``, a vector of each layer; ``"model"``, one for all layers that `share`
             brings together; or ``"said"``, one for all and a scale λ per layer.
         projection: ``"fastfood"`` or ``"dense"``.
         seed: Another seed draws other projections.
@@ -83,7 +83,6 @@ class IntrinsicInventory(Inventory):
         self.vector = nn.Parameter(torch.empty(n_skills, dimension))
         if vector == "said":
             self.scales = nn.Parameter(torch.ones(n_skills, 1))
-        self._owner: tuple[IntrinsicInventory, ...] = ()  # no child: it is saved once
         self._drawn: DenseProjection | Fastfood | None = None
         self.reset_parameters()
 
@@ -92,20 +91,22 @@ class IntrinsicInventory(Inventory):
         """Return skills with a vector of their own for a tensor of any shape."""
         return super().of_tensor(shape, n_skills, **{"vector": "layer"} | settings)
 
-    def place(self, path: str, first: Inventory | None) -> None:
-        """Take the projection from the layer's path, and a shared vector from the first layer."""
+    def place(self, path: str) -> None:
+        """Take the projection of the layer's path."""
         self.path, self._drawn = path, None
-        if self.of != "layer" and isinstance(first, IntrinsicInventory):
-            self._owner = (first,)
-            del self._parameters["vector"]
+
+    def share(self, first: Inventory) -> None:
+        """Take over the first layer's vector, but where each layer has its own."""
+        if self.of != "layer":
+            assert isinstance(first, IntrinsicInventory)
+            self.vector = first.vector
 
     def reset_parameters(self) -> None:
         """Draw the vectors as ``init`` says, and set scales to 1."""
         if self.of == "said":
             nn.init.ones_(self.scales)
-        if not self._owner:
-            deviation = (self.out_features / (3 * self.dimension)) ** 0.5
-            nn.init.normal_(self.vector, std=deviation if self.init == "kaiming" else 0.0)
+        deviation = (self.out_features / (3 * self.dimension)) ** 0.5
+        nn.init.normal_(self.vector, std=deviation if self.init == "kaiming" else 0.0)
 
     def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
         """Return each example's weight change; examples or skills are projected, what are fewer."""
@@ -125,8 +126,7 @@ class IntrinsicInventory(Inventory):
         return self._project(self._vectors())
 
     def _vectors(self) -> Float[Tensor, "K d"]:
-        vector = self._owner[0].vector if self._owner else self.vector
-        return self.scales * vector if self.of == "said" else vector
+        return self.scales * self.vector if self.of == "said" else self.vector
 
     def _project(self, vectors: Float[Tensor, "N d"]) -> Float[Tensor, "N O I"]:
         wide = torch.promote_types(vectors.dtype, torch.float32)

@@ -1,0 +1,120 @@
+"""Head masks, beside attention whose heads are multiplied one by one."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from helpers.backbones import BACKBONES, batch, fill
+from helpers.compare import relative_error
+from helpers.skills import filled, mixing
+from mttl.routing import RoutingSlot, average_router
+from mttl.skills import HeadMaskInventory, SkilledModel, attach_skills
+
+
+@pytest.mark.parametrize("hard", [True, False])
+def test_equals_plain_gates_head_by_head(hard: bool) -> None:
+    inventory: Any = filled(HeadMaskInventory(8, 6, 3, 4, hard=hard, start=0.5, n_heads=2)).double()
+    base, x = nn.Linear(8, 6).double(), torch.randn(5, 2, 8).double()
+    weights = mixing(5, 2, 3).double()
+    found = inventory.combine_linear(x, base, inventory.merge(weights))
+    for b in range(5):
+        gated = x[b].clone()
+        for head in range(4):
+            logit = 0.5 + weights[b, head // 2] @ inventory.logits[:, head]
+            gate = torch.sigmoid(logit) / torch.sigmoid(torch.tensor(0.5).double())
+            gated[:, 2 * head : 2 * head + 2] *= (logit >= 0).double() if hard else gate
+        torch.testing.assert_close(found[b], base(gated))
+
+
+def test_hard_gates_have_the_slope_of_soft_ones() -> None:
+    slopes = []
+    for hard in (True, False):
+        inventory: Any = filled(HeadMaskInventory(8, 6, 3, 4, hard=hard)).double()
+        gates = inventory.gates(mixing(5, 1, 3).double())
+        assert not hard or set(gates.flatten().tolist()) <= {0.0, 1.0}
+        gates.cumsum(1).sum().backward()
+        slopes.append(inventory.logits.grad)
+    torch.testing.assert_close(*slopes)
+
+
+@pytest.mark.parametrize("family", BACKBONES)
+def test_the_slope_of_a_gate_is_the_importance_of_its_head(family: str) -> None:
+    """|dL/dξ| = |Att(x)ᵀ dL/dAtt(x)| of Michel et al., from hooks on the output projections."""
+    backbone, slot = BACKBONES[family]().requires_grad_(False), RoutingSlot()
+    attachment = attach_skills(
+        backbone,
+        lambda i, o, heads: HeadMaskInventory(i, o, 1, heads, hard=False),
+        targets=["attention"],
+        slot=slot,
+        site="head",
+    )
+    model, read = SkilledModel(backbone, average_router(len(attachment.groups), 1, 1), slot), {}
+    for path, layer in model.skilled_layers().items():
+
+        def keep(module, inputs, path=path):
+            read[path] = inputs[0]
+            inputs[0].retain_grad()
+
+        layer.base.register_forward_pre_hook(keep)
+    model(torch.tensor([0]), **batch(1)).loss.backward()
+    for path, layer in model.skilled_layers().items():
+        importance = (read[path] * read[path].grad).unflatten(-1, (4, -1)).sum((0, 1, 3))
+        slope = 1 - torch.sigmoid(torch.tensor(1.0))  # of σ(s + d) / σ(s) in d
+        inventory: Any = layer.inventory
+        assert relative_error(inventory.logits.grad[0], slope * importance) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("family", "target", "n_layers"),
+    [
+        *[("t5", "attention", 6), ("t5", "self_attention", 4), ("t5", "cross_attention", 2)],
+        *[("bart", "attention", 6), ("bart", "self_attention", 4), ("bart", "cross_attention", 2)],
+        *[("llama", "self_attention", 2), ("gpt2", "self_attention", 2)],
+        *[("t5", "encoder.*", 2), ("t5", "all", 6), ("gpt2", "h.0.attn.c_proj", 1)],
+    ],
+)
+def test_targets(family: str, target: str, n_layers: int) -> None:
+    backbone = BACKBONES[family]()
+    attachment = attach_skills(
+        backbone,
+        lambda i, o, heads: HeadMaskInventory(i, o, 2, heads),
+        targets=[target],
+        slot=RoutingSlot(),
+        site="head",
+    )
+    assert len(attachment.layers) == n_layers
+    assert {row.n_parameters for row in attachment.layers} == {2 * 4}
+
+
+def test_a_target_without_heads_is_refused() -> None:
+    backbone, message = BACKBONES["t5"](), "'mlp' matches no output projection of this backbone"
+    with pytest.raises(ValueError, match=message):
+        attach_skills(
+            backbone,
+            lambda i, o, heads: HeadMaskInventory(i, o, 2, heads),
+            targets=["mlp"],
+            slot=RoutingSlot(),
+            site="head",
+        )
+
+
+@pytest.mark.parametrize(
+    ("heads", "settings", "message"),
+    [
+        (4, {"start": 0.0}, r"start \(0.0\) must be positive"),
+        (3, {}, r"attention_heads \(3\) must divide in_features \(8\)"),
+        (4, {"n_heads": 3}, r"n_heads \(3\) must divide attention_heads \(4\)"),
+    ],
+)
+def test_wrong_settings(heads: int, settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        HeadMaskInventory(8, 12, 3, heads, **settings)
+
+
+def test_gates_need_the_layer() -> None:
+    inventory = HeadMaskInventory(8, 8, 2, 4)
+    fill(inventory)
+    with pytest.raises(TypeError, match="head masks change the layer's input: call combine_linear"):
+        inventory(torch.randn(1, 2, 8), torch.randn(1, 2, 8), mixing(1, 1, 2))
