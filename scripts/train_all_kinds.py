@@ -43,6 +43,9 @@ FRAGMENTS = (
     "skills/supermask",
     "skills/bitfit",
     "skills/krona",
+    "skills/adapter_houlsby",
+    "skills/adapter_pfeiffer",
+    "skills/adapter_parallel",
     "skills/head_mask",
 )
 

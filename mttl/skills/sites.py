@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from mttl.skills.attention_modules import ATTENTION_WORDS, head_projections
+from mttl.skills.blocks.block_places import BLOCK_WORDS, block_places
+from mttl.skills.blocks.feed_forward import separate
+from mttl.skills.blocks.skilled_block import SkilledBlock
 from mttl.skills.skilled_layer import SkilledLayer
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.targets import LINEAR_WORDS, linear_features
@@ -21,12 +24,14 @@ class Site:
         find: Finds all such places of a backbone: features in and out, and what else skills need
             to know there, by path.
         words: Words for targets, and the patterns of paths that each stands for.
+        take: Returns the module at a path, which it may have to make one.
     """
 
     noun: str
     layer: type[SkilledLayer]
     find: Callable[[nn.Module], dict[str, tuple[int, ...]]]
     words: Mapping[str, list[str]]
+    take: Callable[[nn.Module, str], nn.Module] = nn.Module.get_submodule
 
 
 def _linears(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -37,8 +42,10 @@ def _linears(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
     }
 
 
+# From the inside out: a block whose layers have skills may have skills itself.
 SITES = {
     "linear": Site("linear layer", SkilledLinear, _linears, LINEAR_WORDS),
     # Each with the number of heads that it joins.
     "head": Site("output projection", SkilledLinear, head_projections, ATTENTION_WORDS),
+    "block": Site("block", SkilledBlock, block_places, BLOCK_WORDS, separate),
 }

@@ -64,9 +64,8 @@ OTHERS: dict[str, Callable[[int, int, int], Inventory]] = {
     "lora, all at once": lambda i, o, k: LoRAInventory(i, o, k, rank=i // k, scale=0.3),
     "lora, by expert": lambda i, o, k: LoRAInventory(i, o, k, rank=i, scale=0.3),
     "adapter": lambda i, o, k: AdapterInventory(i, o, k, hidden_features=3),
-    "adapter, behind": lambda i, o, k: AdapterInventory(
-        i, o, k, hidden_features=3, parallel=False, activation="gelu"
-    ),
+    "adapter, behind": lambda i, o, k: PLACED["adapter, behind"](i, o, k),
+    "adapter, outputs": lambda i, o, k: PLACED["adapter, outputs"](i, o, k),
     "krona-factors": lambda i, o, k: KronAInventory(i, o, k, scale=0.5),
     "head_mask": lambda i, o, k: HeadMaskInventory(i, o, k, 4, start=0.05),
     "head_mask, soft": lambda i, o, k: HeadMaskInventory(i, o, k, 4, hard=False),
@@ -79,6 +78,12 @@ OTHERS: dict[str, Callable[[int, int, int], Inventory]] = {
 PLACED: dict[str, Callable[..., Inventory]] = {
     "head_mask": partial(HeadMaskInventory, start=0.05),
     "head_mask, soft": partial(HeadMaskInventory, hard=False),
+    "adapter, behind": partial(
+        AdapterInventory, hidden_features=3, parallel=False, activation="gelu"
+    ),
+    "adapter, outputs": partial(
+        AdapterInventory, hidden_features=3, scale=2.0, layer_norm=True, mix="outputs"
+    ),
 }
 
 

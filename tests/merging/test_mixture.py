@@ -133,6 +133,13 @@ def test_what_does_not_fit_is_refused(frozen: Path, base: Path, tmp_path: Path) 
         assert not (tmp_path / "out").exists()
 
 
+def test_skills_that_are_no_weights_are_refused(base: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path, pretrained(base), {"kind": "adapter", "targets": ["mlp"]})
+    message = "cannot be folded: they act on a T5DenseActDense, and no change of a weight does what"
+    with pytest.raises(CheckpointError, match=message):
+        merge_models(recipe(base, run), tmp_path / "out")
+
+
 def test_skills_that_do_not_fit_their_settings_are_refused(
     frozen: Path, base: Path, tmp_path: Path
 ) -> None:

@@ -20,13 +20,17 @@ TASK_IDS = torch.tensor([2, 0, 1, 0])
 ROUNDING = 1e-5
 FOLDED = ("head_mask", "head_mask, soft")
 HARD = ("head_mask",)
+BLOCKS = ("adapter",)
 every = pytest.mark.parametrize(
     ("family", "kind"), [(family, kind) for kind in PLACED for family in BACKBONES]
 )
 
 
 def placed(family: str, kind: str, **settings: Any) -> SkilledModel:
-    return skilled(BACKBONES[family](), inventory=kind, targets=["attention"], **settings)
+    blocks = kind.startswith(BLOCKS)
+    settings |= {"n_heads": 1} if blocks else {}  # whose features have no blocks of their own
+    targets = ["attention", "mlp"] if blocks else ["attention"]
+    return skilled(BACKBONES[family](), inventory=kind, targets=targets, **settings)
 
 
 def run(model: SkilledModel, task_ids: Tensor = TASK_IDS, **inputs: Any) -> Any:
