@@ -196,9 +196,10 @@ def _give_memory(layers: Iterable[SkilledLayer]) -> None:
     made: dict[Tensor, Any] = {}
     for module in (part for layer in layers for part in layer.inventory.modules()):
         for name, value in module._parameters.items():
-            if value is not None and value not in made:
-                made[value] = nn.Parameter(torch.empty_like(value, device="cpu"))
-            module._parameters[name] = made.get(value)
+            if value is not None:
+                if value not in made:
+                    made[value] = nn.Parameter(torch.empty_like(value, device="cpu"))
+                module._parameters[name] = made[value]
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = torch.empty_like(buffer, device="cpu")

@@ -137,7 +137,7 @@ class IntrinsicInventory(Inventory):
     def _current(self, device: torch.device) -> DenseProjection | Fastfood:
         """Return the projection, which is drawn once on each device."""
         if self._drawn is None or self._drawn.device != device:
-            self._draw(device)
+            self._draw(device)  # type: ignore
         return self._drawn  # type: ignore[return-value]
 
     @torch.compiler.disable
