@@ -46,6 +46,7 @@ FRAGMENTS = (
     "skills/adapter_houlsby",
     "skills/adapter_pfeiffer",
     "skills/adapter_parallel",
+    "skills/compacter",
     "skills/head_mask",
 )
 
