@@ -47,6 +47,8 @@ FRAGMENTS = (
     "skills/adapter_pfeiffer",
     "skills/adapter_parallel",
     "skills/compacter",
+    "skills/lora_parallel",
+    "skills/unipelt",
     "skills/head_mask",
 )
 

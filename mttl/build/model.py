@@ -262,9 +262,8 @@ def _attach(
     granularity: str,
 ) -> Attachment:
     placements = []
-    one: Any
     for one in kinds_of(skills):
-        kind = one.own_class if isinstance(one, OwnPart) else KINDS[one.kind]
+        kind = getattr(one, "own_class", None) or KINDS[one.kind]
         make = partial(_make_inventory, one, aggregation, n_skills)
         placements.append(Placement(make, one.targets, kind.site))
     try:
