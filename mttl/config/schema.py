@@ -57,7 +57,8 @@ class Adapt(Section):
     """What to train; see `mttl.adaptation.modes`."""
     init: RowInit = "mean"
     """How the routing of a new task starts: at the mean of the trained tasks, untrained, at its row
-    of the Expert's matrix, with a fresh skill of its own, or a row of Polytropon's."""
+    of the Expert's matrix, with a fresh skill of its own, a row of Polytropon's, or composed of its
+    factors."""
     lr: PositiveFloat = 1e-3
     """Learning rate of the skills, and of the backbone in the mode `full`."""
     router_lr: PositiveFloat = 0.1
@@ -90,6 +91,11 @@ class Adapt(Section):
         if self.init in ("matrix", "learned") and self.mode == "average":
             raise ValueError(
                 f"mode 'average' mixes all skills alike and takes no init '{self.init}'"
+            )
+        if self.init == "factors" and self.mode in ("average", "from_scratch"):
+            raise ValueError(
+                f"mode '{self.mode}' takes no row over from training, so init 'factors' composes "
+                "none; use 'zero_shot', 'router_only', 'skills_only', 'all' or 'full'"
             )
         return self
 
@@ -398,7 +404,8 @@ class Config(Section):
                 "may be negative; use another router"
             ]
         router = self.router
-        if router.kind == "polytropon" and router.straight_through and not router.shared_skill:
+        bernoulli = router.kind in ("polytropon", "metadata")
+        if bernoulli and router.straight_through and not router.shared_skill:
             return [
                 f"moe.task_prior '{prior}' needs an expert for every task, and a router with "
                 "straight_through may leave a task none; set router.straight_through: false, or "

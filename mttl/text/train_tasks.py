@@ -5,6 +5,7 @@ from pathlib import Path
 import pytorch_lightning as pl
 
 from mttl.build.build_backbone import backbone_name, check_packable, places_of
+from mttl.build.factor_table import with_factors
 from mttl.build.model import Built, build_model, inventory_settings
 from mttl.build.process_count import check_processes
 from mttl.build.trainer import build_trainer, with_shared_batches
@@ -64,6 +65,7 @@ def train(config: Config, *, resume: bool = False) -> None:
     metrics = {task: gym.metric(task) for task in tasks}
     if config.data.packed_length is not None:
         check_packable(config.backbone, config.data.packed_length)
+    config = with_factors(config, gym, tasks)
     built = build_model(config, tasks)
     check_positions(
         getattr(built.model.backbone.config, "max_position_embeddings", None),

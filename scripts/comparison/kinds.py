@@ -12,6 +12,7 @@ from comparison.folder import Comparison
 from comparison.intervals import half_width
 from comparison.methods import MODE_WAYS, Method, Plan
 from comparison.tables import Mean, Score, by_seed, markdown, mean_cell
+from mttl.build.factor_table import with_factors
 from mttl.config.load import load_config
 from mttl.config.schema import Config
 from mttl.data.chosen_tasks import open_gym, partition_of
@@ -99,7 +100,8 @@ def sized(files: str, overrides: Sequence[str], own: Config, n_parameters: int) 
     tasks = select_tasks(partition_of(own.data, gym).train, gym, own.data.skip_missing)
 
     def count(value: object) -> int:
-        return count_skills(load_config(files, [*overrides, f"skills.{name}={value}"]), tasks)
+        config = load_config(files, [*overrides, f"skills.{name}={value}"])
+        return count_skills(with_factors(config, gym, tasks), tasks)
 
     start = getattr(own.skills, name)
     if isinstance(start, float):  # a share that is left alone

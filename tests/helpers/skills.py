@@ -11,6 +11,7 @@ from helpers.backbones import fill
 from mttl.routing import (
     CategoricalRouter,
     HyperFormerRouter,
+    MetadataRouter,
     PolytroponRouter,
     RoutingSlot,
     ScoreFunctionRouter,
@@ -116,6 +117,10 @@ ROUTERS: dict[str, Callable[[int, int, int, int], TaskRouter]] = {
     "categorical": lambda g, t, h, k: CategoricalRouter(g, t, h, k, temperature=0.7),
     "categorical-soft": lambda g, t, h, k: CategoricalRouter(g, t, h, k, straight_through=False),
     "score_function": ScoreFunctionRouter,
+    # Every task has two of the factors, or one of them twice.
+    "metadata": lambda g, t, h, k: MetadataRouter(
+        torch.eye(t) + torch.eye(t)[:, [*range(1, t), 0]], g, h, k
+    ),
     "hyperformer": lambda g, t, h, k: HyperFormerRouter(g, t, 1, k),
     "average": lambda g, t, h, k: average_router(g, t, k, h),
     "expert": lambda g, t, h, k: expert_router(torch.ones(t, k).tril() + 0.5, g, h),
