@@ -48,6 +48,9 @@ FRAGMENTS = (
     "skills/adapter_houlsby",
     "skills/adapter_pfeiffer",
     "skills/adapter_parallel",
+    "skills/compacter",
+    "skills/lora_parallel",
+    "skills/unipelt",
     "skills/head_mask",
 )
 

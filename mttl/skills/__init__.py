@@ -2,6 +2,7 @@
 
 from mttl.skills.attach import Attached, Attachment, attach_skills
 from mttl.skills.blocks.adapter import AdapterInventory
+from mttl.skills.blocks.compacter import CompacterInventory
 from mttl.skills.inventory import Inventory
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.skilled_model import SkilledModel
@@ -20,6 +21,7 @@ __all__ = [
     "Attached",
     "Attachment",
     "BitFitInventory",
+    "CompacterInventory",
     "DenseInventory",
     "HeadMaskInventory",
     "IA3Inventory",
