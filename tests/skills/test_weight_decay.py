@@ -59,6 +59,7 @@ VECTORS = {
     "head_mask": {"logits"},
     "compacter": {"down_bias", "up_bias"},
     "intrinsic": {"scales"},
+    "diff_pruning": {"logits"},
 }
 
 
