@@ -178,7 +178,7 @@ def test_defaults() -> None:
         (["optim.meta.kind=maml", "trainer.strategy=fsdp2"], "(fsdp2) must be auto or ddp with"),
         (["optim.meta.kind=maml", "trainer.precision=16-mixed"], "(16-mixed) must be another"),
         (
-            ["optim.meta.kind=maml", "moe={experts: {kind: lora}}"],
+            ["optim.meta.kind=maml", "skills.kind=none", "router.kind=none", "moe.n_experts=4"],
             "a section moe must stay out with optim.meta 'maml'",
         ),
         (["data.global_batch_size=0"], "data.global_batch_size: '0' must be greater than 0"),
