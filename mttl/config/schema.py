@@ -17,7 +17,7 @@ from mttl.config.optim_schema import Optim
 from mttl.config.own_parts import OwnKinds, OwnPart
 from mttl.config.router_schema import Polytropon, Router
 from mttl.config.section import AdaptMode, NonNegative, RowInit, Section, Seeds
-from mttl.config.skills_schema import Aggregation, Mixture, Skills
+from mttl.config.skills_schema import Aggregation, Mixture, Skills, kinds_of
 from mttl.errors import nearest
 from mttl.own_classes import CALLBACKS, LOSSES
 
@@ -275,6 +275,20 @@ class Config(Section):
                 "backbone.compile must be false with trainer.strategy fsdp2: a model that is "
                 "compiled as a whole cannot be put together block by block"
             )
+<<<<<<< HEAD
+        shared = getattr(self.skills, "vector", "layer")
+        if self.trainer.strategy == "fsdp2" and shared in ("said", "model"):
+            problems.append(
+                f"skills.vector ('{shared}') must be 'layer' with trainer.strategy fsdp2, which "
+                "puts one block together at a time; the other strategies take a vector of the model"
+=======
+        shared = any(getattr(one, "shared", False) for one in kinds_of(self.skills))
+        if self.trainer.strategy == "fsdp2" and shared:
+            problems.append(
+                "skills.shared must be false with trainer.strategy fsdp2, which spreads a model "
+                "block by block: what all layers share is in no block"
+>>>>>>> main
+            )
         if self.loss is not None and self.optim.label_smoothing:
             problems.append("optim.label_smoothing must be 0 with a loss of one's own")
         if self.router.kind == "score_function":
@@ -424,6 +438,7 @@ class Config(Section):
             for name, found, needed in (
                 ("skills.kind", skills.kind, "lora"),
                 ("skills.n_heads", n_heads, 1),
+                ("skills.gate", getattr(skills, "gate", False), False),
                 ("router.kind", kind, "average"),  # attention takes the router's place
                 ("backbone.train", self.backbone.train, False),
                 ("moe", "given" if self.moe else None, None),

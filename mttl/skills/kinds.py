@@ -1,11 +1,13 @@
 """The kinds of skills by name: the registry of all uses."""
 
 from mttl.skills.blocks.adapter import AdapterInventory
+from mttl.skills.blocks.compacter import CompacterInventory
 from mttl.skills.inventory import USES, Inventory
 from mttl.skills.weights.bitfit import BitFitInventory
 from mttl.skills.weights.dense import DenseInventory
 from mttl.skills.weights.head_mask import HeadMaskInventory
 from mttl.skills.weights.ia3 import IA3Inventory
+from mttl.skills.weights.intrinsic import IntrinsicInventory
 from mttl.skills.weights.krona import KronAInventory
 from mttl.skills.weights.lora import LoRAInventory
 from mttl.skills.weights.sparse import SparseInventory
@@ -21,6 +23,11 @@ KINDS: dict[str, type[Inventory]] = {
     "bitfit": BitFitInventory,
     "krona": KronAInventory,
     "head_mask": HeadMaskInventory,
+<<<<<<< HEAD
+    "intrinsic": IntrinsicInventory,
+=======
+    "compacter": CompacterInventory,
+>>>>>>> main
 }
 
 

@@ -126,7 +126,8 @@ def count_skills(config: Config, tasks: Sequence[str]) -> int:
     from mttl.planning.fake_model import fake_model  # it brings PyTorch
 
     layers = fake_model(config, tasks).skilled_layers().values()
-    return sum(value.numel() for layer in layers for value in layer.inventory.parameters())
+    parameters = {value for layer in layers for value in layer.inventory.parameters()}
+    return sum(value.numel() for value in parameters)  # layers may share some
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,11 @@ def test_every_kind_has_a_fragment() -> None:
                 found.add(getattr(load_config(f"crossfit.yaml+{name}"), section).kind)
     assert kinds["skills"] == {
         *("lora", "ia3", "dense", "sparse", "supermask", "bitfit", "krona", "head_mask"),
-        "adapter",
+<<<<<<< HEAD
+        *("adapter", "intrinsic"),
+=======
+        *("adapter", "compacter", "several"),
+>>>>>>> main
     }
     assert kinds["optim"] == {"adamw", "adam", "adafactor"}
     assert kinds["router"] == {
