@@ -275,19 +275,17 @@ class Config(Section):
                 "backbone.compile must be false with trainer.strategy fsdp2: a model that is "
                 "compiled as a whole cannot be put together block by block"
             )
-<<<<<<< HEAD
-        shared = getattr(self.skills, "vector", "layer")
-        if self.trainer.strategy == "fsdp2" and shared in ("said", "model"):
+        vectors = [getattr(one, "vector", "layer") for one in kinds_of(self.skills)]
+        if self.trainer.strategy == "fsdp2" and {*vectors} - {"layer"}:
             problems.append(
-                f"skills.vector ('{shared}') must be 'layer' with trainer.strategy fsdp2, which "
-                "puts one block together at a time; the other strategies take a vector of the model"
-=======
+                "skills.vector must be 'layer' with trainer.strategy fsdp2, which puts one block "
+                "together at a time; the other strategies take a vector of the whole model"
+            )
         shared = any(getattr(one, "shared", False) for one in kinds_of(self.skills))
         if self.trainer.strategy == "fsdp2" and shared:
             problems.append(
                 "skills.shared must be false with trainer.strategy fsdp2, which spreads a model "
                 "block by block: what all layers share is in no block"
->>>>>>> main
             )
         if self.loss is not None and self.optim.label_smoothing:
             problems.append("optim.label_smoothing must be 0 with a loss of one's own")

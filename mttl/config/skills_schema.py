@@ -159,7 +159,6 @@ class HeadMask(_AnySkills):
     """Logit of a fresh gate: how far it is from shut."""
 
 
-<<<<<<< HEAD
 class Intrinsic(_AnySkills):
     """Short vectors, which fixed random projections turn into weight changes."""
 
@@ -173,9 +172,20 @@ class Intrinsic(_AnySkills):
     """By fast Walsh–Hadamard transforms, or by a Gaussian matrix, for small layers."""
     seed: Seed = 0
     """Another seed draws other projections."""
-=======
+
+
 _Kinds: TypeAlias = (
-    LoRA | IA3 | Dense | Sparse | Supermask | BitFit | KronA | HeadMask | Adapter | Compacter
+    LoRA
+    | IA3
+    | Dense
+    | Sparse
+    | Supermask
+    | BitFit
+    | KronA
+    | HeadMask
+    | Adapter
+    | Compacter
+    | Intrinsic
 )
 OneKind = Annotated[_Kinds, Field(discriminator="kind"), OwnKinds(SKILLS, _AnySkills)]
 
@@ -219,7 +229,6 @@ class Several(_Sizes):
             {name: value for name, value in one.items() if name not in _Sizes.model_fields}
             for one in dump(kinds)
         ]
->>>>>>> main
 
 
 class NoSkills(Section):
@@ -229,23 +238,7 @@ class NoSkills(Section):
 
 
 Skills = Annotated[
-<<<<<<< HEAD
-    LoRA
-    | IA3
-    | Dense
-    | Sparse
-    | Supermask
-    | BitFit
-    | KronA
-    | HeadMask
-    | Adapter
-    | Intrinsic
-    | NoSkills,
-    Field(discriminator="kind"),
-    OwnKinds(SKILLS, _AnySkills),
-=======
     _Kinds | Several | NoSkills, Field(discriminator="kind"), OwnKinds(SKILLS, _AnySkills)
->>>>>>> main
 ]
 
 

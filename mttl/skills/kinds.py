@@ -23,11 +23,8 @@ KINDS: dict[str, type[Inventory]] = {
     "bitfit": BitFitInventory,
     "krona": KronAInventory,
     "head_mask": HeadMaskInventory,
-<<<<<<< HEAD
-    "intrinsic": IntrinsicInventory,
-=======
     "compacter": CompacterInventory,
->>>>>>> main
+    "intrinsic": IntrinsicInventory,
 }
 
 

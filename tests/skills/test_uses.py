@@ -442,17 +442,13 @@ def test_the_registry_knows_the_kinds_of_every_use():
     assert fit == {
         "task": [
             *("lora", "ia3", "adapter", "dense", "sparse", "supermask", "bitfit", "krona"),
-<<<<<<< HEAD
-            *("head_mask", "intrinsic"),
+            *("head_mask", "compacter", "intrinsic"),
         ],
-        "token": ["lora", "ia3", "adapter", "dense", "sparse", "bitfit", "krona", "intrinsic"],
+        "token": [
+            *("lora", "ia3", "adapter", "dense", "sparse", "bitfit", "krona", "compacter"),
+            "intrinsic",
+        ],
         "composed": ["lora", "dense", "sparse", "krona", "intrinsic"],
-=======
-            *("head_mask", "compacter"),
-        ],
-        "token": ["lora", "ia3", "adapter", "dense", "sparse", "bitfit", "krona", "compacter"],
-        "composed": ["lora", "dense", "sparse", "krona"],
->>>>>>> main
     }
     assert kind_for("token", "adapter") is AdapterInventory
 

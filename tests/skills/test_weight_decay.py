@@ -57,11 +57,8 @@ VECTORS = {
     "bitfit": {"bias"},
     "krona": set(),
     "head_mask": {"logits"},
-<<<<<<< HEAD
-    "intrinsic": {"scales"},
-=======
     "compacter": {"down_bias", "up_bias"},
->>>>>>> main
+    "intrinsic": {"scales"},
 }
 
 
