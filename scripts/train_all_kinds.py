@@ -44,6 +44,7 @@ FRAGMENTS = (
     "skills/bitfit",
     "skills/krona",
     "skills/head_mask",
+    "skills/prefix",
 )
 
 

@@ -28,6 +28,7 @@ from mttl.data.prompt_form import PromptForm
 from mttl.errors import CheckpointError, ConfigError
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import end_also_at, search_settings
+from mttl.models.prefixed_attention import read_prefixes
 from mttl.moe.attach_experts import TokenLayers
 from mttl.routing.context import RoutingSlot
 from mttl.skills.attach import Attachment, attach_skills
@@ -275,8 +276,10 @@ def _attach(
         attention = aggregation.model_dump(exclude={"kind", "source"})
         return AttendedInventory(inventory, **attention)
 
+    kind = skills.own_class if isinstance(skills, OwnPart) else KINDS[skills.kind]
+    if kind.site == "attention":
+        read_prefixes(model)
     try:
-        kind = skills.own_class if isinstance(skills, OwnPart) else KINDS[skills.kind]
         return attach_skills(
             model,
             make_inventory,

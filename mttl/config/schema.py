@@ -285,6 +285,12 @@ class Config(Section):
                 f"{packed} needs backbone.compile: false, since the rows of every batch begin at "
                 "other places"
             )
+        if self.skills.kind in ("prefix", "prompt"):
+            alone = f"with skills.kind '{self.skills.kind}', which other kinds take"
+            if self.data.packed_length is not None:
+                problems.append(f"{packed} cannot be {alone}; remove it")
+            if self.backbone.compile:
+                problems.append(f"backbone.compile cannot be {alone}; set it to false")
         for name in ("token_budget", "packed_length"):
             if self.data.global_batch_size is not None and getattr(self.data, name) is not None:
                 problems.append(

@@ -108,6 +108,18 @@ class HeadMask(_AnySkills):
     """Logit of a fresh gate: how far it is from shut."""
 
 
+class Prefix(_AnySkills):
+    """Keys and values in front of the text."""
+
+    kind: Literal["prefix"]
+    length: PositiveInt = 10
+    """Keys of a prefix."""
+    gated: bool = True
+    """A softmax of its own, and gates that start at 0; else one softmax with the text."""
+    bottleneck: PositiveInt | None = None
+    """Hidden features of a network that computes the prefix; by default it is kept plain."""
+
+
 class NoSkills(Section):
     """No skills that tasks choose: tokens choose experts, see the section `moe`."""
 
@@ -115,7 +127,7 @@ class NoSkills(Section):
 
 
 Skills = Annotated[
-    LoRA | IA3 | Dense | Sparse | Supermask | BitFit | KronA | HeadMask | NoSkills,
+    LoRA | IA3 | Dense | Sparse | Supermask | BitFit | KronA | HeadMask | Prefix | NoSkills,
     Field(discriminator="kind"),
     OwnKinds(SKILLS, _AnySkills),
 ]

@@ -2,6 +2,7 @@
 
 from mttl.skills.attach import Attached, Attachment, attach_skills
 from mttl.skills.blocks.adapter import AdapterInventory
+from mttl.skills.inputs.prefix import PrefixInventory
 from mttl.skills.inventory import Inventory
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.skilled_model import SkilledModel
@@ -25,6 +26,7 @@ __all__ = [
     "Inventory",
     "KronAInventory",
     "LoRAInventory",
+    "PrefixInventory",
     "SkilledLinear",
     "SkilledModel",
     "SparseInventory",

@@ -1,6 +1,7 @@
 """The kinds of skills by name: the registry of all uses."""
 
 from mttl.skills.blocks.adapter import AdapterInventory
+from mttl.skills.inputs.prefix import PrefixInventory
 from mttl.skills.inventory import USES, Inventory
 from mttl.skills.weights.bitfit import BitFitInventory
 from mttl.skills.weights.dense import DenseInventory
@@ -21,6 +22,7 @@ KINDS: dict[str, type[Inventory]] = {
     "bitfit": BitFitInventory,
     "krona": KronAInventory,
     "head_mask": HeadMaskInventory,
+    "prefix": PrefixInventory,
 }
 
 

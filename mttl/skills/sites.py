@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from mttl.skills.attention_modules import ATTENTION_WORDS, head_projections
+from mttl.skills.attention_modules import ATTENTION_WORDS, attention_places, head_projections
+from mttl.skills.inputs.skilled_attention import SkilledAttention
 from mttl.skills.skilled_layer import SkilledLayer
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.targets import LINEAR_WORDS, linear_features
@@ -39,6 +40,7 @@ def _linears(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
 
 SITES = {
     "linear": Site("linear layer", SkilledLinear, _linears, LINEAR_WORDS),
-    # Each with the number of heads that it joins.
+    # These tell the number of heads, too.
     "head": Site("output projection", SkilledLinear, head_projections, ATTENTION_WORDS),
+    "attention": Site("attention module", SkilledAttention, attention_places, ATTENTION_WORDS),
 }

@@ -15,18 +15,19 @@ from torch.nn.functional import cross_entropy
 
 from helpers.backbones import batch, fill, tiny_llama, tiny_t5
 from helpers.experts import token_model
-from helpers.skills import INVENTORIES, OTHERS, make_kind, spread
+from helpers.skills import INVENTORIES, OTHERS, PLACED, attach_kind, spread
 from mttl.models.teacher_forcing import forced_logits
 from mttl.routing import PolytroponRouter, RoutingSlot, TaskRouter
 from mttl.routing.task.priors import RoutingPrior
 from mttl.sharding.shard_model import shard_model
 from mttl.sharding.whole_tensors import for_first, is_first, load_whole, whole, whole_parameters
-from mttl.skills import SkilledModel, attach_skills
+from mttl.skills import SkilledModel
 
 WORLD, STEPS, RATE, NORM = 2, 2, 0.1, 0.5
 PRIOR = RoutingPrior(ibp_alpha=2.0, ibp_weight=0.1)
 FAMILIES = {"t5": tiny_t5, "llama": tiny_llama}
-TASK_KINDS = [*INVENTORIES, *(kind for kind in OTHERS if "adapter" not in kind)]
+TASK_KINDS = [*{**INVENTORIES, **OTHERS, **PLACED}]
+TASK_KINDS = [kind for kind in TASK_KINDS if not kind.startswith("adapter")]
 
 
 def task_model(
@@ -39,12 +40,8 @@ def task_model(
     **router: Any,
 ) -> SkilledModel:
     backbone, slot = FAMILIES[family]().to(dtype).requires_grad_(train_backbone), RoutingSlot()
-    attachment = attach_skills(
-        backbone,
-        lambda i, o: make_kind(kind, i, o, 3),
-        targets=("attention", "mlp"),
-        slot=slot,
-    )
+    targets = ["attention"] if kind in PLACED else ["attention", "mlp"]
+    attachment = attach_kind(backbone, kind, n_skills=3, targets=targets, slot=slot)
     groups = len(attachment.groups)
     model = SkilledModel(
         backbone, spread(PolytroponRouter(groups, 3, 1, 3, relaxed=False, **router)), slot
@@ -98,7 +95,7 @@ CASES: dict[str, Callable[[], SkilledModel]] = {
 # One of every kind of skill, and one of everything else; the others are slow.
 SOME = [
     *("t5, all", "t5, krona-deltas", "t5, supermask", "t5, sparse-deltas", "t5, tokens"),
-    "t5, head_mask",
+    *("t5, head_mask", "llama, prefix"),
     *("llama, lora-factors", "llama, ia3", "llama, bitfit", "llama, dense-deltas"),
     *("llama, token adapters", "llama, prompts", "llama, bfloat16"),
 ]

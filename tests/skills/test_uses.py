@@ -387,7 +387,10 @@ def test_a_kind_that_cannot_be_composed_is_refused(kind):
 def test_the_registry_knows_the_kinds_of_every_use():
     fit = {name: [kind for kind in KINDS if name in KINDS[kind].uses] for name in USES}
     assert fit == {
-        "task": ["lora", "ia3", "dense", "sparse", "supermask", "bitfit", "krona", "head_mask"],
+        "task": [
+            *("lora", "ia3", "dense", "sparse", "supermask", "bitfit", "krona", "head_mask"),
+            "prefix",
+        ],
         "token": ["lora", "ia3", "adapter", "dense", "sparse", "bitfit", "krona"],
         "composed": ["lora", "dense", "sparse", "krona"],
     }

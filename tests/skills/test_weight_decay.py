@@ -57,12 +57,13 @@ VECTORS = {
     "bitfit": {"bias"},
     "krona": set(),
     "head_mask": {"logits"},
+    "prefix": {"gate"},
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_of_skills_decay_is_for_all_but_biases_and_scales(kind):
-    more = (2,) if kind == "head_mask" else ()
+    more = (2,) if kind in ("head_mask", "prefix") else ()
     skills = KINDS[kind](4, 6, 3, *more)
     named = {name for name, _ in skills.named_parameters()}
     assert named - decayed(skills) == VECTORS[kind]
