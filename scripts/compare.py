@@ -4,6 +4,8 @@ python scripts/compare.py --out runs/compare
 python scripts/compare.py --folds 5 --search-rates --out runs/folds
 python scripts/compare.py --methods polytropon shared --seeds 13 --steps 200 --out runs/try
 python scripts/compare.py --methods polytropon --method mine=my_router.yaml --out runs/mine
+python scripts/compare.py --skills all --out runs/kinds
+python scripts/compare.py --skills lora krona --parameters 400000 --out runs/equal
 python scripts/compare.py --runs polytropon=runs/p13,runs/p14 mine=runs/m13,runs/m14 --out runs/both
 
 A method is `pl_train.py -c crossfit.yaml+<fragment>` and then `pl_finetune.py`, each in a process
@@ -13,6 +15,10 @@ common one, also in adaptation, and may name a class of your own. --runs reads r
 seed each, and what they were adapted to; trained beside them is what --methods and --method name.
 Differences are paired by task, seed and few-shot sample.
 
+--skills takes kinds of skills in the place of methods: the files of configs/skills, each merged
+onto the common one. What they change and cost is measured on the first seed's run, and stands in
+OUT/kinds.md, kinds.json and kinds.svg. --parameters brings all to about as many of them.
+
 The tables are written to OUT/table.md, table.csv and scores.csv whenever a
 method has ended.
 """
@@ -21,6 +27,7 @@ import argparse
 
 from comparison.existing import check_pairs, read_runs
 from comparison.folder import Comparison, carry_out
+from comparison.kinds import EVERY, kind_methods
 from comparison.methods import (
     ABLATIONS,
     ALL,
@@ -38,6 +45,7 @@ from mttl.command import exit_with, make_console, positive
 from mttl.errors import ConfigError, MttlError
 from mttl.libraries import check_libraries
 
+FIRST_KIND = "lora"
 # Tasks that one fold trains on thousands of rows are new to another, which gets a few of them.
 FEW = 32
 # What has no meaning where nothing is trained.
@@ -54,13 +62,22 @@ def main(arguments: list[str] | None = None) -> int:
     check_libraries("matplotlib")
     examples = FEW if options.folds and options.examples is None else options.examples
     own = own_methods(options.method, options.modes or ())
+    kinds = kind_methods(
+        *(options.skills, options.config, options.override),
+        n_parameters=options.parameters,
+        modes=options.modes or (),
+    )
+    own |= kinds
     shipped = options.methods
     if shipped is None:
-        shipped = [] if options.runs else list(METHODS)
+        shipped = [] if options.runs or options.skills else list(METHODS)
     names = [*shipped, *own]
     existing = read_runs(options.runs, names)
     everything = [*names, *(runs.name for runs in existing)]
-    first = existing[0].name if existing and REFERENCE not in everything else REFERENCE
+    others = [runs.name for runs in existing] or [
+        name for name in (FIRST_KIND, *kinds) if name in kinds
+    ]
+    first = REFERENCE if REFERENCE in everything or not others else others[0]
     reference = options.reference or first
     if reference not in everything:
         raise MttlError(
@@ -73,6 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
         search_rates=options.search_rates,
         methods=ALL | own,
         reference=reference,
+        n_parameters=options.parameters,
     )
     modes = list(DEFAULT_WAYS) if options.modes is None else options.modes
     plans = plan(names, modes, options.seeds, options.folds, comparison.methods)
@@ -111,6 +129,19 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="a method of your own: its configuration; may be repeated",
     )
     add(
+        "--skills",
+        nargs="+",
+        default=[],
+        metavar="KIND",
+        help=f"kinds of skills, by the names of files in configs/skills; {EVERY} for every one",
+    )
+    add(
+        "--parameters",
+        type=positive,
+        metavar="N",
+        help="bring the skills of every kind of --skills to about so many parameters",
+    )
+    add(
         "--runs",
         action="extend",
         nargs="+",
@@ -121,7 +152,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add(
         "--reference",
         metavar="NAME",
-        help=f"the method that others are compared with ({REFERENCE}, or the first of --runs)",
+        help=f"the method that others are compared with ({REFERENCE}, or the first of --runs, or "
+        f"{FIRST_KIND})",
     )
     add(
         "--modes",
@@ -143,6 +175,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="adapt every method with the rates that are best on development tasks",
     )
     options = parser.parse_args(arguments)
+    if options.parameters and not options.skills:
+        raise ConfigError("--parameters needs --skills, whose sizes it sets")
     if not options.runs:
         return options
     if options.folds or options.search_rates:
@@ -154,10 +188,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     # A second reading has no defaults, and tells what was given.
     given = parser.parse_args(arguments, argparse.Namespace(**dict.fromkeys(TRAINING)))
     useless = [option for name, option in TRAINING.items() if getattr(given, name) is not None]
-    if useless and not options.methods and not options.method:
+    if useless and not (options.methods or options.method or options.skills):
         raise ConfigError(
             f"--runs alone trains nothing, so {', '.join(useless)} would change nothing: leave "
-            "them out, or name what to train with --methods or --method"
+            "them out, or name what to train with --methods, --method or --skills"
         )
     return options
 

@@ -1,6 +1,6 @@
 """The sections `skills` and `aggregation`: what a skill does, and how skills combine."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -10,6 +10,8 @@ from mttl.own_classes import SKILLS
 
 
 class _AnySkills(Section):
+    # The setting by which kinds are brought to the same number of parameters.
+    sized_by: ClassVar[str] = "n_skills"
     n_skills: PositiveInt | Literal["per_task"] = 8
     """How many skills; `per_task` is for the private router."""
     n_heads: PositiveInt = 1
@@ -21,6 +23,7 @@ class _AnySkills(Section):
 class LoRA(_AnySkills):
     """Low-rank skills."""
 
+    sized_by: ClassVar = "rank"
     kind: Literal["lora"]
     rank: PositiveInt = 16
     """Rank of each skill."""
@@ -47,6 +50,7 @@ class Dense(_AnySkills):
 class Sparse(_AnySkills):
     """Changes of few entries, fixed before training."""
 
+    sized_by: ClassVar = "sparsity"
     kind: Literal["sparse"]
     sparsity: Fraction = 0.9
     """Fraction of entries that a skill leaves alone."""

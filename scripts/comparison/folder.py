@@ -40,6 +40,7 @@ OWN_SETTINGS = {
 }
 # Folds and their development tasks are the same in every comparison of a gym.
 FOLD_SEED = 13
+MEASURE = "measure"
 N_DEV = 4
 
 
@@ -60,6 +61,7 @@ class Comparison:
         search_rates: Whether each way of adaptation gets the best of a few rates.
         methods: What the names of methods stand for.
         reference: The method that others are compared with.
+        n_parameters: What the skills of every method are brought to; none leaves them as they are.
     """
 
     out: Path
@@ -74,6 +76,7 @@ class Comparison:
     search_rates: bool = False
     methods: Mapping[str, Method] = field(default_factory=lambda: ALL)
     reference: str = REFERENCE
+    n_parameters: int | None = None
 
     @classmethod
     def of_options(cls, options: Namespace, examples: int | None = None, **more: Any) -> Self:
@@ -224,6 +227,7 @@ class Comparison:
             "examples": self.examples,
             "folds": self.n_folds,
             "search_rates": self.search_rates or None,
+            "parameters": self.n_parameters,
         }
         keep_config(
             self.out / "comparison.yaml",
@@ -260,7 +264,8 @@ class Comparison:
 
     def stages(self, item: Plan) -> list[str]:
         """Return the names of all that has to be run."""
-        return ["train", *(stage for way in item.ways for stage in self.stages_of(way))]
+        adapting = (stage for way in item.ways for stage in self.stages_of(way))
+        return ["train", *adapting, *([MEASURE] if item.measured else [])]
 
     def stages_of(self, way: Way) -> list[str]:
         """Return the names of what a way of adaptation runs."""
@@ -288,6 +293,14 @@ class Comparison:
                 if not self.cost(item, stage).ended:
                     command = self._search if stage.startswith("search-") else self._adapt
                     self._command(item, stage, command(item, way), processes)
+        if item.measured and not self.cost(item, MEASURE).ended:
+            script = str(ROOT / "scripts" / "benchmarks" / "skill_cost.py")
+            command = [script, str(self.run_folder(item)), "--json", str(self.measures(item))]
+            self._command(item, MEASURE, command, processes)
+
+    def measures(self, item: Plan) -> Path:
+        """Return where stands what the skills of a training change and cost."""
+        return self.group(item) / f"seed{item.seed}-skills.json"
 
     def _command(self, item: Plan, stage: str, command: list[str], processes: Processes) -> None:
         log = self.group(item) / f"seed{item.seed}.log"

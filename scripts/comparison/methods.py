@@ -65,6 +65,8 @@ class Method:
         one_speed: Give the router the learning rate of the skills, in adaptation too.
         ways: How its inventory can be adapted; the first is the method's own.
         adapts_by_fragment: Whether the file holds settings of adaptation too, or names classes.
+        rate: Factor on the learning rate of adaptation.
+        measured: Whether to measure what its skills change and cost.
     """
 
     fragment: str
@@ -72,6 +74,8 @@ class Method:
     one_speed: bool = False
     ways: tuple[Way, ...] = MODE_WAYS[:1]
     adapts_by_fragment: bool = False
+    rate: float = 1.0
+    measured: bool = False
 
     def training(self) -> list[str]:
         """Return the overrides of training."""
@@ -79,7 +83,8 @@ class Method:
 
     def adaptation(self, lr: float) -> list[str]:
         """Return the overrides of adaptation."""
-        return [f"adapt.router_lr={lr}"] if self.one_speed else []
+        own = [f"adapt.lr={self.rate * lr}"] if self.rate != 1 else []
+        return [*own, *([f"adapt.router_lr={lr}"] if self.one_speed else [])]
 
 
 def _polytropon(*settings: str) -> Method:
@@ -156,12 +161,14 @@ class Plan:
         seed: Seed of training and of adaptation.
         ways: How it is adapted.
         fold: Which tasks are unseen, from 1; 0 takes those of the partition.
+        measured: Whether to measure what its skills change and cost.
     """
 
     name: str
     seed: int
     ways: tuple[Way, ...] = MODE_WAYS[:1]
     fold: int = 0
+    measured: bool = False
 
     def __str__(self) -> str:
         """Name it for the progress on screen."""
@@ -192,8 +199,9 @@ def plan(
         name: (own.ways[0], *(way for way in own.ways[1:] if way.name in modes))
         for name, own in methods.items()
     }
+    first = (seeds[0], folds[0])  # one training tells what skills cost
     return [
-        Plan(name, seed, ways[name], fold)
+        Plan(name, seed, ways[name], fold, methods[name].measured and (seed, fold) == first)
         for seed in dict.fromkeys(seeds)
         for fold in folds
         for name in dict.fromkeys(names)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from comparison.existing import ExistingRuns, other_settings
 from comparison.folder import Comparison
+from comparison.kinds import kind_lines, kind_table, kinds_json
 from comparison.methods import FIXED_ROUTERS, Plan, Way
 from comparison.rates import FACTORS
 from comparison.tables import (
@@ -99,6 +100,15 @@ def write_tables(
         for column in columns
     ]
     save_figure(comparison_figure(dots, reference), comparison.out / "comparison")
+    if kinds := kind_lines(comparison, plans, scores):
+        from comparison.kind_figures import Dot, size_figure
+
+        shares = [Dot(x.kind, x.trained_share, x.seen, x.unseen) for x in kinds]
+        save_figure(size_figure(shares), comparison.out / "kinds")
+        table = kind_table(kinds)
+        text += f"\nKinds of skills:\n\n{table}"
+        write_text(comparison.out / "kinds.md", budget(comparison, plans) + table)
+        write_text(comparison.out / "kinds.json", kinds_json(kinds))
     write_text(comparison.out / "table.md", text)
     write_text(comparison.out / "table.csv", to_csv(lines))
     write_text(comparison.out / "scores.csv", to_csv(scores))

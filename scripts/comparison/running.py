@@ -91,22 +91,15 @@ def comparison_parser(
     *,
     config: str,
     out: str,
-    methods: Sequence[str],
+    methods: Sequence[str] = (),
     ablations: Sequence[str] = (),
 ) -> argparse.ArgumentParser:
-    """Return a command line with what all comparisons take."""
+    """Return a command line with what all comparisons take; without methods, no choice of them."""
     parser = make_parser(description)
     add = parser.add_argument
     add("-c", "--config", default=config, metavar="FILE[+FILE...]", help="(%(default)s)")
-    more = f"; and the ablations {', '.join(ablations)} (all but those)" if ablations else " (all)"
-    add(
-        "--methods",
-        nargs="+",
-        default=list(methods),
-        choices=[*methods, *ablations],
-        metavar="METHOD",
-        help=f"of {', '.join(methods)}{more}",
-    )
+    if methods:
+        _add_methods(parser, methods, ablations)
     add("--seeds", type=int, nargs="+", default=[13, 14, 15])
     add(
         "--workers",
@@ -117,6 +110,20 @@ def comparison_parser(
     add("--out", default=out, help="(%(default)s)")
     add_overrides(parser, "settings of all runs")
     return parser
+
+
+def _add_methods(
+    parser: argparse.ArgumentParser, methods: Sequence[str], ablations: Sequence[str]
+) -> None:
+    more = f"; and the ablations {', '.join(ablations)} (all but those)" if ablations else " (all)"
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        default=list(methods),
+        choices=[*methods, *ablations],
+        metavar="METHOD",
+        help=f"of {', '.join(methods)}{more}",
+    )
 
 
 def add_text_options(parser: argparse.ArgumentParser) -> None:

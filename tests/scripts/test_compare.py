@@ -3,18 +3,16 @@
 import csv
 import importlib
 import json
-import logging
 import math
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -44,22 +42,6 @@ def config(tmp_path: Path) -> Path:
     rows = [f"{name},{metric},string/word\n" for name, (metric, _) in TASKS.items()]
     (gym / "TASKS.csv").write_text("task,metric,category\n" + "".join(rows))
     return write_config(tmp_path / "tiny.yaml", gym)
-
-
-@pytest.fixture
-def commands(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
-    """Run commands in this process, and list them."""
-    given: list[list[str]] = []
-
-    def run(self: object, command: list[str], log: Path, cost: Path) -> None:
-        given.append(command)
-        recipe: ModuleType = load_recipe(Path(command[0]))
-        assert recipe.main(command[1:]) == 0
-        STAGES.Cost(1.0, 100.0, ended=True).write(cost)
-
-    monkeypatch.setattr(STAGES.Processes, "run", run)
-    yield given
-    logging.getLogger("mttl.data").setLevel(logging.NOTSET)  # adaptation hushes it
 
 
 def compare(config: Path, out: Path, *more: str) -> int:

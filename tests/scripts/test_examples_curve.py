@@ -3,12 +3,9 @@
 import csv
 import importlib
 import json
-import logging
 import math
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -20,22 +17,6 @@ SCRIPT = load_recipe(ROOT / "scripts" / "examples_curve.py")
 STAGES = sys.modules["comparison.stages"]
 EXAMPLES = sys.modules["comparison.examples"]
 TABLES = sys.modules["comparison.tables"]
-
-
-@pytest.fixture
-def commands(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
-    """Run commands in this process, and list them."""
-    given: list[list[str]] = []
-
-    def run(self: object, command: list[str], log: Path, cost: Path) -> None:
-        given.append(command)
-        recipe: ModuleType = load_recipe(Path(command[0]))
-        assert recipe.main(command[1:]) == 0
-        STAGES.Cost(1.0, 100.0, ended=True).write(cost)
-
-    monkeypatch.setattr(STAGES.Processes, "run", run)
-    yield given
-    logging.getLogger("mttl.data").setLevel(logging.NOTSET)  # adaptation hushes it
 
 
 def test_a_curve_ends_in_one_table_and_one_figure(
