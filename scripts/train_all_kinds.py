@@ -45,6 +45,7 @@ FRAGMENTS = (
     "skills/krona",
     "skills/head_mask",
     "skills/prefix",
+    "skills/prompt",
 )
 
 

@@ -285,12 +285,24 @@ class Config(Section):
                 f"{packed} needs backbone.compile: false, since the rows of every batch begin at "
                 "other places"
             )
-        if self.skills.kind in ("prefix", "prompt"):
-            alone = f"with skills.kind '{self.skills.kind}', which other kinds take"
+        front = self.skills.kind
+        if front in ("prefix", "prompt"):
+            other = "or take skills that change layers (lora, ia3, adapter …)"
             if self.data.packed_length is not None:
-                problems.append(f"{packed} cannot be {alone}; remove it")
+                problems.append(
+                    f"{packed} puts several texts behind one another, and skills.kind '{front}' "
+                    f"stands in front of one; remove it, {other}"
+                )
             if self.backbone.compile:
-                problems.append(f"backbone.compile cannot be {alone}; set it to false")
+                problems.append(
+                    f"backbone.compile must be false with skills.kind '{front}', which changes "
+                    f"what parts of the model are called with; {other}"
+                )
+            if front == "prompt" and self.moe is not None:
+                problems.append(
+                    "skills.kind 'prompt' adds positions that the token routers of a section moe "
+                    f"know nothing of; remove the section, {other}"
+                )
         for name in ("token_budget", "packed_length"):
             if self.data.global_batch_size is not None and getattr(self.data, name) is not None:
                 problems.append(

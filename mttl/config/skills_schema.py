@@ -115,6 +115,7 @@ class HeadMask(_AnySkills):
 class Prefix(_AnySkills):
     """Keys and values in front of the text."""
 
+    sized_by: ClassVar = "length"
     kind: Literal["prefix"]
     length: PositiveInt = 10
     """Keys of a prefix."""
@@ -124,6 +125,19 @@ class Prefix(_AnySkills):
     """Hidden features of a network that computes the prefix; by default it is kept plain."""
 
 
+class Prompt(_AnySkills):
+    """Vectors in front of the embedded text."""
+
+    sized_by: ClassVar = "length"
+    kind: Literal["prompt"]
+    targets: Annotated[list[str], Field(min_length=1)] = ["input"]
+    """Embeddings that get skills: input, those of the stack that reads the text."""
+    length: PositiveInt = 20
+    """Vectors of a prompt."""
+    spread: PositiveFloat = 0.5
+    """Largest entry of a fresh prompt; near those of the embeddings is good."""
+
+
 class NoSkills(Section):
     """No skills that tasks choose: tokens choose experts, see the section `moe`."""
 
@@ -131,7 +145,17 @@ class NoSkills(Section):
 
 
 Skills = Annotated[
-    LoRA | IA3 | Dense | Sparse | Supermask | BitFit | KronA | HeadMask | Prefix | NoSkills,
+    LoRA
+    | IA3
+    | Dense
+    | Sparse
+    | Supermask
+    | BitFit
+    | KronA
+    | HeadMask
+    | Prefix
+    | Prompt
+    | NoSkills,
     Field(discriminator="kind"),
     OwnKinds(SKILLS, _AnySkills),
 ]

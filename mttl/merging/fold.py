@@ -182,6 +182,8 @@ def _check_tied(backbone: nn.Module, skilled: dict[str, SkilledLayer]) -> None:
             if parameter is not None:
                 owners.setdefault(parameter, set()).add(path)
     for path, layer in skilled.items():
+        if not isinstance(layer, SkilledLinear):
+            continue  # refused for another reason
         for parameter in layer.base.parameters(recurse=False):
             others = sorted(owners[parameter] - {f"{path}.base"})
             if others:

@@ -22,6 +22,7 @@ from mttl.merging.fold import is_transposed, task_mixing
 from mttl.merging.weights_folder import Weights
 from mttl.model_tensors import backbone_parameters, fingerprint
 from mttl.skills.skilled_layer import SkilledLayer
+from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.weights.sparse import place_supports, saved_supports
 
 
@@ -63,6 +64,12 @@ class MixtureChange:
         except ConfigError as error:
             raise CheckpointError(f"'{run}' does not fit '{folder}': {error}") from error
         self._layers = model.skilled_layers()
+        for path, layer in self._layers.items():
+            if not isinstance(layer, SkilledLinear):
+                raise CheckpointError(
+                    f"'{run}' has skills on a {type(layer.base).__name__} ('{path}'), and no "
+                    "change of a weight does what they do; give a run of another kind of skill"
+                )
         parameters = backbone_parameters(backbone)
         _check(saved, base, parameters)
         for layer in self._layers.values():

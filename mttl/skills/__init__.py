@@ -3,6 +3,7 @@
 from mttl.skills.attach import Attached, Attachment, attach_skills
 from mttl.skills.blocks.adapter import AdapterInventory
 from mttl.skills.inputs.prefix import PrefixInventory
+from mttl.skills.inputs.prompt import PromptInventory
 from mttl.skills.inventory import Inventory
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.skilled_model import SkilledModel
@@ -27,6 +28,7 @@ __all__ = [
     "KronAInventory",
     "LoRAInventory",
     "PrefixInventory",
+    "PromptInventory",
     "SkilledLinear",
     "SkilledModel",
     "SparseInventory",

@@ -115,4 +115,6 @@ def attach_skills(
         for child, module in list(parent._modules.items()):
             if module in skilled:
                 setattr(parent, child, skilled[module])
+    if where.prepare is not None:
+        where.prepare(backbone)
     return Attachment(tuple(layers), tuple(groups))

@@ -7,6 +7,11 @@ from torch import nn
 
 from mttl.skills.attention_modules import ATTENTION_WORDS, attention_places, head_projections
 from mttl.skills.inputs.skilled_attention import SkilledAttention
+from mttl.skills.inputs.skilled_embedding import (
+    SkilledEmbedding,
+    input_embeddings,
+    put_prompts,
+)
 from mttl.skills.skilled_layer import SkilledLayer
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.targets import LINEAR_WORDS, linear_features
@@ -22,12 +27,14 @@ class Site:
         find: Finds all such places of a backbone: features in and out, and what else skills need
             to know there, by path.
         words: Words for targets, and the patterns of paths that each stands for.
+        prepare: What else the backbone needs once such skills are on it.
     """
 
     noun: str
     layer: type[SkilledLayer]
     find: Callable[[nn.Module], dict[str, tuple[int, ...]]]
     words: Mapping[str, list[str]]
+    prepare: Callable[[nn.Module], None] | None = None
 
 
 def _linears(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -43,4 +50,7 @@ SITES = {
     # These tell the number of heads, too.
     "head": Site("output projection", SkilledLinear, head_projections, ATTENTION_WORDS),
     "attention": Site("attention module", SkilledAttention, attention_places, ATTENTION_WORDS),
+    "embedding": Site(
+        "input embedding", SkilledEmbedding, input_embeddings, {"input": ["*"]}, put_prompts
+    ),
 }

@@ -70,6 +70,7 @@ def train(config: Config, *, resume: bool = False) -> None:
         decoder_only=is_decoder_only(built.model.backbone),
         max_input_length=config.data.max_input_length,
         max_output_length=config.data.max_output_length,
+        prompt_length=config.skills.length if config.skills.kind == "prompt" else 0,
     )
     if config.data.packed_length is not None:
         check_packing(built.model, config.data.packed_length)

@@ -95,7 +95,7 @@ CASES: dict[str, Callable[[], SkilledModel]] = {
 # One of every kind of skill, and one of everything else; the others are slow.
 SOME = [
     *("t5, all", "t5, krona-deltas", "t5, supermask", "t5, sparse-deltas", "t5, tokens"),
-    *("t5, head_mask", "llama, prefix"),
+    *("t5, head_mask", "llama, prefix", "llama, prompt"),
     *("llama, lora-factors", "llama, ia3", "llama, bitfit", "llama, dense-deltas"),
     *("llama, token adapters", "llama, prompts", "llama, bfloat16"),
 ]

@@ -31,6 +31,7 @@ from mttl.skills import (
     KronAInventory,
     LoRAInventory,
     PrefixInventory,
+    PromptInventory,
     SkilledModel,
     SparseInventory,
     SupermaskInventory,
@@ -84,6 +85,7 @@ PLACED: dict[str, Callable[..., Inventory]] = {
     "prefix": partial(PrefixInventory, length=3),
     "prefix, joint": partial(PrefixInventory, length=2, gated=False),
     "prefix, computed": partial(PrefixInventory, length=2, gated=False, bottleneck=5),
+    "prompt": partial(PromptInventory, length=3),
 }
 
 
@@ -148,6 +150,8 @@ def attach_kind(
     made: Any = PLACED.get(kind)
     if made is not None:
         site = kind_class(kind).site
+        if site == "embedding" and where["targets"] == ["attention"]:
+            where["targets"] = ["input"]
         if site == "attention" and hasattr(backbone, "config"):
             read_prefixes(backbone)  # type: ignore[arg-type]
         return attach_skills(

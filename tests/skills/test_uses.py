@@ -389,7 +389,7 @@ def test_the_registry_knows_the_kinds_of_every_use():
     assert fit == {
         "task": [
             *("lora", "ia3", "dense", "sparse", "supermask", "bitfit", "krona", "head_mask"),
-            "prefix",
+            *("prefix", "prompt"),
         ],
         "token": ["lora", "ia3", "adapter", "dense", "sparse", "bitfit", "krona"],
         "composed": ["lora", "dense", "sparse", "krona"],

@@ -58,6 +58,7 @@ VECTORS = {
     "krona": set(),
     "head_mask": {"logits"},
     "prefix": {"gate"},
+    "prompt": set(),
 }
 
 
