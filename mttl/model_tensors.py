@@ -25,7 +25,10 @@ SAMPLED_VALUES = 256
 
 
 def skill_tensors(model: Model) -> dict[str, Tensor]:
-    """Return the skills of every layer by ``<path of the layer>.<parameter>``."""
+    """Return the skills of every layer by ``<path of the layer>.<parameter>``.
+
+    What layers share stands under the first of them.
+    """
     if isinstance(model, ComposedModel):
         return {name: tensor.detach() for name, tensor in model.inventory.state_dict().items()}
     parts = {path: layer.inventory for path, layer in model.skilled_layers().items()}
@@ -33,11 +36,11 @@ def skill_tensors(model: Model) -> dict[str, Tensor]:
         parts[f"{path}.experts"] = layer.experts
         if layer.shared is not None:
             parts[f"{path}.shared"] = layer.shared
-    return {
-        f"{path}.{name}": tensor.detach()
-        for path, part in parts.items()
-        for name, tensor in part.state_dict().items()
-    }
+    tensors: dict[int, tuple[str, Tensor]] = {}
+    for path, part in parts.items():
+        for name, tensor in part.state_dict(keep_vars=True).items():
+            tensors.setdefault(id(tensor), (f"{path}.{name}", tensor))
+    return {name: tensor.detach() for name, tensor in tensors.values()}
 
 
 def router_tensors(model: Model) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ class _AnySkills(Section):
     n_heads: PositiveInt = 1
     """Blocks of features that are routed apart; above 1 is multi-head routing."""
     targets: Annotated[list[str], Field(min_length=1)] = ["attention"]
-    """Layers that get skills: attention, mlp, all, or patterns of layer names."""
+    """Layers or blocks that get skills: attention, mlp, all, or patterns of their names."""
 
 
 class LoRA(_AnySkills):
@@ -102,6 +102,25 @@ class KronA(_AnySkills):
     """Average the two matrices, or their products."""
 
 
+class Adapter(_AnySkills):
+    """Bottleneck adapters behind or beside attention and feed-forward blocks."""
+
+    sized_by: ClassVar = "hidden_features"
+    kind: Literal["adapter"]
+    hidden_features: PositiveInt = 64
+    """Width of the bottleneck."""
+    activation: Literal["relu", "gelu", "gelu_new", "silu"] = "relu"
+    """Between the two projections."""
+    parallel: bool = False
+    """Read the block's input, beside it; otherwise its output, behind it."""
+    scale: PositiveFloat = 1.0
+    """Factor on the change."""
+    layer_norm: bool = False
+    """Normalise what the adapter reads."""
+    mix: Literal["factors", "outputs"] = "factors"
+    """Average the parameters, or the outputs."""
+
+
 class HeadMask(_AnySkills):
     """Gates of heads of attention."""
 
@@ -155,6 +174,7 @@ Skills = Annotated[
     | HeadMask
     | Prefix
     | Prompt
+    | Adapter
     | NoSkills,
     Field(discriminator="kind"),
     OwnKinds(SKILLS, _AnySkills),

@@ -103,8 +103,22 @@ def strip(model: SkilledModel) -> FoldedBackbone:
 
 def unfold(folded: FoldedBackbone) -> None:
     """Put the skilled layers back; the model is then as it was before `fold`."""
-    for path, layer in folded.replaced.items():
+    for path, layer in folded.replaced.items():  # from the outside in, and back above
         _put(folded.backbone, path, layer)
+
+
+def require_weights(path: str, layer: SkilledLayer) -> None:
+    """Refuse skills that act on more than a linear layer.
+
+    Raises:
+        ValueError: If no change of a weight does what they do.
+    """
+    if not isinstance(layer, SkilledLinear):
+        raise ValueError(
+            f"the skills of '{path}' cannot be folded: they act on a {type(layer.base).__name__}, "
+            "and no change of a weight does what they do. Answer with the run itself "
+            "(pl_predict.py, scripts/serve.py)"
+        )
 
 
 def is_transposed(base: nn.Module) -> bool:
@@ -119,7 +133,7 @@ def _replace(backbone: nn.Module, plain: dict[SkilledLayer, nn.Module]) -> Folde
         for path, module in backbone.named_modules(remove_duplicate=False)
         if isinstance(module, SkilledLayer)
     }
-    for path, layer in replaced.items():
+    for path, layer in reversed(replaced.items()):
         _put(backbone, path, plain[layer])
     return FoldedBackbone(backbone, replaced)
 
@@ -131,11 +145,7 @@ def _put(backbone: nn.Module, path: str, module: nn.Module) -> None:
 
 def _plain(path: str, layer: SkilledLayer, weights: Float[Tensor, "H K"]) -> nn.Module:
     base = layer.base
-    if not isinstance(layer, SkilledLinear):
-        raise ValueError(
-            f"the skills of '{path}' cannot be folded: they act on a {type(base).__name__}, and no "
-            "change of a weight does what they do"
-        )
+    require_weights(path, layer)
     if is_foreign(base):
         raise ValueError(
             f"'{path}' is a {type(base).__name__}, whose weight cannot be read; load the backbone "

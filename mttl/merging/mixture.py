@@ -18,11 +18,10 @@ from mttl.build.saved_settings import read_found_settings
 from mttl.checkpoint import SavedInventory, read_inventory
 from mttl.errors import CheckpointError, ConfigError, nearest
 from mttl.merging.differences import grouped
-from mttl.merging.fold import is_transposed, task_mixing
+from mttl.merging.fold import is_transposed, require_weights, task_mixing
 from mttl.merging.weights_folder import Weights
 from mttl.model_tensors import backbone_parameters, fingerprint
 from mttl.skills.skilled_layer import SkilledLayer
-from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.weights.sparse import place_supports, saved_supports
 
 
@@ -64,12 +63,11 @@ class MixtureChange:
         except ConfigError as error:
             raise CheckpointError(f"'{run}' does not fit '{folder}': {error}") from error
         self._layers = model.skilled_layers()
-        for path, layer in self._layers.items():
-            if not isinstance(layer, SkilledLinear):
-                raise CheckpointError(
-                    f"'{run}' has skills on a {type(layer.base).__name__} ('{path}'), and no "
-                    "change of a weight does what they do; give a run of another kind of skill"
-                )
+        try:
+            for path, layer in self._layers.items():
+                require_weights(path, layer)
+        except ValueError as error:
+            raise CheckpointError(f"'{run}': {error}") from error
         parameters = backbone_parameters(backbone)
         _check(saved, base, parameters)
         for layer in self._layers.values():

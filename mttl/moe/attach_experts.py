@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from mttl.moe.feed_forward import FeedForwardBlock, feed_forward_blocks, separate
 from mttl.moe.layer import MoELayer
 from mttl.moe.shared import SharedExpert
 from mttl.routing.context import RoutingSlot
 from mttl.routing.token.token_router import TokenRouter
+from mttl.skills.blocks.feed_forward import FeedForwardBlock, feed_forward_blocks, separate
 from mttl.skills.inventory import Inventory
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.targets import (

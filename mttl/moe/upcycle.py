@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from mttl.aggregation.packed_weights import is_packed
-from mttl.moe.feed_forward import FeedForwardBlock
+from mttl.skills.blocks.feed_forward import FeedForwardBlock
 from mttl.skills.blocks.feed_forward_experts import FeedForwardExperts
 
 

@@ -11,7 +11,31 @@ from mttl.routing.context import RoutingSlot
 from mttl.skills.inventory import Inventory
 from mttl.skills.sites import SITES
 from mttl.skills.skilled_layer import SkilledLayer
-from mttl.skills.targets import GRANULARITIES, block_paths, choose_layers, group_name, summarise
+from mttl.skills.skilled_linear import SkilledLinear
+from mttl.skills.targets import (
+    GRANULARITIES,
+    block_paths,
+    choose_layers,
+    group_name,
+    linear_features,
+    summarise,
+)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One kind of skill, and where it goes.
+
+    Attributes:
+        make_inventory: Makes the skills of a place from its ``in_features`` and ``out_features``,
+            and what else the site tells.
+        targets: Which places; see `attach_skills`.
+        site: What the inventories are made for: their class's ``site``.
+    """
+
+    make_inventory: Callable[..., Inventory]
+    targets: Sequence[str]
+    site: str = "linear"
 
 
 @dataclass(frozen=True)
@@ -57,14 +81,15 @@ def attach_skills(
     """Replace the targeted layers by skilled ones, in place; base weights are not touched.
 
     Linear layers are those of PyTorch, whatever their weights are kept in, GPT-2's, and layers of
-    other libraries that keep weights as whole numbers and tell their features.
+    other libraries that keep weights as whole numbers and tell their features. Blocks are
+    attention and feed-forward modules of the forms in `mttl.skills.blocks.block_places`.
 
     Args:
         backbone: Any model.
         make_inventory: Makes the skills of a layer from its ``in_features`` and ``out_features``,
             and what else the site tells.
-        targets: Which layers: ``"attention"``, ``"mlp"``, ``"all"`` (every linear layer inside a
-            block), or patterns with ``*`` and ``?`` that match the end of a layer's dotted path
+        targets: Which layers: ``"attention"``, ``"mlp"``, ``"all"`` (every one inside a block of
+            the stack), or patterns with ``*`` and ``?`` that match the end of a layer's dotted path
             (``"q_proj"``, ``"decoder.*.wo"``).
         slot: Where the layers find the routing of a forward pass.
         granularity: Which layers share a routing row: all of the ``"model"``, of a ``"stack"``
@@ -80,11 +105,85 @@ def attach_skills(
             message lists near names. If a layer cannot hold the inventory, the message names it.
             If the backbone has skills already. It is then left as it was.
     """
+    placement = Placement(make_inventory, targets, site)
+    return attach_kinds(backbone, [placement], slot=slot, granularity=granularity)
+
+
+def attach_kinds(
+    backbone: nn.Module,
+    placements: Sequence[Placement],
+    *,
+    slot: RoutingSlot,
+    granularity: str = "linear",
+) -> Attachment:
+    """Put several kinds of skills on a backbone, side by side; see `attach_skills`.
+
+    Args:
+        backbone: Any model.
+        placements: The kinds, and where each goes.
+        slot: Where the layers find the routing of a forward pass.
+        granularity: Which layers share a routing row.
+
+    Raises:
+        ValueError: As `attach_skills`, and if a place would get two kinds.
+    """
     if granularity not in GRANULARITIES:
         raise ValueError(f"granularity ('{granularity}') must be one of {', '.join(GRANULARITIES)}")
     if any(isinstance(module, SkilledLayer) for module in backbone.modules()):
         raise ValueError("the backbone has skills already; attach all of them in one call")
-    where = SITES[site]
+    blocks = block_paths(backbone)
+    groups: dict[str, int] = {}
+    layers: list[Attached] = []
+    counted: set[nn.Parameter] = set()
+    skilled: dict[str, dict[str, SkilledLayer]] = {site: {} for site in SITES}
+    for placement in placements:
+        where, found = SITES[placement.site], skilled[placement.site]
+        first = None
+        for path, sizes in _chosen(backbone, placement, blocks).items():
+            if any(path in skilled[site] for site in SITES if SITES[site].layer is where.layer):
+                raise ValueError(
+                    f"'{path}' would get two kinds of skills, and a {where.noun} takes one: give "
+                    "every kind targets of its own, such as attention to one and mlp to another"
+                )
+            base = backbone.get_submodule(path)
+            name = path
+            # A block is what the granularity calls a layer.
+            if granularity != "layer" or linear_features(base) is not None:
+                name = group_name(path, granularity, blocks)
+            try:
+                inventory = placement.make_inventory(*sizes)
+                group = groups.setdefault(name, len(groups))
+                found[path] = where.layer(base, inventory, slot, group)
+            except ValueError as error:
+                raise ValueError(f"{error} of '{path}'") from error
+            first = first or inventory
+            inventory.share(first)
+            inventory.to(next(chain(base.parameters(), base.buffers())).device)
+            own = [value for value in inventory.parameters() if value not in counted]
+            counted.update(own)
+            n_parameters = sum(parameter.numel() for parameter in own)
+            layers.append(Attached(path, sizes[0], sizes[1], name, n_parameters))
+    # Only now is the backbone touched: an error above leaves it as it was.
+    for site, found in skilled.items():
+        replaced = {}
+        for path, layer in found.items():
+            layer.base = SITES[site].take(backbone, path)
+            replaced[layer.base] = layer
+        for parent in list(backbone.modules()):
+            for child, module in list(parent._modules.items()):
+                if module in replaced:
+                    setattr(parent, child, replaced[module])
+        prepare = SITES[site].prepare
+        if found and prepare is not None:
+            prepare(backbone)
+    return Attachment(tuple(layers), tuple(groups))
+
+
+def _chosen(
+    backbone: nn.Module, placement: Placement, blocks: list[str]
+) -> dict[str, tuple[int, ...]]:
+    """Return what the site tells of the places that a kind goes to, by path."""
+    where = SITES[placement.site]
     # A layer may stand at several paths (tied weights): it gets one inventory, under the first.
     places = where.find(backbone)
     unknown = {
@@ -92,29 +191,9 @@ def attach_skills(
         for path, module in backbone.named_modules()
         if path not in places and is_foreign(module)
     }
-    blocks = block_paths(backbone)
-    groups: dict[str, int] = {}
-    layers = []
-    skilled: dict[nn.Module, SkilledLayer] = {}
-    chosen = choose_layers(*(places, targets, blocks, unknown), words=where.words, noun=where.noun)
-    for path in chosen:
-        in_features, out_features, *more = places[path]
-        name = group_name(path, granularity, blocks)
-        group = groups.setdefault(name, len(groups))
-        base = backbone.get_submodule(path)
-        try:
-            inventory = make_inventory(in_features, out_features, *more)
-            skilled[base] = where.layer(base, inventory, slot, group)
-        except ValueError as error:
-            raise ValueError(f"{error} of '{path}'") from error
-        inventory.to(next(chain(base.parameters(), base.buffers())).device)
-        n_parameters = sum(parameter.numel() for parameter in inventory.parameters())
-        layers.append(Attached(path, in_features, out_features, name, n_parameters))
-    # Only now is the backbone touched: an error above leaves it as it was.
-    for parent in list(backbone.modules()):
-        for child, module in list(parent._modules.items()):
-            if module in skilled:
-                setattr(parent, child, skilled[module])
-    if where.prepare is not None:
-        where.prepare(backbone)
-    return Attachment(tuple(layers), tuple(groups))
+    chosen = choose_layers(
+        *(places, placement.targets, blocks, unknown if where.layer is SkilledLinear else {}),
+        words=where.words,
+        noun=where.noun,
+    )
+    return {path: places[path] for path in chosen}

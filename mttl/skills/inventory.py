@@ -101,6 +101,13 @@ class Inventory(nn.Module, ABC):
     def reset_parameters(self) -> None:
         """Draw the skills anew, as they began."""
 
+    def share(self, first: "Inventory") -> None:
+        """Take over what all layers of a model have in common; by default nothing.
+
+        Args:
+            first: The skills of the kind's first layer.
+        """
+
     def require_use(self, use: str) -> None:
         """Refuse a use that the kind does not have.
 
@@ -139,17 +146,28 @@ class Inventory(nn.Module, ABC):
     ) -> Float[Tensor, "N O"]:
         """Compute the base layer and apply merged skills where examples differ in their tokens.
 
-        The default asks `combine` for one example after another.
-
         Args:
             x: The tokens of all examples, one example after another.
             base: The layer of the backbone.
             merged: As from `merge`: each part has a slice of every example.
             segments: Tokens of each example; their sum is N.
         """
+        return self.combine_tokens(x, base(x), merged, segments)
+
+    def combine_tokens(
+        self,
+        x: Float[Tensor, "N I"],
+        y: Float[Tensor, "N O"],
+        merged: Merged,
+        segments: Sequence[int],
+    ) -> Float[Tensor, "N O"]:
+        """Apply merged skills as `combine_segments`, where the base is computed already.
+
+        The default asks `combine` for one example after another.
+        """
         parts = zip(
             x.split(segments),
-            base(x).split(segments),
+            y.split(segments),
             zip(*(part.split(1) for part in merged), strict=True),
             strict=True,
         )

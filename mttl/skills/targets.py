@@ -116,6 +116,7 @@ def choose_layers(
 
 
 def _matches(path: str, pattern: str) -> bool:
+    path = re.sub(r"\.base(?=\.|$)", "", path)  # inside what took the place of a block
     return fnmatchcase(path, pattern) or fnmatchcase(path, f"*.{pattern}")
 
 

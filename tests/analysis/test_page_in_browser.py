@@ -12,7 +12,9 @@ import pytest
 from mttl.analysis.page import routing_page
 from mttl.analysis.routing_view import RoutingView
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install selenium")
+webdriver = pytest.importorskip(
+    "selenium.webdriver", reason="needs selenium: pip install -e '.[browser]'"
+)
 from selenium.webdriver.chrome.options import Options  # noqa: E402
 from selenium.webdriver.chrome.service import Service  # noqa: E402
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402

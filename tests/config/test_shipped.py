@@ -51,8 +51,8 @@ def test_every_kind_has_a_fragment() -> None:
             if name.startswith(f"{section}/") and "/token_" not in name:
                 found.add(getattr(load_config(f"crossfit.yaml+{name}"), section).kind)
     assert kinds["skills"] == {
-        *("lora", "ia3", "dense", "sparse", "supermask", "bitfit", "krona", "head_mask", "prefix"),
-        "prompt",
+        *("lora", "ia3", "dense", "sparse", "supermask", "bitfit", "krona", "head_mask"),
+        *("adapter", "prefix", "prompt"),
     }
     assert kinds["optim"] == {"adamw", "adam", "adafactor"}
     assert kinds["router"] == {

@@ -27,7 +27,6 @@ WORLD, STEPS, RATE, NORM = 2, 2, 0.1, 0.5
 PRIOR = RoutingPrior(ibp_alpha=2.0, ibp_weight=0.1)
 FAMILIES = {"t5": tiny_t5, "llama": tiny_llama}
 TASK_KINDS = [*{**INVENTORIES, **OTHERS, **PLACED}]
-TASK_KINDS = [kind for kind in TASK_KINDS if not kind.startswith("adapter")]
 
 
 def task_model(
@@ -95,7 +94,7 @@ CASES: dict[str, Callable[[], SkilledModel]] = {
 # One of every kind of skill, and one of everything else; the others are slow.
 SOME = [
     *("t5, all", "t5, krona-deltas", "t5, supermask", "t5, sparse-deltas", "t5, tokens"),
-    *("t5, head_mask", "llama, prefix", "llama, prompt"),
+    *("t5, head_mask", "t5, adapter", "llama, prefix", "llama, prompt"),
     *("llama, lora-factors", "llama, ia3", "llama, bitfit", "llama, dense-deltas"),
     *("llama, token adapters", "llama, prompts", "llama, bfloat16"),
 ]

@@ -67,9 +67,8 @@ OTHERS: dict[str, Callable[[int, int, int], Inventory]] = {
     "lora, all at once": lambda i, o, k: LoRAInventory(i, o, k, rank=i // k, scale=0.3),
     "lora, by expert": lambda i, o, k: LoRAInventory(i, o, k, rank=i, scale=0.3),
     "adapter": lambda i, o, k: AdapterInventory(i, o, k, hidden_features=3),
-    "adapter, behind": lambda i, o, k: AdapterInventory(
-        i, o, k, hidden_features=3, parallel=False, activation="gelu"
-    ),
+    "adapter, behind": lambda i, o, k: PLACED["adapter, behind"](i, o, k),
+    "adapter, outputs": lambda i, o, k: PLACED["adapter, outputs"](i, o, k),
     "krona-factors": lambda i, o, k: KronAInventory(i, o, k, scale=0.5),
     "head_mask": lambda i, o, k: HeadMaskInventory(i, o, k, 4, start=0.05),
     "head_mask, soft": lambda i, o, k: HeadMaskInventory(i, o, k, 4, hard=False),
@@ -86,6 +85,12 @@ PLACED: dict[str, Callable[..., Inventory]] = {
     "prefix, joint": partial(PrefixInventory, length=2, gated=False),
     "prefix, computed": partial(PrefixInventory, length=2, gated=False, bottleneck=5),
     "prompt": partial(PromptInventory, length=3),
+    "adapter, behind": partial(
+        AdapterInventory, hidden_features=3, parallel=False, activation="gelu"
+    ),
+    "adapter, outputs": partial(
+        AdapterInventory, hidden_features=3, scale=2.0, layer_norm=True, mix="outputs"
+    ),
 }
 
 
@@ -148,8 +153,8 @@ def attach_kind(
 ) -> Attachment:
     """Put skills on a backbone by their name in any of the lists."""
     made: Any = PLACED.get(kind)
+    site = kind_class(kind).site
     if made is not None:
-        site = kind_class(kind).site
         if site == "embedding" and where["targets"] == ["attention"]:
             where["targets"] = ["input"]
         if site == "attention" and hasattr(backbone, "config"):
@@ -161,7 +166,9 @@ def attach_kind(
             **where,
         )
     if kind in OTHERS:
-        return attach_skills(backbone, lambda i, o: OTHERS[kind](i, o, n_skills), **where)
+        return attach_skills(
+            backbone, lambda i, o: OTHERS[kind](i, o, n_skills), site=site, **where
+        )
     return attach_skills(backbone, lambda i, o: INVENTORIES[kind](i, o, n_skills, n_heads), **where)
 
 

@@ -220,7 +220,9 @@ def _score_on_one_process(rank, folder, n_rows, expected):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("n_rows", [2, 5], ids=["uneven", "one without rows"])
+@pytest.mark.parametrize(
+    "n_rows", [2, pytest.param(5, marks=pytest.mark.slow)], ids=["uneven", "one without rows"]
+)
 def test_two_processes_equal_one(tmp_path: Path, n_rows):
     expected = {name: score_answers(name, *rows()) for name in METRICS}
     run_together(_score_on_one_process, str(tmp_path), n_rows, expected)

@@ -8,11 +8,11 @@ from transformers import T5Config, T5ForConditionalGeneration
 from helpers.backbones import BACKBONES, batch, fill, tiny_bart, tiny_gpt2, tiny_llama, tiny_t5
 from helpers.experts import N_EXPERTS, copies, token_model, top2
 from helpers.skills import INVENTORIES
-from mttl.moe.feed_forward import feed_forward_blocks
 from mttl.moe.upcycle import silent, upcycle
 from mttl.routing import RoutingSlot
 from mttl.routing.token.top_k import TopKRouter
 from mttl.skills import attach_skills
+from mttl.skills.blocks.feed_forward import feed_forward_blocks
 
 TASKS = torch.tensor([0, 2])
 

@@ -213,6 +213,7 @@ def package(monkeypatch):
 
 
 @needs_packages
+@pytest.mark.slow
 def test_a_family_is_the_same_whatever_the_hash_seed():
     code = (
         "import sys; sys.path.insert(0, 'scripts')\n"

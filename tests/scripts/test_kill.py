@@ -22,11 +22,9 @@ def drill(out: Path, *options: str) -> str:
 
 @linux
 def test_a_few_kills_leave_no_trace(tmp_path: Path) -> None:
-    table = drill(
-        tmp_path / "drill", "--kills", "4", "--only", "train", "build", "adapt-save", "predict"
-    )
+    table = drill(tmp_path / "drill", "--kills", "2", "--only", "train", "adapt-save")
     (faults,) = re.findall(r"│ all +│ +\d+ │ +(\d+) │", table)
-    assert int(faults) >= 4
+    assert int(faults) >= 2
 
 
 @linux

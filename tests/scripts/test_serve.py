@@ -76,6 +76,7 @@ def test_what_was_accepted_is_answered_before_it_ends(run: Path) -> None:
             ask.models.list()
 
 
+@pytest.mark.slow
 def test_open_to_all_it_says_so_and_asked_twice_it_ends_at_once(run: Path) -> None:
     with (
         started("--from", str(run), "--most-tokens", "2000", "--host", "0.0.0.0") as (process, url),

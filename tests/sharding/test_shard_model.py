@@ -13,7 +13,6 @@ import torch
 from helpers.sharded import CASES, SOME, TASK_KINDS, work
 from helpers.skills import kind_class
 from helpers.together import run_together
-from mttl.skills import AdapterInventory
 from mttl.skills.kinds import KINDS
 
 
@@ -27,7 +26,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_every_kind_of_skill_is_among_the_cases() -> None:
     shown = {name.split(", ")[1] for name in SOME} - {"all"} | {"lora-factors"}
     kinds = {kind_class(kind) for kind in shown & set(TASK_KINDS)}
-    assert kinds | {AdapterInventory} == set(KINDS.values())
+    assert kinds == set(KINDS.values())
 
 
 @pytest.mark.parametrize("name", SOME)

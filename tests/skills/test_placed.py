@@ -22,7 +22,8 @@ FOLDED = ("head_mask", "head_mask, soft")
 # A softmax gives every column and every position some attention, whatever is there.
 SEEN = ("prefix, joint", "prefix, computed", "prompt")
 HARD = ("head_mask",)
-VARIANTS = ("head_mask, soft", "prefix, computed")
+BLOCKS = ("adapter",)
+VARIANTS = ("head_mask, soft", "prefix, computed", "adapter, outputs")
 
 
 def cases(kinds: Sequence[str]) -> pytest.MarkDecorator:
@@ -40,7 +41,10 @@ every = cases([*PLACED])
 
 
 def placed(family: str, kind: str, **settings: Any) -> SkilledModel:
-    return skilled(BACKBONES[family](), inventory=kind, targets=["attention"], **settings)
+    blocks = kind.startswith(BLOCKS)
+    settings |= {"n_heads": 1} if blocks else {}  # whose features have no blocks of their own
+    targets = ["attention", "mlp"] if blocks else ["attention"]
+    return skilled(BACKBONES[family](), inventory=kind, targets=targets, **settings)
 
 
 def run(model: SkilledModel, task_ids: Tensor = TASK_IDS, **inputs: Any) -> Any:

@@ -134,6 +134,7 @@ def assert_same(found: RunFolder, expected: RunFolder) -> None:
         assert (found.skills / path).read_bytes() == (expected.skills / path).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("two", ["ddp"], indirect=True)
 def test_processes_that_torchrun_describes_train_the_same(
     config: Path, two: tuple[RunFolder, str]

@@ -30,6 +30,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_processes(config: Path) -> None:
     """Losses differ by the order of additions: 1e-7 a step, which AdamW amplifies to some 1e-5."""
     train(config, "shared", *SIZES, "trainer.max_steps=7")

@@ -96,11 +96,12 @@ def separate(backbone: nn.Module, path: str) -> nn.Module:
 
     Args:
         backbone: The model; changed in place.
-        path: One of those that `feed_forward_blocks` found.
+        path: One of those that `feed_forward_blocks` found, or of any other module.
     """
     above, _, name = path.rpartition(".")
     layer = backbone.get_submodule(above)
-    if not (_form(layer) is not None and is_inline(layer)):
+    form = _form(layer)
+    if form is None or form[1] != name or not is_inline(layer):
         return backbone.get_submodule(path)
     dropout = float(getattr(layer, "activation_dropout", 0.0))
     block = InlineFeedForward(

@@ -1,0 +1,57 @@
+"""An attention or feed-forward block of the backbone together with its skills.
+
+::
+
+    x ──┬──> base ────> y, … ──┐
+        │                      ├──> combine ──> y', …
+        └──────────────────────┘
+"""
+
+from typing import Any
+
+from mttl.skills.skilled_layer import SkilledLayer
+
+
+class SkilledBlock(SkilledLayer):
+    """The base block, its inventory, and its place in the routing.
+
+    Skills read the hidden states that the block reads, its first argument, or what it makes of
+    them, its first output. Whatever else goes in or comes out (masks, caches, attention) passes,
+    and the block's attributes are found here too.
+
+    Args:
+        base: The block of the backbone.
+        inventory: Its skills.
+        slot: Where the routing of a forward pass is found; shared by all layers of a model.
+        group: The routed group whose mixing weights this layer reads.
+    """
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the block returns, its first output with the skills of the current routing.
+
+        Args:
+            *args: What the block takes: hidden states first, or by their name.
+            **kwargs: The same by name.
+
+        Raises:
+            RuntimeError: If no routing is in use.
+            ValueError: If the rows do not fit the examples of the routing.
+        """
+        routing, merged = self.merge()
+        outputs = self.base(*args, **kwargs)
+        y = outputs[0] if isinstance(outputs, tuple) else outputs
+        x = args[0] if args else kwargs["hidden_states"]
+        if routing.segments:
+            tokens = routing.tokens(x), routing.tokens(y)
+            changed = self.inventory.combine_tokens(*tokens, merged, routing.segments)
+        else:
+            changed = self.inventory.combine(routing.examples(x), routing.examples(y), merged)
+        changed = changed.view(*y.shape[:-1], changed.shape[-1])
+        return (changed, *outputs[1:]) if isinstance(outputs, tuple) else changed
+
+    def __getattr__(self, name: str) -> Any:
+        """Find what the layer itself does not have in its block: backbones look at it."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("base"), name)
