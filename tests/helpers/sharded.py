@@ -76,11 +76,12 @@ def prompt_model() -> SkilledModel:
     return SkilledModel(model.backbone, router, model.slot)
 
 
-CASES: dict[str, Callable[[], SkilledModel]] = {
+_TASKS: dict[str, Callable[[], SkilledModel]] = {
     f"{family}, {kind}": partial(task_model, family, kind)
     for family in FAMILIES
     for kind in TASK_KINDS
-} | {
+}
+CASES = _TASKS | {
     "t5, tokens": lambda: token_model(tiny_t5(), targets=("attention", "mlp")),
     "llama, tokens": lambda: token_model(tiny_llama(), targets=("attention", "mlp")),
     "llama, token adapters": lambda: token_model(tiny_llama(), experts="adapter"),

@@ -47,6 +47,14 @@ class PrefixInventory(Inventory):
     uses = ("task",)
     site = "attention"
     undecayed = ("gate", "inner_bias", "outer_bias")
+    keys: nn.Parameter
+    values: nn.Parameter
+    seeds: nn.Parameter
+    inner: nn.Parameter
+    inner_bias: nn.Parameter
+    outer: nn.Parameter
+    outer_bias: nn.Parameter
+    gate: nn.Parameter
 
     def __init__(
         self,
@@ -68,7 +76,7 @@ class PrefixInventory(Inventory):
         require_divisible(n_heads, **sizes, attention_heads=attention_heads)
         self.length, self.gated, self.bottleneck = length, gated, bottleneck
         both = in_features + out_features
-        shapes = {
+        shapes: dict[str, tuple[int, ...]] = {
             "keys": (in_features, length),
             "values": (out_features, length),
         }

@@ -59,7 +59,7 @@ def input_embeddings(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
         backbone: A model of transformers; any other has none.
     """
     stack = _reader(backbone)
-    found = None if stack is None else stack.get_input_embeddings()  # type: ignore[operator]
+    found: Any = None if stack is None else stack.get_input_embeddings()  # type: ignore[operator]
     return {
         path: (found.weight.shape[0], found.weight.shape[1])
         for path, module in backbone.named_modules()
@@ -97,7 +97,7 @@ def _widen(
     stack: nn.Module, args: tuple[Any, ...], given: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Put prompts in front of the text, or count them as read where a cache holds them."""
-    embeddings = stack.get_input_embeddings()  # type: ignore[operator]
+    embeddings: Any = stack.get_input_embeddings()  # type: ignore[operator]
     if not isinstance(embeddings, SkilledEmbedding):
         return None  # the skills were taken off
     ids = given.get("input_ids", args[0] if args else None)
@@ -109,7 +109,7 @@ def _widen(
             "prompts stand in front of input_ids, under an attention_mask of rows and positions; "
             "give these by name, and no cache of fixed length"
         )
-    length = embeddings.inventory.length
+    length: int = embeddings.inventory.length  # type: ignore[assignment]
     first = cache is None or not cache.get_seq_length()
     given = {**given, "input_ids": ids}
     if first:

@@ -60,7 +60,7 @@ def test_attends_as_a_plain_loop(gated: bool, biased: bool, mask: str) -> None:
     given = {"none": None, "causal": None, "truth values": allowed}.get(
         mask, torch.zeros(allowed.shape).double().masked_fill(~allowed, -1e9)
     )
-    module = nn.Module()
+    module: Any = nn.Module()
     module.num_key_value_groups = 2
     prefix = Prefix(keys, values, gates, lambda own, n: own.repeat_interleave(n // 2, 0))
     found, _ = prefix.attend(
@@ -142,7 +142,8 @@ def test_equals_prefix_tuning_of_peft(make: Any, bottleneck: int | None) -> None
         own = torch.cat([g for one in layers for g in (one.keys.grad[0], one.values.grad[0])])
         assert relative_error(own.t(), gradient) < 1e-9
     else:
-        assert relative_error(sum(one.seeds.grad[0] for one in layers), gradient) < 1e-9
+        seeds = torch.stack([one.seeds.grad[0] for one in layers]).sum(0)
+        assert relative_error(seeds, gradient) < 1e-9
         own = torch.cat([one.outer.grad[0] for one in layers], 1)
         assert relative_error(own.t(), encoder.transform[2].weight.grad) < 1e-9
 
@@ -157,7 +158,8 @@ def test_equals_llama_adapter_of_peft() -> None:
     ours = one_task(tiny_llama().double(), length=3).double()
     with torch.no_grad():
         for i, layer in enumerate(ours.skilled_layers().values()):
-            adapted, own = theirs.get_base_model().model.layers[i].self_attn, layer.inventory
+            adapted: Any = theirs.get_base_model().model.layers[i].self_attn
+            own: Any = layer.inventory
             adapted.adaption_gate.fill_(0.3 + 0.2 * i)
             own.gate.copy_(adapted.adaption_gate.atanh().expand(1, 4))
             prompt: Any = adapted.adaption_prompt
@@ -226,7 +228,7 @@ def test_packed_rows_are_refused() -> None:
         ({"n_heads": 3}, r"n_heads \(3\) must divide attention_heads \(4\)"),
     ],
 )
-def test_wrong_settings(settings: dict[str, int], message: str) -> None:
+def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PrefixInventory(6, 12, 2, 4, **settings)
 
