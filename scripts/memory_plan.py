@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     config = load_config(options.config, options.override)
     n_processes = options.processes or _n_processes(config)
     config = with_shared_batches(config, n_processes)
-    tasks = _tasks(config, options.tasks)
+    tasks, config = _tasks(config, options.tasks)
     if options.backbones:
         _compare(config, tasks, options, n_processes)
     else:
@@ -44,14 +44,17 @@ def _n_processes(config: "Config") -> int:
     return config.trainer.num_nodes * (own if isinstance(own, int) and own > 0 else 1)
 
 
-def _tasks(config: "Config", n_tasks: int | None) -> list[str]:
+def _tasks(config: "Config", n_tasks: int | None) -> "tuple[list[str], Config]":
+    """Return names of tasks, and the configuration with what is known of them."""
     if n_tasks is not None:
-        return [f"task {number}" for number in range(n_tasks)]
+        return [f"task {number}" for number in range(n_tasks)], config
+    from mttl.build.factor_table import with_factors
     from mttl.data.chosen_tasks import open_gym, partition_of
     from mttl.gym.partition import select_tasks
 
     gym = open_gym(config.data)
-    return select_tasks(partition_of(config.data, gym).train, gym, config.data.skip_missing)
+    tasks = select_tasks(partition_of(config.data, gym).train, gym, config.data.skip_missing)
+    return tasks, with_factors(config, gym, tasks)
 
 
 def _show(

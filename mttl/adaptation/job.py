@@ -29,7 +29,7 @@ def run_job(
     gym: Gym,
     config: Config,
     *,
-    row: Float[Tensor, "1 K"] | None = None,
+    row: Float[Tensor, "1 _"] | None = None,
     score_test: bool = True,
     on_step: Callable[[], object] = lambda: None,
     keep: Callable[[FewShotResult, Mapping[str, Sequence[Prediction]]], object] | None = None,
@@ -44,7 +44,7 @@ def run_job(
         job: Task, sample and seed.
         gym: Where the rows are.
         config: Made by `mttl.adaptation.settings.job_config`.
-        row: Weights of the task in the Expert's matrix, where routing starts there.
+        row: What the routing of the task starts at, where it is known.
         score_test: Read and answer the test rows; else the test score is undefined.
         on_step: Called after every optimizer step.
         keep: Called with the result and the answers of every split while the model is adapted.

@@ -12,6 +12,7 @@ from mttl.aggregation.packed_weights import packed_layers
 from mttl.config.section import AdaptMode, RowInit
 from mttl.errors import ConfigError
 from mttl.routing.task.fixed import FixedRouter, average_router, expert_router
+from mttl.routing.task.metadata import MetadataRouter
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.task_router import TaskRouter
 from mttl.skills.inventory import Inventory
@@ -36,7 +37,7 @@ def apply_mode(
     n_tasks: int = 1,
     *,
     init: RowInit = "mean",
-    rows: Float[Tensor, "T K"] | None = None,
+    rows: Float[Tensor, "T _"] | None = None,
 ) -> SkilledModel:
     """Give a trained model a router for new tasks, and freeze what the mode does not train.
 
@@ -60,7 +61,7 @@ def apply_mode(
         mode: What to train.
         n_tasks: How many new tasks.
         init: How new rows start; see `adapted_router`.
-        rows: Weights of the new tasks, for the start ``"matrix"``.
+        rows: As for `adapted_router`.
 
     Returns:
         The same model.
@@ -98,7 +99,7 @@ def adapted_router(
     n_tasks: int,
     *,
     init: RowInit = "mean",
-    rows: Float[Tensor, "T K"] | None = None,
+    rows: Float[Tensor, "T _"] | None = None,
 ) -> TaskRouter:
     """Return the router of new tasks that a mode begins with.
 
@@ -109,13 +110,14 @@ def adapted_router(
     | ``matrix`` | given and fixed: the Expert baseline, whose matrix names new tasks too |
     | ``own`` | all on one skill, fixed, and skills are drawn anew: the Private baseline |
     | ``learned`` | Polytropon's, untrained, over skills that any router has trained |
+    | ``factors`` | composed of what a metadata router has learned of the tasks' factors |
 
     Args:
         known: The trained one.
         mode: What to train.
         n_tasks: How many new tasks.
         init: How new rows start.
-        rows: Weights of the new tasks, for the start ``"matrix"``.
+        rows: Of the new tasks: weights, for the start ``"matrix"``; factors, for ``"factors"``.
 
     Raises:
         ValueError: If the mode is unknown, or the rows are missing.
@@ -131,6 +133,12 @@ def adapted_router(
         if rows is None:
             raise ValueError("init 'matrix' needs rows, the weights of the new tasks")
         return expert_router(rows, known.n_groups, known.n_heads)
+    if init == "factors":
+        if rows is None or not isinstance(known, MetadataRouter):
+            raise ValueError(
+                "init 'factors' needs a MetadataRouter, and rows of the tasks' factors"
+            )
+        return known.with_rows(known.composed(rows.to(known.factors.device)).detach())
     if init == "own":
         only = torch.eye(known.n_skills)[:1].repeat(n_tasks, 1)
         return FixedRouter(only, known.n_groups, known.n_heads)
@@ -234,7 +242,7 @@ def adapted(
     n_tasks: int = 1,
     *,
     init: RowInit = "mean",
-    rows: Float[Tensor, "T K"] | None = None,
+    rows: Float[Tensor, "T _"] | None = None,
 ) -> Iterator[SkilledModel]:
     """Adapt a model for the length of a ``with`` block; afterwards it is as it was.
 
@@ -245,7 +253,7 @@ def adapted(
         mode: What to train.
         n_tasks: How many new tasks.
         init: How new rows start.
-        rows: Weights of the new tasks, for the start ``"matrix"``.
+        rows: As for `adapted_router`.
     """
     router, training = model.router, model.training
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}

@@ -24,6 +24,7 @@ from mttl.adaptation.results import Results, check_folder
 from mttl.adaptation.save_adapted import Answers, save_adapted
 from mttl.adaptation.settings import job_config, with_settings
 from mttl.build.expert_matrix import read_expert_matrix
+from mttl.build.factor_table import factor_rows
 from mttl.build.model import Built, load_run
 from mttl.build.saved_settings import ModelSettings, read_settings
 from mttl.checkpoint import SavedInventory, read_inventory
@@ -36,6 +37,12 @@ from mttl.gpus import device_of
 from mttl.gym.folder import Gym
 from mttl.inventory_files import inventory_digest
 from mttl.own_classes import METRICS, find_class
+
+# By how rows start: the router that knows of new tasks, and its file.
+KNOWN_ROWS = {
+    "matrix": ("expert", "Expert", "router/expert.yaml"),
+    "factors": ("metadata", "metadata", "router/metadata_grid.yaml"),
+}
 
 
 def adapt(
@@ -107,6 +114,7 @@ def adapt_to(
     dev: Sequence[Example] | None = None,
     metric: str = "EM",
     description: str | None = None,
+    factors: Sequence[str] = (),
     seed: int = 13,
     config: str | Path | None = None,
     backbone: str | Path | None = None,
@@ -121,6 +129,7 @@ def adapt_to(
         dev: Pairs to choose the weights by. By default every second example is kept for it.
         metric: By which they are scored; one of CrossFit's seven, or ``module:Class``.
         description: What the task is; for runs trained with descriptions, and only for them.
+        factors: What the task is made of, as ``"language=de"``; for ``init="factors"``.
         seed: Of noise and order.
         config: Configuration files, as for the command; by default the run's own settings.
         backbone: Where the pretrained backbone is now, if not where it was in training.
@@ -137,6 +146,10 @@ def adapt_to(
     if "seeds" in settings:
         raise ConfigError("adapt_to adapts once and takes no seeds; give it seed=NUMBER")
     given = _settings_of(run, config, settings)
+    if given.adapt.init == "factors" and not factors:
+        raise ConfigError(
+            "init='factors' needs factors=['name=value', …], what the task is made of"
+        )
     if METRICS.is_own(metric):
         find_class(METRICS, metric, trusted=True)
     training, development = split_examples(examples, dev)
@@ -155,7 +168,7 @@ def adapt_to(
         inventory, built = inventory_digest(saved.folder), load_run(run, backbone=backbone)
         model = built.model.to(device_of())
         with seeded(seed, device_of()):
-            rows = _expert_rows(values, saved.meta, model.router.n_skills, [task])
+            rows = _known_rows(values, saved.meta, model.router.n_skills, [task], lambda _: factors)
             modes.apply_mode(model, values.adapt.mode, init=values.adapt.init, rows=rows.get(task))
             module = task_module(model, built.tokenizer, {task: metric}, values)
             job = FewShotJob(task, 0, seed)
@@ -177,7 +190,7 @@ class Adaptation:
         form: How rows became text in training.
         skills: The folder ``skills/`` that the model was read from.
         inventory: Its digest, to tell results of one inventory from those of another.
-        rows: Weights of the new tasks in the Expert's matrix, where routing starts there.
+        rows: What the routing of the new tasks starts at, where it is known.
     """
 
     run: Built
@@ -187,7 +200,7 @@ class Adaptation:
     form: dict[str, Any]
     skills: Path
     inventory: str
-    rows: dict[str, Float[Tensor, "1 K"]]
+    rows: dict[str, Float[Tensor, "1 _"]]
 
     @classmethod
     def of(
@@ -226,7 +239,7 @@ class Adaptation:
             n_examples=config.adapt.examples,
         )
         form = _form_of(saved)
-        rows = _expert_rows(config, saved.meta, built.model.router.n_skills, names)
+        rows = _known_rows(config, saved.meta, built.model.router.n_skills, names, gym.factors)
         return cls(built, gym, names, jobs, form, saved.folder, inventory, rows)
 
     def check_folder(self, folder: Path, config: Config) -> None:
@@ -306,19 +319,30 @@ def _settings_of(run: str | Path, config: str | Path | None, settings: Mapping[s
     return with_settings(given, {f"adapt.{name}": value for name, value in settings.items()})
 
 
-def _expert_rows(
-    config: Config, meta: Mapping[str, Any], n_skills: int, tasks: Sequence[str]
-) -> dict[str, Float[Tensor, "1 K"]]:
-    """Return the rows of new tasks in the matrix of the run, where routing starts there."""
-    if config.adapt.init != "matrix":
+def _known_rows(
+    config: Config,
+    meta: Mapping[str, Any],
+    n_skills: int,
+    tasks: Sequence[str],
+    factors: Callable[[str], Sequence[str]],
+) -> dict[str, Float[Tensor, "1 _"]]:
+    """Return what is known of the routing of new tasks, where it starts there.
+
+    It is their rows in the Expert's matrix, or their factors.
+    """
+    init, router = config.adapt.init, meta["settings"]["router"]
+    if init not in KNOWN_ROWS:
         return {}
-    router = meta["settings"]["router"]
-    if router["kind"] != "expert":
+    kind, name, file = KNOWN_ROWS[init]
+    if router["kind"] != kind:
         raise ConfigError(
-            f"adapt.init 'matrix' needs a run of the Expert router, and this one's is "
-            f"'{router['kind']}'; use 'mean' or 'fresh', or train with router/expert.yaml"
+            f"adapt.init '{init}' needs a run of the {name} router, and this one's is "
+            f"'{router['kind']}'; use 'mean' or 'fresh', or train with {file}"
         )
-    rows = read_expert_matrix(router["matrix"], tasks, n_skills)
+    if init == "matrix":
+        rows = read_expert_matrix(router["matrix"], tasks, n_skills)
+    else:
+        rows = factor_rows({task: factors(task) for task in tasks}, tasks, router["factors"])
     return dict(zip(tasks, rows.split(1), strict=True))
 
 

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from mttl.build.expert_matrix import read_expert_matrix
+from mttl.build.factor_table import factor_rows
 from mttl.config.own_parts import OwnPart
-from mttl.config.router_schema import Router
+from mttl.config.router_schema import Metadata, Polytropon, Router
 from mttl.errors import ConfigError
 from mttl.own_classes import OwnClassError, told
 from mttl.routing.task.categorical import CategoricalRouter
@@ -18,6 +19,7 @@ from mttl.routing.task.fixed import (
     shared_router,
 )
 from mttl.routing.task.hyperformer import HyperFormerRouter
+from mttl.routing.task.metadata import MetadataRouter
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.priors import RoutingPrior
 from mttl.routing.task.score_function import ScoreFunctionRouter
@@ -26,6 +28,7 @@ from mttl.routing.task.task_router import TaskRouter
 
 LEARNED_ROUTERS: dict[str, type[TaskRouter]] = {
     "polytropon": PolytroponRouter,
+    "metadata": MetadataRouter,
     "categorical": CategoricalRouter,
     "score_function": ScoreFunctionRouter,
     "task_moe": TaskMoERouter,
@@ -81,7 +84,7 @@ def build_router(
         matrix = read_expert_matrix(router.matrix, tasks, n_skills)
         return expert_router(matrix, n_groups, n_heads)
     settings = router.model_dump(exclude={"kind", "granularity", "final_temperature"})
-    if router.kind == "polytropon":
+    if isinstance(router, Polytropon):
         prior = router.prior
         settings = {
             "relaxed": router.relaxed,
@@ -99,6 +102,10 @@ def build_router(
                 orthogonality=prior.orthogonality,
             ),
         }
+    if isinstance(router, Metadata):
+        return MetadataRouter(
+            *(factor_rows(router.factors, tasks), n_groups, n_heads, n_skills), **settings
+        )
     return LEARNED_ROUTERS[router.kind](n_groups, len(tasks), n_heads, n_skills, **settings)
 
 

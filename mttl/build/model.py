@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from mttl.build.saved_settings import ModelSettings, read_found_settings
 from mttl.checkpoint import load_into, read_inventory
 from mttl.config.own_parts import OwnPart
 from mttl.config.schema import Config, Generation
-from mttl.config.skills_schema import Aggregation, Skills
+from mttl.config.skills_schema import Aggregation, Skills, kinds_of
 from mttl.data.prompt_form import PromptForm
 from mttl.errors import CheckpointError, ConfigError
 from mttl.models.backbone import is_decoder_only
@@ -31,8 +32,9 @@ from mttl.models.generation import end_also_at, search_settings
 from mttl.models.prefixed_attention import read_prefixes
 from mttl.moe.attach_experts import TokenLayers
 from mttl.routing.context import RoutingSlot
-from mttl.skills.attach import Attachment, attach_skills
+from mttl.skills.attach import Attachment, Placement, attach_kinds
 from mttl.skills.attention import AttendedInventory
+from mttl.skills.gated import GatedInventory
 from mttl.skills.inventory import Inventory
 from mttl.skills.kinds import KINDS
 from mttl.skills.skilled_model import SkilledModel
@@ -260,33 +262,37 @@ def _attach(
     n_skills: int,
     granularity: str,
 ) -> Attachment:
-    assert skills.kind != "none"
-    settings = skills.model_dump(exclude={"kind", "targets", "n_skills", "support"})
-
-    def make_inventory(in_features: int, out_features: int, *more: int) -> Inventory:
-        if isinstance(skills, OwnPart):
-            sizes = {"in_features": in_features, "out_features": out_features}
-            made = skills.make(**sizes, n_skills=n_skills, n_heads=skills.n_heads)
-            made.require_use("task")
-            return made
-        inventory = KINDS[skills.kind](in_features, out_features, n_skills, *more, **settings)
-        if aggregation.kind == "mixture":
-            return inventory
-        assert isinstance(inventory, LoRAInventory)  # the schema allows no other
-        attention = aggregation.model_dump(exclude={"kind", "source"})
-        return AttendedInventory(inventory, **attention)
-
-    kind = skills.own_class if isinstance(skills, OwnPart) else KINDS[skills.kind]
-    if kind.site == "attention":
-        read_prefixes(model)
+    placements = []
+    for one in kinds_of(skills):
+        kind = getattr(one, "own_class", None) or KINDS[one.kind]
+        if kind.site == "attention":
+            read_prefixes(model)
+        make = partial(_make_inventory, one, aggregation, n_skills)
+        placements.append(Placement(make, one.targets, kind.site))
     try:
-        return attach_skills(
-            model,
-            make_inventory,
-            targets=skills.targets,
-            slot=slot,
-            granularity=granularity,
-            site=kind.site,
-        )
+        return attach_kinds(model, placements, slot=slot, granularity=granularity)
     except ValueError as error:
         raise ConfigError(f"section skills: {error}") from error
+
+
+def _make_inventory(
+    skills: Any,
+    aggregation: Aggregation,
+    n_skills: int,
+    in_features: int,
+    out_features: int,
+    *more: int,
+) -> Inventory:
+    n_heads, gate = skills.n_heads, skills.gate
+    if isinstance(skills, OwnPart):
+        sizes = {"in_features": in_features, "out_features": out_features}
+        made = skills.make(**sizes, n_skills=n_skills, n_heads=n_heads)
+        made.require_use("task")
+    else:
+        settings = skills.model_dump(exclude={"kind", "targets", "n_skills", "support", "gate"})
+        made = KINDS[skills.kind](in_features, out_features, n_skills, *more, **settings)
+        if aggregation.kind == "fusion":
+            assert isinstance(made, LoRAInventory)  # the schema allows no other
+            attention = aggregation.model_dump(exclude={"kind", "source"})
+            return AttendedInventory(made, **attention)
+    return GatedInventory(made) if gate else made

@@ -65,7 +65,11 @@ def _lines(path: str, section: FieldInfo) -> Iterator[str]:
     lines: dict[str, list[str]] = {}
     for model in models:
         for name, field in model.model_fields.items():
-            if name != "kind":
+            inner = models_in(field.annotation)
+            if get_origin(field.annotation) is list and inner and {*inner} < {*models}:
+                line = _line(f"{path}.{name}", f"list of sections `{path}`", *_told(field))
+                lines[line] = [kind_of(model) or ""]
+            elif name != "kind":
                 for line in _of_field(f"{path}.{name}", field):
                     lines.setdefault(line, []).append(kind_of(model) or "")
     for line, having in lines.items():
@@ -77,7 +81,11 @@ def _of_field(path: str, field: FieldInfo) -> Iterator[str]:
         yield from _lines(path, field)
     else:
         kind = _words(field.annotation, field.metadata)
-        yield _line(path, kind, _default(field), field.description or "")
+        yield _line(path, kind, *_told(field))
+
+
+def _told(field: FieldInfo) -> tuple[str, str]:
+    return _default(field), field.description or ""
 
 
 def _line(path: str, kind: str, default: str, meaning: str) -> str:

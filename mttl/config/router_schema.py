@@ -66,6 +66,15 @@ class Polytropon(_AnyRouter):
         return self
 
 
+class Metadata(Polytropon):
+    """Rows composed of what tasks are known to be made of: the sums of their factors' logits."""
+
+    kind: Literal["metadata"]  # type: ignore[assignment]
+    factors: dict[str, Annotated[list[str], Field(min_length=1)]] = {}
+    """Of each task, such as `{de_date_long: [language=de, operation=date_long]}`; by default the
+    column `factors` of the gym's TASKS.csv."""
+
+
 class Categorical(_AnyRouter):
     """Each example draws one skill from its task's distribution, by the Gumbel-softmax."""
 
@@ -142,6 +151,7 @@ class NoRouter(_AnyRouter):
 
 Router = Annotated[
     Polytropon
+    | Metadata
     | Categorical
     | ScoreFunction
     | Shared

@@ -17,7 +17,7 @@ from mttl.config.optim_schema import Optim
 from mttl.config.own_parts import OwnKinds, OwnPart
 from mttl.config.router_schema import Router
 from mttl.config.section import AdaptMode, NonNegative, RowInit, Section, Seeds
-from mttl.config.skills_schema import Aggregation, Mixture, Skills
+from mttl.config.skills_schema import Aggregation, Mixture, Skills, kinds_of
 from mttl.errors import nearest
 from mttl.own_classes import CALLBACKS, LOSSES
 
@@ -57,7 +57,8 @@ class Adapt(Section):
     """What to train; see `mttl.adaptation.modes`."""
     init: RowInit = "mean"
     """How the routing of a new task starts: at the mean of the trained tasks, untrained, at its row
-    of the Expert's matrix, with a fresh skill of its own, or a row of Polytropon's."""
+    of the Expert's matrix, with a fresh skill of its own, a row of Polytropon's, or composed of its
+    factors."""
     lr: PositiveFloat = 1e-3
     """Learning rate of the skills, and of the backbone in the mode `full`."""
     router_lr: PositiveFloat = 0.1
@@ -90,6 +91,11 @@ class Adapt(Section):
         if self.init in ("matrix", "learned") and self.mode == "average":
             raise ValueError(
                 f"mode 'average' mixes all skills alike and takes no init '{self.init}'"
+            )
+        if self.init == "factors" and self.mode in ("average", "from_scratch"):
+            raise ValueError(
+                f"mode '{self.mode}' takes no row over from training, so init 'factors' composes "
+                "none; use 'zero_shot', 'router_only', 'skills_only', 'all' or 'full'"
             )
         return self
 
@@ -269,6 +275,18 @@ class Config(Section):
                 "backbone.compile must be false with trainer.strategy fsdp2: a model that is "
                 "compiled as a whole cannot be put together block by block"
             )
+        vectors = [getattr(one, "vector", "layer") for one in kinds_of(self.skills)]
+        if self.trainer.strategy == "fsdp2" and {*vectors} - {"layer"}:
+            problems.append(
+                "skills.vector must be 'layer' with trainer.strategy fsdp2, which puts one block "
+                "together at a time; the other strategies take a vector of the whole model"
+            )
+        shared = any(getattr(one, "shared", False) for one in kinds_of(self.skills))
+        if self.trainer.strategy == "fsdp2" and shared:
+            problems.append(
+                "skills.shared must be false with trainer.strategy fsdp2, which spreads a model "
+                "block by block: what all layers share is in no block"
+            )
         if self.loss is not None and self.optim.label_smoothing:
             problems.append("optim.label_smoothing must be 0 with a loss of one's own")
         if self.router.kind == "score_function":
@@ -285,24 +303,7 @@ class Config(Section):
                 f"{packed} needs backbone.compile: false, since the rows of every batch begin at "
                 "other places"
             )
-        front = self.skills.kind
-        if front in ("prefix", "prompt"):
-            other = "or take skills that change layers (lora, ia3, adapter …)"
-            if self.data.packed_length is not None:
-                problems.append(
-                    f"{packed} puts several texts behind one another, and skills.kind '{front}' "
-                    f"stands in front of one; remove it, {other}"
-                )
-            if self.backbone.compile:
-                problems.append(
-                    f"backbone.compile must be false with skills.kind '{front}', which changes "
-                    f"what parts of the model are called with; {other}"
-                )
-            if front == "prompt" and self.moe is not None:
-                problems.append(
-                    "skills.kind 'prompt' adds positions that the token routers of a section moe "
-                    f"know nothing of; remove the section, {other}"
-                )
+        problems += self._front_problems()
         for name in ("token_budget", "packed_length"):
             if self.data.global_batch_size is not None and getattr(self.data, name) is not None:
                 problems.append(
@@ -339,6 +340,30 @@ class Config(Section):
         if problems:
             raise ValueError("\n".join(problems))
         return self
+
+    def _front_problems(self) -> list[str]:
+        """Return what does not fit what stands in front of the text."""
+        kinds = {one.kind for one in kinds_of(self.skills)} & {"prefix", "prompt"}
+        if not kinds:
+            return []
+        front, problems = f"skills.kind '{max(kinds)}'", []
+        other = "or take skills that change layers (lora, ia3, adapter …)"
+        if self.data.packed_length is not None:
+            problems.append(
+                f"data.packed_length ({self.data.packed_length}) puts several texts behind one "
+                f"another, and {front} stands in front of one; remove it, {other}"
+            )
+        if self.backbone.compile:
+            problems.append(
+                f"backbone.compile must be false with {front}, which changes what parts of the "
+                f"model are called with; {other}"
+            )
+        if "prompt" in kinds and self.moe is not None:
+            problems.append(
+                f"{front} adds positions that the token routers of a section moe know nothing of; "
+                f"remove the section, {other}"
+            )
+        return problems
 
     def _task_problems(self) -> list[str]:
         """Return what does not fit between skills and the task router."""
@@ -388,6 +413,7 @@ class Config(Section):
             for name, found, needed in (
                 ("skills.kind", skills.kind, "lora"),
                 ("skills.n_heads", n_heads, 1),
+                ("skills.gate", getattr(skills, "gate", False), False),
                 ("router.kind", kind, "average"),  # attention takes the router's place
                 ("backbone.train", self.backbone.train, False),
                 ("moe", "given" if self.moe else None, None),
@@ -409,7 +435,8 @@ class Config(Section):
                 "may be negative; use another router"
             ]
         router = self.router
-        if router.kind == "polytropon" and router.straight_through and not router.shared_skill:
+        bernoulli = router.kind in ("polytropon", "metadata")
+        if bernoulli and router.straight_through and not router.shared_skill:
             return [
                 f"moe.task_prior '{prior}' needs an expert for every task, and a router with "
                 "straight_through may leave a task none; set router.straight_through: false, or "

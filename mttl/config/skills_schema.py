@@ -1,23 +1,28 @@
 """The sections `skills` and `aggregation`: what a skill does, and how skills combine."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_serializer, model_validator
 
 from mttl.config.own_parts import OwnKinds
-from mttl.config.section import Fraction, NonNegative, Section
+from mttl.config.section import Fraction, NonNegative, Section, Seed
 from mttl.own_classes import SKILLS
 
 
-class _AnySkills(Section):
+class _Sizes(Section):
     # The setting by which kinds are brought to the same number of parameters.
     sized_by: ClassVar[str] = "n_skills"
     n_skills: PositiveInt | Literal["per_task"] = 8
     """How many skills; `per_task` is for the private router."""
     n_heads: PositiveInt = 1
     """Blocks of features that are routed apart; above 1 is multi-head routing."""
+
+
+class _AnySkills(_Sizes):
     targets: Annotated[list[str], Field(min_length=1)] = ["attention"]
     """Layers or blocks that get skills: attention, mlp, all, or patterns of their names."""
+    gate: bool = False
+    """A learned gate weakens what skills change, token by token and layer by layer (UniPELT)."""
 
 
 class LoRA(_AnySkills):
@@ -102,15 +107,7 @@ class KronA(_AnySkills):
     """Average the two matrices, or their products."""
 
 
-class Adapter(_AnySkills):
-    """Bottleneck adapters behind or beside attention and feed-forward blocks."""
-
-    sized_by: ClassVar = "hidden_features"
-    kind: Literal["adapter"]
-    hidden_features: PositiveInt = 64
-    """Width of the bottleneck."""
-    activation: Literal["relu", "gelu", "gelu_new", "silu"] = "relu"
-    """Between the two projections."""
+class _Bottleneck(_AnySkills):
     parallel: bool = False
     """Read the block's input, beside it; otherwise its output, behind it."""
     scale: PositiveFloat = 1.0
@@ -119,6 +116,37 @@ class Adapter(_AnySkills):
     """Normalise what the adapter reads."""
     mix: Literal["factors", "outputs"] = "factors"
     """Average the parameters, or the outputs."""
+
+
+Activation = Literal["relu", "gelu", "gelu_new", "silu"]
+
+
+class Adapter(_Bottleneck):
+    """Bottleneck adapters behind or beside attention and feed-forward blocks."""
+
+    sized_by: ClassVar = "hidden_features"
+    kind: Literal["adapter"]
+    hidden_features: PositiveInt = 64
+    """Width of the bottleneck."""
+    activation: Activation = "relu"
+    """Between the two projections."""
+
+
+class Compacter(_Bottleneck):
+    """Adapters whose projections are sums of Kronecker products with shared factors."""
+
+    sized_by: ClassVar = "rank"
+    kind: Literal["compacter"]
+    hidden_features: PositiveInt = 32
+    """Width of the bottleneck."""
+    activation: Activation = "gelu_new"
+    """Between the two projections."""
+    n_products: PositiveInt = 4
+    """Kronecker products in a projection's sum; must divide all sizes."""
+    rank: PositiveInt | None = 1
+    """Rank of the factors of a layer's own; none keeps them whole (PHM)."""
+    shared: bool = True
+    """All layers share the small factors."""
 
 
 class HeadMask(_AnySkills):
@@ -157,13 +185,22 @@ class Prompt(_AnySkills):
     """Largest entry of a fresh prompt; near those of the embeddings is good."""
 
 
-class NoSkills(Section):
-    """No skills that tasks choose: tokens choose experts, see the section `moe`."""
+class Intrinsic(_AnySkills):
+    """Short vectors, which fixed random projections turn into weight changes."""
 
-    kind: Literal["none"]
+    sized_by: ClassVar = "dimension"
+    kind: Literal["intrinsic"]
+    dimension: PositiveInt = 1000
+    """Numbers of a vector."""
+    vector: Literal["said", "model", "layer"] = "said"
+    """One vector of the model with a scale per layer (SAID), one alone, or one of each layer."""
+    projection: Literal["fastfood", "dense"] = "fastfood"
+    """By fast Walsh–Hadamard transforms, or by a Gaussian matrix, for small layers."""
+    seed: Seed = 0
+    """Another seed draws other projections."""
 
 
-Skills = Annotated[
+_Kinds: TypeAlias = (
     LoRA
     | IA3
     | Dense
@@ -175,10 +212,69 @@ Skills = Annotated[
     | Prefix
     | Prompt
     | Adapter
-    | NoSkills,
-    Field(discriminator="kind"),
-    OwnKinds(SKILLS, _AnySkills),
+    | Compacter
+    | Intrinsic
+)
+OneKind = Annotated[_Kinds, Field(discriminator="kind"), OwnKinds(SKILLS, _AnySkills)]
+
+
+class Several(_Sizes):
+    """Several kinds side by side, each with targets of its own."""
+
+    kind: Literal["several"]
+    kinds: Annotated[list[OneKind], Field(min_length=2)]
+    """What would stand in the section for each kind alone; sizes are those of the section."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_one_size(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or not isinstance(given.get("kinds"), list):
+            return given
+        sizes = {name: given[name] for name in _Sizes.model_fields if name in given}
+        kinds = [sizes | one if isinstance(one, dict) else one for one in given["kinds"]]
+        return given | {"kinds": kinds}
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        for number, one in enumerate(self.kinds):
+            for name in _Sizes.model_fields:
+                own, common = getattr(one, name), getattr(self, name)
+                if own != common:
+                    raise ValueError(
+                        f"kinds.{number}.{name} ({own}) must be the section's {name} ({common}): "
+                        "one router mixes all kinds. Leave it out there"
+                    )
+            if getattr(one, "support", "random") != "random":
+                raise ValueError(
+                    f"kinds.{number}.support must be random: the entries of a file are for a run "
+                    "of sparse skills alone (skills.kind: sparse)"
+                )
+        return self
+
+    @field_serializer("kinds", mode="wrap")
+    def _without_sizes(self, kinds: list[Any], dump: Any) -> list[dict[str, Any]]:
+        return [
+            {name: value for name, value in one.items() if name not in _Sizes.model_fields}
+            for one in dump(kinds)
+        ]
+
+
+class NoSkills(Section):
+    """No skills that tasks choose: tokens choose experts, see the section `moe`."""
+
+    kind: Literal["none"]
+
+
+Skills = Annotated[
+    _Kinds | Several | NoSkills, Field(discriminator="kind"), OwnKinds(SKILLS, _AnySkills)
 ]
+
+
+def kinds_of(skills: Any) -> list[Any]:
+    """Return the sections of the kinds in a section `skills`: several, one, or none."""
+    if isinstance(skills, NoSkills):
+        return []
+    return skills.kinds if isinstance(skills, Several) else [skills]
 
 
 class Mixture(Section):

@@ -151,6 +151,22 @@ class Gym:
         """Return what TASKS.csv says the task is, or None."""
         return self._table.get(task, {}).get("description") or None
 
+    def factors(self, task: str) -> list[str]:
+        """Return what TASKS.csv says a task is made of, as ``name=value``.
+
+        Raises:
+            TaskError: If it says nothing, or says it in another form.
+        """
+        words = self._table.get(task, {}).get("factors", "").split()
+        if not words or not all(
+            name and value for name, _, value in (w.partition("=") for w in words)
+        ):
+            raise TaskError(
+                f"'{self.directory / 'TASKS.csv'}' has the factors '{' '.join(words)}' of "
+                f"'{task}'; write name=value name=value in the column 'factors'"
+            )
+        return words
+
     def category(self, task: str) -> str:
         """Return the category that TASKS.csv gives a task.
 

@@ -10,6 +10,7 @@ from mttl.routing.task.fixed import (
     shared_router,
 )
 from mttl.routing.task.hyperformer import HyperFormerRouter
+from mttl.routing.task.metadata import MetadataRouter
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.priors import RoutingPrior, negative_log_ibp
 from mttl.routing.task.score_function import ScoreFunctionRouter
@@ -39,6 +40,7 @@ __all__ = [
     "GShardRouter",
     "HashRouter",
     "HyperFormerRouter",
+    "MetadataRouter",
     "NoisyTopKRouter",
     "PolytroponRouter",
     "Routing",

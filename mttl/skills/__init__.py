@@ -2,6 +2,7 @@
 
 from mttl.skills.attach import Attached, Attachment, attach_skills
 from mttl.skills.blocks.adapter import AdapterInventory
+from mttl.skills.blocks.compacter import CompacterInventory
 from mttl.skills.inputs.prefix import PrefixInventory
 from mttl.skills.inputs.prompt import PromptInventory
 from mttl.skills.inventory import Inventory
@@ -11,6 +12,7 @@ from mttl.skills.weights.bitfit import BitFitInventory
 from mttl.skills.weights.dense import DenseInventory
 from mttl.skills.weights.head_mask import HeadMaskInventory
 from mttl.skills.weights.ia3 import IA3Inventory
+from mttl.skills.weights.intrinsic import IntrinsicInventory
 from mttl.skills.weights.krona import KronAInventory
 from mttl.skills.weights.lora import LoRAInventory
 from mttl.skills.weights.sparse import SparseInventory
@@ -21,9 +23,11 @@ __all__ = [
     "Attached",
     "Attachment",
     "BitFitInventory",
+    "CompacterInventory",
     "DenseInventory",
     "HeadMaskInventory",
     "IA3Inventory",
+    "IntrinsicInventory",
     "Inventory",
     "KronAInventory",
     "LoRAInventory",

@@ -1,6 +1,7 @@
 """The kinds of skills by name: the registry of all uses."""
 
 from mttl.skills.blocks.adapter import AdapterInventory
+from mttl.skills.blocks.compacter import CompacterInventory
 from mttl.skills.inputs.prefix import PrefixInventory
 from mttl.skills.inputs.prompt import PromptInventory
 from mttl.skills.inventory import USES, Inventory
@@ -8,6 +9,7 @@ from mttl.skills.weights.bitfit import BitFitInventory
 from mttl.skills.weights.dense import DenseInventory
 from mttl.skills.weights.head_mask import HeadMaskInventory
 from mttl.skills.weights.ia3 import IA3Inventory
+from mttl.skills.weights.intrinsic import IntrinsicInventory
 from mttl.skills.weights.krona import KronAInventory
 from mttl.skills.weights.lora import LoRAInventory
 from mttl.skills.weights.sparse import SparseInventory
@@ -25,6 +27,8 @@ KINDS: dict[str, type[Inventory]] = {
     "head_mask": HeadMaskInventory,
     "prefix": PrefixInventory,
     "prompt": PromptInventory,
+    "compacter": CompacterInventory,
+    "intrinsic": IntrinsicInventory,
 }
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytorch_lightning as pl
 
 from mttl.build.build_backbone import backbone_name, check_packable, places_of
+from mttl.build.factor_table import with_factors
 from mttl.build.model import Built, build_model, inventory_settings
 from mttl.build.process_count import check_processes
 from mttl.build.trainer import build_trainer, with_shared_batches
@@ -12,6 +13,7 @@ from mttl.checkpoint import save_inventory
 from mttl.command import make_console
 from mttl.config.load import dump_config
 from mttl.config.schema import Config
+from mttl.config.skills_schema import kinds_of
 from mttl.data.chosen_tasks import open_gym, partition_of
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.encode import check_positions
@@ -64,13 +66,14 @@ def train(config: Config, *, resume: bool = False) -> None:
     metrics = {task: gym.metric(task) for task in tasks}
     if config.data.packed_length is not None:
         check_packable(config.backbone, config.data.packed_length)
+    config = with_factors(config, gym, tasks)
     built = build_model(config, tasks)
     check_positions(
         getattr(built.model.backbone.config, "max_position_embeddings", None),
         decoder_only=is_decoder_only(built.model.backbone),
         max_input_length=config.data.max_input_length,
         max_output_length=config.data.max_output_length,
-        prompt_length=config.skills.length if config.skills.kind == "prompt" else 0,
+        prompt_length=sum(one.length for one in kinds_of(config.skills) if one.kind == "prompt"),
     )
     if config.data.packed_length is not None:
         check_packing(built.model, config.data.packed_length)

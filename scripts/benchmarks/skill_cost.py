@@ -116,7 +116,8 @@ def changed(built: "Built") -> dict[str, float]:
     n_backbone = sum(value.numel() for value in bare.backbone.parameters())
     unfold(bare)
     parts = [model.router, *(layer.inventory for layer in model.skilled_layers().values())]
-    n_trained = sum(v.numel() for part in parts for v in part.parameters() if v.requires_grad)
+    trained = {v for part in parts for v in part.parameters() if v.requires_grad}
+    n_trained = sum(value.numel() for value in trained)
     facts = {"backbone": float(n_backbone), "trained": float(n_trained), "mergeable": 0.0}
     mixing = task_mixing(model.router, 0)
     try:

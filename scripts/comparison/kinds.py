@@ -12,6 +12,7 @@ from comparison.folder import Comparison
 from comparison.intervals import half_width
 from comparison.methods import MODE_WAYS, Method, Plan
 from comparison.tables import Mean, Score, by_seed, markdown, mean_cell
+from mttl.build.factor_table import with_factors
 from mttl.config.load import load_config
 from mttl.config.schema import Config
 from mttl.data.chosen_tasks import open_gym, partition_of
@@ -99,7 +100,8 @@ def sized(files: str, overrides: Sequence[str], own: Config, n_parameters: int) 
     tasks = select_tasks(partition_of(own.data, gym).train, gym, own.data.skip_missing)
 
     def count(value: object) -> int:
-        return count_skills(load_config(files, [*overrides, f"skills.{name}={value}"]), tasks)
+        config = load_config(files, [*overrides, f"skills.{name}={value}"])
+        return count_skills(with_factors(config, gym, tasks), tasks)
 
     start = getattr(own.skills, name)
     if isinstance(start, float):  # a share that is left alone
@@ -124,7 +126,8 @@ def count_skills(config: Config, tasks: Sequence[str]) -> int:
     from mttl.planning.fake_model import fake_model  # it brings PyTorch
 
     layers = fake_model(config, tasks).skilled_layers().values()
-    return sum(value.numel() for layer in layers for value in layer.inventory.parameters())
+    parameters = {value for layer in layers for value in layer.inventory.parameters()}
+    return sum(value.numel() for value in parameters)  # layers may share some
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,48 @@ def test_new_tasks_of_expert_are_routed_as_its_matrix_says(run: Path, tmp_path: 
         mttl.adapt(expert, tasks="twice", **given)
 
 
+def test_new_tasks_are_composed_of_factors(tmp_path: Path) -> None:
+    """The gym's table says what tasks are made of: none of the training tasks has `of=first`."""
+    source = train_source(tmp_path)
+    table = tmp_path / "gym" / "TASKS.csv"
+    made_of = {"copy": "of=all way=on", "reverse": "of=all way=back", "number": "of=size way=on"}
+    made_of |= {"twice": "of=size way=back", "first": "of=first way=on"}
+    rows = [f"{task},EM,{factors}\n" for task, factors in made_of.items()]
+    table.write_text("task,metric,factors\n" + "".join(rows))
+    short = ("trainer.max_steps=3", "trainer.val_check_interval=3", "router.kind=metadata")
+    run = train(tmp_path / "tiny.yaml", "metadata", *short).path
+    router = mttl.load(run).model.router
+    assert router.logits.shape[1] == 4
+    assert router.factors.tolist() == [[1, 1, 0, 0], [1, 0, 1, 0], [0, 1, 0, 1]]
+    alone = {"mode": "zero_shot", "init": "factors", "samples": [13]}
+    out = tmp_path / "out"
+    (result,) = mttl.adapt(run, tasks="twice", out=out, **alone)
+    assert result.n_trained == 0
+    model = mttl.load(run).model
+    mttl.adaptation.modes.apply_mode(
+        model, "zero_shot", init="factors", rows=torch.tensor([[0.0, 0, 1, 1]])
+    )
+    torch.testing.assert_close(model.router.logits[:, 0], router.logits[:, 2:].sum(1))
+    assert mttl.adapt(run, tasks="twice", init="factors", samples=[13], **STEPS)[0].n_trained
+    known = {"init": "factors", **STEPS}
+    adapted = mttl.adapt_to(run, PAIRS, task="other", factors=["of=size", "way=back"], **known)
+    adapted.save(tmp_path / "other")
+    assert mttl.load(tmp_path / "other").predict("other", ["ab"]) == adapted(["ab"])
+    with pytest.raises(ConfigError, match="factor 'of=first', which no task of training has"):
+        mttl.adapt(run, tasks="first", **alone)
+    assert mttl.adapt(run, tasks="first", **(alone | {"init": "mean"}))
+    with pytest.raises(ConfigError, match=r"init='factors' needs factors=\['name=value'"):
+        mttl.adapt_to(run, PAIRS, task="other", **known)
+    table.write_text("task,metric,factors\n" + "".join(rows[:2]) + "number,EM,way\n")
+    with pytest.raises(TaskError, match="has the factors 'way' of 'number'; write name=value"):
+        train(tmp_path / "tiny.yaml", "broken", *short)
+    with pytest.raises(ConfigError, match="says nothing of the task 'number'"):
+        train(
+            tmp_path / "tiny.yaml", "broken", *short, "router.factors={copy: [a=b], reverse: [a=c]}"
+        )
+    assert source.is_dir()
+
+
 def test_a_sample_named_twice_is_adapted_to_once(run: Path) -> None:
     results = mttl.adapt(run, tasks="first", mode="zero_shot", samples=[13, 13])
     assert [result.sample for result in results] == [13]
@@ -167,6 +209,8 @@ def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
         ),
         ({"init": "matrix", "mode": "average"}, ConfigError, "takes no init 'matrix'"),
         ({"init": "matrix"}, ConfigError, "needs a run of the Expert router"),
+        ({"init": "factors"}, ConfigError, "needs a run of the metadata router, and this one's"),
+        ({"init": "factors", "mode": "from_scratch"}, ConfigError, "so init 'factors' composes"),
         ({"examples": -1}, ConfigError, "adapt.examples: '-1' must be greater than or equal to 0"),
         (
             {"examples": 17},

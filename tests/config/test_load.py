@@ -243,7 +243,7 @@ def test_a_malformed_value() -> None:
         ("router: {kind: null}", "router.kind: "),
         (
             "router: {kind: polytropn}",
-            "f.yaml: router.kind: 'polytropn' must be one of polytropon, categorical, "
+            "f.yaml: router.kind: 'polytropn' must be one of polytropon, metadata, categorical, "
             "score_function, shared, private, average, expert, task_moe, hyperformer, none. Did "
             "you mean 'polytropon'?",
         ),

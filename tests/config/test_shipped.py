@@ -52,12 +52,12 @@ def test_every_kind_has_a_fragment() -> None:
                 found.add(getattr(load_config(f"crossfit.yaml+{name}"), section).kind)
     assert kinds["skills"] == {
         *("lora", "ia3", "dense", "sparse", "supermask", "bitfit", "krona", "head_mask"),
-        *("adapter", "prefix", "prompt"),
+        *("adapter", "compacter", "several", "intrinsic", "prefix", "prompt"),
     }
     assert kinds["optim"] == {"adamw", "adam", "adafactor"}
     assert kinds["router"] == {
         *("polytropon", "shared", "private", "expert", "average", "task_moe", "hyperformer"),
-        *("categorical", "score_function"),
+        *("categorical", "score_function", "metadata"),
     }
 
 

@@ -15,18 +15,19 @@ from torch.nn.functional import cross_entropy
 
 from helpers.backbones import batch, fill, tiny_llama, tiny_t5
 from helpers.experts import token_model
-from helpers.skills import INVENTORIES, OTHERS, PLACED, attach_kind, spread
+from helpers.skills import INVENTORIES, OTHERS, PLACED, attach_kind, make_kind, spread
 from mttl.models.teacher_forcing import forced_logits
 from mttl.routing import PolytroponRouter, RoutingSlot, TaskRouter
 from mttl.routing.task.priors import RoutingPrior
 from mttl.sharding.shard_model import shard_model
 from mttl.sharding.whole_tensors import for_first, is_first, load_whole, whole, whole_parameters
-from mttl.skills import SkilledModel
+from mttl.skills import SkilledModel, attach_skills
 
 WORLD, STEPS, RATE, NORM = 2, 2, 0.1, 0.5
 PRIOR = RoutingPrior(ibp_alpha=2.0, ibp_weight=0.1)
 FAMILIES = {"t5": tiny_t5, "llama": tiny_llama}
-TASK_KINDS = [*{**INVENTORIES, **OTHERS, **PLACED}]
+# A vector of the whole model cannot be sharded.
+TASK_KINDS = [kind for kind in {**INVENTORIES, **OTHERS, **PLACED} if kind != "intrinsic"]
 
 
 def task_model(
@@ -39,8 +40,16 @@ def task_model(
     **router: Any,
 ) -> SkilledModel:
     backbone, slot = FAMILIES[family]().to(dtype).requires_grad_(train_backbone), RoutingSlot()
-    targets = ["attention"] if kind in PLACED else ["attention", "mlp"]
-    attachment = attach_kind(backbone, kind, n_skills=3, targets=targets, slot=slot)
+    if kind in INVENTORIES or kind in OTHERS:
+        attachment = attach_skills(
+            backbone,
+            lambda i, o: make_kind(kind, i, o, 3),
+            targets=("attention", "mlp"),
+            slot=slot,
+            site="block" if kind.startswith(("adapter", "compacter")) else "linear",
+        )
+    else:
+        attachment = attach_kind(backbone, kind, n_skills=3, targets=["attention"], slot=slot)
     groups = len(attachment.groups)
     model = SkilledModel(
         backbone, spread(PolytroponRouter(groups, 3, 1, 3, relaxed=False, **router)), slot
@@ -95,7 +104,8 @@ CASES = _TASKS | {
 # One of every kind of skill, and one of everything else; the others are slow.
 SOME = [
     *("t5, all", "t5, krona-deltas", "t5, supermask", "t5, sparse-deltas", "t5, tokens"),
-    *("t5, head_mask", "t5, adapter", "llama, prefix", "llama, prompt"),
+    *("t5, head_mask", "t5, adapter", "t5, compacter", "llama, intrinsic-dense"),
+    *("llama, prefix", "llama, prompt"),
     *("llama, lora-factors", "llama, ia3", "llama, bitfit", "llama, dense-deltas"),
     *("llama, token adapters", "llama, prompts", "llama, bfloat16"),
 ]

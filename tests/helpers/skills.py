@@ -12,6 +12,7 @@ from mttl.models.prefixed_attention import read_prefixes
 from mttl.routing import (
     CategoricalRouter,
     HyperFormerRouter,
+    MetadataRouter,
     PolytroponRouter,
     RoutingSlot,
     ScoreFunctionRouter,
@@ -24,9 +25,11 @@ from mttl.skills import (
     AdapterInventory,
     Attachment,
     BitFitInventory,
+    CompacterInventory,
     DenseInventory,
     HeadMaskInventory,
     IA3Inventory,
+    IntrinsicInventory,
     Inventory,
     KronAInventory,
     LoRAInventory,
@@ -37,6 +40,7 @@ from mttl.skills import (
     SupermaskInventory,
     attach_skills,
 )
+from mttl.skills.gated import GatedInventory
 
 RANK = 2
 
@@ -56,6 +60,10 @@ INVENTORIES: dict[str, Callable[[int, int, int, int], Inventory]] = {
     "ia3": lambda i, o, k, h: IA3Inventory(i, o, k, n_heads=h),
     "bitfit": lambda i, o, k, h: BitFitInventory(i, o, k, n_heads=h),
     "krona-deltas": lambda i, o, k, h: KronAInventory(i, o, k, n_heads=h, mix="deltas"),
+    "intrinsic": lambda i, o, k, h: IntrinsicInventory(i, o, k, n_heads=h, dimension=5),
+    "intrinsic-dense": lambda i, o, k, h: IntrinsicInventory(
+        i, o, k, n_heads=h, dimension=5, vector="layer", projection="dense"
+    ),
     "dense-deltas": lambda i, o, k, h: DenseInventory(i, o, k, n_heads=h, mix="deltas"),
     "dense-outputs": lambda i, o, k, h: DenseInventory(i, o, k, n_heads=h, mix="outputs"),
     "sparse-deltas": lambda i, o, k, h: _sparse(i, o, k, h, "deltas"),
@@ -69,9 +77,16 @@ OTHERS: dict[str, Callable[[int, int, int], Inventory]] = {
     "adapter": lambda i, o, k: AdapterInventory(i, o, k, hidden_features=3),
     "adapter, behind": lambda i, o, k: PLACED["adapter, behind"](i, o, k),
     "adapter, outputs": lambda i, o, k: PLACED["adapter, outputs"](i, o, k),
+    "compacter": lambda i, o, k: CompacterInventory(
+        i, o, k, hidden_features=4, n_products=2, rank=2, scale=2.0, shared=False
+    ),
+    "compacter, outputs": lambda i, o, k: CompacterInventory(
+        i, o, k, hidden_features=4, n_products=2, rank=None, mix="outputs", shared=False
+    ),
     "krona-factors": lambda i, o, k: KronAInventory(i, o, k, scale=0.5),
     "head_mask": lambda i, o, k: HeadMaskInventory(i, o, k, 4, start=0.05),
     "head_mask, soft": lambda i, o, k: HeadMaskInventory(i, o, k, 4, hard=False),
+    "lora, gated": lambda i, o, k: GatedInventory(LoRAInventory(i, o, k, rank=2)),
     # A threshold amid the scores that tests fill in.
     "supermask": lambda i, o, k: SupermaskInventory(i, o, k, threshold=0.0),
 }
@@ -91,6 +106,7 @@ PLACED: dict[str, Callable[..., Inventory]] = {
     "adapter, outputs": partial(
         AdapterInventory, hidden_features=3, scale=2.0, layer_norm=True, mix="outputs"
     ),
+    "compacter": partial(CompacterInventory, hidden_features=4, n_products=2, scale=2.0),
 }
 
 
@@ -114,6 +130,10 @@ ROUTERS: dict[str, Callable[[int, int, int, int], TaskRouter]] = {
     "categorical": lambda g, t, h, k: CategoricalRouter(g, t, h, k, temperature=0.7),
     "categorical-soft": lambda g, t, h, k: CategoricalRouter(g, t, h, k, straight_through=False),
     "score_function": ScoreFunctionRouter,
+    # Every task has two of the factors, or one of them twice.
+    "metadata": lambda g, t, h, k: MetadataRouter(
+        torch.eye(t) + torch.eye(t)[:, [*range(1, t), 0]], g, h, k
+    ),
     "hyperformer": lambda g, t, h, k: HyperFormerRouter(g, t, 1, k),
     "average": lambda g, t, h, k: average_router(g, t, k, h),
     "expert": lambda g, t, h, k: expert_router(torch.ones(t, k).tril() + 0.5, g, h),

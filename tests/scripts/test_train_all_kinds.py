@@ -9,13 +9,14 @@ from safetensors.torch import save_file
 
 from helpers.command import ROOT, load_recipe
 
+GRID = ("router/expert_grid", "router/metadata_grid")
 SCRIPT = load_recipe(ROOT / "scripts" / "train_all_kinds.py")
 
 
 def test_every_shipped_router_and_skill_is_in_the_table() -> None:
     """LoRA is the default's kind: the routers' rows show it. Tokens are in the comparison.
 
-    The matrix of `expert_grid` is of the grid's tasks.
+    The matrix of `expert_grid` and the factors of `metadata_grid` are of the grid's tasks.
     """
     shipped = {
         f"{room}/{path.stem}"
@@ -23,7 +24,7 @@ def test_every_shipped_router_and_skill_is_in_the_table() -> None:
         for path in (ROOT / "configs" / room).glob("*.yaml")
         if not path.stem.startswith("token_")
     }
-    assert set(SCRIPT.FRAGMENTS) == shipped - {"skills/lora", "router/expert_grid"}
+    assert set(SCRIPT.FRAGMENTS) == shipped - {"skills/lora", *GRID}
 
 
 def test_a_finished_run_is_read_and_not_repeated(

@@ -17,6 +17,7 @@ from mttl.routing import RoutingSlot, TopKRouter
 from mttl.skills import AdapterInventory, LoRAInventory, SkilledLinear
 from mttl.skills.attention import AttendedInventory
 from mttl.skills.composed.module_inventory import ModuleInventory
+from mttl.skills.gated import GatedInventory
 from mttl.skills.inventory import USES
 from mttl.skills.kinds import KINDS, kind_for
 
@@ -29,6 +30,7 @@ COMPOSED = {
     "sparse": {"sparsity": 0.7},
     "lora": {"rank": 2, "scale": 0.3},
     "krona": {"scale": 0.3},
+    "intrinsic": {"dimension": 7},
 }
 SHAPES = [(6,), (5, 4), (4, 3, 2, 2), (1,), ()]
 PRODUCTS = ("lora", "krona")  # of vectors they make nothing
@@ -58,6 +60,9 @@ def plain_changes(inventory, shape):
     """The K changes of a tensor, entry by entry."""
     if hasattr(inventory, "change"):
         return list(inventory.change)
+    if hasattr(inventory, "vector"):  # projected by the matrix that unit vectors become
+        matrix = inventory._project(torch.eye(inventory.dimension).double()).flatten(1)
+        return [(vector @ matrix).reshape(shape) for vector in inventory.vector]
     found = []
     for k in range(K):
         if hasattr(inventory, "left"):
@@ -107,7 +112,9 @@ def test_a_mixed_batch_equals_plain_layers_one_example_at_a_time(kind, n_heads):
     x, weights = torch.randn(B, L, I).double(), mixing(B, n_heads, K).double()
     y = mixed(kind, inventory, base, x, weights)
     for b in range(B):
-        if inventory.site == "block":
+        if isinstance(inventory, GatedInventory):
+            expected = gated(inventory, base, x[b], weights[b])
+        elif inventory.site == "block":
             expected = behind_or_beside(inventory, x[b], base(x[b]), weights[b, 0])
         else:
             expected = nn.functional.linear(
@@ -128,9 +135,28 @@ def adapter(inventory, h, weights):
 
 
 def averaged_projections(inventory, weights):
+    def averaged(stack):
+        return sum(w * one for w, one in zip(weights, stack, strict=True))
+
+    def kronecker_sum(factors):
+        parts = zip(
+            averaged(inventory.rule), *(averaged(factor) for factor in factors), strict=True
+        )
+        return sum(torch.kron(a, b[0] @ b[1] if len(b) > 1 else b[0]) for a, *b in parts)
+
+    if hasattr(inventory, "rule"):
+        biases = averaged(inventory.down_bias), averaged(inventory.up_bias)
+        ways = kronecker_sum(inventory.down), kronecker_sum(inventory.up)
+        return ways[0], biases[0], ways[1], biases[1]
     blocks = inventory.blocks
-    stacks = blocks.up, blocks.up_bias, blocks.down, blocks.down_bias
-    return [sum(w * one for w, one in zip(weights, stack, strict=True)) for stack in stacks]
+    return [averaged(s) for s in (blocks.up, blocks.up_bias, blocks.down, blocks.down_bias)]
+
+
+def gated(inventory, base, x, weights):
+    skills, y = inventory.skills, base(x)
+    with_skills = nn.functional.linear(x, *skills.fold(base.weight, base.bias, weights))
+    gate, shift = weights @ inventory.weight, weights @ inventory.bias
+    return y + (x @ gate.t() + shift).sigmoid() * (with_skills - y)
 
 
 def behind_or_beside(inventory, x, y, weights):
@@ -402,7 +428,7 @@ def test_tokens_choose_whole_experts():
 def test_a_kind_that_cannot_be_composed_is_refused(kind):
     message = (
         rf"kind \('{kind}'\) cannot be composed over all parameters of a module; choose one of "
-        "lora, dense, sparse, krona"
+        "lora, dense, sparse, krona, intrinsic"
     )
     with pytest.raises(ValueError, match=message):
         ModuleInventory(nn.Linear(I, O), K, kind=kind)
@@ -416,10 +442,13 @@ def test_the_registry_knows_the_kinds_of_every_use():
     assert fit == {
         "task": [
             *("lora", "ia3", "adapter", "dense", "sparse", "supermask", "bitfit", "krona"),
-            *("head_mask", "prefix", "prompt"),
+            *("head_mask", "prefix", "prompt", "compacter", "intrinsic"),
         ],
-        "token": ["lora", "ia3", "adapter", "dense", "sparse", "bitfit", "krona"],
-        "composed": ["lora", "dense", "sparse", "krona"],
+        "token": [
+            *("lora", "ia3", "adapter", "dense", "sparse", "bitfit", "krona", "compacter"),
+            "intrinsic",
+        ],
+        "composed": ["lora", "dense", "sparse", "krona", "intrinsic"],
     }
     assert kind_for("token", "adapter") is AdapterInventory
 

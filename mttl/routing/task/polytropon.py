@@ -96,9 +96,13 @@ class PolytroponRouter(TaskRouter):
         )
         self.register_buffer("temperature", torch.tensor(float(temperature)))
 
+    def task_logits(self, task_ids: Int[Tensor, "N"] | None = None) -> Float[Tensor, "G N H Q"]:
+        """Return the logits of some tasks, of all by default."""
+        return self.logits if task_ids is None else self.logits.index_select(1, task_ids)
+
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
         """Return the mixing weights of each example, drawn anew while training."""
-        logits = self.logits.index_select(1, task_ids)
+        logits = self.task_logits(task_ids)
         logits = nn.functional.dropout(logits, self.logit_dropout, training=self.training)
         if self.training and self.relaxed:
             active = relaxed_bernoulli(logits, self.temperature)
@@ -112,17 +116,21 @@ class PolytroponRouter(TaskRouter):
 
     def probabilities(self) -> Float[Tensor, "G T H K"]:
         """Return how likely each task is to use each skill; 0 or 1 if the router is hard."""
-        return self._use(self.logits.sigmoid())
+        return self._use(self.task_logits().sigmoid())
 
     def prior_loss(self) -> Float[Tensor, ""]:
         """Return the loss of the prior for the routed (not the always-on) skills."""
-        return self.prior(self.logits.sigmoid())
+        return self.prior(self.task_logits().sigmoid())
 
     def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "PolytroponRouter":
         """Return a router with the same settings and rows for new tasks."""
+        return self.with_rows(initial_rows(self.task_logits(), n_tasks, init, self.init_scale))
+
+    def with_rows(self, rows: Float[Tensor, "G N H Q"]) -> "PolytroponRouter":
+        """Return a router with the same settings whose tasks have given logits, a row each."""
         router = PolytroponRouter(
             self.n_groups,
-            n_tasks,
+            rows.shape[1],
             self.n_heads,
             self.n_skills,
             relaxed=self.relaxed,
@@ -135,7 +143,7 @@ class PolytroponRouter(TaskRouter):
             prior=self.prior,
         ).to(self.logits.device, self.logits.dtype)
         with torch.no_grad():
-            router.logits.copy_(initial_rows(self.logits, n_tasks, init, self.init_scale))
+            router.logits.copy_(rows)
         return router
 
     def _use(self, active: Float[Tensor, "G N H Q"]) -> Float[Tensor, "G N H K"]:

@@ -63,14 +63,10 @@ class FeedForwardExperts(Inventory):
         super().__init__(in_features, out_features, n_experts)
         if hidden_features < 1:
             raise ValueError(f"hidden_features ({hidden_features}) must be at least 1")
-        if isinstance(activation, str) and activation not in ACTIVATIONS:
-            raise ValueError(
-                f"activation ('{activation}') must be {', '.join(ACTIVATIONS)} or a function"
-            )
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout ({dropout}) must lie in [0, 1)")
         self.hidden_features = hidden_features
-        self.activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
+        self.activation = activation_of(activation)
         self.gated = gated
         self.dropout = dropout
         n_up = (1 + gated) * hidden_features
@@ -101,3 +97,14 @@ class FeedForwardExperts(Inventory):
         hidden = nn.functional.dropout(hidden, self.dropout, self.training)
         y = grouped_linear(hidden, self.down, self.down_bias, work.counts)
         return combine(y, work, len(x))
+
+
+def activation_of(name: str | Activation) -> Activation:
+    """Return the activation of a name.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    if isinstance(name, str) and name not in ACTIVATIONS:
+        raise ValueError(f"activation ('{name}') must be {', '.join(ACTIVATIONS)} or a function")
+    return ACTIVATIONS[name] if isinstance(name, str) else name

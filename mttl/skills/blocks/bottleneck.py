@@ -1,0 +1,131 @@
+"""Bottlenecks: what adapters of all kinds have in common, whatever their projections are."""
+
+from abc import abstractmethod
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mttl.aggregation.grouped import grouped_linear
+from mttl.aggregation.products import active_dtype
+from mttl.routing.token.choice import Assignment
+from mttl.routing.token.dispatch import combine, sort_by_expert
+from mttl.skills.blocks.feed_forward_experts import Activation, activation_of
+from mttl.skills.inventory import Inventory, Merged
+
+# The way down and the way up, each with its bias: (K, F, I), (K, F), (K, O, F), (K, O); of examples
+# B for K.
+Projections = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+class BottleneckInventory(Inventory):
+    r"""K networks with a narrow hidden layer, :math:`f_k(h) = s\,(U_k\,a(D_k h + b_k) + c_k)`.
+
+    What is added to the block's output y is, with mixing weights w, the one network of averaged
+    parameters for the mixing ``"factors"``, as the code of Polytropon does with LoRA, and
+    :math:`\sum_k w_k f_k(h)` for ``"outputs"``, which computes all K. Tokens that choose add
+    :math:`\sum_e g_e f_e(h)`.
+
+    Args:
+        in_features: Features I of the block's input.
+        out_features: Features O of its output.
+        n_skills: Skills K.
+        hidden_features: Width F of the bottleneck.
+        activation: As in `FeedForwardExperts`.
+        parallel: h is the block's input; otherwise its output.
+        scale: The factor s.
+        layer_norm: Normalise h first. A gain and a shift of the norm's own would only be products
+            with D, and are not kept apart.
+        mix: How the skills of a task combine.
+        n_heads: Only 1.
+
+    Raises:
+        ValueError: If a size is not positive, ``mix`` or the activation is unknown, or there are
+            several heads.
+    """
+
+    uses = ("task", "token")
+    site = "block"
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        n_skills: int,
+        *,
+        hidden_features: int,
+        activation: str | Activation,
+        parallel: bool = True,
+        scale: float = 1.0,
+        layer_norm: bool = False,
+        mix: str = "factors",
+        n_heads: int = 1,
+    ) -> None:
+        super().__init__(in_features, out_features, n_skills, n_heads)
+        if hidden_features < 1:
+            raise ValueError(f"hidden_features ({hidden_features}) must be at least 1")
+        if mix not in ("factors", "outputs"):
+            raise ValueError(f"mix ('{mix}') must be 'factors' or 'outputs'")
+        if n_heads > 1:
+            raise ValueError(
+                f"n_heads ({n_heads}) must be 1 for adapters, whose features have no blocks of "
+                "their own; low-rank skills (lora) take heads"
+            )
+        self.reads = "input" if parallel else "output"
+        self.read_features = in_features if parallel else out_features
+        self.hidden_features = hidden_features
+        self.activation = activation_of(activation)
+        self.scale, self.layer_norm, self.mix = scale, layer_norm, mix
+
+    @abstractmethod
+    def projections(self, weights: Float[Tensor, "B 1 K"] | None = None) -> Projections:
+        """Return the way down and the way up, each with its bias.
+
+        Args:
+            weights: Average the parameters by these, for every example; otherwise return those of
+                every skill.
+        """
+
+    def merge(self, weights: Float[Tensor, "B 1 K"]) -> Merged:
+        """Return each example's network, or the weights of all outputs."""
+        return (weights[:, 0],) if self.mix == "outputs" else self.projections(weights)
+
+    def combine(
+        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
+    ) -> Float[Tensor, "B L O"]:
+        """Add what the adapters make of the block's input or output."""
+        dtype = active_dtype(x)
+        h, y = self._read(x if self.reads == "input" else y, dtype), y.to(dtype)
+        if self.mix == "factors":
+            down, down_bias, up, up_bias = (part.to(dtype) for part in merged)
+            hidden = self.activation(torch.baddbmm(down_bias.unsqueeze(1), h, down.mT))
+            change = torch.baddbmm(up_bias.unsqueeze(1), hidden, up.mT)
+            return torch.add(y, change, alpha=self.scale)
+        (weights,) = (part.to(dtype) for part in merged)
+        down, down_bias, up, up_bias = (part.to(dtype) for part in self.projections())
+        hidden = nn.functional.linear(h, down.flatten(0, 1), down_bias.flatten())
+        hidden = self.activation(hidden).unflatten(-1, (self.n_skills, -1))
+        hidden = (hidden * weights[:, None, :, None]).flatten(2)
+        # (B, L, K F) · (K F, O): the sum over skills is part of the product.
+        change = hidden @ up.mT.flatten(0, 1) + (weights @ up_bias).unsqueeze(1)
+        return torch.add(y, change, alpha=self.scale)
+
+    def dispatch(
+        self, x: Float[Tensor, "N features"], assignment: Assignment
+    ) -> Float[Tensor, "N O"]:
+        """Return what is added to the block's output."""
+        work = sort_by_expert(assignment)
+        down, down_bias, up, up_bias = self.projections()
+        rows = self._read(x, x.dtype)[work.tokens]
+        hidden = self.activation(grouped_linear(rows, down, down_bias, work.counts))
+        change = grouped_linear(hidden, up, up_bias, work.counts)
+        return self.scale * combine(change, work, len(x))
+
+    def _read(self, h: Tensor, dtype: torch.dtype) -> Tensor:
+        return (
+            nn.functional.layer_norm(h, h.shape[-1:]).to(dtype) if self.layer_norm else h.to(dtype)
+        )
+
+    def extra_repr(self) -> str:
+        """Name the sizes in the module's printed form."""
+        return f"{super().extra_repr()}, reads={self.reads}, scale={self.scale:g}, mix={self.mix}"

@@ -1,0 +1,129 @@
+"""Compacter: adapters whose projections are sums of Kronecker products with shared factors."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mttl.aggregation.mix import mix_blocks
+from mttl.skills.blocks.bottleneck import BottleneckInventory, Projections
+from mttl.skills.blocks.feed_forward_experts import Activation
+from mttl.skills.inventory import Inventory
+
+
+class CompacterInventory(BottleneckInventory):
+    r"""K adapters with projections :math:`W = \sum_{i=1}^{n} A_i \otimes B_i` (PHM layers).
+
+    The rules :math:`A_i` are :math:`n \times n` and serve both projections; the factors
+    :math:`B_i` have an n-th of the projection's sides and, where a rank r is given, are products
+    :math:`s_i t_i^\top` of r columns (LPHM). A skill is a whole Compacter: it has rules of its own,
+    which all layers share where ``shared`` is set. For the mixing ``"factors"`` A, s and t are
+    averaged apart.
+
+    A fresh one changes nothing, and its way down varies as that of `nn.Linear`. In the library
+    `adapters`, whose layer is that of the release, rules have a standard deviation of 0.01 and both
+    projections are drawn, so that it begins with a change.
+
+    Args:
+        in_features: Features I of the block's input.
+        out_features: Features O of its output.
+        n_skills: Skills K.
+        hidden_features: Width F of the bottleneck.
+        activation: Between the projections.
+        n_products: Kronecker products n of a sum; it divides all sizes.
+        rank: Rank r of the factors B; None keeps them whole (PHM).
+        shared: All layers of a model share the rules.
+        **settings: As for `BottleneckInventory`.
+
+    Raises:
+        ValueError: If a size is not positive or ``n_products`` does not divide one.
+
+    References:
+        Karimi Mahabadi, Henderson and Ruder, *Compacter: Efficient Low-Rank Hypercomplex Adapter
+        Layers*, NeurIPS 2021, arXiv:2106.04647.
+    """
+
+    undecayed = ("down_bias", "up_bias")
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        n_skills: int,
+        *,
+        hidden_features: int = 32,
+        activation: str | Activation = "gelu_new",
+        n_products: int = 4,
+        rank: int | None = 1,
+        shared: bool = True,
+        **settings: Any,
+    ) -> None:
+        settings |= {"hidden_features": hidden_features, "activation": activation}
+        super().__init__(in_features, out_features, n_skills, **settings)
+        for name, value in (("n_products", n_products), ("rank", rank)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} ({value}) must be at least 1")
+        n_read = self.read_features
+        sizes = {"in_features": n_read, "out_features": out_features}
+        for name, size in (sizes | {"hidden_features": hidden_features}).items():
+            if size % n_products:
+                raise ValueError(f"n_products ({n_products}) must divide {name} ({size})")
+        self.rank, self.shared = rank, shared
+
+        def factors(n_out: int, n_in: int) -> nn.ParameterList:
+            sides = n_skills, n_products, n_out // n_products, n_in // n_products
+            shapes = [sides] if rank is None else [(*sides[:3], rank), (*sides[:2], rank, sides[3])]
+            return nn.ParameterList(nn.Parameter(torch.empty(shape)) for shape in shapes)
+
+        self.rule = nn.Parameter(torch.empty(n_skills, n_products, n_products, n_products))
+        self.down, self.up = (
+            factors(hidden_features, n_read),
+            factors(out_features, hidden_features),
+        )
+        self.down_bias = nn.Parameter(torch.empty(n_skills, hidden_features))
+        self.up_bias = nn.Parameter(torch.empty(n_skills, out_features))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all but the last factor of the way up, which is 0: no change yet."""
+        # The entries of a sum of n products vary as those of one B.
+        _draw(self.rule, 1 / self.rule.shape[1])
+        for factors, n_in in ((self.down, self.read_features), (self.up, self.hidden_features)):
+            *left, right = factors
+            for factor in left:
+                _draw(factor, 1 / factor.shape[-1])
+            _draw(right, 1 / (3 * n_in))
+        nn.init.zeros_(self.up[-1])
+        nn.init.zeros_(self.down_bias)
+        nn.init.zeros_(self.up_bias)
+
+    def share(self, first: Inventory) -> None:
+        """Take over the first layer's rules, where all share them."""
+        if self.shared:
+            assert isinstance(first, CompacterInventory)
+            self.rule = first.rule
+
+    def projections(self, weights: Float[Tensor, "B 1 K"] | None = None) -> Projections:
+        """Return the way down and the way up, each with its bias."""
+
+        def mixed(part: Tensor) -> Tensor:
+            return part if weights is None else mix_blocks(part, weights)
+
+        def summed(factors: nn.ParameterList) -> Tensor:
+            left, *right = (mixed(factor) for factor in factors)
+            small = left @ right[0] if right else left
+            products = torch.einsum("knab,kncd->kacbd", rule, small)
+            return products.flatten(3).flatten(1, 2)
+
+        rule = mixed(self.rule)
+        return summed(self.down), mixed(self.down_bias), summed(self.up), mixed(self.up_bias)
+
+    def extra_repr(self) -> str:
+        """Name the sizes in the module's printed form."""
+        return f"{super().extra_repr()}, n_products={self.rule.shape[1]}, rank={self.rank}"
+
+
+def _draw(tensor: Tensor, variance: float) -> None:
+    bound = (3 * variance) ** 0.5
+    nn.init.uniform_(tensor, -bound, bound)

@@ -1,0 +1,94 @@
+"""Skills behind a gate: every token says how much of their change it takes."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mttl.aggregation.mix import mix_blocks
+from mttl.aggregation.products import active_dtype
+from mttl.skills.inventory import Inventory, Merged
+
+
+class GatedInventory(Inventory):
+    r"""Skills whose change is multiplied by a learned gate: :math:`y + g(x)\,(y' - y)`.
+
+    :math:`g(x) = \sigma(v^\top x + c)` reads the layer's input at the same token, :math:`y'` is
+    what the skills make of the output y. A skill has a gate of its own, :math:`v_k` and
+    :math:`c_k`, which are averaged by the mixing weights; it starts half open.
+
+    UniPELT's code takes the mean of g over the tokens of an example. Here every token has its own,
+    so that it depends on no later ones, and generation with a cache is that without.
+
+    Args:
+        skills: Skills that change a layer's output.
+
+    Raises:
+        ValueError: If they act elsewhere, or have several heads.
+
+    References:
+        Mao, Mathias, Hou, Almahairi, Ma, Han, Yih and Khabsa, *UniPELT: A Unified Framework for
+        Parameter-Efficient Language Model Tuning*, ACL 2022, arXiv:2110.07577.
+    """
+
+    undecayed = ("bias",)
+
+    def __init__(self, skills: Inventory) -> None:
+        sizes = skills.in_features, skills.out_features, skills.n_skills, skills.n_heads
+        super().__init__(*sizes)
+        skills.require_use("task")
+        if skills.site not in ("linear", "block") or skills.reads_weight:
+            raise ValueError(
+                f"gate must be false for {type(skills).__name__}, which changes more than an "
+                "output; kinds that add to one (lora, adapter, krona …) take a gate; skills"
+            )
+        if skills.n_heads > 1:
+            raise ValueError(
+                f"n_heads ({skills.n_heads}) must be 1 with a gate, which is for whole outputs"
+            )
+        self.skills = skills
+        self.weight = nn.Parameter(torch.empty(skills.n_skills, skills.in_features))
+        self.bias = nn.Parameter(torch.empty(skills.n_skills, 1))
+        self._open_half()
+
+    def _open_half(self) -> None:
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def reset_parameters(self) -> None:
+        """Draw the skills anew, and open the gates half."""
+        self.skills.reset_parameters()
+        self._open_half()
+
+    def share(self, first: Inventory) -> None:
+        """Take over what layers of the kind have in common."""
+        assert isinstance(first, GatedInventory)
+        self.skills.share(first.skills)
+
+    def merge(self, weights: Float[Tensor, "B 1 K"]) -> Merged:
+        """Return each example's gate, and its merged skills."""
+        gate = mix_blocks(self.weight, weights), mix_blocks(self.bias, weights)
+        return *gate, *self.skills.merge(weights)
+
+    def combine(
+        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
+    ) -> Float[Tensor, "B L O"]:
+        """Go from the base output towards that with skills, as far as the gate lets."""
+        weight, bias, *rest = merged
+        dtype = active_dtype(x)
+        logits = torch.baddbmm(
+            bias.to(dtype).unsqueeze(1), x.to(dtype), weight.to(dtype).unsqueeze(2)
+        )
+        changed = self.skills.combine(x, y, tuple(rest))
+        return torch.lerp(y.to(changed.dtype), changed, logits.sigmoid().to(changed.dtype))
+
+    def penalties(self) -> dict[str, Tensor]:
+        """Return the auxiliary losses of the skills."""
+        return self.skills.penalties()
+
+    def changes(self) -> Float[Tensor, "K O *rest"]:
+        """Refuse: no weight does what a gate does.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError("a gate changes with every token, which no weight does")

@@ -1,0 +1,62 @@
+"""Rows that are sums over the factors of tasks."""
+
+import pytest
+import torch
+
+from helpers.skills import spread
+from mttl.adaptation.modes import adapted_router
+from mttl.routing import MetadataRouter, PolytroponRouter
+
+G, H, K = 2, 2, 4
+FACTORS = torch.tensor([[1.0, 0, 1, 0], [1, 0, 0, 1], [0, 1, 1, 0]])
+
+
+def make(**settings):
+    return spread(MetadataRouter(FACTORS, G, H, K, **settings))
+
+
+@pytest.mark.parametrize("settings", [{}, {"shared_skill": True}, {"hard": True}])
+def test_it_is_polytropon_over_sums_of_logits(settings):
+    """A plain loop over tasks, groups, heads and factors; the same draws while training."""
+    router = make(**settings)
+    plain = PolytroponRouter(G, 3, H, K, **settings)
+    with torch.no_grad():
+        plain.logits.zero_()
+        for task in range(3):
+            for factor in range(4):
+                if FACTORS[task, factor]:
+                    plain.logits[:, task] += router.logits[:, factor]
+    ids = torch.tensor([2, 0, 1, 1])
+    torch.testing.assert_close(router.eval().matrix(), plain.eval().matrix())
+    torch.testing.assert_close(router(ids), plain(ids))
+    torch.testing.assert_close(router.prior_loss(), plain.prior_loss())
+    torch.manual_seed(1)
+    drawn = router.train()(ids)
+    torch.manual_seed(1)
+    torch.testing.assert_close(drawn, plain.train()(ids))
+
+
+def test_the_gradient_of_a_factor_is_that_of_its_tasks():
+    router = make(relaxed=False)
+    router(torch.tensor([1]))[..., 0].sum().backward()
+    reached = router.logits.grad.abs().sum((0, 2, 3)) > 0
+    assert reached.tolist() == [True, False, False, True]
+
+
+def test_new_tasks_recombine_factors():
+    router = make()
+    new = adapted_router(
+        router, "zero_shot", 1, init="factors", rows=torch.tensor([[0, 1, 0, 1.0]])
+    )
+    expected = (router.logits[:, 1] + router.logits[:, 3]).detach()
+    torch.testing.assert_close(new.logits[:, 0], expected)
+    assert new.logits.is_leaf
+    mean = router.for_new_tasks(1)
+    torch.testing.assert_close(mean.logits[:, 0], router.task_logits().mean(1).detach())
+
+
+def test_factors_need_a_router_that_knows_them():
+    with pytest.raises(ValueError, match="init 'factors' needs a MetadataRouter, and rows"):
+        adapted_router(make(), "all", 1, init="factors")
+    with pytest.raises(ValueError, match="init 'factors' needs a MetadataRouter, and rows"):
+        adapted_router(PolytroponRouter(G, 3, H, K), "all", 1, init="factors", rows=FACTORS[:1])

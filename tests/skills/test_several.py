@@ -1,0 +1,208 @@
+"""Several kinds of skills side by side on one backbone, and gates."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from helpers.backbones import BACKBONES, batch, fill, tiny_bart, tiny_llama, tiny_t5
+from helpers.compare import relative_error
+from helpers.skills import gradients, spread
+from mttl.build.model import build_model
+from mttl.config.load import dump_config, load_config
+from mttl.errors import ConfigError
+from mttl.merging.fold import average_mixing, fold, strip, unfold
+from mttl.routing import PolytroponRouter, RoutingSlot
+from mttl.skills import (
+    AdapterInventory,
+    HeadMaskInventory,
+    LoRAInventory,
+    SkilledModel,
+    SupermaskInventory,
+)
+from mttl.skills.attach import Placement, attach_kinds
+from mttl.skills.gated import GatedInventory
+
+K, TASKS = 3, torch.tensor([2, 0, 1, 0])
+ROUNDING = 1e-5  # as in test_skilled_model
+
+
+def lora(i: int, o: int) -> LoRAInventory:
+    return LoRAInventory(i, o, K, rank=2)
+
+
+def adapter(i: int, o: int) -> AdapterInventory:
+    return AdapterInventory(i, o, K, hidden_features=3, parallel=False)
+
+
+LORA = Placement(lora, ["attention", "mlp"])
+ADAPTER = Placement(adapter, ["attention", "mlp"], "block")
+
+
+def several(
+    backbone: nn.Module, *placements: Placement, granularity: str = "layer"
+) -> SkilledModel:
+    slot = RoutingSlot()
+    backbone.requires_grad_(False)
+    made = attach_kinds(backbone, placements, slot=slot, granularity="layer")
+    router = spread(PolytroponRouter(len(made.groups), 3, 1, K, relaxed=False))
+    model = SkilledModel(backbone, router, slot).eval()
+    for layer in model.skilled_layers().values():
+        fill(layer.inventory, layer.inventory.in_features + layer.inventory.out_features)
+    return model
+
+
+def run(model: SkilledModel, task_ids: torch.Tensor = TASKS) -> Any:
+    return model(task_ids, **batch(len(task_ids)))
+
+
+@pytest.mark.parametrize("family", BACKBONES)
+def test_each_kind_does_what_it_does_alone(family: str) -> None:
+    """Where the other one is fresh; blocks and the layers inside share the rows of a group."""
+    together = several(BACKBONES[family](), ADAPTER, LORA)
+    for kept, kind in ((LORA, LoRAInventory), (ADAPTER, AdapterInventory)):
+        both, alone = copy.deepcopy(together), several(BACKBONES[family](), kept)
+        for layer in both.skilled_layers().values():
+            if not isinstance(layer.inventory, kind):
+                layer.inventory.reset_parameters()
+        if family != "bart":  # whose inline blocks make other groups
+            assert both.router.n_groups == alone.router.n_groups
+        with torch.no_grad():
+            theirs = {key: layer.group for key, layer in _plain(both).items()}
+            for name, layer in _plain(alone).items():
+                alone.router.logits[layer.group] = both.router.logits[theirs[name]]
+        assert relative_error(run(both).logits, run(alone).logits) < ROUNDING
+        assert relative_error(run(together).logits, run(alone).logits) > 1e-3
+
+
+def _plain(model: SkilledModel) -> dict[tuple[str, type], Any]:
+    layers = model.skilled_layers().items()
+    # The first layer of an inline block is inside its block.
+    names = {path: path.replace(".base", "").replace("fc1.fc", "fc") for path, _ in layers}
+    return {(names[path], type(layer)): layer for path, layer in layers}
+
+
+@pytest.mark.parametrize("family", BACKBONES)
+def test_a_mixed_batch_equals_one_by_one_also_in_generation(family: str) -> None:
+    model, inputs = several(BACKBONES[family](), LORA, ADAPTER), batch(4)
+    together = model(TASKS, **inputs).logits
+    settings: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 5, "min_new_tokens": 5}
+    answers = model.generate(TASKS, input_ids=inputs["input_ids"], **settings)
+    for row in range(4):
+        one = slice(row, row + 1)
+        rows = {name: value[one] for name, value in inputs.items()}
+        assert relative_error(together[one], model(TASKS[one], **rows).logits) < ROUNDING
+        alone = model.generate(TASKS[one], input_ids=rows["input_ids"], **settings)
+        assert torch.equal(answers[one], alone)
+
+
+def test_every_kind_learns_with_checkpointing_as_without() -> None:
+    found = []
+    for checkpointing in (False, True):
+        model = several(tiny_t5(), LORA, ADAPTER).double().train()
+        if checkpointing:
+            model.enable_gradient_checkpointing()
+        run(model).loss.backward()
+        found.append(gradients(model))
+    assert len(found[0]) == 1 + 2 * 32 + 4 * 10  # the router, layers and blocks
+    for name, gradient in found[0].items():
+        assert relative_error(found[1][name], gradient) < 1e-9, name
+
+
+@pytest.mark.parametrize("family", BACKBONES)
+def test_skills_come_off_and_are_put_back(family: str) -> None:
+    model = several(BACKBONES[family](), LORA, ADAPTER)
+    expected = run(model).logits
+    bare = strip(model)
+    plain = BACKBONES[family]().requires_grad_(False)
+    assert torch.equal(bare.backbone(**batch(4)).logits, plain(**batch(4)).logits)
+    unfold(bare)
+    assert torch.equal(run(model).logits, expected)
+    with pytest.raises(ValueError, match="cannot be folded: they act on a"):
+        fold(model, average_mixing(model.router))
+    assert torch.equal(run(model).logits, expected)
+
+
+def test_one_place_takes_one_kind() -> None:
+    head = Placement(lambda i, o, a: HeadMaskInventory(i, o, K, a), ["attention"], "head")
+    message = "'.*' would get two kinds of skills, and a{} takes one: give every kind targets"
+    for first, second, noun in ((LORA, LORA, " linear layer"), (ADAPTER, ADAPTER, " block")):
+        with pytest.raises(ValueError, match=message.format(noun)):
+            several(tiny_llama(), first, second)
+    with pytest.raises(ValueError, match=message.format("n output projection|.*")):
+        several(tiny_llama(), LORA, head)
+    backbone = tiny_bart()
+    with pytest.raises(ValueError, match="two kinds"):
+        several(backbone, ADAPTER, LORA, LORA)
+    assert not any(hasattr(module, "inventory") for module in backbone.modules())
+
+
+@pytest.mark.parametrize("inventory", [SupermaskInventory(4, 4, 2), HeadMaskInventory(4, 4, 2, 2)])
+def test_a_gate_is_for_what_changes_an_output(inventory: Any) -> None:
+    with pytest.raises(ValueError, match=r"gate must be false for .*kinds that add to one"):
+        GatedInventory(inventory)
+
+
+def test_a_gate_is_for_whole_outputs() -> None:
+    with pytest.raises(ValueError, match=r"n_heads \(2\) must be 1 with a gate"):
+        GatedInventory(LoRAInventory(4, 4, 2, n_heads=2))
+
+
+# The section.
+
+TINY = "crossfit.yaml+backbone/tiny_t5.yaml"
+BOTH = f"{TINY}+skills/lora_parallel.yaml"
+
+
+def test_the_section_builds_both_kinds() -> None:
+    config = load_config(BOTH, ["skills.n_skills=3"])
+    model = build_model(config, ["a", "b"]).model
+    kinds = [type(layer.inventory) for layer in model.skilled_layers().values()]
+    assert (kinds.count(LoRAInventory), kinds.count(AdapterInventory)) == (24, 4)
+    assert {layer.inventory.n_skills for layer in model.skilled_layers().values()} == {3}
+    gated = build_model(load_config(f"{TINY}+skills/unipelt.yaml"), ["a", "b"]).model
+    assert all(isinstance(x.inventory, GatedInventory) for x in gated.skilled_layers().values())
+
+
+def test_a_written_section_reads_back_and_takes_another_size(tmp_path: Any) -> None:
+    config = load_config(BOTH)
+    (tmp_path / "again.yaml").write_text(dump_config(config))
+    assert load_config(str(tmp_path / "again.yaml")).skills == config.skills
+    changed = load_config(str(tmp_path / "again.yaml"), ["skills.n_skills=5"]).skills
+    assert [one.n_skills for one in changed.kinds] == [5, 5]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "message"),
+    [
+        ("[{kind: lora}]", "skills.kinds: .*at least 2"),
+        ("[{kind: lora}, {kind: lorra}]", "'lorra' must be one of lora, .*Did you mean 'lora'"),
+        ("[{kind: lora}, {kind: several, kinds: []}]", "'several' must be one of lora, ia3"),
+        ("[{kind: lora}, {kind: ia3, n_skills: 4}]", r"kinds.1.n_skills \(4\) must be the sect"),
+        ("[{kind: lora}, {kind: ia3, rank: 4}]", "has no 'rank'"),
+        ("[{kind: lora}, {kind: sparse, support: x}]", "kinds.1.support must be random"),
+    ],
+)
+def test_what_a_list_of_kinds_may_not_say(kinds: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(TINY, ["skills.kind=several", f"skills.kinds={kinds}"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["skills.kinds=[{kind: lora}, {kind: ia3}]"], "section skills: '.*' would get two kinds"),
+        (["skills.n_heads=4"], r"section skills: n_heads \(4\) must be 1 for adapters"),
+    ],
+)
+def test_what_cannot_be_built(settings: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_model(load_config(BOTH, settings), ["a", "b"])
+
+
+def test_fusion_takes_no_gates() -> None:
+    names = f"{TINY}+aggregation/fusion.yaml"
+    with pytest.raises(ConfigError, match=r"skills.gate \(True\) must be False for aggregation"):
+        load_config(names, ["skills.gate=true", "aggregation.source=runs/x"])
