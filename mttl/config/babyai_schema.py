@@ -231,6 +231,8 @@ class BabyAIConfig(Section):
                 "router.kind 'score_function' learns from the losses of examples, which only text "
                 "has; use 'categorical'"
             )
+        if self.optim.meta is not None:
+            problems.append("optim.meta learns from rows of tasks, which only text has; remove it")
         if self.router.granularity in ("stack", "block"):
             problems.append(
                 f"router.granularity ({self.router.granularity}) must be model or layer: a policy "

@@ -25,6 +25,7 @@ from mttl.moe.share_out import make_whole
 from mttl.sharding.whole_tensors import is_sharded
 from mttl.training.attention_report import attention_by_task, has_attention
 from mttl.training.boards.show import close_boards, open_boards, show_answers
+from mttl.training.meta.meta_module import MetaModule
 from mttl.training.packing_check import check_packing
 from mttl.training.predictions import predict, score, write_predictions, write_results
 from mttl.training.report import (
@@ -80,7 +81,8 @@ def train(config: Config, *, resume: bool = False) -> None:
     data = build_data(config, gym, built)
     folder = RunFolder(Path(config.run.dir) / config.run.name)
     step = step_to_start_from(folder, text, resume=resume)
-    module = TextToTextModule(
+    kind = TextToTextModule if config.optim.meta is None else MetaModule
+    module = kind(
         *(built.model, built.tokenizer, metrics, config.optim, config.generation),
         max_output_length=config.data.max_output_length,
         loss=config.loss,
