@@ -53,6 +53,9 @@ FRAGMENTS = (
     "skills/lora_parallel",
     "skills/unipelt",
     "skills/head_mask",
+    "skills/prefix",
+    "skills/prompt",
+    "skills/mam",
 )
 
 
