@@ -231,6 +231,11 @@ class BabyAIConfig(Section):
                 "router.kind 'score_function' learns from the losses of examples, which only text "
                 "has; use 'categorical'"
             )
+        if self.router.kind == "random" and self.router.consistency:
+            problems.append(
+                f"router.consistency ({self.router.consistency}) must be 0: it compares two "
+                "answers, which only text has"
+            )
         if self.router.granularity in ("stack", "block"):
             problems.append(
                 f"router.granularity ({self.router.granularity}) must be model or layer: a policy "

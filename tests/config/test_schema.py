@@ -168,6 +168,10 @@ def test_defaults() -> None:
             ["router.kind=score_function", "data.packed_length=2048"],
             "of each example, and data.packed_length puts them together; remove it",
         ),
+        (
+            ["router.kind=random", "trainer.strategy=fsdp2"],
+            "router.consistency (1.0) must be 0 with trainer.strategy fsdp2",
+        ),
         (["data.global_batch_size=0"], "data.global_batch_size: '0' must be greater than 0"),
         (["search.grid={adapt.lr: []}"], "must have at least 1 item"),
         (["search.grid={adapt.lr: [1, 1.0]}"], "adapt.lr ([1, 1.0]) must name each value only"),

@@ -56,7 +56,16 @@ def test_every_kind_has_a_fragment() -> None:
     }
     assert kinds["optim"] == {"adamw", "adam", "adafactor"}
     assert kinds["router"] == {
-        *("polytropon", "shared", "private", "expert", "average", "task_moe", "hyperformer"),
+        *(
+            "random",
+            "polytropon",
+            "shared",
+            "private",
+            "expert",
+            "average",
+            "task_moe",
+            "hyperformer",
+        ),
         *("categorical", "score_function", "metadata"),
     }
 
