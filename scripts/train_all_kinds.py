@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +45,7 @@ FRAGMENTS = (
     "skills/supermask",
     "skills/bitfit",
     "skills/krona",
+    "skills/intrinsic",
     "skills/adapter_houlsby",
     "skills/adapter_pfeiffer",
     "skills/adapter_parallel",
@@ -71,24 +73,24 @@ def main(arguments: list[str] | None = None) -> int:
     out = Path(options.out)
     rows = []
     for fragment in track(options.fragments, description="training", transient=True):
-        rows.append(train(options.config, fragment, options.steps, options.seed, out))
+        files = f"{options.config}+{fragment}.yaml"
+        rows.append(train(files, fragment, options.steps, options.seed, out))
         write_text(out / "table.md", markdown(rows, options.steps, options.seed))
     Console().print(markdown(rows, options.steps, options.seed), markup=False, highlight=False)
     return 0
 
 
-def train(config: str, fragment: str, steps: int, seed: int, out: Path) -> Row:
-    """Run one fragment, unless it has ended before, and read its scores."""
+def train(files: str, name: str, steps: int, seed: int, out: Path, more: Sequence[str] = ()) -> Row:
+    """Run a configuration, unless it has ended before, and read its scores."""
     from mttl.checkpoint import count_saved
 
-    name = fragment.replace("/", "-")
-    folder = out / name
+    folder = out / name.replace("/", "-")
     minutes = folder / "minutes.json"
     if not minutes.is_file():
-        files = f"{config}+{fragment}.yaml"
         settings = [
+            *more,
             f"run.dir={out}",
-            f"run.name={name}",
+            f"run.name={folder.name}",
             f"run.seed={seed}",
             f"trainer.max_steps={steps}",
             f"trainer.val_check_interval={steps}",
@@ -99,16 +101,17 @@ def train(config: str, fragment: str, steps: int, seed: int, out: Path) -> Row:
             command.append("--resume")
         started = time.monotonic()
         out.mkdir(parents=True, exist_ok=True)
-        with (out / f"{name}.log").open("a") as log:
+        log_file = out / f"{folder.name}.log"
+        with log_file.open("a") as log:
             ended = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False)
         if ended.returncode:
-            raise MttlError(f"training {fragment} failed; see {out / f'{name}.log'}")
+            raise MttlError(f"training {name} failed; see {log_file}")
         write_text(minutes, json.dumps((time.monotonic() - started) / 60))
     with (folder / "results.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["task"] == "mean"]
     means = {row["split"]: float(row["score"]) for row in rows}
     return Row(
-        fragment,
+        name,
         count_saved(folder / "skills" / "skills.safetensors"),
         100 * means["dev"],
         100 * means["test"],

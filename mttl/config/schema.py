@@ -275,6 +275,12 @@ class Config(Section):
                 "backbone.compile must be false with trainer.strategy fsdp2: a model that is "
                 "compiled as a whole cannot be put together block by block"
             )
+        vectors = [getattr(one, "vector", "layer") for one in kinds_of(self.skills)]
+        if self.trainer.strategy == "fsdp2" and {*vectors} - {"layer"}:
+            problems.append(
+                "skills.vector must be 'layer' with trainer.strategy fsdp2, which puts one block "
+                "together at a time; the other strategies take a vector of the whole model"
+            )
         shared = any(getattr(one, "shared", False) for one in kinds_of(self.skills))
         if self.trainer.strategy == "fsdp2" and shared:
             problems.append(

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 from pydantic import Field, PositiveFloat, PositiveInt, field_serializer, model_validator
 
 from mttl.config.own_parts import OwnKinds
-from mttl.config.section import Fraction, NonNegative, Section
+from mttl.config.section import Fraction, NonNegative, Section, Seed
 from mttl.own_classes import SKILLS
 
 
@@ -159,8 +159,33 @@ class HeadMask(_AnySkills):
     """Logit of a fresh gate: how far it is from shut."""
 
 
+class Intrinsic(_AnySkills):
+    """Short vectors, which fixed random projections turn into weight changes."""
+
+    sized_by: ClassVar = "dimension"
+    kind: Literal["intrinsic"]
+    dimension: PositiveInt = 1000
+    """Numbers of a vector."""
+    vector: Literal["said", "model", "layer"] = "said"
+    """One vector of the model with a scale per layer (SAID), one alone, or one of each layer."""
+    projection: Literal["fastfood", "dense"] = "fastfood"
+    """By fast Walsh–Hadamard transforms, or by a Gaussian matrix, for small layers."""
+    seed: Seed = 0
+    """Another seed draws other projections."""
+
+
 _Kinds: TypeAlias = (
-    LoRA | IA3 | Dense | Sparse | Supermask | BitFit | KronA | HeadMask | Adapter | Compacter
+    LoRA
+    | IA3
+    | Dense
+    | Sparse
+    | Supermask
+    | BitFit
+    | KronA
+    | HeadMask
+    | Adapter
+    | Compacter
+    | Intrinsic
 )
 OneKind = Annotated[_Kinds, Field(discriminator="kind"), OwnKinds(SKILLS, _AnySkills)]
 

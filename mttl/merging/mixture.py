@@ -4,13 +4,13 @@ Neither the backbone's weights nor dense skills of all layers are loaded: the ba
 without memory, to learn which layer is which, and changes are made layer by layer when asked for.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from mttl.build.model import assemble
@@ -20,8 +20,9 @@ from mttl.errors import CheckpointError, ConfigError, nearest
 from mttl.merging.differences import grouped
 from mttl.merging.fold import is_transposed, require_weights, task_mixing
 from mttl.merging.weights_folder import Weights
-from mttl.model_tensors import backbone_parameters, fingerprint
+from mttl.model_tensors import backbone_parameters, fingerprint, skill_tensors
 from mttl.skills.skilled_layer import SkilledLayer
+from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.weights.sparse import place_supports, saved_supports
 
 
@@ -70,11 +71,10 @@ class MixtureChange:
             raise CheckpointError(f"'{run}': {error}") from error
         parameters = backbone_parameters(backbone)
         _check(saved, base, parameters)
-        for layer in self._layers.values():
-            layer.inventory.to_empty(device="cpu")
+        _give_memory(self._layers.values())
         if settings.skills.kind == "sparse":
             place_supports(self._layers, saved_supports(saved.skills))
-        _load(saved, self._layers, model.router)
+        _load(saved, model)
         self._mixing = task_mixing(model.router, saved.tasks.index(task))
         self._base = base
         self._trained = saved.folder / "backbone.safetensors" if saved.backbone else None
@@ -191,18 +191,33 @@ class _Read(Mapping[str, Tensor]):
         return len(self._names)
 
 
-def _load(saved: SavedInventory, layers: dict[str, SkilledLayer], router: Any) -> None:
+def _give_memory(layers: Iterable[SkilledLayer]) -> None:
+    """Put empty tensors on the CPU in the place of the skills' own; shared ones stay shared."""
+    made: dict[Tensor, Any] = {}
+    for module in (part for layer in layers for part in layer.inventory.modules()):
+        for name, value in module._parameters.items():
+            if value is not None:
+                if value not in made:
+                    made[value] = nn.Parameter(torch.empty_like(value, device="cpu"))
+                module._parameters[name] = made[value]
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty_like(buffer, device="cpu")
+
+
+def _load(saved: SavedInventory, model: SkilledModel) -> None:
     """Copy skills and router into what was built for them."""
     problems: list[str] = []
-    skills = dict(saved.skills)
-    for path, layer in layers.items():
-        own = {name: skills.pop(f"{path}.{name}", None) for name in layer.inventory.state_dict()}
-        lacking = sorted(name for name, value in own.items() if value is None)
-        problems += [f"{path}.{name} is missing" for name in lacking]
-        if not lacking:
-            problems += _load_state(layer.inventory, own, path)
-    problems += [f"{name} is unexpected" for name in skills]
-    problems += _load_state(router, saved.router, "router")
+    own = skill_tensors(model)
+    for name in sorted(own.keys() | saved.skills.keys()):
+        found, target = saved.skills.get(name), own.get(name)
+        if found is None or target is None:
+            problems.append(f"{name} is {'missing' if found is None else 'unexpected'}")
+        elif found.shape != target.shape:
+            problems.append(f"{name} is {tuple(found.shape)} instead of {tuple(target.shape)}")
+        else:
+            target.copy_(found)
+    problems += _load_state(model.router, saved.router, "router")
     if problems:
         raise CheckpointError(
             f"'{saved.folder}' does not fit its settings:\n" + "\n".join(problems[:10])

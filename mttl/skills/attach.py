@@ -152,6 +152,7 @@ def attach_kinds(
                 name = group_name(path, granularity, blocks)
             try:
                 inventory = placement.make_inventory(*sizes)
+                inventory.place(path)
                 group = groups.setdefault(name, len(groups))
                 found[path] = where.layer(base, inventory, slot, group)
             except ValueError as error:

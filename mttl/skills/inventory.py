@@ -101,6 +101,13 @@ class Inventory(nn.Module, ABC):
     def reset_parameters(self) -> None:
         """Draw the skills anew, as they began."""
 
+    def place(self, path: str) -> None:
+        """Learn the path of the layer that the skills sit on; by default nothing.
+
+        Args:
+            path: In the backbone.
+        """
+
     def share(self, first: "Inventory") -> None:
         """Take over what all layers of a model have in common; by default nothing.
 

@@ -7,6 +7,7 @@ from mttl.skills.weights.bitfit import BitFitInventory
 from mttl.skills.weights.dense import DenseInventory
 from mttl.skills.weights.head_mask import HeadMaskInventory
 from mttl.skills.weights.ia3 import IA3Inventory
+from mttl.skills.weights.intrinsic import IntrinsicInventory
 from mttl.skills.weights.krona import KronAInventory
 from mttl.skills.weights.lora import LoRAInventory
 from mttl.skills.weights.sparse import SparseInventory
@@ -23,6 +24,7 @@ KINDS: dict[str, type[Inventory]] = {
     "krona": KronAInventory,
     "head_mask": HeadMaskInventory,
     "compacter": CompacterInventory,
+    "intrinsic": IntrinsicInventory,
 }
 
 

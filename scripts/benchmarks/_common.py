@@ -191,7 +191,8 @@ def report(
             print(f"{row['name']} fails: {row['error']}")
     if settings.json:
         shown = {key: value for key, value in vars(settings).items() if key != "json"}
-        text = json.dumps({"rows": rows, "settings": shown | {"unit": unit}}, indent=2)
+        whole = {"rows": rows, "settings": shown | {"unit": unit}}
+        text = json.dumps(whole, indent=2, default=str)  # settings may be paths
         settings.json.write_text(text + "\n", encoding="utf-8")
 
 

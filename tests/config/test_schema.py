@@ -255,6 +255,19 @@ def test_what_cannot_be_sharded_is_refused(override: str, message: str) -> None:
         load("trainer.strategy=fsdp2", override)
 
 
+@pytest.mark.parametrize("vector", ["said", "model"])
+def test_a_vector_of_the_whole_model_cannot_be_sharded(vector: str) -> None:
+    message = "skills.vector must be 'layer' with trainer.strategy fsdp2, which puts one block"
+    with pytest.raises(ConfigError, match=message):
+        load_intrinsic(vector)
+    assert load_intrinsic("layer").skills.vector == "layer"
+
+
+def load_intrinsic(vector: str) -> Any:
+    overrides = ["trainer.strategy=fsdp2", f"skills.vector={vector}"]
+    return load_config("crossfit.yaml+skills/intrinsic.yaml", overrides)
+
+
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true", "16-true"])
 def test_other_precisions_may_be_sharded(precision: str) -> None:
     section = load("trainer.strategy=fsdp2", f"trainer.precision={precision}").trainer

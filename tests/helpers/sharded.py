@@ -26,7 +26,8 @@ from mttl.skills import SkilledModel, attach_skills
 WORLD, STEPS, RATE, NORM = 2, 2, 0.1, 0.5
 PRIOR = RoutingPrior(ibp_alpha=2.0, ibp_weight=0.1)
 FAMILIES = {"t5": tiny_t5, "llama": tiny_llama}
-TASK_KINDS = [*INVENTORIES, *OTHERS]
+# A vector of the whole model cannot be sharded.
+TASK_KINDS = [kind for kind in (*INVENTORIES, *OTHERS) if kind != "intrinsic"]
 
 
 def task_model(
@@ -99,7 +100,7 @@ CASES: dict[str, Callable[[], SkilledModel]] = {
 # One of every kind of skill, and one of everything else; the others are slow.
 SOME = [
     *("t5, all", "t5, krona-deltas", "t5, supermask", "t5, sparse-deltas", "t5, tokens"),
-    *("t5, head_mask", "t5, adapter", "t5, compacter"),
+    *("t5, head_mask", "t5, adapter", "t5, compacter", "llama, intrinsic-dense"),
     *("llama, lora-factors", "llama, ia3", "llama, bitfit", "llama, dense-deltas"),
     *("llama, token adapters", "llama, prompts", "llama, bfloat16"),
 ]

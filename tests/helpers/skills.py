@@ -28,6 +28,7 @@ from mttl.skills import (
     DenseInventory,
     HeadMaskInventory,
     IA3Inventory,
+    IntrinsicInventory,
     Inventory,
     KronAInventory,
     LoRAInventory,
@@ -56,6 +57,10 @@ INVENTORIES: dict[str, Callable[[int, int, int, int], Inventory]] = {
     "ia3": lambda i, o, k, h: IA3Inventory(i, o, k, n_heads=h),
     "bitfit": lambda i, o, k, h: BitFitInventory(i, o, k, n_heads=h),
     "krona-deltas": lambda i, o, k, h: KronAInventory(i, o, k, n_heads=h, mix="deltas"),
+    "intrinsic": lambda i, o, k, h: IntrinsicInventory(i, o, k, n_heads=h, dimension=5),
+    "intrinsic-dense": lambda i, o, k, h: IntrinsicInventory(
+        i, o, k, n_heads=h, dimension=5, vector="layer", projection="dense"
+    ),
     "dense-deltas": lambda i, o, k, h: DenseInventory(i, o, k, n_heads=h, mix="deltas"),
     "dense-outputs": lambda i, o, k, h: DenseInventory(i, o, k, n_heads=h, mix="outputs"),
     "sparse-deltas": lambda i, o, k, h: _sparse(i, o, k, h, "deltas"),

@@ -23,6 +23,7 @@ KINDS = {
     "lora": {"kind": "lora", "n_skills": 3, "n_heads": 2, "rank": 2, "targets": ["all"]},
     "ia3": {"kind": "ia3", "n_skills": 3, "targets": ["attention"]},
     "dense": {"kind": "dense", "n_skills": 3, "targets": ["attention"]},
+    "intrinsic": {"kind": "intrinsic", "n_skills": 3, "dimension": 30, "targets": ["attention"]},
     "sparse": {"kind": "sparse", "n_skills": 3, "sparsity": 0.9, "targets": ["attention"]},
 }
 
@@ -83,7 +84,7 @@ def check(base: Path, run: Path, out: Path) -> None:
     assert changed > 3
 
 
-@pytest.mark.parametrize("kind", ["ia3", "dense", "sparse"])
+@pytest.mark.parametrize("kind", ["ia3", "dense", "sparse", "intrinsic"])
 def test_skills_on_a_frozen_backbone(kind: str, base: Path, tmp_path: Path) -> None:
     check(base, make_run(tmp_path, pretrained(base), KINDS[kind]), tmp_path / "out")
 

@@ -35,6 +35,16 @@ def generation(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
         sys.modules.pop(name, None)
 
 
+@pytest.mark.usefixtures("step_time")
+def test_paths_among_the_settings_are_written_as_text(tmp_path: Path) -> None:
+    import _common  # type: ignore[import-not-found]
+
+    figures = tmp_path / "figures.json"
+    settings = argparse.Namespace(only=["ours"], data=tmp_path, json=figures)
+    _common.report([], settings, title="nothing", unit="ms", columns={})
+    assert json.loads(figures.read_text())["settings"]["data"] == str(tmp_path)
+
+
 def test_ratios_are_paired_within_a_round(step_time: ModuleType) -> None:
     """A machine that gets twice as slow in the middle changes the times and not the ratios."""
     import _common  # type: ignore[import-not-found]

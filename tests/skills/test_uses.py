@@ -30,6 +30,7 @@ COMPOSED = {
     "sparse": {"sparsity": 0.7},
     "lora": {"rank": 2, "scale": 0.3},
     "krona": {"scale": 0.3},
+    "intrinsic": {"dimension": 7},
 }
 SHAPES = [(6,), (5, 4), (4, 3, 2, 2), (1,), ()]
 PRODUCTS = ("lora", "krona")  # of vectors they make nothing
@@ -59,6 +60,9 @@ def plain_changes(inventory, shape):
     """The K changes of a tensor, entry by entry."""
     if hasattr(inventory, "change"):
         return list(inventory.change)
+    if hasattr(inventory, "vector"):  # projected by the matrix that unit vectors become
+        matrix = inventory._project(torch.eye(inventory.dimension).double()).flatten(1)
+        return [(vector @ matrix).reshape(shape) for vector in inventory.vector]
     found = []
     for k in range(K):
         if hasattr(inventory, "left"):
@@ -424,7 +428,7 @@ def test_tokens_choose_whole_experts():
 def test_a_kind_that_cannot_be_composed_is_refused(kind):
     message = (
         rf"kind \('{kind}'\) cannot be composed over all parameters of a module; choose one of "
-        "lora, dense, sparse, krona"
+        "lora, dense, sparse, krona, intrinsic"
     )
     with pytest.raises(ValueError, match=message):
         ModuleInventory(nn.Linear(I, O), K, kind=kind)
@@ -438,10 +442,13 @@ def test_the_registry_knows_the_kinds_of_every_use():
     assert fit == {
         "task": [
             *("lora", "ia3", "adapter", "dense", "sparse", "supermask", "bitfit", "krona"),
-            *("head_mask", "compacter"),
+            *("head_mask", "compacter", "intrinsic"),
         ],
-        "token": ["lora", "ia3", "adapter", "dense", "sparse", "bitfit", "krona", "compacter"],
-        "composed": ["lora", "dense", "sparse", "krona"],
+        "token": [
+            *("lora", "ia3", "adapter", "dense", "sparse", "bitfit", "krona", "compacter"),
+            "intrinsic",
+        ],
+        "composed": ["lora", "dense", "sparse", "krona", "intrinsic"],
     }
     assert kind_for("token", "adapter") is AdapterInventory
 

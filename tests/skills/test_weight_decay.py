@@ -58,6 +58,7 @@ VECTORS = {
     "krona": set(),
     "head_mask": {"logits"},
     "compacter": {"down_bias", "up_bias"},
+    "intrinsic": {"scales"},
 }
 
 

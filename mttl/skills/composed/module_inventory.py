@@ -58,6 +58,7 @@ class ModuleInventory(nn.Module):
             if parameter.ndim < make.smallest_ndim:
                 continue
             skills = make.of_tensor(parameter.shape, n_skills, **settings)
+            skills.place(name)
             if not decays(base, name):  # a change of a bias is one
                 skills.undecayed = tuple(dict(skills.named_parameters()))
             _put(self.skills, name, skills.to(parameter.device, parameter.dtype))

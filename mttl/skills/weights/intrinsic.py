@@ -1,0 +1,154 @@
+"""Intrinsic skills: a short vector each, projected to the change of a whole weight."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mttl.aggregation.mix import mix_blocks
+from mttl.aggregation.products import active_dtype
+from mttl.skills.inventory import Inventory, Merged, require_divisible
+from mttl.skills.weights.projections import DenseProjection, Fastfood
+
+PROJECTIONS = {"fastfood": Fastfood, "dense": DenseProjection}
+VECTORS = ("said", "model", "layer")
+
+
+class IntrinsicInventory(Inventory):
+    r"""K vectors of d numbers: :math:`y = W_0 x + \sum_k w_k \Delta_k x`, Δ a projection of each.
+
+    :math:`\operatorname{vec} \Delta_k = \lambda_k P \theta_k` with a fixed random projection P of
+    d to O · I numbers (`mttl.skills.weights.projections`), drawn from the path of the layer. It is
+    linear, so that vectors may be mixed before they are projected: it is done for the fewer of the
+    two, examples or skills. With a vector of the whole model (see `share`) all skills of all layers
+    together have d numbers each.
+
+    In the papers P has columns of length 1 over the whole network; in the released code of SAID,
+    and here, over each layer. SAID's λ is a number per layer and skill that begins at 1.
+
+    Args:
+        in_features: Features I of the layer's input.
+        out_features: Features O of the layer's output.
+        n_skills: Skills K.
+        dimension: Numbers d of a vector.
+        vector: ``"layer"``, a vector of each layer; ``"model"``, one for all layers that `share`
+            brings together; or ``"said"``, one for all and a scale λ per layer.
+        projection: ``"fastfood"`` or ``"dense"``.
+        seed: Another seed draws other projections.
+        n_heads: Heads H: blocks of output features that are mixed apart; must divide O.
+        init: ``"zero"``, or ``"kaiming"``: changes begin with the deviation that `nn.Linear` gives
+            its weights.
+
+    Raises:
+        ValueError: If a size is not positive, H does not divide O, or a word is unknown.
+
+    References:
+        Li, Farkhoor, Liu and Yosinski, *Measuring the Intrinsic Dimension of Objective Landscapes*,
+        ICLR 2018, arXiv:1804.08838. Aghajanyan, Zettlemoyer and Gupta, *Intrinsic Dimensionality
+        Explains the Effectiveness of Language Model Fine-Tuning*, ACL 2021, arXiv:2012.13255: SAID.
+    """
+
+    uses = ("task", "token", "composed")
+    undecayed = ("scales",)
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        n_skills: int,
+        *,
+        dimension: int = 1000,
+        vector: str = "said",
+        projection: str = "fastfood",
+        seed: int = 0,
+        n_heads: int = 1,
+        init: str = "zero",
+    ) -> None:
+        super().__init__(in_features, out_features, n_skills, n_heads)
+        require_divisible(n_heads, out_features=out_features)
+        if dimension < 1:
+            raise ValueError(f"dimension ({dimension}) must be at least 1")
+        for name, word, words in (
+            ("vector", vector, VECTORS),
+            ("projection", projection, tuple(PROJECTIONS)),
+            ("init", init, ("zero", "kaiming")),
+        ):
+            if word not in words:
+                raise ValueError(f"{name} ('{word}') must be one of {', '.join(words)}")
+        self.dimension, self.of, self.projection = dimension, vector, projection
+        self.seed, self.init, self.path = seed, init, ""
+        self.vector = nn.Parameter(torch.empty(n_skills, dimension))
+        if vector == "said":
+            self.scales = nn.Parameter(torch.ones(n_skills, 1))
+        self._drawn: DenseProjection | Fastfood | None = None
+        self.reset_parameters()
+
+    @classmethod
+    def of_tensor(cls, shape: Sequence[int], n_skills: int, **settings: Any) -> Inventory:
+        """Return skills with a vector of their own for a tensor of any shape."""
+        return super().of_tensor(shape, n_skills, **{"vector": "layer"} | settings)
+
+    def place(self, path: str) -> None:
+        """Take the projection of the layer's path."""
+        self.path, self._drawn = path, None
+
+    def share(self, first: Inventory) -> None:
+        """Take over the first layer's vector, but where each layer has its own."""
+        if self.of != "layer":
+            assert isinstance(first, IntrinsicInventory)
+            self.vector = first.vector
+
+    def reset_parameters(self) -> None:
+        """Draw the vectors as ``init`` says, and set scales to 1."""
+        if self.of == "said":
+            nn.init.ones_(self.scales)
+        deviation = (self.out_features / (3 * self.dimension)) ** 0.5
+        nn.init.normal_(self.vector, std=deviation if self.init == "kaiming" else 0.0)
+
+    def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
+        """Return each example's weight change; examples or skills are projected, what are fewer."""
+        if self.n_heads == 1 and len(weights) < self.n_skills:
+            return (self._project(weights[:, 0] @ self._vectors()),)
+        return (mix_blocks(self.changes(), weights),)
+
+    def combine(
+        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
+    ) -> Float[Tensor, "B L O"]:
+        """Add the change to the base output."""
+        dtype = active_dtype(x)
+        return torch.baddbmm(y.to(dtype), x.to(dtype), merged[0].to(dtype).transpose(1, 2))
+
+    def changes(self) -> Float[Tensor, "K O I"]:
+        """Return what each skill alone adds to the base weight."""
+        return self._project(self._vectors())
+
+    def _vectors(self) -> Float[Tensor, "K d"]:
+        return self.scales * self.vector if self.of == "said" else self.vector
+
+    def _project(self, vectors: Float[Tensor, "N d"]) -> Float[Tensor, "N O I"]:
+        wide = torch.promote_types(vectors.dtype, torch.float32)
+        with torch.autocast(vectors.device.type, enabled=False):
+            flat = self._current(vectors.device)(vectors.to(wide))
+        return flat.to(vectors.dtype).view(-1, self.out_features, self.in_features)
+
+    def _current(self, device: torch.device) -> DenseProjection | Fastfood:
+        """Return the projection, which is drawn once on each device."""
+        if self._drawn is None or self._drawn.device != device:
+            self._draw(device)  # type: ignore
+        return self._drawn  # type: ignore[return-value]
+
+    @torch.compiler.disable
+    def _draw(self, device: torch.device) -> None:
+        seed = hashlib.sha256(f"{self.seed} {self.path}".encode()).digest()[:4]
+        sizes = self.dimension, self.out_features * self.in_features
+        with torch.inference_mode(False):  # training uses it too
+            make = PROJECTIONS[self.projection]
+            self._drawn = make(*sizes, int.from_bytes(seed, "big"), device)
+
+    def extra_repr(self) -> str:
+        """Name the sizes in the module's printed form."""
+        words = f"dimension={self.dimension}, vector={self.of}, projection={self.projection}"
+        return f"{super().extra_repr()}, {words}"

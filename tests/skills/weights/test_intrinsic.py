@@ -1,0 +1,159 @@
+"""Intrinsic skills, beside plain products with the matrices that they never build."""
+
+import copy
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from helpers.backbones import batch, fill, tiny_t5
+from helpers.skills import filled, mixing, spread
+from mttl.merging.fold import fold, task_mixing
+from mttl.model_tensors import skill_tensors
+from mttl.routing import PolytroponRouter, RoutingSlot
+from mttl.skills import IntrinsicInventory, SkilledModel, attach_skills
+
+K, D = 3, 6
+
+
+def matrix(inventory: IntrinsicInventory) -> torch.Tensor:
+    """Return P as a matrix (O · I, d)."""
+    return inventory._project(torch.eye(inventory.dimension).double()).flatten(1).t()
+
+
+def model(
+    vector: str = "said", targets: Sequence[str] = ("attention",), **settings: int
+) -> SkilledModel:
+    backbone, slot = tiny_t5().double().requires_grad_(False), RoutingSlot()
+    attached = attach_skills(
+        backbone,
+        lambda i, o: IntrinsicInventory(i, o, K, dimension=D, vector=vector, **settings),
+        targets=targets,
+        slot=slot,
+    )
+    router = PolytroponRouter(len(attached.groups), 3, 1, K, relaxed=False)
+    made = SkilledModel(backbone, spread(router), slot).double().eval()
+    for seed, layer in enumerate(made.skilled_layers().values()):
+        fill(layer.inventory, seed)
+    return made
+
+
+@pytest.mark.parametrize("projection", ["fastfood", "dense"])
+@pytest.mark.parametrize("n_examples", [2, 5])
+def test_equals_products_with_the_matrix(projection: str, n_examples: int) -> None:
+    """Fewer examples than skills are mixed before they are projected, more of them after."""
+    inventory = IntrinsicInventory(8, 12, K, dimension=D, projection=projection)
+    filled(inventory).double()
+    x, y = torch.randn(n_examples, 2, 8).double(), torch.randn(n_examples, 2, 12).double()
+    weights = mixing(n_examples, 1, K).double()
+    leaves = list(inventory.parameters())
+    found = inventory(x, y, weights)
+    vectors = torch.einsum("bk,k,kd->bd", weights[:, 0], leaves[1][:, 0], leaves[0])
+    changes = (vectors @ matrix(inventory).t()).view(-1, 12, 8)
+    expected = y + torch.einsum("boi,bli->blo", changes, x)
+    torch.testing.assert_close(found, expected)
+    direction = torch.randn_like(found)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, leaves, direction),
+        torch.autograd.grad(expected, leaves, direction),
+    )
+
+
+@pytest.mark.parametrize("vector", ["said", "model", "layer"])
+def test_a_model_equals_its_backbone_with_changed_weights(vector: str) -> None:
+    """One task alone, against the backbone whose weights are θ0 + λ P θ; gradients of θ too."""
+    ours = model(vector)
+    inputs, task = batch(2), 1
+    inventories = {path: layer.inventory for path, layer in ours.skilled_layers().items()}
+    leaves = [parameter for one in inventories.values() for parameter in one.parameters()]
+    mixed = task_mixing(ours.router, task)
+    weights = dict(tiny_t5().double().named_parameters())
+    first: IntrinsicInventory = next(iter(inventories.values()))
+    for path, layer in ours.skilled_layers().items():
+        own = layer.inventory
+        scales = own.scales if vector == "said" else torch.ones(K, 1).double()
+        theta = mixed[layer.group] @ (scales * (own.vector if vector == "layer" else first.vector))
+        base = weights[f"{path}.weight"]
+        weights[f"{path}.weight"] = base + (matrix(own) @ theta[0]).view_as(base)
+    plain = functional_call(tiny_t5().double().eval(), weights, kwargs=inputs).logits
+    found = ours(torch.full((2,), task), **inputs).logits
+    torch.testing.assert_close(found, plain)
+    torch.testing.assert_close(
+        torch.autograd.grad(found.square().sum(), leaves),
+        torch.autograd.grad(plain.square().sum(), leaves),
+    )
+
+
+def test_a_vector_of_the_model_exists_once_and_is_saved_once() -> None:
+    ours = model("model")
+    tensors = skill_tensors(ours)
+    assert [tuple(value.shape) for value in tensors.values()] == [(K, D)]
+    assert sum(name.endswith("vector") for name, _ in ours.named_parameters()) == 1
+    scaled = model("said")
+    n_layers = len(scaled.skilled_layers())
+    sizes = [value.numel() for value in skill_tensors(scaled).values()]
+    assert (len(sizes), sum(sizes)) == (n_layers + 1, K * D + n_layers * K)
+
+
+def test_copies_share_a_vector_of_their_own() -> None:
+    ours, inputs, tasks = model("model"), batch(2), torch.tensor([0, 2])
+    expected = ours(tasks, **inputs).logits
+    twin = copy.deepcopy(ours)
+    for layer in twin.skilled_layers().values():
+        fill(layer.inventory, 9)
+    assert torch.equal(ours(tasks, **inputs).logits, expected)
+    assert not torch.allclose(twin(tasks, **inputs).logits, expected)
+    twin.load_state_dict(ours.state_dict())
+    assert torch.equal(twin(tasks, **inputs).logits, expected)
+
+
+def test_folding_one_task_is_that_task() -> None:
+    ours, inputs = model("said"), batch(2)
+    expected = ours(torch.tensor([1, 1]), **inputs).logits
+    folded = fold(ours, task_mixing(ours.router, 1)).backbone
+    torch.testing.assert_close(folded(**inputs).logits, expected)
+
+
+def test_projections_are_of_the_path_and_the_seed() -> None:
+    layers = list(model("model").skilled_layers().values())
+    same, other = model("model"), model("model", seed=1)
+    vector = torch.ones(1, D).double()
+    found = [layer.inventory._project(vector) for layer in layers]
+    assert not torch.allclose(found[0], found[1])
+    for ours, twin, changed in zip(
+        found, same.skilled_layers().values(), other.skilled_layers().values(), strict=True
+    ):
+        assert torch.equal(ours, twin.inventory._project(vector))
+        assert not torch.allclose(ours, changed.inventory._project(vector))
+
+
+def test_a_first_pass_without_gradients_leaves_training_alone() -> None:
+    """Lightning validates in inference mode, whose tensors no backward pass may read."""
+    ours, inputs, tasks = model(), batch(2), torch.tensor([0, 2])
+    with torch.inference_mode():
+        ours(tasks, **inputs)
+    ours(tasks, **inputs).loss.backward()
+
+
+def test_kaiming_changes_have_the_deviation_of_a_linear_layer() -> None:
+    torch.manual_seed(0)
+    made = IntrinsicInventory.of_tensor((300, 40), 2, dimension=500, init="kaiming")
+    deviation = nn.Linear(40, 300).weight.std()
+    torch.testing.assert_close(made.changes().std(), deviation, rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dimension": 0}, r"dimension \(0\) must be at least 1"),
+        ({"vector": "block"}, r"vector \('block'\) must be one of said, model, layer"),
+        ({"projection": "fft"}, r"projection \('fft'\) must be one of fastfood, dense"),
+        ({"init": "normal"}, r"init \('normal'\) must be one of zero, kaiming"),
+        ({"n_heads": 5}, r"n_heads \(5\) must divide out_features \(12\)"),
+    ],
+)
+def test_wrong_settings(settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        IntrinsicInventory(8, 12, 3, **settings)
