@@ -46,6 +46,7 @@ FRAGMENTS = (
     "skills/bitfit",
     "skills/krona",
     "skills/intrinsic",
+    "skills/diff_pruning",
     "skills/adapter_houlsby",
     "skills/adapter_pfeiffer",
     "skills/adapter_parallel",
@@ -53,6 +54,9 @@ FRAGMENTS = (
     "skills/lora_parallel",
     "skills/unipelt",
     "skills/head_mask",
+    "skills/prefix",
+    "skills/prompt",
+    "skills/mam",
 )
 
 

@@ -236,6 +236,8 @@ class BabyAIConfig(Section):
                 f"router.consistency ({self.router.consistency}) must be 0: it compares two "
                 "answers, which only text has"
             )
+        if self.optim.meta is not None:
+            problems.append("optim.meta learns from rows of tasks, which only text has; remove it")
         if self.router.granularity in ("stack", "block"):
             problems.append(
                 f"router.granularity ({self.router.granularity}) must be model or layer: a policy "

@@ -2,9 +2,20 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, field_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from mttl.config.section import Fraction, NonNegative, Section
+
+
+class Meta(Section):
+    """Meta-learning over tasks, in the place of multi-task learning: batches of one task each."""
+
+    kind: Literal["maml", "reptile"]
+    """First-order MAML, or Reptile."""
+    inner_steps: PositiveInt = 1
+    """Steps on each task: MAML's on half of a batch, Reptile's on a part of it each."""
+    inner_lr: PositiveFloat = 1e-2
+    """Rate of these steps, which are plain gradient descent."""
 
 
 class _AnyOptim(Section):
@@ -24,6 +35,8 @@ class _AnyOptim(Section):
     """Steps of linear warm-up; below 1, a fraction of all steps."""
     label_smoothing: Fraction = 0.0
     """Of the training loss."""
+    meta: Meta | None = None
+    """Meta-learning; `trainer.accumulate_grad_batches` says how many tasks a step has."""
 
     @field_validator("warmup")
     @classmethod

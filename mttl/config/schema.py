@@ -15,7 +15,7 @@ from mttl.config.data_schema import Data
 from mttl.config.moe_schema import MoE
 from mttl.config.optim_schema import Optim
 from mttl.config.own_parts import OwnKinds, OwnPart
-from mttl.config.router_schema import Router
+from mttl.config.router_schema import Polytropon, Router
 from mttl.config.section import AdaptMode, NonNegative, RowInit, Section, Seeds
 from mttl.config.skills_schema import Aggregation, Mixture, Skills, kinds_of
 from mttl.errors import nearest
@@ -309,6 +309,7 @@ class Config(Section):
                 f"{packed} needs backbone.compile: false, since the rows of every batch begin at "
                 "other places"
             )
+        problems += self._front_problems()
         for name in ("token_budget", "packed_length"):
             if self.data.global_batch_size is not None and getattr(self.data, name) is not None:
                 problems.append(
@@ -339,12 +340,84 @@ class Config(Section):
             problems.append(
                 f"adapt.examples ({wanted}) cannot be more than data.max_rows ({most}) reads"
             )
+        problems += self._meta_problems()
         problems += self._task_problems()
         problems += self._token_problems()
         problems += self._sharing_problems()
         if problems:
             raise ValueError("\n".join(problems))
         return self
+
+    def _front_problems(self) -> list[str]:
+        """Return what does not fit what stands in front of the text."""
+        kinds = {one.kind for one in kinds_of(self.skills)} & {"prefix", "prompt"}
+        if not kinds:
+            return []
+        front, problems = f"skills.kind '{max(kinds)}'", []
+        other = "or take skills that change layers (lora, ia3, adapter …)"
+        if self.data.packed_length is not None:
+            problems.append(
+                f"data.packed_length ({self.data.packed_length}) puts several texts behind one "
+                f"another, and {front} stands in front of one; remove it, {other}"
+            )
+        if self.backbone.compile:
+            problems.append(
+                f"backbone.compile must be false with {front}, which changes what parts of the "
+                f"model are called with; {other}"
+            )
+        if "prompt" in kinds and self.moe is not None:
+            problems.append(
+                f"{front} adds positions that the token routers of a section moe know nothing of; "
+                f"remove the section, {other}"
+            )
+        return problems
+
+    def _meta_problems(self) -> list[str]:
+        """Return what does not fit meta-learning."""
+        meta, data, trainer = self.optim.meta, self.data, self.trainer
+        if meta is None:
+            return []
+        parts = 2 if meta.kind == "maml" else meta.inner_steps
+        n_rows, sampler = data.batch_size, data.sampler.kind
+        return [
+            f"{name} with optim.meta '{meta.kind}': {reason}"
+            for wrong, name, reason in (
+                (
+                    *(
+                        sampler != "homogeneous",
+                        f"data.sampler.kind ({sampler}) must be homogeneous",
+                    ),
+                    "every batch is of one task",
+                ),
+                (
+                    *(n_rows < parts, f"data.batch_size ({n_rows}) must be at least {parts}"),
+                    "its parts are what the steps see",
+                ),
+                (
+                    *(data.packed_length is not None, "data.packed_length must stay out"),
+                    "a batch is cut by rows",
+                ),
+                (
+                    *(data.global_batch_size is not None, "data.global_batch_size must stay out"),
+                    "losses are those of one task, not of a step; set data.batch_size, and the "
+                    "tasks of a step by trainer.accumulate_grad_batches",
+                ),
+                (
+                    *(self.moe is not None, "a section moe must stay out"),
+                    "loads of experts are counted and balanced by step, not within one",
+                ),
+                (
+                    *(trainer.strategy == "fsdp2", "trainer.strategy (fsdp2) must be auto or ddp"),
+                    "steps on a task move whole parameters",
+                ),
+                (
+                    trainer.precision == "16-mixed",
+                    "trainer.precision (16-mixed) must be another, such as bf16-mixed,",
+                    "steps on a task do not scale losses",
+                ),
+            )
+            if wrong
+        ]
 
     def _task_problems(self) -> list[str]:
         """Return what does not fit between skills and the task router."""
@@ -416,7 +489,7 @@ class Config(Section):
                 "may be negative; use another router"
             ]
         router = self.router
-        bernoulli = router.kind in ("polytropon", "metadata")
+        bernoulli = isinstance(router, Polytropon)
         if bernoulli and router.straight_through and not router.shared_skill:
             return [
                 f"moe.task_prior '{prior}' needs an expert for every task, and a router with "

@@ -99,7 +99,7 @@ class KronA(_AnySkills):
     """Weight changes that are one Kronecker product of two small matrices."""
 
     kind: Literal["krona"]
-    shape: tuple[PositiveInt, PositiveInt] | None = None
+    shape: Annotated[list[PositiveInt], Field(min_length=2, max_length=2)] | None = None
     """Sizes of the left matrix: divisors of output and input features; by default near the roots"""
     scale: PositiveFloat = 1.0
     """Factor on the change."""
@@ -159,6 +159,32 @@ class HeadMask(_AnySkills):
     """Logit of a fresh gate: how far it is from shut."""
 
 
+class Prefix(_AnySkills):
+    """Keys and values in front of the text."""
+
+    sized_by: ClassVar = "length"
+    kind: Literal["prefix"]
+    length: PositiveInt = 10
+    """Keys of a prefix."""
+    gated: bool = True
+    """A softmax of its own, and gates that start at 0; else one softmax with the text."""
+    bottleneck: PositiveInt | None = None
+    """Hidden features of a network that computes the prefix; by default it is kept plain."""
+
+
+class Prompt(_AnySkills):
+    """Vectors in front of the embedded text."""
+
+    sized_by: ClassVar = "length"
+    kind: Literal["prompt"]
+    targets: Annotated[list[str], Field(min_length=1)] = ["input"]
+    """Embeddings that get skills: input, those of the stack that reads the text."""
+    length: PositiveInt = 20
+    """Vectors of a prompt."""
+    spread: PositiveFloat = 0.5
+    """Largest entry of a fresh prompt; near those of the embeddings is good."""
+
+
 class Intrinsic(_AnySkills):
     """Short vectors, which fixed random projections turn into weight changes."""
 
@@ -174,6 +200,26 @@ class Intrinsic(_AnySkills):
     """Another seed draws other projections."""
 
 
+class DiffPruning(_AnySkills):
+    """Dense changes under learned masks, with a penalty on each entry that changes."""
+
+    kind: Literal["diff_pruning"]
+    penalty: NonNegative = 1e-6
+    """Weight in the loss of an entry that changes."""
+    temperature: PositiveFloat = 1.0
+    """Of the draws in training: the lower, the more masks are 0 or 1."""
+    stretch: Annotated[list[float], Field(min_length=2, max_length=2)] = [-1.5, 1.5]
+    """Limits to which masks are stretched before they are cut to [0, 1]."""
+    start: float = 5.0
+    """Logit of a fresh mask."""
+    rate: PositiveFloat = 1.0
+    """How many times as fast as changes the logits of masks move, under Adam."""
+    groups: Literal["none", "rows", "layer"] = "none"
+    """What shares a further mask: rows of the weight, or the whole layer."""
+    keep: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Fraction of the entries of each layer that a skill may change in evaluation."""
+
+
 _Kinds: TypeAlias = (
     LoRA
     | IA3
@@ -183,9 +229,12 @@ _Kinds: TypeAlias = (
     | BitFit
     | KronA
     | HeadMask
+    | Prefix
+    | Prompt
     | Adapter
     | Compacter
     | Intrinsic
+    | DiffPruning
 )
 OneKind = Annotated[_Kinds, Field(discriminator="kind"), OwnKinds(SKILLS, _AnySkills)]
 

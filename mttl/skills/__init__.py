@@ -3,11 +3,14 @@
 from mttl.skills.attach import Attached, Attachment, attach_skills
 from mttl.skills.blocks.adapter import AdapterInventory
 from mttl.skills.blocks.compacter import CompacterInventory
+from mttl.skills.inputs.prefix import PrefixInventory
+from mttl.skills.inputs.prompt import PromptInventory
 from mttl.skills.inventory import Inventory
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.weights.bitfit import BitFitInventory
 from mttl.skills.weights.dense import DenseInventory
+from mttl.skills.weights.diff_pruning import DiffPruningInventory
 from mttl.skills.weights.head_mask import HeadMaskInventory
 from mttl.skills.weights.ia3 import IA3Inventory
 from mttl.skills.weights.intrinsic import IntrinsicInventory
@@ -23,12 +26,15 @@ __all__ = [
     "BitFitInventory",
     "CompacterInventory",
     "DenseInventory",
+    "DiffPruningInventory",
     "HeadMaskInventory",
     "IA3Inventory",
     "IntrinsicInventory",
     "Inventory",
     "KronAInventory",
     "LoRAInventory",
+    "PrefixInventory",
+    "PromptInventory",
     "SkilledLinear",
     "SkilledModel",
     "SparseInventory",

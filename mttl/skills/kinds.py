@@ -2,9 +2,12 @@
 
 from mttl.skills.blocks.adapter import AdapterInventory
 from mttl.skills.blocks.compacter import CompacterInventory
+from mttl.skills.inputs.prefix import PrefixInventory
+from mttl.skills.inputs.prompt import PromptInventory
 from mttl.skills.inventory import USES, Inventory
 from mttl.skills.weights.bitfit import BitFitInventory
 from mttl.skills.weights.dense import DenseInventory
+from mttl.skills.weights.diff_pruning import DiffPruningInventory
 from mttl.skills.weights.head_mask import HeadMaskInventory
 from mttl.skills.weights.ia3 import IA3Inventory
 from mttl.skills.weights.intrinsic import IntrinsicInventory
@@ -23,8 +26,11 @@ KINDS: dict[str, type[Inventory]] = {
     "bitfit": BitFitInventory,
     "krona": KronAInventory,
     "head_mask": HeadMaskInventory,
+    "prefix": PrefixInventory,
+    "prompt": PromptInventory,
     "compacter": CompacterInventory,
     "intrinsic": IntrinsicInventory,
+    "diff_pruning": DiffPruningInventory,
 }
 
 

@@ -13,6 +13,7 @@ from mttl.checkpoint import save_inventory
 from mttl.command import make_console
 from mttl.config.load import dump_config
 from mttl.config.schema import Config
+from mttl.config.skills_schema import kinds_of
 from mttl.data.chosen_tasks import open_gym, partition_of
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.encode import check_positions
@@ -24,6 +25,7 @@ from mttl.moe.share_out import make_whole
 from mttl.sharding.whole_tensors import is_sharded
 from mttl.training.attention_report import attention_by_task, has_attention
 from mttl.training.boards.show import close_boards, open_boards, show_answers
+from mttl.training.meta.meta_module import MetaModule
 from mttl.training.packing_check import check_packing
 from mttl.training.predictions import predict, score, write_predictions, write_results
 from mttl.training.report import (
@@ -72,13 +74,15 @@ def train(config: Config, *, resume: bool = False) -> None:
         decoder_only=is_decoder_only(built.model.backbone),
         max_input_length=config.data.max_input_length,
         max_output_length=config.data.max_output_length,
+        prompt_length=sum(one.length for one in kinds_of(config.skills) if one.kind == "prompt"),
     )
     if config.data.packed_length is not None:
         check_packing(built.model, config.data.packed_length)
     data = build_data(config, gym, built)
     folder = RunFolder(Path(config.run.dir) / config.run.name)
     step = step_to_start_from(folder, text, resume=resume)
-    module = TextToTextModule(
+    kind = TextToTextModule if config.optim.meta is None else MetaModule
+    module = kind(
         *(built.model, built.tokenizer, metrics, config.optim, config.generation),
         max_output_length=config.data.max_output_length,
         loss=config.loss,

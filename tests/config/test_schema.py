@@ -5,7 +5,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from mttl.config.load import load_config
+from mttl.config.load import load_any_config, load_config
 from mttl.config.schema import Config
 from mttl.errors import ConfigError
 
@@ -172,6 +172,27 @@ def test_defaults() -> None:
             ["router.kind=random", "trainer.strategy=fsdp2"],
             "router.consistency (1.0) must be 0 with trainer.strategy fsdp2",
         ),
+        (
+            ["skills.kind=prefix", "data.packed_length=2048"],
+            "data.packed_length (2048) puts several texts behind one another, and skills.kind",
+        ),
+        (
+            ["skills.kind=prefix", "backbone.compile=true"],
+            "backbone.compile must be false with skills.kind 'prefix'",
+        ),
+        (
+            ["skills.kind=prompt", "moe.router.kind=top_k", "moe.experts.kind=ia3"],
+            "skills.kind 'prompt' adds positions that the token routers of a section moe know",
+        ),
+        (["optim.meta.kind=maml"], "data.sampler.kind (proportional) must be homogeneous with"),
+        (
+            ["optim.meta={kind: reptile, inner_steps: 99}"],
+            "data.batch_size (64) must be at least 99 with optim.meta 'reptile'",
+        ),
+        (["optim.meta.kind=maml", "data.packed_length=2048"], "data.packed_length must stay out"),
+        (["optim.meta.kind=maml", "data.global_batch_size=8"], "data.global_batch_size must stay"),
+        (["optim.meta.kind=maml", "trainer.strategy=fsdp2"], "(fsdp2) must be auto or ddp with"),
+        (["optim.meta.kind=maml", "trainer.precision=16-mixed"], "(16-mixed) must be another"),
         (["data.global_batch_size=0"], "data.global_batch_size: '0' must be greater than 0"),
         (["search.grid={adapt.lr: []}"], "must have at least 1 item"),
         (["search.grid={adapt.lr: [1, 1.0]}"], "adapt.lr ([1, 1.0]) must name each value only"),
@@ -263,6 +284,20 @@ def test_a_vector_of_the_whole_model_cannot_be_sharded(vector: str) -> None:
     assert load_intrinsic("layer").skills.vector == "layer"
 
 
+@pytest.mark.parametrize(
+    ("fragment", "override", "given"),
+    [
+        ("krona", "skills.shape=[4,8]", [4, 8]),
+        ("diff_pruning", "skills.stretch=[-0.1,1.1]", [-0.1, 1.1]),
+    ],
+)
+def test_settings_of_two_numbers(fragment: str, override: str, given: list[float]) -> None:
+    files, (name, _) = f"crossfit.yaml+skills/{fragment}.yaml", override[7:].split("=")
+    assert getattr(load_config(files, [override]).skills, name) == given
+    with pytest.raises(ConfigError, match=rf"skills.{name}.* at (least|most) 2"):
+        load_config(files, [f"skills.{name}=[1]"])
+
+
 def load_intrinsic(vector: str) -> Any:
     overrides = ["trainer.strategy=fsdp2", f"skills.vector={vector}"]
     return load_config("crossfit.yaml+skills/intrinsic.yaml", overrides)
@@ -272,6 +307,14 @@ def load_intrinsic(vector: str) -> Any:
 def test_other_precisions_may_be_sharded(precision: str) -> None:
     section = load("trainer.strategy=fsdp2", f"trainer.precision={precision}").trainer
     assert (section.strategy, section.precision) == ("fsdp2", precision)
+
+
+def test_meta_learning_is_for_tasks_of_text_without_token_routing() -> None:
+    message = "a section moe must stay out with optim.meta 'maml'"
+    with pytest.raises(ConfigError, match=message):
+        load_config("crossfit.yaml+router/token_top2.yaml", ["optim.meta.kind=maml"])
+    with pytest.raises(ConfigError, match=r"optim.meta learns from rows of tasks, which only text"):
+        load_any_config("babyai.yaml", ["optim.meta.kind=maml"])
 
 
 SHARED = ("skills.kind=none", "router.kind=none", "moe.parallel=true", "trainer.devices=2")

@@ -1,0 +1,1 @@
+"""Meta-learning over tasks: first-order MAML and Reptile."""

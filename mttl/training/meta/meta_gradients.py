@@ -1,0 +1,104 @@
+"""Gradients of meta-learning: what a start should change so that steps on a task end better.
+
+Both are of first order: nothing is differentiated through the steps.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+Loss = Callable[[], Tensor]
+
+
+def maml_gradients(
+    parameters: Sequence[Tensor], support: Loss, query: Loss, *, n_steps: int, rate: float
+) -> tuple[list[Tensor], Tensor]:
+    r"""Return first-order MAML's gradients, and the loss after the steps.
+
+    From :math:`\theta`, ``n_steps`` steps :math:`\theta' \leftarrow \theta' - \alpha \nabla
+    L_{support}(\theta')`; the gradient is :math:`\nabla L_{query}(\theta')`.
+
+    Args:
+        parameters: Are moved by the steps, and moved back.
+        support: The loss of the rows that the steps see.
+        query: The loss of others of the same task.
+        n_steps: How many steps.
+        rate: α.
+
+    References:
+        Finn, Abbeel and Levine, *Model-Agnostic Meta-Learning*, ICML 2017, arXiv:1703.03400,
+        section 5.2. All steps see the same rows, as in the released code of CrossFit (Ye, Lin and
+        Ren, arXiv:2104.08835), whose query rows are a task's development rows.
+    """
+    with _put_back(parameters):
+        for _ in range(n_steps):
+            _descend(parameters, support(), rate)
+        loss = query()
+        return _gradients(parameters, loss), loss.detach()
+
+
+def reptile_gradients(
+    parameters: Sequence[Tensor], losses: Iterable[Loss], *, rate: float
+) -> tuple[list[Tensor], Tensor]:
+    r"""Return Reptile's gradients, :math:`\theta - \theta'`, and the loss of the last step.
+
+    Args:
+        parameters: Are moved by the steps, and moved back.
+        losses: Of each step, of other rows of one task.
+        rate: Of the steps.
+
+    References:
+        Nichol, Achiam and Schulman, *On First-Order Meta-Learning Algorithms*, 2018,
+        arXiv:1803.02999; the difference taken as a gradient, as in its section 2.
+    """
+    last = torch.zeros(())
+    with _put_back(parameters) as before:
+        for loss in losses:
+            last = loss()
+            _descend(parameters, last, rate)
+        return [a - b.detach() for a, b in zip(before, parameters, strict=True)], last.detach()
+
+
+def with_gradients(
+    loss: Tensor, parameters: Sequence[Tensor], gradients: Sequence[Tensor]
+) -> Tensor:
+    """Return a number that is a loss, and whose gradients are given.
+
+    So whatever trains (accumulation, clipping, several processes) takes them as it takes others.
+    """
+    product = torch.stack(
+        [(value * own).sum() for value, own in zip(parameters, gradients, strict=True)]
+    ).sum()
+    return loss.detach() + (product - product.detach())
+
+
+@contextmanager
+def _put_back(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Give copies of parameters, which are put back at the end."""
+    before = [value.detach().clone() for value in parameters]
+    try:
+        yield before
+    finally:
+        with torch.no_grad():
+            for value, kept in zip(parameters, before, strict=True):
+                value.copy_(kept)
+        torch.clear_autocast_cache()
+
+
+def _gradients(parameters: Sequence[Tensor], loss: Tensor) -> list[Tensor]:
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return [
+        torch.zeros_like(value) if own is None else own
+        for value, own in zip(parameters, found, strict=True)
+    ]
+
+
+def _descend(parameters: Sequence[Tensor], loss: Tensor, rate: float) -> None:
+    """Take one step of gradient descent."""
+    found = _gradients(parameters, loss)
+    with torch.no_grad():
+        for value, own in zip(parameters, found, strict=True):
+            value.sub_(own, alpha=rate)
+    torch.clear_autocast_cache()  # it holds the weights of before, rounded
