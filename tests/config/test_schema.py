@@ -283,7 +283,9 @@ def test_meta_learning_is_for_tasks_of_text_without_token_routing() -> None:
     message = "a section moe must stay out with optim.meta 'maml'"
     with pytest.raises(ConfigError, match=message):
         load_config("crossfit.yaml+router/token_top2.yaml", ["optim.meta.kind=maml"])
-    with pytest.raises(ConfigError, match="optim.meta learns from rows of tasks, which only text"):
+    with pytest.raises(
+        ConfigError, match=r"optim\.meta learns from rows of tasks, which only text"
+    ):
         load_any_config("babyai.yaml", ["optim.meta.kind=maml"])
 
 
