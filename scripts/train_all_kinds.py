@@ -52,6 +52,9 @@ FRAGMENTS = (
     "skills/lora_parallel",
     "skills/unipelt",
     "skills/head_mask",
+    "skills/prefix",
+    "skills/prompt",
+    "skills/mam",
 )
 
 

@@ -29,6 +29,7 @@ from mttl.data.prompt_form import PromptForm
 from mttl.errors import CheckpointError, ConfigError
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import end_also_at, search_settings
+from mttl.models.prefixed_attention import read_prefixes
 from mttl.moe.attach_experts import TokenLayers
 from mttl.routing.context import RoutingSlot
 from mttl.skills.attach import Attachment, Placement, attach_kinds
@@ -264,6 +265,8 @@ def _attach(
     placements = []
     for one in kinds_of(skills):
         kind = getattr(one, "own_class", None) or KINDS[one.kind]
+        if kind.site == "attention":
+            read_prefixes(model)
         make = partial(_make_inventory, one, aggregation, n_skills)
         placements.append(Placement(make, one.targets, kind.site))
     try:

@@ -303,6 +303,7 @@ class Config(Section):
                 f"{packed} needs backbone.compile: false, since the rows of every batch begin at "
                 "other places"
             )
+        problems += self._front_problems()
         for name in ("token_budget", "packed_length"):
             if self.data.global_batch_size is not None and getattr(self.data, name) is not None:
                 problems.append(
@@ -340,6 +341,30 @@ class Config(Section):
         if problems:
             raise ValueError("\n".join(problems))
         return self
+
+    def _front_problems(self) -> list[str]:
+        """Return what does not fit what stands in front of the text."""
+        kinds = {one.kind for one in kinds_of(self.skills)} & {"prefix", "prompt"}
+        if not kinds:
+            return []
+        front, problems = f"skills.kind '{max(kinds)}'", []
+        other = "or take skills that change layers (lora, ia3, adapter …)"
+        if self.data.packed_length is not None:
+            problems.append(
+                f"data.packed_length ({self.data.packed_length}) puts several texts behind one "
+                f"another, and {front} stands in front of one; remove it, {other}"
+            )
+        if self.backbone.compile:
+            problems.append(
+                f"backbone.compile must be false with {front}, which changes what parts of the "
+                f"model are called with; {other}"
+            )
+        if "prompt" in kinds and self.moe is not None:
+            problems.append(
+                f"{front} adds positions that the token routers of a section moe know nothing of; "
+                f"remove the section, {other}"
+            )
+        return problems
 
     def _meta_problems(self) -> list[str]:
         """Return what does not fit meta-learning."""

@@ -159,6 +159,32 @@ class HeadMask(_AnySkills):
     """Logit of a fresh gate: how far it is from shut."""
 
 
+class Prefix(_AnySkills):
+    """Keys and values in front of the text."""
+
+    sized_by: ClassVar = "length"
+    kind: Literal["prefix"]
+    length: PositiveInt = 10
+    """Keys of a prefix."""
+    gated: bool = True
+    """A softmax of its own, and gates that start at 0; else one softmax with the text."""
+    bottleneck: PositiveInt | None = None
+    """Hidden features of a network that computes the prefix; by default it is kept plain."""
+
+
+class Prompt(_AnySkills):
+    """Vectors in front of the embedded text."""
+
+    sized_by: ClassVar = "length"
+    kind: Literal["prompt"]
+    targets: Annotated[list[str], Field(min_length=1)] = ["input"]
+    """Embeddings that get skills: input, those of the stack that reads the text."""
+    length: PositiveInt = 20
+    """Vectors of a prompt."""
+    spread: PositiveFloat = 0.5
+    """Largest entry of a fresh prompt; near those of the embeddings is good."""
+
+
 class Intrinsic(_AnySkills):
     """Short vectors, which fixed random projections turn into weight changes."""
 
@@ -183,6 +209,8 @@ _Kinds: TypeAlias = (
     | BitFit
     | KronA
     | HeadMask
+    | Prefix
+    | Prompt
     | Adapter
     | Compacter
     | Intrinsic

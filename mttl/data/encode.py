@@ -171,7 +171,12 @@ class TextEncoder:
 
 
 def check_positions(
-    n_positions: int | None, *, decoder_only: bool, max_input_length: int, max_output_length: int
+    n_positions: int | None,
+    *,
+    decoder_only: bool,
+    max_input_length: int,
+    max_output_length: int,
+    prompt_length: int = 0,
 ) -> None:
     """Refuse lengths that a model has no positions for.
 
@@ -180,14 +185,16 @@ def check_positions(
         decoder_only: Whether input and answer are one sequence.
         max_input_length: The most ids of a prompt.
         max_output_length: The most ids of an answer.
+        prompt_length: Vectors in front of the text.
 
     Raises:
         ConfigError: If they are longer.
     """
-    lengths = {"data.max_input_length": max_input_length}
+    first = "data.max_input_length" + (" + skills.length" if prompt_length else "")
+    lengths = {first: max_input_length + prompt_length}
     lengths["data.max_output_length"] = max_output_length
     if decoder_only:
-        lengths = {" + ".join(lengths): max_input_length + max_output_length}
+        lengths = {" + ".join(lengths): sum(lengths.values())}
     for name, length in lengths.items():
         if n_positions is not None and length > n_positions:
             raise ConfigError(

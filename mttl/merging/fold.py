@@ -97,8 +97,14 @@ def strip(model: SkilledModel) -> FoldedBackbone:
         The bare backbone, and what `unfold` needs.
     """
     return _replace(
-        model.backbone, {layer: layer.base for layer in model.skilled_layers().values()}
+        model.backbone, {layer: _bare(layer) for layer in model.skilled_layers().values()}
     )
+
+
+def _bare(layer: SkilledLayer) -> nn.Module:
+    # A block may stand around an attention module that has skills itself.
+    base = layer.base
+    return _bare(base) if isinstance(base, SkilledLayer) else base
 
 
 def unfold(folded: FoldedBackbone) -> None:
@@ -192,6 +198,8 @@ def _check_tied(backbone: nn.Module, skilled: dict[str, SkilledLayer]) -> None:
             if parameter is not None:
                 owners.setdefault(parameter, set()).add(path)
     for path, layer in skilled.items():
+        if not isinstance(layer, SkilledLinear):
+            continue  # refused for another reason
         for parameter in layer.base.parameters(recurse=False):
             others = sorted(owners[parameter] - {f"{path}.base"})
             if others:

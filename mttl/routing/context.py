@@ -215,6 +215,19 @@ class Routing:
             )
         return tokens
 
+    def repeat(self, values: Float[Tensor, "B *rest"], n_rows: int) -> Float[Tensor, "R *rest"]:
+        """Repeat what belongs to each example for its rows.
+
+        Args:
+            values: One entry per example.
+            n_rows: Rows R of the layer's input.
+
+        Raises:
+            ValueError: If the rows do not fit the examples.
+        """
+        self._check_rows(n_rows)
+        return values.repeat_interleave(n_rows // max(len(values), 1), dim=0)
+
     def _check_rows(self, n_rows: int) -> None:
         if n_rows != self.n_rows and n_rows != self.n_rows * self.expansion:
             raise ValueError(

@@ -3,6 +3,8 @@
 from mttl.skills.attach import Attached, Attachment, attach_skills
 from mttl.skills.blocks.adapter import AdapterInventory
 from mttl.skills.blocks.compacter import CompacterInventory
+from mttl.skills.inputs.prefix import PrefixInventory
+from mttl.skills.inputs.prompt import PromptInventory
 from mttl.skills.inventory import Inventory
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.skilled_model import SkilledModel
@@ -29,6 +31,8 @@ __all__ = [
     "Inventory",
     "KronAInventory",
     "LoRAInventory",
+    "PrefixInventory",
+    "PromptInventory",
     "SkilledLinear",
     "SkilledModel",
     "SparseInventory",

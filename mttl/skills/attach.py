@@ -174,6 +174,9 @@ def attach_kinds(
             for child, module in list(parent._modules.items()):
                 if module in replaced:
                     setattr(parent, child, replaced[module])
+        prepare = SITES[site].prepare
+        if found and prepare is not None:
+            prepare(backbone)
     return Attachment(tuple(layers), tuple(groups))
 
 

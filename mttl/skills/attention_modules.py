@@ -38,6 +38,23 @@ def attention_modules(backbone: nn.Module) -> Iterator[tuple[str, nn.Module, int
             yield path, module, size, output
 
 
+def attention_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return features of keys and of values, and heads that ask, of attention modules, by path.
+
+    Args:
+        backbone: Any model.
+    """
+    found = {}
+    for path, module, size, output in attention_modules(backbone):
+        features = linear_features(module.get_submodule(output))
+        if features is not None and features[0] % size == 0:
+            heads = features[0] // size
+            n_values = heads // getattr(module, "num_key_value_groups", 1)
+            key_size = getattr(module, "qk_head_dim", size)
+            found[path] = (n_values * key_size, n_values * size, heads)
+    return found
+
+
 def head_projections(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
     """Return features in and out, and heads, of the output projections of attention, by path.
 

@@ -2,6 +2,8 @@
 
 from mttl.skills.blocks.adapter import AdapterInventory
 from mttl.skills.blocks.compacter import CompacterInventory
+from mttl.skills.inputs.prefix import PrefixInventory
+from mttl.skills.inputs.prompt import PromptInventory
 from mttl.skills.inventory import USES, Inventory
 from mttl.skills.weights.bitfit import BitFitInventory
 from mttl.skills.weights.dense import DenseInventory
@@ -23,6 +25,8 @@ KINDS: dict[str, type[Inventory]] = {
     "bitfit": BitFitInventory,
     "krona": KronAInventory,
     "head_mask": HeadMaskInventory,
+    "prefix": PrefixInventory,
+    "prompt": PromptInventory,
     "compacter": CompacterInventory,
     "intrinsic": IntrinsicInventory,
 }

@@ -5,10 +5,16 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from mttl.skills.attention_modules import ATTENTION_WORDS, head_projections
+from mttl.skills.attention_modules import ATTENTION_WORDS, attention_places, head_projections
 from mttl.skills.blocks.block_places import BLOCK_WORDS, block_places
 from mttl.skills.blocks.feed_forward import separate
 from mttl.skills.blocks.skilled_block import SkilledBlock
+from mttl.skills.inputs.skilled_attention import SkilledAttention
+from mttl.skills.inputs.skilled_embedding import (
+    SkilledEmbedding,
+    input_embeddings,
+    put_prompts,
+)
 from mttl.skills.skilled_layer import SkilledLayer
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.targets import LINEAR_WORDS, linear_features
@@ -25,6 +31,7 @@ class Site:
             to know there, by path.
         words: Words for targets, and the patterns of paths that each stands for.
         take: Returns the module at a path, which it may have to make one.
+        prepare: What else the backbone needs once such skills are on it.
     """
 
     noun: str
@@ -32,6 +39,7 @@ class Site:
     find: Callable[[nn.Module], dict[str, tuple[int, ...]]]
     words: Mapping[str, list[str]]
     take: Callable[[nn.Module, str], nn.Module] = nn.Module.get_submodule
+    prepare: Callable[[nn.Module], None] | None = None
 
 
 def _linears(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -45,7 +53,12 @@ def _linears(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
 # From the inside out: a block whose layers have skills may have skills itself.
 SITES = {
     "linear": Site("linear layer", SkilledLinear, _linears, LINEAR_WORDS),
-    # Each with the number of heads that it joins.
+    # These tell the number of heads, too.
     "head": Site("output projection", SkilledLinear, head_projections, ATTENTION_WORDS),
+    "attention": Site("attention module", SkilledAttention, attention_places, ATTENTION_WORDS),
     "block": Site("block", SkilledBlock, block_places, BLOCK_WORDS, separate),
+    "embedding": Site(
+        *("input embedding", SkilledEmbedding, input_embeddings, {"input": ["*"]}),
+        prepare=put_prompts,
+    ),
 }

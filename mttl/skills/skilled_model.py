@@ -16,6 +16,7 @@ from mttl.routing.token_layers import (
     check_token_layer,
     find_token_layers,
 )
+from mttl.skills.inputs.skilled_embedding import has_encoder
 from mttl.skills.pooled_text import pooled_prompts
 from mttl.skills.skilled_layer import SkilledLayer
 
@@ -111,10 +112,10 @@ class SkilledModel(nn.Module):
         masks, n_rows = None, 1
         segments = () if inputs is None else inputs.get("segments", ())
         if inputs is not None and self.routes_tokens:
-            masks = token_masks(inputs, encoder_decoder=_is_encoder_decoder(self.backbone))
+            masks = token_masks(inputs, encoder_decoder=has_encoder(self.backbone))
         prompts = None
         if "prompts" in self.router.seen:
-            whole = _is_encoder_decoder(self.backbone)
+            whole = has_encoder(self.backbone)
             prompts = pooled_prompts(self.backbone, inputs, encoder_decoder=whole)
         # Generation runs so long that reading the ids once costs nothing on an accelerator, too.
         readable = reuse_merged or task_ids.device.type == "cpu"
@@ -166,7 +167,7 @@ class SkilledModel(nn.Module):
         if self.routes_tokens and n_beams == 1 and "input_ids" in inputs:
             ends = inputs.get("eos_token_id", settings.eos_token_id)
             # An encoder-decoder's output begins with one start token; others repeat the prompt.
-            encoder_decoder = _is_encoder_decoder(self.backbone)
+            encoder_decoder = has_encoder(self.backbone)
             start = 1 if encoder_decoder else inputs["input_ids"].shape[1]
             watch = FinishedRows(routing.masks, ends, start)
             inputs["stopping_criteria"] = [*inputs.get("stopping_criteria", ()), watch]
@@ -176,7 +177,7 @@ class SkilledModel(nn.Module):
     def _note_ids(self) -> None:
         """Let the routing know which ids each stack reads, also while text is generated."""
         backbone: Any = self.backbone
-        if _is_encoder_decoder(backbone):
+        if has_encoder(backbone):
             stacks = {("encoder",): backbone.get_encoder(), ("decoder",): backbone.get_decoder()}
         else:
             stacks = {("encoder", "decoder", "model"): backbone}
@@ -194,10 +195,6 @@ class SkilledModel(nn.Module):
 
 def _same(ids: Int[Tensor, "B"]) -> bool:
     return len(ids) > 1 and bool((ids == ids[0]).all())
-
-
-def _is_encoder_decoder(backbone: nn.Module) -> bool:
-    return bool(getattr(getattr(backbone, "config", None), "is_encoder_decoder", False))
 
 
 def _check_layer(name: str, layer: SkilledLayer, router: TaskRouter, slot: RoutingSlot) -> None:

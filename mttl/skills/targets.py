@@ -102,6 +102,8 @@ def choose_layers(
                 "skills can be made for it. Name other targets, or load a backbone in floating "
                 "point, or quantised by bitsandbytes or torchao (backbone.quantize)"
             )
+        if not places:
+            raise ValueError(f"the target '{target}' matches no {noun}: this backbone has none")
         if not found:
             names = sorted({path.rpartition(".")[2] for path in places})
             known = [*names, *words, "all"]

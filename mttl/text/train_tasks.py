@@ -13,6 +13,7 @@ from mttl.checkpoint import save_inventory
 from mttl.command import make_console
 from mttl.config.load import dump_config
 from mttl.config.schema import Config
+from mttl.config.skills_schema import kinds_of
 from mttl.data.chosen_tasks import open_gym, partition_of
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.encode import check_positions
@@ -73,6 +74,7 @@ def train(config: Config, *, resume: bool = False) -> None:
         decoder_only=is_decoder_only(built.model.backbone),
         max_input_length=config.data.max_input_length,
         max_output_length=config.data.max_output_length,
+        prompt_length=sum(one.length for one in kinds_of(config.skills) if one.kind == "prompt"),
     )
     if config.data.packed_length is not None:
         check_packing(built.model, config.data.packed_length)

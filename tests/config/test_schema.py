@@ -168,6 +168,18 @@ def test_defaults() -> None:
             ["router.kind=score_function", "data.packed_length=2048"],
             "of each example, and data.packed_length puts them together; remove it",
         ),
+        (
+            ["skills.kind=prefix", "data.packed_length=2048"],
+            "data.packed_length (2048) puts several texts behind one another, and skills.kind",
+        ),
+        (
+            ["skills.kind=prefix", "backbone.compile=true"],
+            "backbone.compile must be false with skills.kind 'prefix'",
+        ),
+        (
+            ["skills.kind=prompt", "moe.router.kind=top_k", "moe.experts.kind=ia3"],
+            "skills.kind 'prompt' adds positions that the token routers of a section moe know",
+        ),
         (["optim.meta.kind=maml"], "data.sampler.kind (proportional) must be homogeneous with"),
         (
             ["optim.meta={kind: reptile, inner_steps: 99}"],

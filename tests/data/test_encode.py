@@ -129,6 +129,10 @@ def test_lengths_above_the_positions_of_a_model():
     )
     with pytest.raises(ConfigError, match=both):
         check_positions(32, decoder_only=True, **lengths)
+    with pytest.raises(ConfigError, match=r"max_input_length \+ skills.length \(25\) must be at"):
+        check_positions(24, decoder_only=False, prompt_length=5, **lengths)
+    with pytest.raises(ConfigError, match=r"skills.length \+ data.max_output_length \(38\) must"):
+        check_positions(37, decoder_only=True, prompt_length=5, **lengths)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from helpers.backbones import batch, fill, tiny_llama, tiny_t5
 from helpers.experts import token_model
-from helpers.skills import INVENTORIES, OTHERS, make_kind, spread
+from helpers.skills import INVENTORIES, OTHERS, PLACED, attach_kind, make_kind, spread
 from mttl.models.teacher_forcing import forced_logits
 from mttl.routing import PolytroponRouter, RoutingSlot, TaskRouter
 from mttl.routing.task.priors import RoutingPrior
@@ -27,7 +27,7 @@ WORLD, STEPS, RATE, NORM = 2, 2, 0.1, 0.5
 PRIOR = RoutingPrior(ibp_alpha=2.0, ibp_weight=0.1)
 FAMILIES = {"t5": tiny_t5, "llama": tiny_llama}
 # A vector of the whole model cannot be sharded.
-TASK_KINDS = [kind for kind in (*INVENTORIES, *OTHERS) if kind != "intrinsic"]
+TASK_KINDS = [kind for kind in {**INVENTORIES, **OTHERS, **PLACED} if kind != "intrinsic"]
 
 
 def task_model(
@@ -40,13 +40,16 @@ def task_model(
     **router: Any,
 ) -> SkilledModel:
     backbone, slot = FAMILIES[family]().to(dtype).requires_grad_(train_backbone), RoutingSlot()
-    attachment = attach_skills(
-        backbone,
-        lambda i, o: make_kind(kind, i, o, 3),
-        targets=("attention", "mlp"),
-        slot=slot,
-        site="block" if kind.startswith(("adapter", "compacter")) else "linear",
-    )
+    if kind in INVENTORIES or kind in OTHERS:
+        attachment = attach_skills(
+            backbone,
+            lambda i, o: make_kind(kind, i, o, 3),
+            targets=("attention", "mlp"),
+            slot=slot,
+            site="block" if kind.startswith(("adapter", "compacter")) else "linear",
+        )
+    else:
+        attachment = attach_kind(backbone, kind, n_skills=3, targets=["attention"], slot=slot)
     groups = len(attachment.groups)
     model = SkilledModel(
         backbone, spread(PolytroponRouter(groups, 3, 1, 3, relaxed=False, **router)), slot
@@ -82,11 +85,12 @@ def prompt_model() -> SkilledModel:
     return SkilledModel(model.backbone, router, model.slot)
 
 
-CASES: dict[str, Callable[[], SkilledModel]] = {
+_TASKS: dict[str, Callable[[], SkilledModel]] = {
     f"{family}, {kind}": partial(task_model, family, kind)
     for family in FAMILIES
     for kind in TASK_KINDS
-} | {
+}
+CASES = _TASKS | {
     "t5, tokens": lambda: token_model(tiny_t5(), targets=("attention", "mlp")),
     "llama, tokens": lambda: token_model(tiny_llama(), targets=("attention", "mlp")),
     "llama, token adapters": lambda: token_model(tiny_llama(), experts="adapter"),
@@ -101,6 +105,7 @@ CASES: dict[str, Callable[[], SkilledModel]] = {
 SOME = [
     *("t5, all", "t5, krona-deltas", "t5, supermask", "t5, sparse-deltas", "t5, tokens"),
     *("t5, head_mask", "t5, adapter", "t5, compacter", "llama, intrinsic-dense"),
+    *("llama, prefix", "llama, prompt"),
     *("llama, lora-factors", "llama, ia3", "llama, bitfit", "llama, dense-deltas"),
     *("llama, token adapters", "llama, prompts", "llama, bfloat16"),
 ]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers.backbones import fill
+from mttl.models.prefixed_attention import read_prefixes
 from mttl.routing import (
     CategoricalRouter,
     HyperFormerRouter,
@@ -22,6 +23,7 @@ from mttl.routing import (
 )
 from mttl.skills import (
     AdapterInventory,
+    Attachment,
     BitFitInventory,
     CompacterInventory,
     DenseInventory,
@@ -31,6 +33,8 @@ from mttl.skills import (
     Inventory,
     KronAInventory,
     LoRAInventory,
+    PrefixInventory,
+    PromptInventory,
     SkilledModel,
     SparseInventory,
     SupermaskInventory,
@@ -92,6 +96,10 @@ OTHERS: dict[str, Callable[[int, int, int], Inventory]] = {
 PLACED: dict[str, Callable[..., Inventory]] = {
     "head_mask": partial(HeadMaskInventory, start=0.05),
     "head_mask, soft": partial(HeadMaskInventory, hard=False),
+    "prefix": partial(PrefixInventory, length=3),
+    "prefix, joint": partial(PrefixInventory, length=2, gated=False),
+    "prefix, computed": partial(PrefixInventory, length=2, gated=False, bottleneck=5),
+    "prompt": partial(PromptInventory, length=3),
     "adapter, behind": partial(
         AdapterInventory, hidden_features=3, parallel=False, activation="gelu"
     ),
@@ -154,6 +162,36 @@ def spread(router: TaskRouter, seed: int = 0) -> TaskRouter:
     return router
 
 
+def kind_class(kind: str) -> type[Inventory]:
+    """Return the class of a kind by its name in any of the lists."""
+    made: Any = PLACED.get(kind)
+    return type(make_kind(kind, 4, 4, 2)) if made is None else getattr(made, "func", made)
+
+
+def attach_kind(
+    backbone: nn.Module, kind: str, *, n_skills: int, n_heads: int = 1, **where: Any
+) -> Attachment:
+    """Put skills on a backbone by their name in any of the lists."""
+    made: Any = PLACED.get(kind)
+    site = kind_class(kind).site
+    if made is not None:
+        if site == "embedding" and where["targets"] == ["attention"]:
+            where["targets"] = ["input"]
+        if site == "attention" and hasattr(backbone, "config"):
+            read_prefixes(backbone)  # type: ignore[arg-type]
+        return attach_skills(
+            backbone,
+            lambda i, o, *more: made(i, o, n_skills, *more, n_heads=n_heads),
+            site=site,
+            **where,
+        )
+    if kind in OTHERS:
+        return attach_skills(
+            backbone, lambda i, o: OTHERS[kind](i, o, n_skills), site=site, **where
+        )
+    return attach_skills(backbone, lambda i, o: INVENTORIES[kind](i, o, n_skills, n_heads), **where)
+
+
 def skilled(
     backbone: nn.Module,
     *,
@@ -169,14 +207,14 @@ def skilled(
     """Return a model whose skills and router are far from their initialisation."""
     backbone.requires_grad_(train_backbone)
     slot = RoutingSlot()
-    made: Any = PLACED.get(inventory)
-    if made is None:
-        make, site = lambda i, o: INVENTORIES[inventory](i, o, n_skills, n_heads), "linear"
-    else:
-        make = lambda i, o, *more: made(i, o, n_skills, *more, n_heads=n_heads)  # noqa: E731
-        site = getattr(made, "func", made).site
-    attachment = attach_skills(
-        backbone, make, targets=targets, slot=slot, granularity=granularity, site=site
+    attachment = attach_kind(
+        backbone,
+        inventory,
+        n_skills=n_skills,
+        n_heads=n_heads,
+        targets=targets,
+        slot=slot,
+        granularity=granularity,
     )
     model = SkilledModel(
         backbone, ROUTERS[router](len(attachment.groups), n_tasks, n_heads, n_skills), slot

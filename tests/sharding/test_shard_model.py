@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.sharded import CASES, SOME, TASK_KINDS, make_kind, work
+from helpers.sharded import CASES, SOME, TASK_KINDS, work
+from helpers.skills import kind_class
 from helpers.together import run_together
 from mttl.skills.kinds import KINDS
 
@@ -24,7 +25,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_every_kind_of_skill_is_among_the_cases() -> None:
     shown = {name.split(", ")[1] for name in SOME} - {"all"} | {"lora-factors"}
-    kinds = {type(make_kind(kind, 4, 4, 2)) for kind in shown & set(TASK_KINDS)}
+    kinds = {kind_class(kind) for kind in shown & set(TASK_KINDS)}
     assert kinds == set(KINDS.values())
 
 

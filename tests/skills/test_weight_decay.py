@@ -57,6 +57,8 @@ VECTORS = {
     "bitfit": {"bias"},
     "krona": set(),
     "head_mask": {"logits"},
+    "prefix": {"gate"},
+    "prompt": set(),
     "compacter": {"down_bias", "up_bias"},
     "intrinsic": {"scales"},
 }
@@ -64,7 +66,7 @@ VECTORS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_of_skills_decay_is_for_all_but_biases_and_scales(kind):
-    more = (2,) if kind == "head_mask" else ()
+    more = (2,) if kind in ("head_mask", "prefix") else ()
     settings = {"n_products": 2} if kind == "compacter" else {}
     skills = KINDS[kind](4, 6, 3, *more, **settings)
     named = {name for name, _ in skills.named_parameters()}

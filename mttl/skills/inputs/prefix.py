@@ -1,0 +1,127 @@
+"""Prefixes: keys and values that attention sees in front of the text."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mttl.aggregation.mix import mix_blocks
+from mttl.skills.inventory import Inventory, Merged, draw, require_divisible
+
+
+class PrefixInventory(Inventory):
+    r"""K prefixes of one attention: P keys and P values each.
+
+    A task's prefix is :math:`\sum_k w_k P_k`. In prefix tuning every query attends to it and to the
+    text in one softmax, :math:`\mathrm{softmax}(q [P^K; K]^\top / \sqrt d) [P^V; V]`. Such a prefix
+    takes attention from the text whatever is in it, so that no fresh one changes nothing. Where it
+    is ``gated``, it has a softmax of its own and a gate per head that starts at 0 (zero-initialised
+    attention of LLaMA-Adapter): :math:`\mathrm{Attn}(q, K, V) + \tanh(\sum_k w_k g_k)\,
+    \mathrm{softmax}(q {P^K}^\top / \sqrt d) P^V`.
+
+    A prefix in every layer is what P-tuning v2 calls deep prompts. It has no positions: neither a
+    rotation nor T5's bias. With a ``bottleneck`` it is computed, also after training, by a network
+    of one tanh layer per skill and attention (the released code of prefix tuning has one for all
+    layers), from vectors of as many features as keys have, as that code does; in the paper these
+    are fewer.
+
+    Args:
+        in_features: Features of all keys of a token.
+        out_features: Features of all values of a token.
+        n_skills: Skills K.
+        attention_heads: Heads A that ask.
+        length: Keys P of a prefix.
+        gated: Start at a gate of 0, and outside of the text's softmax.
+        bottleneck: Hidden features of the network that computes the prefix; None keeps it plain.
+        n_heads: Heads H of the router: blocks of features that are mixed apart; must divide all
+            three.
+
+    Raises:
+        ValueError: If a size is not positive, or H does not divide one.
+
+    References:
+        Li and Liang, *Prefix-Tuning: Optimizing Continuous Prompts for Generation*, ACL 2021,
+        arXiv:2101.00190. Liu et al., *P-Tuning v2*, ACL 2022, arXiv:2110.07602. Zhang et al.,
+        *LLaMA-Adapter*, ICLR 2024, arXiv:2303.16199.
+    """
+
+    uses = ("task",)
+    site = "attention"
+    undecayed = ("gate", "inner_bias", "outer_bias")
+    keys: nn.Parameter
+    values: nn.Parameter
+    seeds: nn.Parameter
+    inner: nn.Parameter
+    inner_bias: nn.Parameter
+    outer: nn.Parameter
+    outer_bias: nn.Parameter
+    gate: nn.Parameter
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        n_skills: int,
+        attention_heads: int,
+        *,
+        length: int = 10,
+        gated: bool = True,
+        bottleneck: int | None = None,
+        n_heads: int = 1,
+    ) -> None:
+        super().__init__(in_features, out_features, n_skills, n_heads)
+        for name, size in (("length", length), ("bottleneck", bottleneck)):
+            if size is not None and size < 1:
+                raise ValueError(f"{name} ({size}) must be at least 1")
+        sizes = {"in_features": in_features, "out_features": out_features}
+        require_divisible(n_heads, **sizes, attention_heads=attention_heads)
+        self.length, self.gated, self.bottleneck = length, gated, bottleneck
+        both = in_features + out_features
+        shapes: dict[str, tuple[int, ...]] = {
+            "keys": (in_features, length),
+            "values": (out_features, length),
+        }
+        if bottleneck is not None:
+            shapes = {
+                "seeds": (length, in_features),
+                "inner": (in_features, bottleneck),
+                "inner_bias": (bottleneck,),
+                "outer": (bottleneck, both),
+                "outer_bias": (both,),
+            }
+        if gated:
+            shapes["gate"] = (attention_heads,)
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter(torch.empty(n_skills, *shape)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw prefixes anew and shut their gates."""
+        fan_in = {"inner": self.in_features, "outer": self.bottleneck or 1}
+        for name, parameter in self.named_parameters():
+            if name == "gate":
+                nn.init.zeros_(parameter)
+            elif name in ("keys", "values", "seeds"):
+                nn.init.normal_(parameter)
+            else:
+                draw(parameter, "kaiming", fan_in[name.removesuffix("_bias")])
+
+    def prefixes(self) -> tuple[Float[Tensor, "K I P"], Float[Tensor, "K O P"]]:
+        """Return keys and values of every skill."""
+        if self.bottleneck is None:
+            return self.keys, self.values
+        hidden = torch.baddbmm(self.inner_bias.unsqueeze(1), self.seeds, self.inner).tanh()
+        both = torch.baddbmm(self.outer_bias.unsqueeze(1), hidden, self.outer).mT
+        keys, values = both.split([self.in_features, self.out_features], dim=1)
+        return keys, values
+
+    def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
+        """Return keys and values of each example, and the gates of its heads if it has them."""
+        keys, values = (mix_blocks(stack, weights) for stack in self.prefixes())
+        if not self.gated:
+            return keys, values
+        return keys, values, mix_blocks(self.gate, weights).tanh()
+
+    def extra_repr(self) -> str:
+        """Name the sizes in the module's printed form."""
+        settings = f"length={self.length}, gated={self.gated}, bottleneck={self.bottleneck}"
+        return f"{super().extra_repr()}, {settings}"

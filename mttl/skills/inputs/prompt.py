@@ -1,0 +1,66 @@
+"""Prompts: vectors in front of the embedded text."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mttl.aggregation.mix import mix_blocks
+from mttl.skills.inventory import Inventory, Merged, require_divisible
+
+
+class PromptInventory(Inventory):
+    r"""K prompts of P vectors in front of the input embeddings: :math:`[\sum_k w_k P_k; E]`.
+
+    Every layer sees P positions more, so that no fresh prompt changes nothing. Entries start
+    uniformly in :math:`\pm` ``spread``; the paper's random start is 0.5, and its starts from
+    vocabulary and labels are left out.
+
+    Args:
+        in_features: Entries of the vocabulary.
+        out_features: Features of an embedding.
+        n_skills: Skills K.
+        length: Vectors P of a prompt.
+        spread: Largest entry of a fresh prompt; near those of the embeddings is good.
+        n_heads: Heads H of the router: blocks of features that are mixed apart.
+
+    Raises:
+        ValueError: If a size is not positive, or H does not divide the features.
+
+    References:
+        Lester, Al-Rfou and Constant, *The Power of Scale for Parameter-Efficient Prompt Tuning*,
+        EMNLP 2021, arXiv:2104.08691.
+    """
+
+    uses = ("task",)
+    site = "embedding"
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        n_skills: int,
+        *,
+        length: int = 20,
+        spread: float = 0.5,
+        n_heads: int = 1,
+    ) -> None:
+        super().__init__(in_features, out_features, n_skills, n_heads)
+        for name, size in (("length", length), ("spread", spread)):
+            if size <= 0:
+                raise ValueError(f"{name} ({size}) must be positive")
+        require_divisible(n_heads, out_features=out_features)
+        self.length, self.spread = length, spread
+        self.prompts = nn.Parameter(torch.empty(n_skills, out_features, length))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw prompts anew."""
+        nn.init.uniform_(self.prompts, -self.spread, self.spread)
+
+    def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
+        """Return the prompt of each example, shape (B, P, O)."""
+        return (mix_blocks(self.prompts, weights).mT,)
+
+    def extra_repr(self) -> str:
+        """Name the sizes in the module's printed form."""
+        return f"{super().extra_repr()}, length={self.length}, spread={self.spread:g}"

@@ -1,0 +1,238 @@
+"""Prefixes, beside a plain loop and PEFT's prefix tuning and LLaMA-Adapter."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from helpers.backbones import BACKBONES, batch, tiny_gpt2, tiny_llama, tiny_t5
+from helpers.compare import relative_error
+from helpers.skills import filled, mixing, skilled
+from mttl.errors import ConfigError
+from mttl.models.prefixed_attention import read_prefixes
+from mttl.routing import RoutingSlot, average_router
+from mttl.skills import PrefixInventory, SkilledModel, attach_skills
+from mttl.skills.inputs.skilled_attention import Prefix
+
+ROUNDING = 1e-5
+ONE = torch.zeros(4, dtype=torch.long)
+
+
+def one_task(backbone: nn.Module, **settings: Any) -> SkilledModel:
+    """A model with one skill, which its one task has."""
+    read_prefixes(backbone)  # type: ignore[arg-type]
+    slot = RoutingSlot()
+    attachment = attach_skills(
+        backbone.requires_grad_(False),
+        lambda i, o, heads: PrefixInventory(i, o, 1, heads, **settings),
+        targets=["attention"],
+        slot=slot,
+        site="attention",
+    )
+    return SkilledModel(backbone, average_router(len(attachment.groups), 1, 1), slot).eval()
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "truth values", "added"])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("gated", [False, True])
+def test_attends_as_a_plain_loop(gated: bool, biased: bool, mask: str) -> None:
+    """Two examples of two rows each; four heads ask two heads of keys."""
+    draw = torch.Generator().manual_seed(3)
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draw, dtype=torch.float64)
+
+    rows, heads, length, seen, size, n_keys = 4, 4, 5, 5, 3, 2
+    inventory = filled(PrefixInventory(6, 6, 3, heads, length=n_keys, gated=gated)).double()
+    weights = mixing(2, 1, 3).double()
+    keys, values, gates = (*inventory.merge(weights), None)[:3]
+    assert keys is not None
+    assert values is not None
+    query, key, value = numbers(rows, heads, length, size), *numbers(2, rows, 2, seen, size)
+    bias = numbers(1, heads, length, seen) if biased else None
+    allowed = torch.ones(rows, 1, length, seen).bool()
+    if mask == "causal":
+        allowed = allowed.tril()
+    elif mask != "none":
+        allowed[1, :, :, :2] = allowed[2, :, :, -2:] = False
+    given = {"none": None, "causal": None, "truth values": allowed}.get(
+        mask, torch.zeros(allowed.shape).double().masked_fill(~allowed, -1e9)
+    )
+    module: Any = nn.Module()
+    module.num_key_value_groups = 2
+    prefix = Prefix(keys, values, gates, lambda own, n: own.repeat_interleave(n // 2, 0))
+    found, _ = prefix.attend(
+        *(AttentionInterface()["sdpa"], module, query, key, value, given),
+        position_bias=bias,
+        is_causal=mask == "causal",
+        scaling=0.7,
+    )
+    assert prefix.seen
+    for row in range(rows):
+        for head in range(heads):
+            own = slice(3 * (head // 2), 3 * (head // 2) + 3)
+            before, theirs = keys[row // 2, own], values[row // 2, own]
+            scores = 0.7 * query[row, head] @ key[row, head // 2].t()
+            scores = scores + (bias[0, head] if bias is not None else 0)
+            scores = scores.masked_fill(~allowed[row, 0], -1e9)
+            extra = 0.7 * query[row, head] @ before
+            if gates is None:
+                shares = torch.cat([extra, scores], 1).softmax(1)
+                expected = shares @ torch.cat([theirs.t(), value[row, head // 2]])
+            else:
+                expected = scores.softmax(1) @ value[row, head // 2]
+                expected = expected + gates[row // 2, head] * (extra.softmax(1) @ theirs.t())
+            torch.testing.assert_close(found[row, :, head], expected)
+
+
+def test_gates_are_mixed_before_they_are_bent() -> None:
+    inventory: Any = filled(PrefixInventory(6, 6, 3, 4)).double()
+    weights = mixing(2, 2, 3).double()
+    gates = inventory.merge(weights)[2]
+    for head in range(4):
+        expected = (weights[:, head // 2] @ inventory.gate[:, head]).tanh()
+        torch.testing.assert_close(gates[:, head], expected)
+
+
+@pytest.mark.parametrize("bottleneck", [None, 5])
+@pytest.mark.parametrize("make", [tiny_gpt2, tiny_llama])
+def test_equals_prefix_tuning_of_peft(make: Any, bottleneck: int | None) -> None:
+    """PEFT's prefix is a cache that the text follows: positions begin behind it."""
+    peft = pytest.importorskip("peft")
+    n_keys, inputs = 3, batch(4)
+    mask = torch.ones_like(inputs["input_ids"])
+    mask[1, -2:] = 0
+    config = peft.PrefixTuningConfig(
+        task_type="CAUSAL_LM",
+        num_virtual_tokens=n_keys,
+        prefix_projection=bottleneck is not None,
+        encoder_hidden_size=bottleneck,
+    )
+    theirs = peft.get_peft_model(make().double(), config).eval()
+    encoder = theirs.prompt_encoder["default"].double()
+    ours = one_task(make().double(), length=n_keys, gated=False, bottleneck=bottleneck).double()
+    layers: list[Any] = [layer.inventory for layer in ours.skilled_layers().values()]
+    size = layers[0].in_features
+    with torch.no_grad():
+        for i, layer in enumerate(layers):
+            part = slice(2 * i * size, 2 * (i + 1) * size)
+            if bottleneck is None:
+                keys, values = encoder.embedding.weight[:, part].t().split(size)
+                layer.keys.copy_(keys[None])
+                layer.values.copy_(values[None])
+            else:
+                layer.seeds.copy_(encoder.embedding.weight[None])
+                layer.inner.copy_(encoder.transform[0].weight.t()[None])
+                layer.inner_bias.copy_(encoder.transform[0].bias[None])
+                layer.outer.copy_(encoder.transform[2].weight[part].t()[None])
+                layer.outer_bias.copy_(encoder.transform[2].bias[None, part])
+    expected = theirs(input_ids=inputs["input_ids"], attention_mask=mask).logits
+    positions = torch.arange(n_keys, n_keys + mask.shape[1]).expand_as(mask)
+    found = ours(
+        ONE, input_ids=inputs["input_ids"], attention_mask=mask, position_ids=positions
+    ).logits
+    real = mask.bool()
+    assert relative_error(found[real], expected[real]) < 1e-9
+    found[real].square().sum().backward()
+    expected[real].square().sum().backward()
+    gradient = encoder.embedding.weight.grad
+    if bottleneck is None:
+        own = torch.cat([g for one in layers for g in (one.keys.grad[0], one.values.grad[0])])
+        assert relative_error(own.t(), gradient) < 1e-9
+    else:
+        seeds = torch.stack([one.seeds.grad[0] for one in layers]).sum(0)
+        assert relative_error(seeds, gradient) < 1e-9
+        own = torch.cat([one.outer.grad[0] for one in layers], 1)
+        assert relative_error(own.t(), encoder.transform[2].weight.grad) < 1e-9
+
+
+def test_equals_llama_adapter_of_peft() -> None:
+    """Where PEFT's gate is the tanh of ours, and keys are what its projections make of prompts."""
+    peft = pytest.importorskip("peft")
+    config = peft.AdaptionPromptConfig(
+        task_type="CAUSAL_LM", adapter_len=3, adapter_layers=2, target_modules="self_attn"
+    )
+    theirs = peft.get_peft_model(tiny_llama().double(), config).double().eval()
+    ours = one_task(tiny_llama().double(), length=3).double()
+    with torch.no_grad():
+        for i, layer in enumerate(ours.skilled_layers().values()):
+            adapted: Any = theirs.get_base_model().model.layers[i].self_attn
+            own: Any = layer.inventory
+            adapted.adaption_gate.fill_(0.3 + 0.2 * i)
+            own.gate.copy_(adapted.adaption_gate.atanh().expand(1, 4))
+            prompt: Any = adapted.adaption_prompt
+            own.keys.copy_(adapted.model.k_proj(prompt).mT)
+            own.values.copy_(adapted.model.v_proj(prompt).mT)
+    ids = batch(4)["input_ids"]
+    expected = theirs(input_ids=ids).logits
+    assert relative_error(ours(ONE, input_ids=ids).logits, expected) < 1e-6
+    assert relative_error(tiny_llama()(input_ids=ids).logits.double(), expected) > 1e-2
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_cache_of_fixed_length(gated: bool) -> None:
+    model = skilled(
+        tiny_llama(), inventory="prefix" if gated else "prefix, joint", targets=["attention"]
+    )
+    inputs = {"input_ids": batch(4)["input_ids"], "max_new_tokens": 6, "do_sample": False}
+    ids = torch.tensor([2, 0, 1, 0])
+    expected = model.generate(ids, **inputs)
+    assert torch.equal(model.generate(ids, cache_implementation="static", **inputs), expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "target", "n_layers"),
+    [
+        *[("t5", "attention", 6), ("t5", "self_attention", 4), ("t5", "cross_attention", 2)],
+        *[("bart", "self_attention", 4), ("bart", "cross_attention", 2), ("bart", "encoder.*", 2)],
+        *[("llama", "self_attention", 2), ("gpt2", "self_attention", 2), ("gpt2", "h.0.attn", 1)],
+    ],
+)
+def test_some_attention_alone(family: str, target: str, n_layers: int) -> None:
+    model = skilled(BACKBONES[family](), inventory="prefix, joint", targets=[target])
+    assert len(model.skilled_layers()) == n_layers
+    bare = BACKBONES[family]()(**batch(4)).logits
+    assert relative_error(model(torch.tensor([2, 0, 1, 0]), **batch(4)).logits, bare) > 1e-3
+
+
+def test_a_backbone_that_nobody_told_of_prefixes() -> None:
+    model = one_task(tiny_t5())
+    model.backbone.set_attn_implementation("sdpa")  # type: ignore[operator]
+    with pytest.raises(RuntimeError, match="T5Attention did not look at its prefix; call read_pr"):
+        model(ONE, **batch(4))
+
+
+def test_other_functions_of_attention_are_refused() -> None:
+    backbone = tiny_llama()
+    backbone.set_attn_implementation("flex_attention")
+    with pytest.raises(ConfigError, match="this LlamaForCausalLM attends by 'flex_attention'"):
+        read_prefixes(backbone)
+
+
+def test_packed_rows_are_refused() -> None:
+    model = skilled(tiny_llama(), inventory="prefix", targets=["attention"])
+    inputs = {"input_ids": batch(1)["input_ids"]}
+    routing = model.route(torch.tensor([0, 1]), inputs={**inputs, "segments": (2, 3)})
+    message = "cannot be told apart in a packed sequence"
+    with model.slot.use(routing), pytest.raises(ValueError, match=message):
+        model.backbone(**inputs)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"length": 0}, r"length \(0\) must be at least 1"),
+        ({"bottleneck": 0}, r"bottleneck \(0\) must be at least 1"),
+        ({"n_heads": 3}, r"n_heads \(3\) must divide attention_heads \(4\)"),
+    ],
+)
+def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PrefixInventory(6, 12, 2, 4, **settings)
+
+
+def test_the_printed_form_names_the_sizes() -> None:
+    shown = repr(PrefixInventory(8, 8, 2, 4, length=3, bottleneck=5))
+    assert "in_features=8, out_features=8, n_skills=2, n_heads=1, length=3, gated=True" in shown

@@ -1,0 +1,214 @@
+"""Prompts, beside PEFT's prompt tuning and text that is embedded by hand."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from helpers.backbones import BACKBONES, batch, fill, tiny_gpt2, tiny_llama, tiny_t5
+from helpers.compare import relative_error
+from helpers.skills import mixing, skilled, spread
+from mttl.merging.fold import strip, unfold
+from mttl.models.prefixed_attention import read_prefixes
+from mttl.models.teacher_forcing import forced_logits
+from mttl.routing import PolytroponRouter, RoutingSlot, average_router
+from mttl.skills import (
+    AdapterInventory,
+    LoRAInventory,
+    PrefixInventory,
+    PromptInventory,
+    SkilledModel,
+    attach_skills,
+)
+from mttl.skills.attach import Placement, attach_kinds
+
+ONE = torch.zeros(4, dtype=torch.long)
+IDS = torch.tensor([2, 0, 1, 0])
+
+
+def one_task(backbone: nn.Module, length: int = 3) -> SkilledModel:
+    slot = RoutingSlot()
+    attach_skills(
+        backbone.requires_grad_(False),
+        lambda i, o: PromptInventory(i, o, 1, length=length),
+        targets=["input"],
+        slot=slot,
+        site="embedding",
+    )
+    return SkilledModel(backbone, average_router(1, 1, 1), slot).eval()
+
+
+@pytest.mark.parametrize("family", BACKBONES)
+def test_equals_prompt_tuning_of_peft(family: str) -> None:
+    """Logits and gradients; PEFT's decoder-only logits have the prompt's positions too."""
+    peft = pytest.importorskip("peft")
+    length, inputs = 3, batch(4)
+    mask = torch.ones_like(inputs["input_ids"])
+    mask[1, -2:] = 0
+    encoder_decoder = family in ("t5", "bart")
+    config = peft.PromptTuningConfig(
+        task_type="SEQ_2_SEQ_LM" if encoder_decoder else "CAUSAL_LM",
+        num_virtual_tokens=length,
+        num_transformer_submodules=1,
+    )
+    theirs = peft.get_peft_model(BACKBONES[family]().double(), config).double().eval()
+    ours = one_task(BACKBONES[family]().double(), length).double()
+    weight = theirs.prompt_encoder["default"].embedding.weight
+    (layer,) = ours.skilled_layers().values()
+    own: Any = layer.inventory
+    with torch.no_grad():
+        own.prompts.copy_(weight.t()[None])
+    given = {"input_ids": inputs["input_ids"], "attention_mask": mask}
+    if encoder_decoder:
+        given["decoder_input_ids"] = inputs["labels"]
+    expected = theirs(**given).logits
+    found = ours(ONE, **given).logits
+    assert found.shape[1] == 5
+    expected = expected[:, -5:]
+    assert relative_error(found, expected) < 1e-9
+    found.square().sum().backward()
+    expected.square().sum().backward()
+    assert relative_error(own.prompts.grad[0].t(), weight.grad) < 1e-9
+
+
+def by_hand(backbone: Any, prompt: Tensor, ids: Tensor, n_new: int) -> list[int]:
+    """Greedy tokens of a decoder-only model, each from the whole text behind the prompt."""
+    for _ in range(n_new):
+        embedded = backbone.get_input_embeddings().base(ids)
+        logits = backbone(inputs_embeds=torch.cat([prompt, embedded[0]])[None]).logits
+        ids = torch.cat([ids, logits[:, -1:].argmax(-1)], 1)
+    return ids[0].tolist()
+
+
+@pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2])
+def test_generates_as_the_embedded_text_by_hand(make: Any) -> None:
+    model = skilled(make(), inventory="prompt", targets=["input"])
+    (layer,) = model.skilled_layers().values()
+    plain = make()
+    plain.set_input_embeddings(nn.Module())
+    plain.get_input_embeddings().base = make().get_input_embeddings()
+    ids = batch(4)["input_ids"]
+    settings: Any = {"max_new_tokens": 5, "eos_token_id": -1, "do_sample": False}
+    found = model.generate(IDS, input_ids=ids, **settings)
+    prompts = layer.inventory.merge(model.route(IDS).weights[0])[0]
+    for row in range(4):
+        one = slice(row, row + 1)
+        expected = by_hand(plain, prompts[row], ids[one], 5)
+        assert found[row].tolist() == expected
+
+
+def test_answers_alone_are_computed_as_all_logits() -> None:
+    model = skilled(tiny_llama(), inventory="prompt", targets=["input"])
+    inputs = batch(4)
+    labels = inputs["input_ids"].clone()
+    labels[:, :2] = -100
+    mask = torch.ones_like(labels)
+    given = {"input_ids": inputs["input_ids"], "attention_mask": mask}
+    whole = model(IDS, **given).logits
+    with model.slot.use(model.route(IDS)):
+        logits, targets, places = forced_logits(model.backbone, {**given, "labels": labels})
+    assert targets.shape == labels.shape
+    assert relative_error(logits, whole.flatten(0, 1)[places]) < 1e-5
+    assert model(IDS, **given, labels=labels).loss.isfinite()
+
+
+def test_positions_that_are_given_move_behind_the_prompt() -> None:
+    model = skilled(tiny_llama(), inventory="prompt", targets=["input"])
+    ids = batch(4)["input_ids"]
+    expected = model(IDS, input_ids=ids).logits
+    positions = torch.arange(5).expand(4, 5)
+    found = model(IDS, input_ids=ids, position_ids=positions).logits
+    assert relative_error(found, expected) < 1e-5
+
+
+def test_heads_are_blocks_of_features() -> None:
+    inventory = PromptInventory(40, 8, 3, length=2, n_heads=2)
+    fill(inventory)
+    weights = mixing(4, 2, 3)
+    (found,) = inventory.merge(weights)
+    for b in range(4):
+        for head in range(2):
+            own = slice(4 * head, 4 * head + 4)
+            expected = torch.einsum("k,kfp->pf", weights[b, head], inventory.prompts[:, own])
+            torch.testing.assert_close(found[b, :, own], expected)
+
+
+def test_only_the_stack_that_reads_the_text_has_prompts() -> None:
+    backbone = tiny_t5()
+    model = one_task(backbone)
+    assert list(model.skilled_layers()) == ["encoder.embed_tokens"]
+    assert list(one_task(tiny_gpt2()).skilled_layers()) == ["transformer.wte"]
+
+
+def test_calls_that_have_no_place_for_prompts_are_refused() -> None:
+    model = one_task(tiny_llama())
+    inputs = {"input_ids": batch(1)["input_ids"]}
+    with pytest.raises(ValueError, match="prompts stand in front of input_ids, under an attention"):
+        model(ONE[:1], inputs_embeds=torch.zeros(1, 2, 16))
+    with pytest.raises(ValueError, match="and no cache of fixed length"):
+        model.generate(ONE[:1], **inputs, cache_implementation="static", max_new_tokens=2)
+    two = skilled(tiny_llama(), inventory="prompt", targets=["input"])
+    routing = two.route(torch.tensor([0, 1]), inputs={**inputs, "segments": (2, 3)})
+    message = "cannot be told apart in a packed sequence"
+    with two.slot.use(routing), pytest.raises(ValueError, match=message):
+        two.backbone(**inputs)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"length": 0}, r"length \(0\) must be positive"),
+        ({"spread": 0.0}, r"spread \(0.0\) must be positive"),
+        ({"n_heads": 3}, r"n_heads \(3\) must divide out_features \(8\)"),
+    ],
+)
+def test_wrong_settings(settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PromptInventory(40, 8, 2, **settings)
+
+
+def test_the_printed_form_names_the_sizes() -> None:
+    inventory = PromptInventory(40, 8, 2, length=3)
+    assert "out_features=8, n_skills=2, n_heads=1, length=3, spread=0.5" in repr(inventory)
+    assert inventory.prompts.abs().max() <= 0.5
+
+
+@pytest.mark.parametrize("make", [tiny_t5, tiny_llama])
+def test_prompts_prefixes_adapters_and_low_ranks_side_by_side(make: Any) -> None:
+    backbone, slot = make().double().requires_grad_(False), RoutingSlot()
+    read_prefixes(backbone)
+    made = attach_kinds(
+        backbone,
+        [
+            Placement(lambda i, o: LoRAInventory(i, o, 3, rank=2), ["mlp"]),
+            Placement(
+                lambda i, o, heads: PrefixInventory(i, o, 3, heads, length=2, gated=False),
+                *(["attention"], "attention"),
+            ),
+            Placement(
+                lambda i, o: AdapterInventory(i, o, 3, hidden_features=3),
+                *(["attention", "mlp"], "block"),
+            ),
+            Placement(lambda i, o: PromptInventory(i, o, 3, length=3), ["input"], "embedding"),
+        ],
+        slot=slot,
+    )
+    model = SkilledModel(backbone, spread(PolytroponRouter(len(made.groups), 3, 1, 3)), slot)
+    for seed, layer in enumerate(model.eval().double().skilled_layers().values()):
+        fill(layer.inventory, seed)
+    inputs = batch(4)
+    together = model(IDS, **inputs).logits
+    for row in range(4):
+        one = slice(row, row + 1)
+        alone = model(IDS[one], **{name: value[one] for name, value in inputs.items()}).logits
+        assert relative_error(together[one], alone) < 1e-9
+    settings: Any = {"num_beams": 2, "max_new_tokens": 4, "min_new_tokens": 4}
+    found = model.generate(IDS, input_ids=inputs["input_ids"], **settings)
+    slow = model.generate(IDS, input_ids=inputs["input_ids"], use_cache=False, **settings)
+    assert torch.equal(found, slow)
+    without = strip(model)
+    expected = make().double()(**inputs).logits
+    assert relative_error(without.backbone(**inputs).logits, expected) < 1e-9
+    unfold(without)
+    assert torch.equal(model(IDS, **inputs).logits, together)
