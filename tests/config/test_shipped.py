@@ -54,7 +54,7 @@ def test_every_kind_has_a_fragment() -> None:
                 found.add(getattr(load_config(f"crossfit.yaml+{name}"), section).kind)
     assert kinds["skills"] == {
         *("lora", "ia3", "dense", "sparse", "supermask", "bitfit", "krona", "head_mask"),
-        *("adapter", "compacter", "several", "intrinsic", "prefix", "prompt"),
+        *("adapter", "compacter", "several", "intrinsic", "prefix", "prompt", "diff_pruning"),
     }
     assert kinds["optim"] == {"adamw", "adam", "adafactor"}
     assert kinds["router"] == {
