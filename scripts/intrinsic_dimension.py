@@ -39,11 +39,11 @@ def main(arguments: list[str] | None = None) -> int:
 
     reference = options.score
     if reference is None:
-        reference = score(options.reference, f"reference {options.reference}").dev / 100
+        reference = score(options.reference, f"reference-{options.reference}").dev / 100
     rows: dict[int, Row] = {}
 
     def reaches(dimension: int) -> bool:
-        row = score("skills/intrinsic", str(dimension), f"skills.dimension={dimension}")
+        row = score("skills/intrinsic", f"dimension-{dimension}", f"skills.dimension={dimension}")
         rows[dimension] = row
         report(rows, 100 * reference, options, None)
         return row.dev >= 100 * options.share * reference

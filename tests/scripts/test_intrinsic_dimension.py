@@ -43,7 +43,11 @@ def test_runs_and_table(
 
     def train(files: str, name: str, steps: int, seed: int, out: Path, more: list[str]):
         asked.append((files, name, list(more)))
-        dev = 80.0 if name.startswith("reference") else 100 * (1 - 1 / math.sqrt(int(name)))
+        dev = (
+            80.0
+            if name.startswith("reference")
+            else 100 * (1 - 1 / math.sqrt(int(name.removeprefix("dimension-"))))
+        )
         return SCRIPT.Row(name, 7, dev, dev / 2, 1.0)
 
     monkeypatch.setattr(SCRIPT, "train", train)
@@ -51,12 +55,12 @@ def test_runs_and_table(
     assert SCRIPT.main(given) == 0
     assert asked[0] == (
         "crossfit.yaml+skills/dense.yaml+router/shared.yaml",
-        "reference skills/dense",
+        "reference-skills/dense",
         ["data.batch_size=8"],
     )
     assert asked[1] == (
         "crossfit.yaml+skills/intrinsic.yaml+router/shared.yaml",
-        "16",
+        "dimension-16",
         ["data.batch_size=8", "skills.dimension=16"],
     )
     text = (tmp_path / "d90.md").read_text()
