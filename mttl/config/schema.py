@@ -483,8 +483,9 @@ class Config(Section):
             if n_heads != 1:
                 problems.append(f"skills.n_heads ({n_heads}) must be 1 with moe.task_prior")
         if fused:
+            fusable = skills.kind if skills.kind in ("lora", "adapter") else "lora or adapter"
             for name, found, needed in (
-                ("skills.kind", skills.kind, "lora"),
+                ("skills.kind", skills.kind, fusable),
                 ("skills.n_heads", n_heads, 1),
                 ("skills.gate", getattr(skills, "gate", False), False),
                 ("router.kind", kind, "average"),  # attention takes the router's place
