@@ -213,5 +213,5 @@ def test_every_kind_is_trained_and_measured(
         cost.build_step(variant, settings)[0]()
         answer, facts = cost.build_answers(variant, settings)
         assert len(answer()) == 4
-    assert 0 < facts["trained"]
+    assert facts["trained"] > 0
     assert facts["mergeable"] in (0, 1)
