@@ -3,12 +3,15 @@
 python scripts/plot_routing.py runs/crossfit
 python scripts/plot_routing.py runs/seed13 --compare runs/seed14 --html
 python scripts/plot_routing.py runs/crossfit --adapted runs/crossfit/models/past
+python scripts/plot_routing.py runs/crossfit --gradients
 
 The figures go to RUN/plots, as PNG and SVG: heat maps of tasks by skills (the mean, and one per
 block of layers), the tree of tasks, upright and round, their similarity and a map of them, the
 subsets of skills in use, the statistics over layers and over training. --html adds a page to look
 around in. --adapted shows tasks that were adapted from the run beside its own, and says which of
-these they are routed like.
+these they are routed like. --gradients computes the gradient of every task with respect to the
+skills, on some of its training rows, and shows how far tasks pull in one direction: gradients.csv,
+a figure and a table.
 
 Where tokens choose experts, it also shows the loads of experts over layers and training, what
 tells most about a token's expert (its task, itself, or the token before), and the tokens that each
@@ -41,8 +44,8 @@ from mttl.analysis.tokens.token_record import (
     has_token_record,
     read_token_record,
 )
-from mttl.command import add_adapted, exit_with, make_console, make_parser
-from mttl.files import write_text
+from mttl.command import add_adapted, exit_with, make_console, make_parser, positive
+from mttl.files import write_table, write_text
 from mttl.libraries import check_libraries
 
 LIBRARIES = ("matplotlib", "scipy", "sklearn", "plotly")
@@ -67,6 +70,24 @@ def main(arguments: list[str] | None = None) -> int:
         console.print(likeness_table(view, len(options.adapted)))
     console.print(comparison_table(view, other, task_factors(run, view.record.tasks)))
     figures = drawings(view, other)
+    if options.gradients:
+        from routing_report.gradients import gradient_cosines, gradient_table
+
+        from mttl.analysis.figures import similarity_matrix
+
+        cosines, tasks = gradient_cosines(run, options.gradients), view.record.tasks
+        console.print(gradient_table(cosines, tasks, view.categories))
+        cells = [dict(zip(tasks, map(float, row), strict=True)) for row in cosines]
+        rows = [{"task": task, **own} for task, own in zip(tasks, cells, strict=True)]
+        write_table(folder / "gradients.csv", ["task", *tasks], rows)
+        drawn = similarity_matrix(
+            *(cosines, tasks),
+            order=view.order,
+            categories=view.categories,
+            title=f"{view.name}: cosines of the gradients of tasks",
+            quantity="cosine",
+        )
+        figures = chain(figures, [("gradients", drawn)])
     if tokens is not None:
         console.print(load_table(tokens))
         console.print(expert_table(tokens))
@@ -99,12 +120,22 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("run", metavar="RUN", help="the folder of a run that has ended")
     add("--html", action="store_true", help="write the page routing.html too")
+    add(
+        "--gradients",
+        type=positive,
+        nargs="?",
+        const=32,
+        metavar="ROWS",
+        help="compare the gradients of tasks, each of so many training rows (%(const)s)",
+    )
     add("--compare", metavar="RUN2", help="a run of another seed, whose skills are matched")
     add_adapted(parser)
     add("--out", metavar="DIR", help="where to write (RUN/plots)")
     options = parser.parse_args(arguments)
     if options.adapted and options.compare:
         parser.error("--adapted shows tasks that no other run has: leave --compare out")
+    if options.gradients and options.adapted:
+        parser.error("--gradients is of the tasks of a run: leave --adapted out")
     if options.backbone and not options.adapted:
         parser.error("--backbone is for adapted tasks: name them with --adapted, or leave it out")
     if len({Path(folder).resolve() for folder in options.adapted}) < len(options.adapted):

@@ -45,6 +45,7 @@ FRAGMENTS = (
     "skills/bitfit",
     "skills/krona",
     "skills/intrinsic",
+    "skills/diff_pruning",
     "skills/adapter_houlsby",
     "skills/adapter_pfeiffer",
     "skills/adapter_parallel",

@@ -78,7 +78,7 @@ def apply_mode(
     device = next(model.parameters()).device
     router = adapted_router(model.router, mode, n_tasks, init=init, rows=rows)
     drawn_anew = mode == "from_scratch" or init == "own"
-    _check_mode(model, router, mode, drawn_anew=drawn_anew)
+    _check_mode(model, router, mode, init, drawn_anew=drawn_anew)
     model.router = router.to(device).train(model.router.training)
     parts = parts_by_role(model)
     if drawn_anew:
@@ -110,6 +110,7 @@ def adapted_router(
     | ``matrix`` | given and fixed: the Expert baseline, whose matrix names new tasks too |
     | ``own`` | all on one skill, fixed, and skills are drawn anew: the Private baseline |
     | ``learned`` | Polytropon's, untrained, over skills that any router has trained |
+    | ``average`` | all skills alike, fixed: with the mode ``zero_shot`` MHR-μ before any step |
     | ``factors`` | composed of what a metadata router has learned of the tasks' factors |
 
     Args:
@@ -127,7 +128,7 @@ def adapted_router(
     """
     if mode not in TRAINED_ROLES:
         raise ValueError(f"mode ('{mode}') must be one of {', '.join(get_args(AdaptMode))}")
-    if mode == "average":
+    if "average" in (mode, init):
         return average_router(known.n_groups, n_tasks, known.n_skills, known.n_heads)
     if init == "matrix":
         if rows is None:
@@ -210,21 +211,22 @@ def attention_parts(inventory: Inventory) -> list[nn.Module]:
 
 
 def _check_mode(
-    model: SkilledModel, router: TaskRouter, mode: AdaptMode, *, drawn_anew: bool
+    model: SkilledModel, router: TaskRouter, mode: AdaptMode, init: RowInit, *, drawn_anew: bool
 ) -> None:
     layers = model.token_layers().values()
     if packed_layers(model.backbone):
         require_frozen(mode)
     require_trainable(mode, router, *parts_by_role(model)["router"][1:])
     attention = [attention_parts(layer.inventory) for layer in model.skilled_layers().values()]
-    if mode == "average" and any(attention):
+    averaged = "mode 'average'" if mode == "average" else "init 'average'"
+    if "average" in (mode, init) and any(attention):
         raise ConfigError(
-            "mode 'average' has no meaning for a fusion: attention takes the place of mixing "
+            f"{averaged} has no meaning for a fusion: attention takes the place of mixing "
             "weights. Use 'skills_only', or the run whose skills were fused"
         )
-    if mode == "average" and not model.router.n_groups:
+    if "average" in (mode, init) and not model.router.n_groups:
         raise ConfigError(
-            "mode 'average' mixes alike what tasks choose, and here only tokens choose. Use "
+            f"{averaged} mixes alike what tasks choose, and here only tokens choose. Use "
             "'skills_only', which leaves their routers as they are"
         )
     if drawn_anew and any(layer.base is None for layer in layers):

@@ -48,7 +48,10 @@ def read_expert_matrix(name: str, tasks: Sequence[str], n_skills: int) -> Float[
         raise ConfigError(f"'{path}' line {lines.line_num}: {error}") from error
     for task in tasks:
         if task not in rows:
-            raise ConfigError(f"'{path}' has no row for the task '{task}'.{nearest(task, rows)}")
+            raise ConfigError(
+                f"'{path}' has no row for the task '{task}'.{nearest(task, rows)} Matrices of "
+                "other gyms are those of router/expert_crossfit.yaml and router/expert_grid.yaml"
+            )
         if not all(math.isfinite(weight) and weight >= 0 for weight in rows[task]):
             raise ConfigError(f"'{path}': the weights of '{task}' must be finite and at least 0")
         if not any(rows[task]):

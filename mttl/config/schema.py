@@ -57,8 +57,8 @@ class Adapt(Section):
     """What to train; see `mttl.adaptation.modes`."""
     init: RowInit = "mean"
     """How the routing of a new task starts: at the mean of the trained tasks, untrained, at its row
-    of the Expert's matrix, with a fresh skill of its own, a row of Polytropon's, or composed of its
-    factors."""
+    of the Expert's matrix, with a fresh skill of its own, a row of Polytropon's, composed of its
+    factors, or fixed with all skills alike."""
     lr: PositiveFloat = 1e-3
     """Learning rate of the skills, and of the backbone in the mode `full`."""
     router_lr: PositiveFloat = 0.1

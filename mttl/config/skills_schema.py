@@ -99,7 +99,7 @@ class KronA(_AnySkills):
     """Weight changes that are one Kronecker product of two small matrices."""
 
     kind: Literal["krona"]
-    shape: tuple[PositiveInt, PositiveInt] | None = None
+    shape: Annotated[list[PositiveInt], Field(min_length=2, max_length=2)] | None = None
     """Sizes of the left matrix: divisors of output and input features; by default near the roots"""
     scale: PositiveFloat = 1.0
     """Factor on the change."""
@@ -200,6 +200,26 @@ class Intrinsic(_AnySkills):
     """Another seed draws other projections."""
 
 
+class DiffPruning(_AnySkills):
+    """Dense changes under learned masks, with a penalty on each entry that changes."""
+
+    kind: Literal["diff_pruning"]
+    penalty: NonNegative = 1e-6
+    """Weight in the loss of an entry that changes."""
+    temperature: PositiveFloat = 1.0
+    """Of the draws in training: the lower, the more masks are 0 or 1."""
+    stretch: Annotated[list[float], Field(min_length=2, max_length=2)] = [-1.5, 1.5]
+    """Limits to which masks are stretched before they are cut to [0, 1]."""
+    start: float = 5.0
+    """Logit of a fresh mask."""
+    rate: PositiveFloat = 1.0
+    """How many times as fast as changes the logits of masks move, under Adam."""
+    groups: Literal["none", "rows", "layer"] = "none"
+    """What shares a further mask: rows of the weight, or the whole layer."""
+    keep: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Fraction of the entries of each layer that a skill may change in evaluation."""
+
+
 _Kinds: TypeAlias = (
     LoRA
     | IA3
@@ -214,6 +234,7 @@ _Kinds: TypeAlias = (
     | Adapter
     | Compacter
     | Intrinsic
+    | DiffPruning
 )
 OneKind = Annotated[_Kinds, Field(discriminator="kind"), OwnKinds(SKILLS, _AnySkills)]
 

@@ -10,6 +10,7 @@ from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.weights.bitfit import BitFitInventory
 from mttl.skills.weights.dense import DenseInventory
+from mttl.skills.weights.diff_pruning import DiffPruningInventory
 from mttl.skills.weights.head_mask import HeadMaskInventory
 from mttl.skills.weights.ia3 import IA3Inventory
 from mttl.skills.weights.intrinsic import IntrinsicInventory
@@ -25,6 +26,7 @@ __all__ = [
     "BitFitInventory",
     "CompacterInventory",
     "DenseInventory",
+    "DiffPruningInventory",
     "HeadMaskInventory",
     "IA3Inventory",
     "IntrinsicInventory",

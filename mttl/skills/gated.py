@@ -59,6 +59,10 @@ class GatedInventory(Inventory):
         self.skills.reset_parameters()
         self._open_half()
 
+    def place(self, path: str) -> None:
+        """Tell the skills where they sit."""
+        self.skills.place(path)
+
     def share(self, first: Inventory) -> None:
         """Take over what layers of the kind have in common."""
         assert isinstance(first, GatedInventory)
@@ -84,6 +88,10 @@ class GatedInventory(Inventory):
     def penalties(self) -> dict[str, Tensor]:
         """Return the auxiliary losses of the skills."""
         return self.skills.penalties()
+
+    def facts(self) -> dict[str, Tensor]:
+        """Return what the skills tell of themselves."""
+        return self.skills.facts()
 
     def changes(self) -> Float[Tensor, "K O *rest"]:
         """Refuse: no weight does what a gate does.

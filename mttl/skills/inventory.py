@@ -282,6 +282,10 @@ class Inventory(nn.Module, ABC):
         """Return the auxiliary losses of the skills, whatever the input; none by default."""
         return {}
 
+    def facts(self) -> dict[str, Tensor]:
+        """Return numbers that tell how training goes, for the log; none by default."""
+        return {}
+
     def extra_repr(self) -> str:
         """Name the sizes in the module's printed form."""
         return (

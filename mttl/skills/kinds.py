@@ -7,6 +7,7 @@ from mttl.skills.inputs.prompt import PromptInventory
 from mttl.skills.inventory import USES, Inventory
 from mttl.skills.weights.bitfit import BitFitInventory
 from mttl.skills.weights.dense import DenseInventory
+from mttl.skills.weights.diff_pruning import DiffPruningInventory
 from mttl.skills.weights.head_mask import HeadMaskInventory
 from mttl.skills.weights.ia3 import IA3Inventory
 from mttl.skills.weights.intrinsic import IntrinsicInventory
@@ -29,6 +30,7 @@ KINDS: dict[str, type[Inventory]] = {
     "prompt": PromptInventory,
     "compacter": CompacterInventory,
     "intrinsic": IntrinsicInventory,
+    "diff_pruning": DiffPruningInventory,
 }
 
 

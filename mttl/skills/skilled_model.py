@@ -66,6 +66,14 @@ class SkilledModel(nn.Module):
             if isinstance(module, SkilledLayer)
         }
 
+    def skill_facts(self) -> dict[str, Tensor]:
+        """Return what inventories tell of themselves (`Inventory.facts`), in means over layers."""
+        found: dict[str, list[Tensor]] = {}
+        for layer in self.skilled_layers().values():
+            for name, value in layer.inventory.facts().items():
+                found.setdefault(name, []).append(value.detach())
+        return {name: torch.stack(values).mean() for name, values in found.items()}
+
     def token_layers(self) -> dict[str, Any]:
         """Return the layers that route tokens by their path in the backbone."""
         return find_token_layers(self.backbone)

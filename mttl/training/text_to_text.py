@@ -23,6 +23,7 @@ from mttl.moe.share_out import shared_parameters
 from mttl.own_classes import calling
 from mttl.routing.context import Routing
 from mttl.sharding.shard_model import shard_model
+from mttl.sharding.whole_tensors import whole
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.loss import answer_losses, at_places, example_means, global_mean
 from mttl.training.saving.checkpoint_file import not_finite
@@ -224,6 +225,8 @@ class TextToTextModule(SharesExperts):
             values[f"val/{self.tasks[task_id]}/score"] = scores[task_id]
             values[f"val/{self.tasks[task_id]}/loss"] = losses[task_id]
         values["val/loss"] = losses[seen].mean()
+        for name, fact in self.model.skill_facts().items():
+            values[f"skills/{name}"] = whole(fact)
         self.log_dict(values, sync_dist=True)
         mean = float(mean_score([scores[task_id] for task_id in seen]))
         self.log("val/score", mean, prog_bar=True, sync_dist=True)

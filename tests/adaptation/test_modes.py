@@ -12,6 +12,7 @@ from helpers.skills import INVENTORIES, LEARNED, skilled
 from mttl.adaptation.modes import TRAINED_ROLES, adapted, apply_mode, count_trained
 from mttl.config.optim_schema import AdamW
 from mttl.config.section import AdaptMode, RowInit
+from mttl.errors import ConfigError
 from mttl.routing import PolytroponRouter, Routing
 from mttl.skills import SkilledModel
 from mttl.training.optim import build_optimizer
@@ -132,6 +133,18 @@ def same_but_for_the_row(model: SkilledModel, row: Tensor) -> Tensor:
     weights = row.expand(model.router.n_groups, len(TASK_IDS), model.router.n_heads, -1)
     with model.slot.use(Routing(torch.zeros_like(TASK_IDS), weights)):
         return model.backbone(**INPUTS).logits
+
+
+def test_the_average_needs_no_training() -> None:
+    """MHR-μ before its first step: one mean skill for any task."""
+    model = skilled(tiny_t5()).eval()
+    row = torch.full((1, model.router.n_skills), 1 / model.router.n_skills)
+    expected = same_but_for_the_row(model, row)
+    apply_mode(model, "zero_shot", init="average")
+    torch.testing.assert_close(model(torch.zeros_like(TASK_IDS), **INPUTS).logits, expected)
+    assert not any(value.requires_grad for value in model.parameters())
+    with pytest.raises(ConfigError, match="mode 'router_only' has nothing to train"):
+        apply_mode(skilled(tiny_t5()), "router_only", init="average")
 
 
 @pytest.mark.parametrize("mode", ["zero_shot", "skills_only", "all", "full"])

@@ -280,6 +280,20 @@ def test_a_vector_of_the_whole_model_cannot_be_sharded(vector: str) -> None:
     assert load_intrinsic("layer").skills.vector == "layer"
 
 
+@pytest.mark.parametrize(
+    ("fragment", "override", "given"),
+    [
+        ("krona", "skills.shape=[4,8]", [4, 8]),
+        ("diff_pruning", "skills.stretch=[-0.1,1.1]", [-0.1, 1.1]),
+    ],
+)
+def test_settings_of_two_numbers(fragment: str, override: str, given: list[float]) -> None:
+    files, (name, _) = f"crossfit.yaml+skills/{fragment}.yaml", override[7:].split("=")
+    assert getattr(load_config(files, [override]).skills, name) == given
+    with pytest.raises(ConfigError, match=rf"skills.{name}.* at (least|most) 2"):
+        load_config(files, [f"skills.{name}=[1]"])
+
+
 def load_intrinsic(vector: str) -> Any:
     overrides = ["trainer.strategy=fsdp2", f"skills.vector={vector}"]
     return load_config("crossfit.yaml+skills/intrinsic.yaml", overrides)
@@ -295,7 +309,7 @@ def test_meta_learning_is_for_tasks_of_text_without_token_routing() -> None:
     message = "a section moe must stay out with optim.meta 'maml'"
     with pytest.raises(ConfigError, match=message):
         load_config("crossfit.yaml+router/token_top2.yaml", ["optim.meta.kind=maml"])
-    with pytest.raises(ConfigError, match="optim.meta learns from rows of tasks, which only text"):
+    with pytest.raises(ConfigError, match=r"optim.meta learns from rows of tasks, which only text"):
         load_any_config("babyai.yaml", ["optim.meta.kind=maml"])
 
 

@@ -10,9 +10,11 @@ import pytest
 from helpers.command import ROOT, load_recipe
 from mttl import yaml12
 from mttl.build.build_moe import TOKEN_ROUTERS
+from mttl.build.expert_matrix import read_expert_matrix
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import configs_dir, load_any_config, load_config, resolve_path
 from mttl.config.moe_schema import TokenExperts
+from mttl.gym.table import crossfit, ontology
 
 FILES = sorted(path.relative_to(configs_dir()).as_posix() for path in configs_dir().rglob("*.yaml"))
 MAIN = [name for name in FILES if "/" not in name]
@@ -52,7 +54,7 @@ def test_every_kind_has_a_fragment() -> None:
                 found.add(getattr(load_config(f"crossfit.yaml+{name}"), section).kind)
     assert kinds["skills"] == {
         *("lora", "ia3", "dense", "sparse", "supermask", "bitfit", "krona", "head_mask"),
-        *("adapter", "compacter", "several", "intrinsic", "prefix", "prompt"),
+        *("adapter", "compacter", "several", "intrinsic", "prefix", "prompt", "diff_pruning"),
     }
     assert kinds["optim"] == {"adamw", "adam", "adafactor"}
     assert kinds["router"] == {
@@ -89,6 +91,28 @@ def test_the_expert_matrix_is_the_tasks_families() -> None:
     for row in rows:
         task = row.pop("task")
         assert [name for name, weight in row.items() if float(weight)] == [families[task]]
+
+
+def test_the_expert_of_crossfit_knows_the_ontology_of_all_tasks() -> None:
+    """The paper's baseline starts: all its tasks have a row, new ones that of their category."""
+    config = load_config("crossfit_paper.yaml+router/expert_crossfit.yaml")
+    assert config.adapt.init == "matrix"
+    rows = _rows(resolve_path(config.router.matrix))
+    tops = list(ontology(crossfit()))
+    assert list(rows[0]) == ["task", *tops]
+    for row in rows:
+        task = row.pop("task")
+        assert [top for top in tops if row[top] == "1"] == [crossfit()[task].category.split("/")[0]]
+    partition = json.loads(resolve_path(config.data.partition).read_text(encoding="utf-8"))
+    tasks = [task for side in partition.values() for task in side]
+    assert read_expert_matrix(config.router.matrix, tasks, config.skills.n_skills).shape == (160, 4)
+
+
+def test_the_papers_setting_adapts_as_the_paper_does() -> None:
+    assert (
+        load_config("crossfit_paper.yaml").adapt
+        == load_config("crossfit.yaml+adapt/paper.yaml").adapt
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in FRAGMENTS if name.startswith("router/")])

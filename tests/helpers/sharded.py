@@ -105,7 +105,7 @@ CASES = _TASKS | {
 SOME = [
     *("t5, all", "t5, krona-deltas", "t5, supermask", "t5, sparse-deltas", "t5, tokens"),
     *("t5, head_mask", "t5, adapter", "t5, compacter", "llama, intrinsic-dense"),
-    *("llama, prefix", "llama, prompt"),
+    *("llama, prefix", "llama, prompt", "llama, diff_pruning"),
     *("llama, lora-factors", "llama, ia3", "llama, bitfit", "llama, dense-deltas"),
     *("llama, token adapters", "llama, prompts", "llama, bfloat16"),
 ]

@@ -27,6 +27,7 @@ from mttl.skills import (
     BitFitInventory,
     CompacterInventory,
     DenseInventory,
+    DiffPruningInventory,
     HeadMaskInventory,
     IA3Inventory,
     IntrinsicInventory,
@@ -60,6 +61,8 @@ INVENTORIES: dict[str, Callable[[int, int, int, int], Inventory]] = {
     "ia3": lambda i, o, k, h: IA3Inventory(i, o, k, n_heads=h),
     "bitfit": lambda i, o, k, h: BitFitInventory(i, o, k, n_heads=h),
     "krona-deltas": lambda i, o, k, h: KronAInventory(i, o, k, n_heads=h, mix="deltas"),
+    # In training masks are drawn.
+    "diff_pruning": lambda i, o, k, h: DiffPruningInventory(i, o, k, n_heads=h).eval(),
     "intrinsic": lambda i, o, k, h: IntrinsicInventory(i, o, k, n_heads=h, dimension=5),
     "intrinsic-dense": lambda i, o, k, h: IntrinsicInventory(
         i, o, k, n_heads=h, dimension=5, vector="layer", projection="dense"

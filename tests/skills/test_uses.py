@@ -442,7 +442,7 @@ def test_the_registry_knows_the_kinds_of_every_use():
     assert fit == {
         "task": [
             *("lora", "ia3", "adapter", "dense", "sparse", "supermask", "bitfit", "krona"),
-            *("head_mask", "prefix", "prompt", "compacter", "intrinsic"),
+            *("head_mask", "prefix", "prompt", "compacter", "intrinsic", "diff_pruning"),
         ],
         "token": [
             *("lora", "ia3", "adapter", "dense", "sparse", "bitfit", "krona", "compacter"),

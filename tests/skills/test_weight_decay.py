@@ -61,6 +61,7 @@ VECTORS = {
     "prompt": set(),
     "compacter": {"down_bias", "up_bias"},
     "intrinsic": {"scales"},
+    "diff_pruning": {"logits"},
 }
 
 

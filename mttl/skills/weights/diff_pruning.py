@@ -1,0 +1,160 @@
+"""Diff pruning: dense changes under masks that are learned with them, and pushed towards zero."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mttl.aggregation.mix import mix_blocks
+from mttl.aggregation.products import active_dtype
+from mttl.skills.inventory import Inventory, Merged, require_divisible
+
+GROUPS = ("none", "rows", "layer")
+# As in the released code: further out, single precision has no slope.
+DRAWN = 1e-4
+
+
+class DiffPruningInventory(Inventory):
+    r"""K masked changes: :math:`y = W_0 x + \sum_k w_k (z_k \odot \delta_k) x`.
+
+    A mask is drawn from the hard concrete distribution at every pass of training,
+
+    .. math:: s = \sigma((\log u - \log(1 - u) + \alpha) / \tau), \quad
+              z = \min(1, \max(0, s (r - l) + l)), \quad u \sim U(0, 1),
+
+    and is :math:`s = \sigma(\alpha)` stretched alike in evaluation. The expected number of entries
+    that change, :math:`\sum \sigma(\alpha - \tau \log(-l / r))`, times ``penalty`` is added to the
+    loss. With groups, z is the product of an entry's own and its group's (structured diff pruning;
+    the groups of the paper are whole matrices, here ``"layer"``). The paper has no temperature: its
+    τ is 1. ``keep`` rounds in evaluation to the entries of largest change, in each layer; the paper
+    does so over all layers once, and trains on.
+
+    Logits are kept divided by ``rate``: under Adam they move so many times as fast as changes.
+
+    Args:
+        in_features: Features I of the layer's input.
+        out_features: Features O of the layer's output.
+        n_skills: Skills K.
+        penalty: Weight of an entry in the loss.
+        temperature: τ; the lower, the more masks are 0 or 1.
+        stretch: The limits (l, r), below 0 and above 1.
+        start: Logit α of a fresh mask.
+        rate: How much faster logits move.
+        groups: What shares a further mask: ``"none"``, the ``"rows"`` of the weight, or the
+            ``"layer"``.
+        keep: Fraction of the entries that a skill may change in evaluation.
+        n_heads: Heads H: blocks of output features that are mixed apart; must divide O.
+
+    Raises:
+        ValueError: If a size is not positive, H does not divide O, or a number is out of range.
+
+    References:
+        Guo, Rush and Kim, *Parameter-Efficient Transfer Learning with Diff Pruning*, ACL 2021,
+        arXiv:2012.07463. Louizos, Welling and Kingma, *Learning Sparse Neural Networks through L0
+        Regularization*, ICLR 2018, arXiv:1712.01312.
+    """
+
+    undecayed = ("logits", "group_logits")
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        n_skills: int,
+        *,
+        penalty: float = 1e-6,
+        temperature: float = 1.0,
+        stretch: Sequence[float] = (-1.5, 1.5),
+        start: float = 5.0,
+        rate: float = 1.0,
+        groups: str = "none",
+        keep: float = 1.0,
+        n_heads: int = 1,
+    ) -> None:
+        super().__init__(in_features, out_features, n_skills, n_heads)
+        require_divisible(n_heads, out_features=out_features)
+        low, high = stretch
+        if not low < 0 or not high > 1:
+            raise ValueError(f"stretch ({low}, {high}) must begin below 0 and end above 1")
+        if penalty < 0:
+            raise ValueError(f"penalty ({penalty}) must not be negative")
+        if not 0 < keep <= 1:
+            raise ValueError(f"keep ({keep}) must lie in (0, 1]")
+        for name, value in (("temperature", temperature), ("rate", rate)):
+            if value <= 0:
+                raise ValueError(f"{name} ({value}) must be positive")
+        if groups not in GROUPS:
+            raise ValueError(f"groups ('{groups}') must be one of {', '.join(GROUPS)}")
+        self.penalty, self.temperature, self.stretch = penalty, temperature, (low, high)
+        self.start, self.rate, self.groups, self.keep = start, rate, groups, keep
+        self.change = nn.Parameter(torch.empty(n_skills, out_features, in_features))
+        self.logits = nn.Parameter(torch.empty_like(self.change))
+        if groups != "none":
+            shape = (n_skills, out_features if groups == "rows" else 1, 1)
+            self.group_logits = nn.Parameter(torch.empty(shape))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set changes to 0, and masks to their start."""
+        nn.init.zeros_(self.change)
+        for logits in self._all_logits():
+            nn.init.constant_(logits, self.start / self.rate)
+
+    def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
+        """Return each example's weight change, in training under masks drawn anew."""
+        changes = self.mask(drawn=True) * self.change if self.training else self.changes()
+        return (mix_blocks(changes, weights),)
+
+    def combine(
+        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
+    ) -> Float[Tensor, "B L O"]:
+        """Add the change to the base output."""
+        dtype = active_dtype(x)
+        return torch.baddbmm(y.to(dtype), x.to(dtype), merged[0].to(dtype).transpose(1, 2))
+
+    def mask(self, *, drawn: bool = False) -> Float[Tensor, "K O I"]:
+        """Return the masks: those of evaluation, or drawn ones."""
+        low, high = self.stretch
+        masks = []
+        for logits in self._all_logits():
+            shifted = self.rate * logits
+            if drawn:
+                wide = torch.promote_types(logits.dtype, torch.float32)
+                noise = torch.rand_like(logits, dtype=wide).clamp(DRAWN, 1 - DRAWN).logit()
+                shifted = (shifted + noise.to(logits.dtype)) / self.temperature
+            masks.append((shifted.sigmoid() * (high - low) + low).clamp(0, 1))
+        return masks[0] if len(masks) == 1 else masks[0] * masks[1]
+
+    def changes(self) -> Float[Tensor, "K O I"]:
+        """Return what each skill alone adds to the base weight, under the masks of evaluation."""
+        changes = self.mask() * self.change
+        if self.keep == 1:
+            return changes
+        flat = changes.flatten(1)
+        best = flat.abs().topk(max(1, round(self.keep * flat.shape[1])), dim=1).indices
+        return torch.zeros_like(flat).scatter(1, best, flat.gather(1, best)).view_as(changes)
+
+    def expected_entries(self) -> Float[Tensor, "K"]:
+        """Return how many entries of each skill change in training, in the mean over draws."""
+        low, high = self.stretch
+        shift = self.temperature * math.log(-low / high)
+        chances = [(self.rate * logits - shift).sigmoid() for logits in self._all_logits()]
+        both = chances[0] if len(chances) == 1 else chances[0] * chances[1]
+        return both.flatten(1).sum(1, dtype=torch.promote_types(both.dtype, torch.float32))
+
+    def penalties(self) -> dict[str, Tensor]:
+        """Return the weighted number of entries that change."""
+        return {"l0": self.penalty * self.expected_entries().sum()}
+
+    def facts(self) -> dict[str, Tensor]:
+        """Return the fraction of entries that change in evaluation."""
+        return {"density": (self.mask() > 0).float().mean().clamp(max=self.keep)}
+
+    def _all_logits(self) -> list[Tensor]:
+        return [self.logits] if self.groups == "none" else [self.logits, self.group_logits]
+
+    def extra_repr(self) -> str:
+        """Name the sizes in the module's printed form."""
+        return f"{super().extra_repr()}, penalty={self.penalty:g}, groups={self.groups}"
