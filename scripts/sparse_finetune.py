@@ -29,7 +29,7 @@ from mttl.skills.weights.support_units import STRUCTURES
 from mttl.skills.weights.supports import SCOPES
 from mttl.sparse.composition import SparseComposition
 from mttl.sparse.loop import load_state, run_steps
-from mttl.sparse.lottery_settings import CRITERIA, LotterySettings
+from mttl.sparse.lottery_settings import CRITERIA, FORMS, LotterySettings
 from mttl.sparse.lottery_ticket import LotteryTicket, Objective
 from mttl.sparse.objectives import CausalText, MaskedText, RestoredText, TaskObjective
 from mttl.sparse.skill_file import SparseSkill
@@ -203,6 +203,9 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         "scope": {"choices": SCOPES, "help": "over all tensors, or in each (%(default)s)"},
         "structure": {"choices": STRUCTURES, "help": "chosen as a whole (%(default)s)"},
         "block": {"type": int, "help": "side of a block (%(default)s)"},
+        "form": {"choices": FORMS, "help": "the others stay, or become 0 (%(default)s)"},
+        "rounds": {"type": int, "help": "in which the support narrows (%(default)s)"},
+        "rewind": {"type": int, "help": "go back to this step of the first round (%(default)s)"},
         "full_steps": {"type": int, "help": "of the first phase (%(default)s)"},
         "sparse_steps": {"type": int, "help": "of the second phase (%(default)s)"},
         "batch_size": {"type": int, "help": "rows per step (%(default)s)"},

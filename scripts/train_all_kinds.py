@@ -38,6 +38,7 @@ FRAGMENTS = (
     "router/hyperformer",
     "router/categorical",
     "router/score_function",
+    "router/adamix",
     "skills/ia3",
     "skills/dense",
     "skills/sparse",

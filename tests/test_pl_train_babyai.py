@@ -149,6 +149,7 @@ def test_training_ends_when_every_level_is_solved(config: Path) -> None:
         (["rl.backend=envpool", "rl.n_workers=1"], "n_workers must be 0 with backend 'envpool'"),
         (["rl.n_workers=4"], r"n_workers \(4\) must not exceed n_slots \(3\)"),
         (["rl.slots=3"], "rl.slots: section 'rl' has no 'slots'. Did you mean 'n_slots'"),
+        (["router.kind=random"], r"router.consistency \(1.0\) must be 0: it compares two ans"),
         (
             ["router.kind=score_function"],
             "router.kind 'score_function' learns from the losses of examples",

@@ -22,6 +22,7 @@ from mttl.routing.task.hyperformer import HyperFormerRouter
 from mttl.routing.task.metadata import MetadataRouter
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.priors import RoutingPrior
+from mttl.routing.task.random_member import RandomRouter
 from mttl.routing.task.score_function import ScoreFunctionRouter
 from mttl.routing.task.task_moe import TaskMoERouter
 from mttl.routing.task.task_router import TaskRouter
@@ -31,6 +32,7 @@ LEARNED_ROUTERS: dict[str, type[TaskRouter]] = {
     "metadata": MetadataRouter,
     "categorical": CategoricalRouter,
     "score_function": ScoreFunctionRouter,
+    "random": RandomRouter,
     "task_moe": TaskMoERouter,
     "hyperformer": HyperFormerRouter,
 }

@@ -231,6 +231,11 @@ class BabyAIConfig(Section):
                 "router.kind 'score_function' learns from the losses of examples, which only text "
                 "has; use 'categorical'"
             )
+        if self.router.kind == "random" and self.router.consistency:
+            problems.append(
+                f"router.consistency ({self.router.consistency}) must be 0: it compares two "
+                "answers, which only text has"
+            )
         if self.optim.meta is not None:
             problems.append("optim.meta learns from rows of tasks, which only text has; remove it")
         if self.router.granularity in ("stack", "block"):

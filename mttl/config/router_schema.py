@@ -99,6 +99,14 @@ class ScoreFunction(_AnyRouter):
     """Logits start in U(-init_scale, init_scale)."""
 
 
+class Random(_AnyRouter):
+    """A random skill per training step for all tasks, their average afterwards (AdaMix)."""
+
+    kind: Literal["random"]
+    consistency: NonNegative = 1.0
+    """Weight in the loss of how far two passes with other draws differ; 0 computes one pass."""
+
+
 class Shared(_AnyRouter):
     """One skill for all tasks; needs `skills.n_skills: 1`."""
 
@@ -154,6 +162,7 @@ Router = Annotated[
     | Metadata
     | Categorical
     | ScoreFunction
+    | Random
     | Shared
     | Private
     | Average

@@ -295,6 +295,12 @@ class Config(Section):
                 problems.append(f"{learns} trainer.strategy fsdp2 spreads its logits; use ddp")
             if self.data.packed_length is not None:
                 problems.append(f"{learns} data.packed_length puts them together; remove it")
+        consistency = getattr(self.router, "consistency", 0)
+        if consistency and self.trainer.strategy == "fsdp2":
+            problems.append(
+                f"router.consistency ({consistency}) must be 0 with trainer.strategy fsdp2: it "
+                "takes two passes before the backward one, which ddp can do"
+            )
         packed = f"data.packed_length ({self.data.packed_length})"
         if self.data.packed_length is not None and self.moe is not None:
             problems.append(f"{packed} cannot be with a section moe, which counts tokens by row")
@@ -470,7 +476,7 @@ class Config(Section):
         if self.moe is None or self.moe.task_prior == "none":
             return []
         kind, prior = self.router.kind, self.moe.task_prior
-        if kind in ("none", "shared", "average"):
+        if kind in ("none", "shared", "average", "random"):
             return [f"moe.task_prior '{prior}' needs a router that tells tasks apart, not '{kind}'"]
         if kind == "hyperformer" and prior == "logits":
             return [

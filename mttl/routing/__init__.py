@@ -13,6 +13,7 @@ from mttl.routing.task.hyperformer import HyperFormerRouter
 from mttl.routing.task.metadata import MetadataRouter
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.priors import RoutingPrior, negative_log_ibp
+from mttl.routing.task.random_member import RandomRouter
 from mttl.routing.task.score_function import ScoreFunctionRouter
 from mttl.routing.task.task_moe import TaskMoERouter
 from mttl.routing.task.task_router import TaskRouter
@@ -43,6 +44,7 @@ __all__ = [
     "MetadataRouter",
     "NoisyTopKRouter",
     "PolytroponRouter",
+    "RandomRouter",
     "Routing",
     "RoutingPrior",
     "RoutingSlot",

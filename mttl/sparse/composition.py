@@ -97,7 +97,7 @@ class SparseComposition:
             raise ValueError(f"no skill '{old}' is on the network.{nearest(old, self._skills)}")
         if name != old and name in self._skills:
             raise ValueError(f"a skill '{name}' is on the network already; remove it first")
-        self._check(name, skill)
+        self._check(name, skill, instead=old)
         self.remove(old)
         self.apply(name, skill, weight=weight)
 
@@ -125,7 +125,15 @@ class SparseComposition:
         indices = indices.to(tensor.device)
         return self.originals(name, indices, tensor.reshape(-1)[indices])
 
-    def _check(self, name: str, skill: SparseSkill) -> None:
+    def _check(self, name: str, skill: SparseSkill, instead: str | None = None) -> None:
+        others = [
+            other for other, (_, own) in self._skills.items() if own.masks and other != instead
+        ]
+        if skill.masks and others:
+            raise CheckpointError(
+                f"the skill '{name}' sets weights to 0, and so does '{others[0]}': two such skills "
+                "cannot be added. Take the other off first, or learn one of them with --form added"
+            )
         problems = []
         for tensor, change in skill.changes.items():
             own = self._tensors.get(tensor)

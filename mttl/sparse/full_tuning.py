@@ -25,6 +25,13 @@ class FullTuning:
         for value in self._parameters.values():
             value.requires_grad_(True)
         self._starts = {name: x.detach().clone() for name, x in self._parameters.items()}
+        self._criterion = criterion
+        self._rewound = self._starts
+        self._support: dict[str, Tensor] | None = None  # all entries
+        self._begin_scores()
+
+    def _begin_scores(self) -> None:
+        criterion = self._criterion
         self._movement = MovementScores(self._parameters) if criterion == "movement" else None
         self._fisher = FisherScores(self._parameters) if criterion == "fisher" else None
 
@@ -38,7 +45,16 @@ class FullTuning:
         return list(self._parameters.values())
 
     def scores(self) -> Mapping[str, Tensor]:
-        """Return the score of every entry so far."""
+        """Return the score of every entry so far; outside the support nothing may be chosen."""
+        scores = self._all_scores()
+        return {
+            name: score if self._support is None else score.where(self._inside(name), -torch.inf)
+            for name, score in scores.items()
+        }
+
+    def _all_scores(self) -> Mapping[str, Tensor]:
+        if self._criterion == "magnitude":
+            return {name: value.detach().abs() for name, value in self._parameters.items()}
         if self._fisher is not None:
             return self._fisher.scores
         if self._movement is not None:
@@ -51,6 +67,13 @@ class FullTuning:
         for name, value in self._parameters.items():
             if value.grad is not None:
                 value.grad.add_((value - self._starts[name]).sign(), alpha=coefficient)
+
+    @torch.no_grad()
+    def drop_outside(self) -> None:
+        """Drop the gradients of what an earlier turn left out."""
+        for name, value in self._parameters.items():
+            if self._support is not None and value.grad is not None:
+                value.grad.mul_(self._inside(name))
 
     def before_step(self, lr: float) -> None:
         """Score the gradients of a step of training that is about to be taken."""
@@ -65,25 +88,43 @@ class FullTuning:
             value.grad = None
 
     @torch.no_grad()
-    def rewind(self, settings: LotterySettings) -> dict[str, Tensor]:
-        """Choose the support, and put the tensors back to their start.
+    def mark(self) -> None:
+        """Let `rewind` put entries back to what they are now."""
+        self._rewound = {name: x.detach().clone() for name, x in self._parameters.items()}
+
+    @torch.no_grad()
+    def rewind(self, settings: LotterySettings, turn: int = 1) -> dict[str, Tensor]:
+        """Narrow the support, and put the tensors back.
 
         Args:
             settings: How many entries, and what is chosen as a whole.
+            turn: How many turns were taken.
 
         Returns:
             Sorted int64 places by name.
         """
         support = select_support(
             self.scores(),
-            settings.density,
+            settings.density ** (turn / settings.rounds),
             scope=settings.scope,
             structure=settings.structure,
             block=settings.block,
         )
+        self._support = support
         for name, value in self._parameters.items():
-            value.copy_(self._starts[name])
+            outside = 0 if settings.form == "masked" else self._starts[name]
+            value.copy_(torch.where(self._inside(name), self._rewound[name], outside))
+        self._begin_scores()
         return support
+
+    def _inside(self, name: str) -> Tensor:
+        """Return which entries of a tensor are in the support."""
+        assert self._support is not None
+        value = self._parameters[name]
+        inside = torch.zeros(value.numel(), dtype=torch.bool, device=value.device)
+        if name in self._support:
+            inside[self._support[name]] = True
+        return inside.view(value.shape)
 
     def state_dict(self) -> dict[str, Any]:
         """Return values and scores."""
@@ -91,6 +132,8 @@ class FullTuning:
         return {
             "values": {name: value.detach() for name, value in self._parameters.items()},
             "scores": None if kept is None else kept.state_dict(),
+            "rewound": None if self._rewound is self._starts else self._rewound,
+            "narrowed": self._support,
         }
 
     @torch.no_grad()
@@ -98,6 +141,12 @@ class FullTuning:
         """Continue where a state was taken; the tensors must be at their start."""
         for name, value in self._parameters.items():
             value.copy_(state["values"][name])
+        if state["rewound"] is not None:
+            self._rewound = {
+                name: rewound.to(self._parameters[name].device)
+                for name, rewound in state["rewound"].items()
+            }
+        self._support = state["narrowed"]
         kept = self._fisher or self._movement
         if kept is not None:
             kept.load_state_dict(state["scores"])

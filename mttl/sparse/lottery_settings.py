@@ -5,8 +5,9 @@ from typing import Literal
 
 from mttl.skills.weights.supports import check_density
 
-Criterion = Literal["change", "movement", "fisher", "random"]
-CRITERIA: tuple[Criterion, ...] = ("change", "movement", "fisher", "random")
+Criterion = Literal["change", "magnitude", "movement", "fisher", "random"]
+CRITERIA: tuple[Criterion, ...] = ("change", "magnitude", "movement", "fisher", "random")
+FORMS = ("added", "masked")
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,11 @@ class LotterySettings:
         scope: Whether tensors compete; see `mttl.skills.weights.supports`.
         structure: What is chosen as a whole; see `mttl.skills.weights.support_units`.
         block: Side of a block.
-        full_steps: Steps of the first phase; none are taken for random supports.
+        form: What happens to the entries outside: they stay (``"added"``, θ0 + φ), or become 0
+            (``"masked"``, θ0 ∘ b + φ).
+        rounds: In how many turns of the first phase the support narrows, by equal factors.
+        rewind: After each turn, entries go back to what they were after so many steps of the first.
+        full_steps: Steps of a turn of the first phase; none are taken for random supports.
         sparse_steps: Steps of the second phase.
         batch_size: Rows per step.
         lr: Peak learning rate of AdamW, without weight decay.
@@ -38,6 +43,9 @@ class LotterySettings:
     scope: str = "global"
     structure: str = "entries"
     block: int = 16
+    form: str = "added"
+    rounds: int = 1
+    rewind: int = 0
     full_steps: int = 1000
     sparse_steps: int = 1000
     batch_size: int = 8
@@ -52,14 +60,28 @@ class LotterySettings:
         check_density(self.density)
         if self.criterion not in CRITERIA:
             raise ValueError(f"criterion ('{self.criterion}') must be one of {', '.join(CRITERIA)}")
-        for name in ("full_steps", "sparse_steps", "batch_size"):
+        if self.form not in FORMS:
+            raise ValueError(f"form ('{self.form}') must be one of {', '.join(FORMS)}")
+        for name in ("rounds", "full_steps", "sparse_steps", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1")
         if self.l1 < 0:
             raise ValueError(f"l1 ({self.l1}) must not be negative")
+        if not 0 <= self.rewind < self.full_steps:
+            raise ValueError(
+                f"rewind ({self.rewind}) must lie between 0 and below full_steps "
+                f"({self.full_steps})"
+            )
+        if self.rewind and (self.l1 or self.criterion in ("fisher", "random")):
+            raise ValueError(
+                f"rewind ({self.rewind}) must be 0 with the criteria fisher and random, which "
+                "train nothing first, and with l1, which pulls to the start"
+            )
+        if self.rounds > 1 and self.criterion == "random":
+            raise ValueError(f"rounds ({self.rounds}) must be 1 with the criterion random")
 
     @property
     def steps(self) -> dict[str, int]:
-        """Steps of each phase."""
+        """Steps of each phase; the first is taken once a round."""
         full = 0 if self.criterion == "random" else self.full_steps
         return {"full": full, "sparse": self.sparse_steps}

@@ -6,6 +6,11 @@ r"""Lottery-ticket sparse fine-tuning, and its relatives: choose a support, rewi
     rewind    θ1 ──── the K best entries are kept in mind ──> θ0
     sparse    θ0 ──── these entries alone, m steps ────> θ2      the skill: φ = θ2 - θ0
 
+Pruning is the same with other settings: by ``magnitude`` |θ1| and in the form ``masked`` entries
+outside the support become 0. With ``rounds`` above 1 the first phase is taken several times, each
+on what is left by then, until the density is reached: iterative pruning. Entries go back to θ0, as
+in the first lottery tickets, or with ``rewind`` to what they were after the first steps.
+
 Optimizer and learning rate begin anew in the second phase. Both add the pull to the start,
 :math:`\lambda \lVert\theta - \theta_0\rVert_1 / N`, to the loss, N the maskable parameters. By
 random draw there is no first phase; for Fisher information its steps only read gradients, one per
@@ -13,7 +18,9 @@ example.
 
 References:
     Ansell, Ponti, Korhonen and Vulić, *Composable Sparse Fine-Tuning for Cross-Lingual Transfer*,
-    ACL 2022, arXiv:2110.07560.
+    ACL 2022, arXiv:2110.07560. Frankle and Carbin, *The Lottery Ticket Hypothesis: Finding Sparse,
+    Trainable Neural Networks*, ICLR 2019, arXiv:1803.03635; with rewinding: Frankle, Dziugaite, Roy
+    and Carbin, *Stabilizing the Lottery Ticket Hypothesis*, 2019, arXiv:1903.01611.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +36,7 @@ from mttl.skills.weights.supports import random_support
 from mttl.sparse.full_tuning import FullTuning
 from mttl.sparse.lottery_settings import LotterySettings
 from mttl.sparse.row_order import RowOrder
-from mttl.sparse.skill_file import SparseSkill
+from mttl.sparse.skill_file import SparseChange, SparseSkill, digest, put_entries
 from mttl.sparse.tuning import SparseTuning
 from mttl.training.optim import learning_rate_factor
 
@@ -58,7 +65,8 @@ class LotteryTicket:
 
     Attributes:
         phase: ``"full"``, ``"sparse"`` or ``"done"``.
-        step: Steps of the phase that were taken.
+        step: Steps of the phase that were taken; of the first, in the present round.
+        round: Rounds of the first phase that are over.
         last_loss: Of the last step, a tensor without gradient; None before the first.
 
     Raises:
@@ -77,12 +85,16 @@ class LotteryTicket:
         self.model = model
         self.objective = objective
         self.settings = settings
-        self.step = 0
+        self.step = self.round = 0
         self.last_loss: Tensor | None = None
         model.requires_grad_(False)
         named = dict(model.named_parameters())
         parameters = {name: named[name] for name in maskable}
         self.n_maskable = sum(value.numel() for value in parameters.values())
+        self._parameters = parameters
+        # Needed where the skill is not the difference from where the second phase begins.
+        differs = settings.form == "masked" or settings.rewind
+        self._starts = {name: x.detach().clone() for name, x in parameters.items() if differs}
         self._order = RowOrder(objective.n_rows, settings.seed)
         self._tuning: FullTuning | SparseTuning
         if settings.steps["full"]:
@@ -103,14 +115,15 @@ class LotteryTicket:
 
     @property
     def n_steps(self) -> int:
-        """Steps of both phases."""
-        return sum(self.settings.steps.values())
+        """Steps of both phases, of all rounds."""
+        steps = self.settings.steps
+        return self.settings.rounds * steps["full"] + steps["sparse"]
 
     @property
     def n_done(self) -> int:
         """Steps that were taken, in both phases."""
-        before = 0 if self.phase == "full" else self.settings.steps["full"]
-        return before + self.step
+        over = self.round if self.phase == "full" else self.settings.rounds
+        return over * self.settings.steps["full"] + self.step
 
     @property
     def doing(self) -> str:
@@ -118,7 +131,9 @@ class LotteryTicket:
         if self.phase != "full":
             return "sparse tuning"
         reading = self.settings.criterion == "fisher"
-        return "reading Fisher information" if reading else "full tuning"
+        doing = "reading Fisher information" if reading else "full tuning"
+        n_rounds = self.settings.rounds
+        return doing if n_rounds == 1 else f"{doing}, round {self.round + 1} of {n_rounds}"
 
     def advance(self) -> None:
         """Take one step, and go on to the next phase after the last one of a phase."""
@@ -129,11 +144,19 @@ class LotteryTicket:
         else:
             self._train(tuning)
         self.step += 1
+        if isinstance(tuning, FullTuning) and (self.round, self.step) == (0, self.settings.rewind):
+            tuning.mark()
         if self.step == self.settings.steps[self.phase]:
-            if isinstance(tuning, FullTuning):
-                self._begin_sparse(tuning.rewind(self.settings))
-            else:
+            if not isinstance(tuning, FullTuning):
                 self.phase = "done"
+                return
+            self.round += 1
+            support = tuning.rewind(self.settings, self.round)
+            if self.round == self.settings.rounds:
+                self._begin_sparse(support)
+            else:
+                self.step = 0
+                self._begin_optimizer(self.settings.lr)
 
     def skill(
         self,
@@ -152,13 +175,26 @@ class LotteryTicket:
         """
         if not isinstance(self._tuning, SparseTuning):
             raise RuntimeError("there is no skill before the second phase")
-        return self._tuning.skill(about, originals=originals)
+        if not self._starts:
+            return self._tuning.skill(about, originals=originals)
+        masked = self.settings.form == "masked"
+        changes = {}
+        for name, start in self._starts.items():
+            places = torch.arange(start.numel(), device=start.device)
+            if not masked:
+                places = self._tuning.support.get(name, places[:0])
+            before = start.reshape(-1)[places]
+            after = self._parameters[name].detach().reshape(-1)[places]
+            known = originals(name, places, before) if originals else before
+            changes[name] = SparseChange(tuple(start.shape), places, after - before, digest(known))
+        return SparseSkill(changes, {**(about or {}), "form": self.settings.form})
 
     def state_dict(self) -> dict[str, Any]:
         """Return what `load_state_dict` needs to continue after this step."""
         state: dict[str, Any] = {
             "phase": self.phase,
             "step": self.step,
+            "round": self.round,
             "optimizer": self._optimizer.state_dict(),
             "schedule": self._schedule.state_dict(),
             "random": torch.get_rng_state(),
@@ -180,7 +216,7 @@ class LotteryTicket:
             self._resume_sparse(state)
         self._optimizer.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])
-        self.phase, self.step = state["phase"], state["step"]
+        self.phase, self.step, self.round = state["phase"], state["step"], state["round"]
         torch.set_rng_state(state["random"])
         if "device_random" in state:
             torch.cuda.set_rng_state(state["device_random"])
@@ -196,9 +232,18 @@ class LotteryTicket:
 
     def _begin_sparse(self, support: Mapping[str, Tensor]) -> None:
         self.phase, self.step = "sparse", 0
+        if self.settings.form == "masked":
+            self._prune(support)
         self._tuning = SparseTuning(self.model, support)
         rate = self.settings.sparse_lr
         self._begin_optimizer(self.settings.lr if rate is None else rate)
+
+    @torch.no_grad()
+    def _prune(self, support: Mapping[str, Tensor]) -> None:
+        for name, value in self._parameters.items():
+            places = support.get(name, torch.empty(0, dtype=torch.int64)).to(value.device)
+            kept = value.reshape(-1)[places]
+            put_entries(value.zero_(), places, kept)
 
     def _begin_optimizer(self, lr: float) -> None:
         n_steps = self.settings.steps[self.phase]
@@ -213,6 +258,8 @@ class LotteryTicket:
         loss.backward()
         if self.settings.l1:
             tuning.add_l1(self.settings.l1 / self.n_maskable)
+        if isinstance(tuning, FullTuning):
+            tuning.drop_outside()
         if self.settings.gradient_clip_val is not None:
             nn.utils.clip_grad_norm_(tuning.parameters(), self.settings.gradient_clip_val)
         if isinstance(tuning, FullTuning):

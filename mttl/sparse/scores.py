@@ -3,6 +3,7 @@ r"""Scores by which the support of a sparse skill is chosen, the larger the bett
 | name | score of an entry | source |
 |---|---|---|
 | `magnitude_of_change` | :math:`\lvert\theta_1 - \theta_0\rvert` | LT-SFT |
+| the weights themselves | :math:`\lvert\theta_1\rvert` | magnitude pruning |
 | `MovementScores` | :math:`-\sum_t \eta_t g_t \theta_t`: it moved away from 0 | movement pruning |
 | `FisherScores` | :math:`\mathbb E\,g^2`, one gradient per example | FISH masks |
 

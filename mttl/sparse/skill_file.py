@@ -98,6 +98,11 @@ class SparseSkill:
         return {name: change.indices for name, change in self.changes.items()}
 
     @property
+    def masks(self) -> bool:
+        """Whether it sets weights to 0, which no two skills of a network may."""
+        return self.about.get("form") == "masked"
+
+    @property
     def n_entries(self) -> int:
         """How many entries change."""
         return sum(len(change.indices) for change in self.changes.values())

@@ -65,6 +65,17 @@ def answer_losses(
     return at_places(losses, places, targets)
 
 
+def divergences(first: Float[Tensor, "N V"], second: Float[Tensor, "N V"]) -> Float[Tensor, "N"]:
+    r"""Return :math:`\frac12 (\mathrm{KL}(p \| q) + \mathrm{KL}(q \| p))` of each position.
+
+    Args:
+        first: Logits of p.
+        second: Logits of q.
+    """
+    p, q = first.float().log_softmax(-1), second.float().log_softmax(-1)
+    return 0.5 * ((p.exp() - q.exp()) * (p - q)).sum(-1)
+
+
 def at_places(
     losses: Float[Tensor, "N"], places: Int[Tensor, "N"], targets: Int[Tensor, "B L"]
 ) -> Float[Tensor, "B L"]:

@@ -25,7 +25,13 @@ from mttl.routing.context import Routing
 from mttl.sharding.shard_model import shard_model
 from mttl.sharding.whole_tensors import whole
 from mttl.skills.skilled_model import SkilledModel
-from mttl.training.loss import answer_losses, at_places, example_means, global_mean
+from mttl.training.loss import (
+    answer_losses,
+    at_places,
+    divergences,
+    example_means,
+    global_mean,
+)
 from mttl.training.saving.checkpoint_file import not_finite
 from mttl.training.together.shared_experts import SharesExperts
 from mttl.training.token_balance import LOADS, token_loads
@@ -113,9 +119,7 @@ class TextToTextModule(SharesExperts):
             The loss of every position, the labels they belong to, and the routing of the pass,
             which holds the auxiliary losses of layers.
         """
-        routing = self.model.route(batch["task_ids"], inputs=batch)
-        with self.model.slot.use(routing):
-            logits, labels, places = forced_logits(self.model.backbone, batch)
+        logits, labels, places, routing = _answered(self.model, batch)
         return answer_losses(logits, labels, places, label_smoothing), labels, routing
 
     def training_losses(
@@ -123,23 +127,30 @@ class TextToTextModule(SharesExperts):
     ) -> tuple[Float[Tensor, "B L"], Int[Tensor, "B L"], Routing]:
         """Return what `nll` does, by the loss that training minimises.
 
-        What the router learns from its draws is among the auxiliary losses.
+        What the router learns from its draws, and how far two draws differ, is among the auxiliary
+        losses.
         """
-        losses, labels, routing = self._training_losses(batch)
+        logits, labels, places, routing = _answered(self.model, batch)
+        losses = self._losses(logits, labels, places)
         fared = example_means(losses.detach(), labels)
         choice = self.model.router.choice_loss(batch["task_ids"], routing.mixing, fared)
         if choice is not None:
             routing.add_losses({"choice": choice})
+        if weight := self.model.router.consistency:
+            other = _answered(self.model, batch)[0]
+            apart = at_places(divergences(logits, other), places, labels)
+            distance = global_mean(apart, labels, batch.get("step_tokens"))
+            routing.add_losses({"consistency": weight * distance})
         return losses, labels, routing
 
-    def _training_losses(
-        self, batch: Mapping[str, Any]
-    ) -> tuple[Float[Tensor, "B L"], Int[Tensor, "B L"], Routing]:
+    def _losses(
+        self,
+        logits: Float[Tensor, "N V"],
+        labels: Int[Tensor, "B L"],
+        places: Int[Tensor, "N"],
+    ) -> Float[Tensor, "B L"]:
         if self.own_loss is None:
-            return self.nll(batch, self.optim.label_smoothing)
-        routing = self.model.route(batch["task_ids"], inputs=batch)
-        with self.model.slot.use(routing):
-            logits, labels, places = forced_logits(self.model.backbone, batch)
+            return answer_losses(logits, labels, places, self.optim.label_smoothing)
         with calling(self.own_loss):
             losses = self.own_loss(logits, labels.flatten()[places])
         if not isinstance(losses, Tensor) or losses.shape != places.shape:
@@ -149,7 +160,7 @@ class TextToTextModule(SharesExperts):
                 f"{type(self.own_loss).__name__} gives {shape}, and must give one for every token, "
                 f"{tuple(places.shape)}"
             )
-        return at_places(losses, places, labels), labels, routing
+        return at_places(losses, places, labels)
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor | dict[str, Tensor]:
         """Return the loss of a batch plus the router's prior and the auxiliary losses of layers.
@@ -308,3 +319,13 @@ def mean_score(scores: Sequence[Tensor | float]) -> Tensor:
     """
     values = torch.tensor([float(score) for score in scores], dtype=torch.float64)
     return values.nan_to_num(0.0).mean()
+
+
+def _answered(
+    model: SkilledModel, batch: Mapping[str, Any]
+) -> tuple[Float[Tensor, "N V"], Int[Tensor, "B L"], Int[Tensor, "N"], Routing]:
+    """Return logits where answers stand, labels, these places, and the routing of the pass."""
+    routing = model.route(batch["task_ids"], inputs=batch)
+    with model.slot.use(routing):
+        logits, labels, places = forced_logits(model.backbone, batch)
+    return logits, labels, places, routing

@@ -121,7 +121,7 @@ ABLATIONS: dict[str, Method] = {
 }
 ALL = METHODS | ABLATIONS
 # What these have instead of a learned router has no parameters.
-FIXED_ROUTERS = ("shared", "private", "average", "expert", "none")
+FIXED_ROUTERS = ("shared", "private", "average", "random", "expert", "none")
 # The ways that --modes names, beside the one of every method.
 WAYS = tuple(dict.fromkeys(way.name for method in ALL.values() for way in method.ways))
 DEFAULT_WAYS = (*MODES, "best_row")

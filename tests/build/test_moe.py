@@ -106,6 +106,11 @@ NONSENSE: list[tuple[str, list[str], str]] = [
         ["moe.task_prior=logits", "router={kind: score_function}"],
         "would leave a task the one expert that router 'score_function' chose for it",
     ),
+    (
+        TOP2,
+        ["moe.task_prior=logits", "router={kind: random}"],
+        "needs a router that tells tasks apart, not 'random'",
+    ),
     (TOP2, ["moe.router.top_k=9"], r"router.top_k \(9\) must not exceed n_experts \(8\)"),
     (TOP2, ["moe.router.top_k=1"], "normalise with top_k 1 makes every gate 1"),
     (TOP2, ["moe.balance.load=0.1"], "balance.load needs the router noisy_top_k, not 'top_k'"),

@@ -244,8 +244,8 @@ def test_a_malformed_value() -> None:
         (
             "router: {kind: polytropn}",
             "f.yaml: router.kind: 'polytropn' must be one of polytropon, metadata, categorical, "
-            "score_function, shared, private, average, expert, task_moe, hyperformer, none. Did "
-            "you mean 'polytropon'?",
+            "score_function, random, shared, private, average, expert, task_moe, hyperformer, "
+            "none. Did you mean 'polytropon'?",
         ),
         (
             "data: {split: trein}",

@@ -169,6 +169,10 @@ def test_defaults() -> None:
             "of each example, and data.packed_length puts them together; remove it",
         ),
         (
+            ["router.kind=random", "trainer.strategy=fsdp2"],
+            "router.consistency (1.0) must be 0 with trainer.strategy fsdp2",
+        ),
+        (
             ["skills.kind=prefix", "data.packed_length=2048"],
             "data.packed_length (2048) puts several texts behind one another, and skills.kind",
         ),

@@ -59,7 +59,7 @@ def test_every_kind_has_a_fragment() -> None:
     assert kinds["optim"] == {"adamw", "adam", "adafactor"}
     assert kinds["router"] == {
         *("polytropon", "shared", "private", "expert", "average", "task_moe", "hyperformer"),
-        *("categorical", "score_function", "metadata"),
+        *("categorical", "score_function", "metadata", "random"),
     }
 
 

@@ -14,6 +14,7 @@ from mttl.routing import (
     HyperFormerRouter,
     MetadataRouter,
     PolytroponRouter,
+    RandomRouter,
     RoutingSlot,
     ScoreFunctionRouter,
     TaskMoERouter,
@@ -137,11 +138,13 @@ ROUTERS: dict[str, Callable[[int, int, int, int], TaskRouter]] = {
     "metadata": lambda g, t, h, k: MetadataRouter(
         torch.eye(t) + torch.eye(t)[:, [*range(1, t), 0]], g, h, k
     ),
+    "random": RandomRouter,
     "hyperformer": lambda g, t, h, k: HyperFormerRouter(g, t, 1, k),
     "average": lambda g, t, h, k: average_router(g, t, k, h),
     "expert": lambda g, t, h, k: expert_router(torch.ones(t, k).tril() + 0.5, g, h),
 }
-LEARNED = [name for name in ROUTERS if name not in ("average", "expert", "score_function")]
+UNLEARNED = ("average", "expert", "score_function", "random")
+LEARNED = [name for name in ROUTERS if name not in UNLEARNED]
 
 
 def mixing(n_examples: int, n_heads: int, n_skills: int, seed: int = 0) -> Tensor:

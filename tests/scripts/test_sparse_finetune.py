@@ -89,6 +89,7 @@ def test_a_language_and_a_task_compose_and_come_off_again(models, text, tmp_path
     [
         ("llama", ["--criterion", "movement", "--structure", "rows"]),
         ("llama", ["--criterion", "fisher", "--scope", "tensor", "--lm", "causal"]),
+        ("t5", ["--criterion", "magnitude", "--form", "masked", "--rounds", "2", "--rewind", "1"]),
         ("t5", ["--criterion", "random", "--structure", "blocks", "--block", "4"]),
     ],
 )

@@ -65,7 +65,7 @@ def test_an_example_alone_equals_its_row_of_a_mixed_batch(router, n_heads):
         one = slice(row, row + 1)
         alone = model(TASK_IDS[one], **{name: tensor[one] for name, tensor in inputs.items()})
         assert relative_error(together[one], alone.logits) < ROUNDING
-    if router != "average":  # tasks matter
+    if router not in ("average", "random"):  # tasks matter
         assert relative_error(run(model, TASK_IDS.roll(1)).logits, together) > 1e-3
 
 

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from mttl.errors import CheckpointError
+from mttl.sparse.composition import SparseComposition
 from mttl.sparse.lottery_settings import LotterySettings
 from mttl.sparse.lottery_ticket import LotteryTicket
 
@@ -118,7 +120,113 @@ def test_every_step_is_that_of_masked_gradients(l1):
     assert all(torch.equal(history[-1][name], start[name]) for name in frozen)
 
 
-@pytest.mark.parametrize("criterion", ["change", "movement", "fisher", "random"])
+PRUNING = {"criterion": "magnitude", "form": "masked", "rounds": 3, "rewind": 2, "density": 0.3}
+
+
+@pytest.mark.parametrize("form", ["masked", "added"])
+@pytest.mark.parametrize("rewind", [0, 2])
+def test_iterative_pruning_with_rewinding_by_hand(form, rewind):
+    """Three turns of training what is left, and then what is left alone."""
+    settings = LotterySettings(**SMALL | PRUNING | {"form": form, "rewind": rewind})
+    model, problem, step = network(), Regression(), 0
+    named, start = dict(model.named_parameters()), parameters(model)
+    model.requires_grad_(False)
+    back, masks = start, {name: torch.ones_like(named[name]) for name in MASKABLE}
+    n = sum(named[name].numel() for name in MASKABLE)
+    orders = [
+        torch.randperm(11, generator=torch.Generator().manual_seed(13_000 + epoch))
+        for epoch in range(20)
+    ]
+    torch.manual_seed(0)
+    for turn in (1, 2, 3, 4):
+        n_steps = 7 if turn < 4 else 5
+        optimizer = torch.optim.AdamW([named[x] for x in MASKABLE], lr=1e-2, weight_decay=0.0)
+        for place in range(n_steps):
+            model.requires_grad_(False)
+            for name in MASKABLE:
+                named[name].requires_grad_()
+            rows = torch.cat(orders)[4 * place : 4 * place + 4].tolist()
+            problem.loss(model.train(), rows, 13 * 1_000_003 + step).backward()
+            for name, mask in masks.items():
+                named[name].grad *= mask
+            for group in optimizer.param_groups:
+                group["lr"] = 1e-2 * (1 - place / n_steps)
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+            if (turn, place + 1) == (1, rewind):
+                back = parameters(model)
+        if turn < 4:
+            kept = round(0.3 ** (turn / 3) * n)
+            scores = torch.cat([(named[x].detach().abs() * masks[x]).flatten() for x in MASKABLE])
+            least = scores.topk(kept).values.min()
+            for name, mask in masks.items():
+                mask *= named[name].detach().abs() >= least
+                outside = 0 if form == "masked" else start[name] * (1 - mask)
+                named[name].data.copy_(back[name] * mask + outside)
+    torch.manual_seed(0)
+    ours = network()
+    ticket = LotteryTicket(ours, MASKABLE, problem, settings)
+    assert ticket.n_steps == 3 * 7 + 5
+    torch.manual_seed(0)
+    run(ticket)
+    assert ticket.n_done == ticket.n_steps
+    for name, value in ours.named_parameters():
+        # Copied gradients and masked ones give the same steps but for roundings.
+        torch.testing.assert_close(value.detach(), named[name].detach())
+    assert sum(int(mask.sum()) for mask in masks.values()) == round(0.3 * n)
+    skill, fresh = ticket.skill(), network()
+    composition = SparseComposition(fresh)
+    composition.apply("pruned", skill)
+    for name, value in fresh.named_parameters():
+        torch.testing.assert_close(value.detach(), named[name].detach())
+        if form == "masked" and name in masks:
+            assert torch.equal(value.detach() == 0, masks[name] == 0)
+    composition.clear()
+    assert all(torch.equal(value, start[name]) for name, value in fresh.named_parameters())
+
+
+def test_two_skills_that_set_weights_to_0_are_not_added():
+    skills = []
+    for seed in (1, 2):
+        settings = LotterySettings(**SMALL | PRUNING | {"seed": seed})
+        ticket = LotteryTicket(network(), MASKABLE, Regression(), settings)
+        run(ticket)
+        skills.append(ticket.skill())
+    composition = SparseComposition(network())
+    composition.apply("one", skills[0])
+    with pytest.raises(CheckpointError, match="'two' sets weights to 0, and so does 'one': two"):
+        composition.apply("two", skills[1])
+    composition.swap("one", "two", skills[1])
+    assert composition.names == ("two",)
+
+
+@pytest.mark.parametrize("stop", [1, 3, 8, 16, 21, 23])
+@pytest.mark.parametrize("form", ["masked", "added"])
+def test_pruning_that_was_stopped_ends_as_one_that_was_not(form, stop):
+    settings = LotterySettings(**SMALL | PRUNING | {"form": form})
+
+    def make():
+        torch.manual_seed(0)
+        model = network()
+        torch.manual_seed(4)
+        return model, LotteryTicket(model, MASKABLE, Regression(), settings)
+
+    model, ticket = make()
+    run(ticket)
+    _, half = make()
+    run(half, stop)
+    state = copy.deepcopy(half.state_dict())
+    second, again = make()
+    again.load_state_dict(state)
+    run(again)
+    for name, value in model.named_parameters():
+        assert torch.equal(value, dict(second.named_parameters())[name]), name
+    for name, change in ticket.skill().changes.items():
+        assert torch.equal(change.values, again.skill().changes[name].values)
+
+
+@pytest.mark.parametrize("criterion", ["change", "magnitude", "movement", "fisher", "random"])
 @pytest.mark.parametrize("stop", [3, 7, 9, 12])
 def test_a_run_that_was_stopped_ends_bit_for_bit_as_one_that_was_not(criterion, stop):
     settings = LotterySettings(**SMALL, criterion=criterion, gradient_clip_val=0.5)
@@ -195,9 +303,15 @@ def test_the_pull_keeps_weights_near_the_start():
     ("settings", "message"),
     [
         ({"density": 0.0}, r"density \(0.0\) must lie in \(0, 1\]"),
-        ({"criterion": "luck"}, r"criterion \('luck'\) must be one of change, movement, fisher"),
+        ({"criterion": "luck"}, r"criterion \('luck'\) must be one of change, magnitude, movement"),
         ({"full_steps": 0}, r"full_steps \(0\) must be at least 1"),
         ({"batch_size": 0}, r"batch_size \(0\) must be at least 1"),
+        ({"form": "cut"}, r"form \('cut'\) must be one of added, masked"),
+        ({"rounds": 0}, r"rounds \(0\) must be at least 1"),
+        ({"rounds": 2, "criterion": "random"}, r"rounds \(2\) must be 1 with the criterion random"),
+        ({"rewind": 7, "full_steps": 7}, r"rewind \(7\) must lie between 0 and below full_steps"),
+        ({"rewind": 1, "l1": 0.1}, r"rewind \(1\) must be 0 with the criteria fisher and random"),
+        ({"rewind": 1, "criterion": "fisher"}, r"rewind \(1\) must be 0 with the criteria fisher"),
         ({"l1": -1.0}, r"l1 \(-1.0\) must not be negative"),
     ],
 )

@@ -18,6 +18,7 @@ from helpers.skills import skilled
 from mttl.config.optim_schema import AdamW
 from mttl.config.schema import Generation
 from mttl.data.collate import EvalCollator, TrainCollator
+from mttl.models.teacher_forcing import forced_logits
 from mttl.routing import PolytroponRouter
 from mttl.routing.task.priors import RoutingPrior
 from mttl.skills import SkilledModel
@@ -167,6 +168,35 @@ def test_a_step_adds_what_a_router_learns_from_its_draws() -> None:
     total.backward()
     used = batch["task_ids"].unique()
     assert model.router.logits.grad[:, used].abs().sum((0, 2, 3)).all()
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_two_draws_have_to_agree(family: str) -> None:
+    model = skilled(BACKBONES[family](), router="random").train()
+    batch = TrainCollator(0, 3, DECODER_ONLY[family])(rows())
+    step = TextToTextModule(model, tokenizer(), METRICS)
+    torch.manual_seed(7)
+    assert not step.training_losses(batch)[2].losses
+    model.router.consistency = 0.5
+    torch.manual_seed(7)
+    _, labels, routing = step.training_losses(batch)
+    torch.manual_seed(7)
+    passes = []
+    for _ in range(2):
+        with model.slot.use(model.route(batch["task_ids"], inputs=batch)) as used:
+            passes.append(forced_logits(model.backbone, batch)[0].log_softmax(-1))
+    assert torch.equal(step.nll(batch)[1], labels)
+    expected = torch.zeros(())
+    for p, q in zip(*passes, strict=True):  # the answers' tokens
+        one, other = ((p.exp() * (p - q)).sum(), (q.exp() * (q - p)).sum())
+        expected = expected + 0.5 * (one + other) / len(passes[0])
+    torch.testing.assert_close(routing.losses["consistency"], 0.5 * expected)
+    assert not torch.equal(used.mixing, routing.mixing)
+    routing.losses["consistency"].backward()
+    layer = next(iter(model.skilled_layers().values()))
+    drawn = (used.mixing + routing.mixing)[layer.group, 0, 0] > 0
+    learned = layer.inventory.up.grad.flatten(1).any(1)
+    assert torch.equal(learned, drawn)  # both passes learn to agree, and the others nothing
 
 
 # Validation.

@@ -44,6 +44,7 @@ class TaskRouter(nn.Module, ABC):
 
     Attributes:
         draws: Whether examples of one task may get different weights while training.
+        consistency: Weight in the training loss of how far two passes differ; 0 for one pass.
         task_rows: The tensors with a row per task, by name; the others are common to all tasks.
         seen: What `forward` asks for besides the task ids, of `SEEN`; its signature says it.
 
@@ -54,6 +55,7 @@ class TaskRouter(nn.Module, ABC):
 
     role = "router"
     draws = True
+    consistency = 0.0
     task_rows: ClassVar[Mapping[str, TaskRows]] = {}
 
     def __init__(self, n_groups: int, n_tasks: int, n_heads: int, n_skills: int) -> None:

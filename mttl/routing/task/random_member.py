@@ -1,0 +1,67 @@
+"""A random skill per step while training, all alike afterwards: AdaMix."""
+
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from mttl.routing.task.fixed import FixedRouter
+
+
+class RandomRouter(FixedRouter):
+    r"""Draws one skill per routed group and training step, for the whole batch.
+
+    In evaluation the K skills are mixed alike: with a mixing of parameters (``"factors"``) that is
+    the one averaged member that AdaMix keeps. Members learn to agree by the loss of `consistency`,
+    half of :math:`\mathrm{KL}(p \| q) + \mathrm{KL}(q \| p)` of the answers p and q of two passes
+    with draws of their own; the first one alone learns from the labels.
+
+    AdaMix draws the ways down and up of an adapter apart; here a skill is drawn whole.
+
+    Args:
+        n_groups: Routed groups G.
+        n_tasks: Tasks T; all share the skills.
+        n_heads: Heads H, which draw alike.
+        n_skills: Skills K.
+        consistency: Weight of that loss; 0 computes one pass.
+
+    References:
+        Wang, Agarwal, Mukherjee, Liu, Gao, Awadallah and Gao, *AdaMix: Mixture-of-Adaptations for
+        Parameter-efficient Model Tuning*, EMNLP 2022, arXiv:2205.12410.
+    """
+
+    draws: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        n_groups: int,
+        n_tasks: int,
+        n_heads: int,
+        n_skills: int,
+        *,
+        consistency: float = 0.0,
+    ) -> None:
+        super().__init__(torch.full((n_tasks, n_skills), 1 / n_skills), n_groups, n_heads)
+        if consistency < 0:
+            raise ValueError(f"consistency ({consistency}) must not be negative")
+        self.consistency = consistency
+
+    def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
+        """Return the skill that each group drew while training, else all alike."""
+        if not self.training:
+            return super().forward(task_ids)
+        rows = self.weights.index_select(0, task_ids).cumsum(-1)
+        # One draw for all rows, which may leave some skills out.
+        drawn = torch.rand(self.n_groups, 1, 1, device=rows.device) * rows[None, :, -1:]
+        chosen = functional.one_hot((drawn >= rows).sum(-1), self.n_skills).to(rows.dtype)
+        return chosen.unsqueeze(2).expand(-1, -1, self.n_heads, -1)
+
+    def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "RandomRouter":
+        """Return a router whose new tasks draw as the known ones do."""
+        row = super().for_new_tasks(1, init=init).weights
+        sizes = self.n_groups, n_tasks, self.n_heads, self.n_skills
+        router = RandomRouter(*sizes, consistency=self.consistency)
+        router.weights = row.repeat(n_tasks, 1)
+        return router
