@@ -1,10 +1,13 @@
-"""Search for settings of adaptation on development tasks; no test row is read.
+"""Search for settings of adaptation on development tasks, or of training, without test rows.
 
 python pl_search.py -c crossfit.yaml+search/mhr.yaml --from runs/crossfit
 python pl_finetune.py -c crossfit.yaml+runs/crossfit/search-all/best.yaml --from runs/crossfit
+python pl_search.py -c crossfit.yaml+search/training.yaml --out runs/search
 
 Every trial adapts to all samples of the partition's dev tasks and is scored on their development
-rows. Started again, it goes on; trials.csv and best.yaml hold what is known so far.
+rows. Without --from every trial is a training with other settings of the section optim, scored on
+the development rows of its tasks. Started again, it goes on; trials.csv and best.yaml hold what is
+known so far.
 """
 
 import argparse
@@ -24,7 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
     from mttl.inventory_folder import inventory_folder
 
     config = load_any_config(options.pop("config"), options.pop("override"))
-    inventory_folder(options["source"])
+    if options["source"] is not None:
+        inventory_folder(options["source"])
     command = [sys.executable, str(Path(__file__).resolve()), *given]
     world_of(config).run("search", config, command=command, **options)
     return 0
@@ -34,7 +38,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
     add_config(parser)
-    add_run(parser, tasks="dev", out="trials (RUN/search-MODE)")
+    add_run(parser, tasks="dev", out="trials (RUN/search-MODE)", required=False)
     add_shares(parser)
     return parser.parse_args(arguments)
 

@@ -312,16 +312,23 @@ class _ShowSettings(argparse.Action):
         parser.exit()
 
 
-def add_run(parser: argparse.ArgumentParser, *, tasks: str, out: str) -> None:
+def add_run(
+    parser: argparse.ArgumentParser, *, tasks: str, out: str, required: bool = True
+) -> None:
     """Let a command line say which run is adapted to what.
 
     Args:
         parser: Of the command.
         tasks: ``"test"`` or ``"dev"``: the side of the partition that is taken by default.
         out: What goes into the folder of results, and where that is.
+        required: Whether the command has nothing to do without a run.
     """
     parser.add_argument(
-        "--from", dest="source", required=True, metavar="RUN", help="the folder of a trained run"
+        "--from",
+        dest="source",
+        required=required,
+        metavar="RUN",
+        help="the folder of a trained run",
     )
     parser.add_argument(
         "--tasks", default=tasks, help="test, dev, or names joined by commas (%(default)s)"

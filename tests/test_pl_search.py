@@ -2,6 +2,8 @@
 
 import csv
 import json
+import math
+import subprocess
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +16,8 @@ from mttl.adaptation.new_tasks import Adaptation
 from mttl.adaptation.shard import Shard
 from mttl.command import USER_MISTAKE, run_command
 from mttl.config.load import load_config
-from mttl.text import search_settings
+from mttl.errors import ConfigError
+from mttl.text import search_settings, search_training
 
 GRID = "search.grid={adapt.lr: [1e-3, 1e-2], adapt.router_lr: [0.1, 0.5]}"
 RANGES = "search.ranges={adapt.lr: {low: 1e-4, high: 1e-2, log: true}}"
@@ -215,3 +218,71 @@ def test_mistakes_are_answered(
     assert recipe.main(arguments(folder, out, GRID)) == 0
     message = fails(recipe, capsys, arguments(folder, out, GRID, "adapt.max_steps=2"))
     assert "adapt.max_steps (1 before, 2 now)" in message
+
+
+@pytest.mark.parametrize("inside", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_rates_of_training_are_chosen_by_development_rows(
+    *,
+    inside: bool,
+    folder: Path,
+    recipe: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Trials are processes; here they run in this one, but in the slow tests."""
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        status = load_recipe(Path(command[1])).main(command[2:])
+        return subprocess.CompletedProcess(command, status)
+
+    if inside:
+        monkeypatch.setattr(search_training.subprocess, "run", run)
+    given = ["-c", str(folder / "tiny.yaml"), "--out", str(tmp_path), "-k"]
+    given += ["search.grid={optim.lr: [1e-2, 1e-3]}", "trainer.max_steps=1"]
+    given += ["trainer.val_check_interval=1"]
+    assert recipe.main(given) == 0
+    found = trials(tmp_path)
+    assert [float(row["optim.lr"]) for row in found] == [1e-2, 1e-3]
+    names = ("copy", "reverse", "number")
+    for row in found:
+        with (tmp_path / "trials" / f"optim.lr={row['optim.lr']}" / "results.csv").open() as file:
+            results = list(csv.DictReader(file))
+        assert {line["split"] for line in results} == {"dev"}
+        dev = [float(row[f"dev/{name}"]) for name in names]
+        known = [0.0 if math.isnan(score) else score for score in dev]
+        assert float(row["score"]) == pytest.approx(sum(known) / 3)
+    best = max(found, key=lambda row: float(row["score"]))
+    files = f"{folder / 'tiny.yaml'}+{tmp_path / 'best.yaml'}"
+    assert load_config(files).optim.lr == float(best["optim.lr"])
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("trials/*/results.csv")}
+    assert recipe.main(given) == 0
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    with pytest.raises(ConfigError, match=r"made with other settings: optim\.weight_decay"):
+        recipe.main([*given, "optim.weight_decay=0.3"])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("--from", "run"), "--from would change nothing: settings of training"),
+        (("--tasks", "copy", "--workers", "2"), "--tasks, --workers would change nothing"),
+        (("-k", "data.split=train+dev", "data.validation=none"), "trains on the rows that a"),
+        (("-k", "search.grid={optim.lr: [1], adapt.lr: [1]}"), "cannot be searched at once"),
+        (("-k", "search.grid={adapt.lr: [1]}"), "adapt.lr are of adaptation: name a trained run"),
+        (("-k", "search.grid={optim.meta: [1]}"), "'optim.meta' is no setting that can be"),
+    ],
+)
+def test_mistakes_of_a_search_of_training(
+    *,
+    given: tuple[str, ...],
+    message: str,
+    folder: Path,
+    recipe: ModuleType,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    grid = "search.grid={optim.lr: [1e-2, 1e-3]}"
+    run = [str(folder / "runs" / "source") if word == "run" else word for word in given]
+    start = ["-c", str(folder / "tiny.yaml"), "--out", str(tmp_path / "out")]
+    start += [] if "adapt.lr" in given[-1] and "optim" not in given[-1] else ["-k", grid]
+    assert message in fails(recipe, capsys, [*start, *run])

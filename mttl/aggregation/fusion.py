@@ -16,8 +16,9 @@ class FusionAttention(nn.Module):
               y' = y + V \sum_k a_k z_k .
 
     V starts as the identity, and what is stored is its difference from it. As skills are low-rank,
-    :math:`K z_k = (s K B_k) (A_k^\top x)`: the outputs :math:`z_k` themselves are never built. A
-    bias of the keys would add the same to all scores and cancel.
+    :math:`K z_k = (s K B_k) (A_k^\top x)`: the outputs :math:`z_k` themselves are never built. Of
+    adapters :math:`A_k^\top x` are the hidden units. A bias of the keys would add the same to all
+    scores and cancel.
 
     Args:
         query_features: Features F of h.

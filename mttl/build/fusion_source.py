@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from mttl.build.saved_settings import ModelSettings, read_settings
 from mttl.checkpoint import load_frozen_skills, read_inventory
 from mttl.config.schema import Config
 from mttl.config.skills_schema import Fusion
@@ -31,7 +32,7 @@ def load_source(model: SkilledModel, config: Config, fusion: Fusion) -> None:
         )
     theirs = {
         "backbone": _without(settings.get("backbone", {}), FREE),
-        "skills": dict(settings.get("skills", {})),
+        "skills": read_settings(saved, ModelSettings).skills.model_dump(mode="json"),
     }
     if theirs["skills"].get("n_skills") == "per_task":
         theirs["skills"]["n_skills"] = len(saved.tasks)

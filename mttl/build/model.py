@@ -38,7 +38,6 @@ from mttl.skills.gated import GatedInventory
 from mttl.skills.inventory import Inventory
 from mttl.skills.kinds import KINDS
 from mttl.skills.skilled_model import SkilledModel
-from mttl.skills.weights.lora import LoRAInventory
 from mttl.skills.weights.sparse import place_supports, saved_supports
 from mttl.sparse.skill_file import SparseSkill
 from mttl.training.precision import answering_precision
@@ -292,7 +291,6 @@ def _make_inventory(
         settings = skills.model_dump(exclude={"kind", "targets", "n_skills", "support", "gate"})
         made = KINDS[skills.kind](in_features, out_features, n_skills, *more, **settings)
         if aggregation.kind == "fusion":
-            assert isinstance(made, LoRAInventory)  # the schema allows no other
             attention = aggregation.model_dump(exclude={"kind", "source"})
             return AttendedInventory(made, **attention)
     return GatedInventory(made) if gate else made

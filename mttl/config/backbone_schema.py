@@ -28,8 +28,9 @@ class Pretrained(_AnyBackbone):
     """GGUF file inside `name` to read weights and tokenizer from."""
     tokenizer: str | None = None
     """Another tokenizer than the model's own: a name, a folder, or `byte`."""
-    train: bool = False
-    """Train the backbone too, instead of freezing it."""
+    train: bool | Annotated[list[str], Field(min_length=1)] = False
+    """Train the backbone too, instead of freezing it; or those of its parameters whose names end
+    as a pattern says, such as `layer_norm.weight` or `decoder.block.1.*`."""
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
     """Of the backbone's weights."""
     quantize: Quantisation | None = None
@@ -63,8 +64,9 @@ class Random(_AnyBackbone):
     """Factors on the initial weights, by pattern of parameter names."""
     tokenizer: str = "byte"
     """A name, a folder, or `byte`: one id per UTF-8 byte."""
-    train: bool = True
-    """Train it jointly with the skills."""
+    train: bool | Annotated[list[str], Field(min_length=1)] = True
+    """Train it jointly with the skills; or those of its parameters whose names end as a pattern
+    says."""
 
 
 Backbone = Annotated[Pretrained | Random, Field(discriminator="kind")]

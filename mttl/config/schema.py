@@ -16,7 +16,7 @@ from mttl.config.moe_schema import MoE
 from mttl.config.optim_schema import Optim
 from mttl.config.own_parts import OwnKinds, OwnPart
 from mttl.config.router_schema import Polytropon, Router
-from mttl.config.section import AdaptMode, NonNegative, RowInit, Section, Seeds
+from mttl.config.section import AdaptMode, NonNegative, RowInit, Section, Seeds, models_in
 from mttl.config.skills_schema import Aggregation, Mixture, Skills, kinds_of
 from mttl.errors import nearest
 from mttl.own_classes import CALLBACKS, LOSSES
@@ -120,7 +120,7 @@ class Range(Section):
 
 
 class Search(Section):
-    """Which settings of adaptation `pl_search.py` tries: a grid, points, or ranges."""
+    """Which settings of adaptation, or of training (`optim.`), `pl_search.py` tries."""
 
     grid: dict[str, Annotated[list[int | float | bool | str], Field(min_length=1)]] = {}
     """Values by setting, such as `adapt.lr: [1e-3, 1e-4]`; every combination is a trial."""
@@ -151,11 +151,30 @@ class Search(Section):
         # Seeds and rows are what is compared on, not a choice.
         kept = ("seeds", "examples")
         allowed = [f"adapt.{name}" for name in Adapt.model_fields if name not in kept]
-        for name in (*self.grid, *self.ranges, *(name for point in self.points for name in point)):
+        optim = {name: None for kind in models_in(Optim) for name in kind.model_fields}
+        allowed += [f"optim.{name}" for name in optim if name not in ("kind", "meta")]
+        names = self.names
+        for name in names:
             if name not in allowed:
                 hint = nearest(name, allowed) or f" There are: {', '.join(allowed)}."
                 raise ValueError(f"'{name}' is no setting that can be searched.{hint}")
+        if len({name.partition(".")[0] for name in names}) > 1:
+            raise ValueError(
+                f"{', '.join(names)}: settings of training and of adaptation cannot be searched "
+                "at once; search those of training first"
+            )
         return self
+
+    @property
+    def names(self) -> list[str]:
+        """The settings that are searched."""
+        points = (name for point in self.points for name in point)
+        return list(dict.fromkeys((*self.grid, *self.ranges, *points)))
+
+    @property
+    def trains(self) -> bool:
+        """Whether they are settings of training."""
+        return any(name.startswith("optim.") for name in self.names)
 
 
 class Trainer(Section):
@@ -459,8 +478,9 @@ class Config(Section):
             if n_heads != 1:
                 problems.append(f"skills.n_heads ({n_heads}) must be 1 with moe.task_prior")
         if fused:
+            fusable = skills.kind if skills.kind in ("lora", "adapter") else "lora or adapter"
             for name, found, needed in (
-                ("skills.kind", skills.kind, "lora"),
+                ("skills.kind", skills.kind, fusable),
                 ("skills.n_heads", n_heads, 1),
                 ("skills.gate", getattr(skills, "gate", False), False),
                 ("router.kind", kind, "average"),  # attention takes the router's place

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
-from mttl.build.build_backbone import place_of
+from mttl.build.build_backbone import choose_trained, place_of
 from mttl.build.model import assemble
 from mttl.config.backbone_schema import Backbone
 from mttl.config.schema import Config
@@ -32,7 +32,7 @@ def fake_model(config: Config, tasks: Sequence[str]) -> SkilledModel:
     """
     with torch.device("meta"):
         network = _network(config.backbone)
-        network.requires_grad_(config.backbone.train)
+        choose_trained(network, config.backbone.train)
         model, *_ = assemble(network, config, tasks, trained=True)
     dtype = WHOLE.get(config.trainer.precision)
     if dtype is not None:

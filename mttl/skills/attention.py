@@ -4,23 +4,22 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from mttl.aggregation.fusion import FusionAttention
 from mttl.aggregation.products import active_dtype
 from mttl.skills.inventory import Inventory, Merged
-from mttl.skills.weights.lora import LoRAInventory
 
 
 class AttendedInventory(Inventory):
-    """Low-rank skills whose outputs attention weighs at every token (AdapterFusion).
+    """Skills whose outputs attention weighs at every token (AdapterFusion).
 
     The skills stay as they are; only the attention is trained. It takes the router's place, so the
     mixing weights do not enter, and has the role of a router of tokens: it learns at the skills'
     rate, not at the fast rate of routing logits.
 
     Args:
-        skills: The trained skills; they are frozen.
+        skills: The trained skills, low-rank ones or adapters; they are frozen.
         query: What a token asks with: ``"output"``, what the base layer made of it, or ``"input"``.
         key_size: Size of queries and keys; the output features by default.
         value: Transform the mixture by a matrix that starts as the identity.
@@ -38,7 +37,7 @@ class AttendedInventory(Inventory):
 
     def __init__(
         self,
-        skills: LoRAInventory,
+        skills: Inventory,
         *,
         query: str = "output",
         key_size: int | None = None,
@@ -71,7 +70,7 @@ class AttendedInventory(Inventory):
 
     def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
         """Return the keys of the skills, which depend on neither examples nor ``weights``."""
-        return (self.attention.directions(self.skills.up, self.skills.scale),)
+        return (self.attention.directions(self.skills.last_product()),)
 
     def combine(
         self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
@@ -79,19 +78,21 @@ class AttendedInventory(Inventory):
         """Add the attended outputs of the skills to the base output."""
         dtype = active_dtype(x)
         x, y = x.to(dtype), y.to(dtype)
-        down, up = self.skills.down.to(dtype), self.skills.up.to(dtype)
-        hidden = (x @ down.transpose(0, 1).flatten(1)).unflatten(-1, (self.n_skills, -1))
+        hidden, up = self.skills.hidden_units(x, y), self.skills.last_product().to(dtype)
         weights = self.attention(x if self.query == "input" else y, hidden, *merged)
-        gated = self.skills.scale * weights.unsqueeze(-1) * hidden
         # (B, L, K r) · (K r, O): the sum over skills is part of the product.
-        mixture = gated.flatten(2) @ up.mT.flatten(0, 1)
+        mixture = (weights.unsqueeze(-1) * hidden).flatten(2) @ up.mT.flatten(0, 1)
         return y + self.attention.values(mixture)
 
-    def combine_segments(
-        self, x: Float[Tensor, "N I"], base: nn.Module, merged: Merged, segments: Sequence[int]
+    def combine_tokens(
+        self,
+        x: Float[Tensor, "N I"],
+        y: Float[Tensor, "N O"],
+        merged: Merged,
+        segments: Sequence[int],
     ) -> Float[Tensor, "N O"]:
         """Add the attended outputs, for which it does not matter whose token one is."""
-        return self.combine(x[None], base(x[None]), merged)[0]
+        return self.combine(x[None], y[None], merged)[0]
 
     def penalties(self) -> dict[str, Tensor]:
         """Return the weighted distance of the value matrix from the identity."""

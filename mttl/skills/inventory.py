@@ -278,6 +278,28 @@ class Inventory(nn.Module, ABC):
         """
         return weight + self.delta(weights[None])[0], bias
 
+    def hidden_units(
+        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"]
+    ) -> Float[Tensor, "B L K r"]:
+        """Return what each skill alone has in front of its last product.
+
+        Args:
+            x: Input of the base layer.
+            y: Its output.
+
+        Raises:
+            NotImplementedError: If the kind's changes do not end in a product.
+        """
+        raise NotImplementedError(f"{type(self).__name__} do not end in a product")
+
+    def last_product(self) -> Float[Tensor, "K O r"]:
+        """Return what makes each skill's change of its `hidden_units`.
+
+        Raises:
+            NotImplementedError: As there.
+        """
+        raise NotImplementedError(f"{type(self).__name__} do not end in a product")
+
     def penalties(self) -> dict[str, Tensor]:
         """Return the auxiliary losses of the skills, whatever the input; none by default."""
         return {}

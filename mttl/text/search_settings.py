@@ -26,6 +26,7 @@ from mttl.config.schema import Config, Search
 from mttl.errors import ConfigError
 from mttl.files import write_text
 from mttl.progress_bar import counting_bar
+from mttl.text.search_training import search_training
 from mttl.text.workers import start_workers
 from mttl.training.run_folder import RunFolder, check_still_there
 
@@ -33,7 +34,7 @@ from mttl.training.run_folder import RunFolder, check_still_there
 def search_run(
     config: Config,
     *,
-    source: str,
+    source: str | None,
     tasks: str,
     samples: str | None,
     shard: Shard,
@@ -47,7 +48,7 @@ def search_run(
 
     Args:
         config: Its sections data, generation, optim, adapt and search are read.
-        source: The folder of a trained run.
+        source: The folder of a trained run; none where settings of training are searched.
         tasks: As for `mttl.adaptation.plan.new_tasks`.
         samples: As for `mttl.adaptation.plan.read_samples`.
         shard: The part of each trial's jobs to run.
@@ -61,6 +62,23 @@ def search_run(
     # Two small files per job: not worth a line each.
     logging.getLogger("mttl.data").setLevel(logging.WARNING)
     search = check_search(config)
+    if search.trains:
+        given = {"--from": source, "--samples": samples, "--backbone": backbone}
+        given |= {"--allow-seen": allow_seen or None, "--tasks": None if tasks == "dev" else tasks}
+        given |= {"--workers": workers > 1 or None, "--shard": shard.n_shards > 1 or None}
+        useless = [name for name, value in given.items() if value is not None]
+        if useless:
+            raise ConfigError(
+                f"{', '.join(useless)} would change nothing: settings of training "
+                f"({', '.join(search.names)}) are searched by trainings, on the tasks of training; "
+                "leave them out"
+            )
+        search_training(config, out)
+        return
+    if source is None:
+        raise ConfigError(
+            f"{', '.join(search.names)} are of adaptation: name a trained run with --from RUN"
+        )
     if search.ranges and (workers > 1 or shard.n_shards > 1):
         raise ConfigError(
             "--workers and --shard share the trials of search.grid or search.points: a trial of "

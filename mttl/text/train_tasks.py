@@ -129,7 +129,7 @@ def train(config: Config, *, resume: bool = False) -> None:
             tasks,
             backbone_name=backbone_name(config.backbone),
             # Random weights come from nowhere else, frozen or not.
-            backbone_trained=config.backbone.train or config.backbone.kind == "random",
+            backbone_trained=bool(config.backbone.train) or config.backbone.kind == "random",
             settings=inventory_settings(
                 config,
                 {task: gym.description(task) for task in tasks}

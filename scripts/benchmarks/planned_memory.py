@@ -136,7 +136,7 @@ def _run(config: Any, model_type: str, sizes: dict[str, Any], answers: bool) -> 
     from mttl.training.text_to_text import TextToTextModule
 
     network = build_random(model_type, sizes).to(getattr(torch, config.backbone.dtype))
-    network.requires_grad_(config.backbone.train)
+    network.requires_grad_(bool(config.backbone.train))
     model, *_ = assemble(network, config, TASKS)
     if config.backbone.gradient_checkpointing:
         model.enable_gradient_checkpointing()

@@ -105,6 +105,38 @@ def test_the_papers_setting_builds_on_a_folder(tmp_path: Path) -> None:
 # Settings arrive.
 
 
+def test_patterns_choose_which_parameters_of_the_backbone_are_trained() -> None:
+    patterns = "[layer_norm.weight, decoder.block.1.*, 'SelfAttention.[qv].weight']"
+    files = "crossfit.yaml+backbone/tiny_t5.yaml"
+    config = load_config(files, [f"backbone.train={patterns}"])
+    model = build_model(config, ["one", "two"]).model
+    names = {
+        name.replace(".base.", "."): value.requires_grad
+        for name, value in model.backbone.named_parameters()
+        if ".inventory." not in name
+    }
+    chosen = {name for name, trained in names.items() if trained}
+    assert chosen == {
+        name
+        for name in names
+        if name.endswith(".layer_norm.weight")
+        or name.startswith("decoder.block.1.")
+        or name.endswith(("SelfAttention.q.weight", "SelfAttention.v.weight"))
+    }
+    assert 0 < len(chosen) < len(names)
+    groups = build_optimizer(model, config.optim).param_groups
+    backbone = [group for group in groups if group["name"].startswith("backbone")]
+    assert sum(len(group["params"]) for group in backbone) == len(chosen)
+
+
+def test_a_pattern_that_matches_no_parameter_is_refused() -> None:
+    files = "crossfit.yaml+backbone/tiny_t5.yaml"
+    config = load_config(files, ["backbone.train=[layer_norms.weight]"])
+    message = r"backbone.train: 'layer_norms.weight' matches no parameter of the backbone"
+    with pytest.raises(ConfigError, match=message):
+        build_model(config, ["one"])
+
+
 def test_a_random_t5_scales_the_position_biases_it_draws() -> None:
     config = load_config("crossfit.yaml+backbone/tiny_t5.yaml", TINY).backbone
     assert config.kind == "random"

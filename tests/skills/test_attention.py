@@ -9,7 +9,13 @@ from mttl.adaptation.modes import adapted, apply_mode
 from mttl.config.optim_schema import AdamW
 from mttl.merging.fold import average_mixing, fold
 from mttl.routing import RoutingSlot, average_router
-from mttl.skills import LoRAInventory, SkilledModel, attach_skills
+from mttl.skills import (
+    AdapterInventory,
+    IA3Inventory,
+    LoRAInventory,
+    SkilledModel,
+    attach_skills,
+)
 from mttl.skills.attention import AttendedInventory
 from mttl.training.optim import build_optimizer, parameter_roles
 
@@ -55,6 +61,39 @@ def test_equals_the_plain_computation_with_its_gradients(query, value):
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("parallel", [True, False])
+def test_adapters_under_attention_equal_the_plain_computation(parallel):
+    settings = {"hidden_features": 3, "scale": 0.7, "layer_norm": True, "parallel": parallel}
+    inventory = AttendedInventory(AdapterInventory(4, 6, 3, **settings))
+    fill(inventory)
+    inventory.double()
+    x = torch.randn(2, 3, 4, dtype=torch.double, requires_grad=True)
+    y = torch.randn(2, 3, 6, dtype=torch.double, requires_grad=True)
+    alone = torch.eye(3).double()[:, None]
+    outputs = torch.stack(
+        [inventory.skills(x, y, alone[k : k + 1].expand(2, 1, 3)) - y for k in range(3)], dim=2
+    )
+    attention = inventory.attention
+    query = y @ attention.query.t() + attention.query_bias
+    scores = torch.einsum("bld,blkd->blk", query, outputs @ attention.key.t())
+    mixture = (scores.softmax(-1).unsqueeze(-1) * outputs).sum(2)
+    expected = y + mixture @ (torch.eye(6).double() + attention.value_change).t()
+    found = inventory(x, y, WEIGHTS.double())
+    torch.testing.assert_close(found, expected)
+    trained, towards = [x, y, *attention.parameters()], torch.randn_like(found)
+    # Adapters behind a block do not read its input.
+    ours, theirs = (
+        torch.autograd.grad((made * towards).sum(), trained, materialize_grads=True)
+        for made in (found, expected)
+    )
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_kinds_without_a_last_product_are_refused():
+    with pytest.raises(NotImplementedError, match="IA3Inventory do not end in a product"):
+        AttendedInventory(IA3Inventory(4, 6, 3)).merge(WEIGHTS)
+
+
 def test_it_starts_near_the_average_of_the_outputs():
     skills = LoRAInventory(4, 6, 3, rank=2, mix="outputs")
     fill(skills)
@@ -64,14 +103,16 @@ def test_it_starts_near_the_average_of_the_outputs():
     torch.testing.assert_close(inventory(x, y, WEIGHTS), skills(x, y, WEIGHTS))
 
 
-def model_of(family="t5", **settings):
+def model_of(family="t5", *, adapters=False, **settings):
     backbone, slot = BACKBONES[family]().requires_grad_(False), RoutingSlot()
-    attachment = attach_skills(
-        backbone,
-        lambda i, o: AttendedInventory(LoRAInventory(i, o, 3, rank=2), **settings),
-        targets=["attention"],
-        slot=slot,
-    )
+
+    def make(i, o):
+        size = {"hidden_features": 3} if adapters else {"rank": 2}
+        kind = AdapterInventory if adapters else LoRAInventory
+        return AttendedInventory(kind(i, o, 3, **size), **settings)
+
+    site = "block" if adapters else "linear"
+    attachment = attach_skills(backbone, make, targets=["attention"], slot=slot, site=site)
     model = SkilledModel(backbone, average_router(len(attachment.groups), 2, 3), slot).eval()
     for seed, layer in enumerate(model.skilled_layers().values()):
         fill(layer.inventory, seed)
@@ -116,9 +157,10 @@ def test_nothing_is_owed_without_penalty_or_outside_training(settings):
     assert routing.losses == {}
 
 
+@pytest.mark.parametrize("adapters", [False, True])
 @pytest.mark.parametrize("family", ["t5", "llama"])
-def test_generation_with_beams_equals_one_example_at_a_time(family):
-    model = model_of(family)
+def test_generation_with_beams_equals_one_example_at_a_time(family, adapters):
+    model = model_of(family, adapters=adapters)
     inputs = {"input_ids": batch(3)["input_ids"]}
     settings = {"max_new_tokens": 4, "num_beams": 2, "do_sample": False, "min_new_tokens": 4}
     together = model.generate(IDS, **inputs, **settings)

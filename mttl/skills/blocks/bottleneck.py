@@ -103,8 +103,7 @@ class BottleneckInventory(Inventory):
             return torch.add(y, change, alpha=self.scale)
         (weights,) = (part.to(dtype) for part in merged)
         down, down_bias, up, up_bias = (part.to(dtype) for part in self.projections())
-        hidden = nn.functional.linear(h, down.flatten(0, 1), down_bias.flatten())
-        hidden = self.activation(hidden).unflatten(-1, (self.n_skills, -1))
+        hidden = self._hidden(h, down, down_bias)
         hidden = (hidden * weights[:, None, :, None]).flatten(2)
         # (B, L, K F) · (K F, O): the sum over skills is part of the product.
         change = hidden @ up.mT.flatten(0, 1) + (weights @ up_bias).unsqueeze(1)
@@ -120,6 +119,24 @@ class BottleneckInventory(Inventory):
         hidden = self.activation(grouped_linear(rows, down, down_bias, work.counts))
         change = grouped_linear(hidden, up, up_bias, work.counts)
         return self.scale * combine(change, work, len(x))
+
+    def hidden_units(
+        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"]
+    ) -> Float[Tensor, "B L K r"]:
+        """Return the hidden units of every adapter, and a 1 that its last bias is multiplied by."""
+        dtype = active_dtype(x)
+        h = self._read(x if self.reads == "input" else y, dtype)
+        down, down_bias, _, _ = (part.to(dtype) for part in self.projections())
+        return nn.functional.pad(self._hidden(h, down, down_bias), (0, 1), value=1.0)
+
+    def last_product(self) -> Float[Tensor, "K O r"]:
+        """Return the ways up, each with its bias behind."""
+        _, _, up, up_bias = self.projections()
+        return self.scale * torch.cat([up, up_bias.unsqueeze(-1)], dim=-1)
+
+    def _hidden(self, h: Tensor, down: Tensor, down_bias: Tensor) -> Float[Tensor, "B L K F"]:
+        hidden = nn.functional.linear(h, down.flatten(0, 1), down_bias.flatten())
+        return self.activation(hidden).unflatten(-1, (self.n_skills, -1))
 
     def _read(self, h: Tensor, dtype: torch.dtype) -> Tensor:
         return (

@@ -136,6 +136,18 @@ class LoRAInventory(Inventory):
         y = base(x)
         return y + grouped_linear(hidden, up, None, counts).to(y.dtype)
 
+    def hidden_units(
+        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"]
+    ) -> Float[Tensor, "B L K r"]:
+        """Return the input's products with every skill's first factor."""
+        dtype = active_dtype(x)
+        down = self.down.to(dtype).transpose(0, 1).flatten(1)
+        return (x.to(dtype) @ down).unflatten(-1, (self.n_skills, -1))
+
+    def last_product(self) -> Float[Tensor, "K O r"]:
+        """Return the second factors."""
+        return self.scale * self.up
+
     def dispatch(self, x: Float[Tensor, "N I"], assignment: Assignment) -> Float[Tensor, "N O"]:
         """Return, for each token, the sum over its pairs of gate times low-rank change."""
         if self.n_skills * self.rank <= self.in_features:

@@ -1,0 +1,135 @@
+"""Search for settings of training: trials, each a training, scored on the tasks' development rows.
+
+References:
+    Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, section 4.2: the rate of training is chosen
+    on the development rows of the training tasks.
+"""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+from mttl.adaptation.few_shot import FewShotResult
+from mttl.adaptation.search import (
+    Trial,
+    Values,
+    best_fragment,
+    grid_points,
+    trial_name,
+    trials_table,
+    write_trials,
+)
+from mttl.adaptation.search_ranges import search_ranges
+from mttl.adaptation.settings import with_settings
+from mttl.child_process import with_parent
+from mttl.command import make_console
+from mttl.config.load import dump_config
+from mttl.config.schema import Config
+from mttl.errors import ConfigError, MttlError
+from mttl.files import locked, write_text
+from mttl.reading import MOST_YAML, read_table, read_text, to_number
+from mttl.shipped_files import shipped_folder
+from mttl.training.run_folder import RunFolder, changed_settings
+
+# Settings that say nothing about what a trial scores.
+MAY_CHANGE = ("run.", "search.", "adapt.", "data.cache_dir", "trainer.loggers")
+
+
+def search_training(config: Config, out: str | None) -> None:
+    """Train with every setting, write what was found and print a table.
+
+    Every trial is a `pl_train.py` of its own; what has ended is read, and what was interrupted
+    goes on.
+
+    Args:
+        config: What to train, and its section search.
+        out: Folder of the trials; ``search-NAME`` in the folder of runs by default.
+
+    Raises:
+        ConfigError: If development rows are trained on, or the folder holds other trials.
+        MttlError: If a training failed.
+    """
+    if config.data.split == "train+dev":
+        raise ConfigError(
+            "data.split 'train+dev' trains on the rows that a search scores: set -k "
+            "data.split=train data.validation=dev, and train with what is found on both"
+        )
+    folder = Path(out or Path(config.run.dir) / f"search-{config.run.name}")
+    console, status = make_console(), make_console(stderr=True)
+    _keep(folder / "config.yaml", dump_config(config))
+    search, trials = config.search, dict[str, Trial]()
+
+    def evaluate(values: Values) -> float:
+        name = trial_name(values)
+        trials[name] = Trial(values, _trained(config, values, folder))
+        known = list(trials.values())
+        write_trials(folder / "trials.csv", known)
+        write_text(folder / "best.yaml", best_fragment(known))
+        score = trials[name].score
+        status.print(f"{len(trials)}: {name}: dev {100 * score:.1f}")
+        return score
+
+    refusal = ConfigError(
+        f"another process searches in '{folder}': wait for it, or choose another folder with --out"
+    )
+    if search.ranges:
+        search_ranges(
+            search.ranges,
+            evaluate,
+            n_trials=search.trials,
+            seed=search.seed,
+            jobs=(),
+            journal=folder / "optuna.journal",
+        )
+    else:
+        with locked(folder / ".lock", refusal):
+            for values in search.points or grid_points(search.grid):
+                evaluate(values)
+    console.print(trials_table(list(trials.values()), "Search of training (per cent)"))
+    console.print(f"The best settings are in {folder / 'best.yaml'}", highlight=False)
+
+
+def _trained(config: Config, values: Values, folder: Path) -> tuple[FewShotResult, ...]:
+    """Train with some settings, unless it has ended before, and return its scores."""
+    name = trial_name(values)
+    run = RunFolder(folder / "trials" / name)
+    if not run.results.is_file():
+        settings = {"run.dir": str(run.path.parent), "run.name": name, "data.evaluate": ["dev"]}
+        file = folder / "trials" / f"{name}.yaml"
+        write_text(file, dump_config(with_settings(config, {**values, **settings})))
+        command = [sys.executable, str(shipped_folder() / "pl_train.py"), "-c", str(file)]
+        resume = ["--resume"] if run.last.is_file() else []
+        with (folder / "trials" / f"{name}.log").open("a", encoding="utf-8") as log:
+            ended = subprocess.run(
+                [*command, *resume],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                check=False,
+                preexec_fn=with_parent(),
+            )
+        if ended.returncode:
+            raise MttlError(f"the trial {name} failed; what it printed is in '{log.name}'")
+    return tuple(
+        FewShotResult(
+            *(row["task"], 0, config.run.seed, row["metric"]),
+            dev=to_number(row["score"], f"'{run.results}': a score", MttlError),
+            test=math.nan,
+            step=0,
+            n_trained=0,
+            n_empty=0,
+        )
+        for row in read_table(run.results, MttlError, ["task", "split", "metric", "score"])
+        if row["split"] == "dev" and row["task"] != "mean"
+    )
+
+
+def _keep(path: Path, text: str) -> None:
+    """Note what trials are made from, or refuse to mix them with others."""
+    before = read_text(path, ConfigError, MOST_YAML) if path.is_file() else text
+    if changed := changed_settings(before, text, MAY_CHANGE):
+        raise ConfigError(
+            f"the trials in '{path.parent}' were made with other settings: {', '.join(changed)}. "
+            "Use those, or another folder with --out"
+        )
+    write_text(path, text)
