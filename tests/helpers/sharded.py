@@ -56,6 +56,8 @@ def task_model(
     )
     for seed, layer in enumerate(model.skilled_layers().values()):
         fill(layer.inventory, seed)
+        if kind == "diff_pruning":  # masks that are 1 whatever each process draws
+            nn.init.constant_(layer.inventory.logits, 100.0)
     if checkpointing:
         model.enable_gradient_checkpointing()
     return model
