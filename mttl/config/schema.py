@@ -379,11 +379,6 @@ class Config(Section):
                 f"data.packed_length ({self.data.packed_length}) puts several texts behind one "
                 f"another, and {front} stands in front of one; remove it, {other}"
             )
-        if self.backbone.compile:
-            problems.append(
-                f"backbone.compile must be false with {front}, which changes what parts of the "
-                f"model are called with; {other}"
-            )
         if "prompt" in kinds and self.moe is not None:
             problems.append(
                 f"{front} adds positions that the token routers of a section moe know nothing of; "

@@ -124,7 +124,7 @@ def test_patterns_choose_which_parameters_of_the_backbone_are_trained() -> None:
         or name.endswith(("SelfAttention.q.weight", "SelfAttention.v.weight"))
     }
     assert 0 < len(chosen) < len(names)
-    groups = build_optimizer(model, config.optim).param_groups
+    groups = build_optimizer(config.optim, model).param_groups
     backbone = [group for group in groups if group["name"].startswith("backbone")]
     assert sum(len(group["params"]) for group in backbone) == len(chosen)
 

@@ -177,10 +177,6 @@ def test_defaults() -> None:
             "data.packed_length (2048) puts several texts behind one another, and skills.kind",
         ),
         (
-            ["skills.kind=prefix", "backbone.compile=true"],
-            "backbone.compile must be false with skills.kind 'prefix'",
-        ),
-        (
             ["skills.kind=prompt", "moe.router.kind=top_k", "moe.experts.kind=ia3"],
             "skills.kind 'prompt' adds positions that the token routers of a section moe know",
         ),
