@@ -23,7 +23,7 @@ from mttl.shipped_files import shipped_folder
 
 EVERY = "all"
 MOST_SKILLS = 64  # where a kind has no other size
-LARGEST = 4096  # of any other size
+LARGEST = 2**16  # of any other size
 MEANING = (
     "One row per kind of skill, on the same frozen backbone. *trained*: parameters of skills and "
     "router; *changed*: entries of the backbone that differ once the first task is folded into it, "

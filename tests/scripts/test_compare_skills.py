@@ -195,3 +195,23 @@ def test_what_skills_change_is_counted(config: Path, monkeypatch: pytest.MonkeyP
         answer, facts = cost.build_answers(variant, settings)
         assert len(answer()) == 4
         assert bool(facts) == (variant == "with skills")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS.kind_names())
+def test_every_kind_is_trained_and_measured(
+    kind: str, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts" / "benchmarks")
+    monkeypatch.delitem(sys.modules, "_common", raising=False)
+    cost: Any = load_recipe(ROOT / "scripts" / "benchmarks" / "skill_cost.py")
+    tiny = "backbone.config={d_model: 32, d_kv: 16, d_ff: 64, feed_forward_proj: gated-gelu}"
+    short = ("trainer.max_steps=1", "trainer.val_check_interval=1", "data.evaluate=[]")
+    run = train(f"{config}+skills/{kind}.yaml", kind, *short, tiny)
+    settings = argparse.Namespace(run=str(run.path), rows=4)
+    for variant in cost.VARIANTS:
+        cost.build_step(variant, settings)[0]()
+        answer, facts = cost.build_answers(variant, settings)
+        assert len(answer()) == 4
+    assert facts["trained"] > 0
+    assert facts["mergeable"] in (0, 1)
