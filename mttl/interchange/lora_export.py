@@ -39,8 +39,8 @@ def mixture_adapter(
         }
     except (ValueError, NotImplementedError) as error:
         raise CheckpointError(
-            f"the skills cannot be exported as LoRA: {error}. A whole model can be written instead "
-            "(scripts/merge_task.py)"
+            f"the skills cannot be exported as LoRA: {error}. If they change weights, a whole "
+            "model can be written instead (scripts/merge_task.py)"
         ) from error
     width = max(part.rank for part in parts.values())
     return {path: part.padded(width) for path, part in parts.items()}

@@ -108,6 +108,14 @@ def test_dense_skills_need_a_rank(rank, tmp_path):
     assert relative_error(loaded("t5", tmp_path / "dense")(**batch(3)).logits, expected) < ROUNDING
 
 
+@pytest.mark.parametrize("rank", [None, 4])
+def test_adapters_are_refused(rank):
+    model = skilled(tiny_t5(), inventory="adapter, behind")
+    message = r"cannot be exported as LoRA: AdapterInventory .*If they change weights, a whole"
+    with pytest.raises(CheckpointError, match=message):
+        mixture_adapter(model, task_mixing(model.router, 0), rank)
+
+
 def test_scales_and_a_layer_at_two_paths_are_refused():
     model = skilled(tiny_t5(), inventory="ia3")
     with pytest.raises(CheckpointError, match=r"cannot be exported as LoRA: IA3Inventory does not"):
