@@ -30,18 +30,18 @@ class MetaModule(TextToTextModule):
         assert meta is not None
         parameters = [value for value in self.model.parameters() if value.requires_grad]
         if meta.kind == "maml":
-            support, query = self._losses(batch, 2)
+            support, query = self._part_losses(batch, 2)
             found, loss = maml_gradients(
                 parameters, support, query, n_steps=meta.inner_steps, rate=meta.inner_lr
             )
         else:
-            losses = self._losses(batch, meta.inner_steps)
+            losses = self._part_losses(batch, meta.inner_steps)
             found, loss = reptile_gradients(parameters, losses, rate=meta.inner_lr)
         self._watch(loss)
         self.log("train/loss", loss, prog_bar=True, batch_size=len(batch["labels"]), sync_dist=True)
         return with_gradients(loss, parameters, found)
 
-    def _losses(self, batch: Mapping[str, Any], n_parts: int) -> list[Loss]:
+    def _part_losses(self, batch: Mapping[str, Any], n_parts: int) -> list[Loss]:
         """Return the losses of the parts of a batch."""
         rows = torch.arange(len(batch["labels"]), device=batch["labels"].device)
         parts = [{name: value[own] for name, value in batch.items()} for own in rows.chunk(n_parts)]
