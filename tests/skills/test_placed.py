@@ -23,7 +23,10 @@ FOLDED = ("head_mask", "head_mask, soft")
 SEEN = ("prefix, joint", "prefix, computed", "prompt")
 HARD = ("head_mask",)
 BLOCKS = ("adapter", "compacter")
-VARIANTS = ("head_mask, soft", "prefix, joint", "prefix, computed", "adapter, outputs")
+VARIANTS = (
+    *("head_mask, soft", "prefix, joint", "prefix, computed"),
+    *("adapter, outputs", "compacter"),
+)
 
 
 def cases(kinds: Sequence[str]) -> pytest.MarkDecorator:

@@ -37,6 +37,11 @@ def adapter(i: int, o: int) -> AdapterInventory:
     return AdapterInventory(i, o, K, hidden_features=3, parallel=False)
 
 
+SLOW = ("llama", "gpt2")
+families = pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in BACKBONES],
+)
 LORA = Placement(lora, ["attention", "mlp"])
 ADAPTER = Placement(adapter, ["attention", "mlp"], "block")
 
@@ -58,7 +63,7 @@ def run(model: SkilledModel, task_ids: torch.Tensor = TASKS) -> Any:
     return model(task_ids, **batch(len(task_ids)))
 
 
-@pytest.mark.parametrize("family", BACKBONES)
+@families
 def test_each_kind_does_what_it_does_alone(family: str) -> None:
     """Where the other one is fresh; blocks and the layers inside share the rows of a group."""
     together = several(BACKBONES[family](), ADAPTER, LORA)
@@ -84,7 +89,7 @@ def _plain(model: SkilledModel) -> dict[tuple[str, type], Any]:
     return {(names[path], type(layer)): layer for path, layer in layers}
 
 
-@pytest.mark.parametrize("family", BACKBONES)
+@families
 def test_a_mixed_batch_equals_one_by_one_also_in_generation(family: str) -> None:
     model, inputs = several(BACKBONES[family](), LORA, ADAPTER), batch(4)
     together = model(TASKS, **inputs).logits
@@ -111,7 +116,7 @@ def test_every_kind_learns_with_checkpointing_as_without() -> None:
         assert relative_error(found[1][name], gradient) < 1e-9, name
 
 
-@pytest.mark.parametrize("family", BACKBONES)
+@families
 def test_skills_come_off_and_are_put_back(family: str) -> None:
     model = several(BACKBONES[family](), LORA, ADAPTER)
     expected = run(model).logits
