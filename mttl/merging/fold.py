@@ -113,8 +113,8 @@ def unfold(folded: FoldedBackbone) -> None:
         _put(folded.backbone, path, layer)
 
 
-def require_weights(path: str, layer: SkilledLayer) -> None:
-    """Refuse skills that act on more than a linear layer.
+def require_weights(path: str, layer: SkilledLayer) -> SkilledLinear:
+    """Return a skilled layer that is a linear one, and refuse skills that act on more.
 
     Raises:
         ValueError: If no change of a weight does what they do.
@@ -125,6 +125,7 @@ def require_weights(path: str, layer: SkilledLayer) -> None:
             "and no change of a weight does what they do. Answer with the run itself "
             "(pl_predict.py, scripts/serve.py)"
         )
+    return layer
 
 
 def is_transposed(base: nn.Module) -> bool:
@@ -149,9 +150,9 @@ def _put(backbone: nn.Module, path: str, module: nn.Module) -> None:
     setattr(backbone.get_submodule(parent), name, module)
 
 
-def _plain(path: str, layer: SkilledLayer, weights: Float[Tensor, "H K"]) -> nn.Module:
+def _plain(path: str, skilled: SkilledLayer, weights: Float[Tensor, "H K"]) -> nn.Module:
+    layer = require_weights(path, skilled)
     base = layer.base
-    require_weights(path, layer)
     if is_foreign(base):
         raise ValueError(
             f"'{path}' is a {type(base).__name__}, whose weight cannot be read; load the backbone "
