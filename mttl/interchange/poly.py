@@ -109,7 +109,7 @@ def poly_logits(router: TaskRouter) -> Float[Tensor, "G T H K"]:
         CheckpointError: If its rows are not positive weights that sum to 1.
     """
     if isinstance(router, PolytroponRouter) and router.normalisation == "sum":
-        logits = router.logits.detach()
+        logits = router.task_logits().detach()
         if router.hard:
             logits = torch.where(logits.sigmoid() > 0.5, CERTAIN, -CERTAIN).to(logits)
         if router.shared_skill:
