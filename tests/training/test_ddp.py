@@ -262,7 +262,8 @@ def test_a_killed_run_goes_on_with_another_strategy_and_serves_what_reads_runs(
 ) -> None:
     """The checkpoint and ``skills/`` are those of any run: whatever reads them need not know."""
     # Fifteen rows for two processes, one by one: the last batch of one process has no row.
-    single = ("data.batch_size=4", "data.eval_batch_size=1")
+    # A step has as many rows whoever computes it.
+    single = ("data.global_batch_size=8", "data.eval_batch_size=1")
     process = start(config, "killed", *SHARDED, *single, "trainer.max_steps=4000")
     killed = RunFolder(config.parent / "runs" / "killed")
     assert process.stderr is not None
@@ -272,7 +273,8 @@ def test_a_killed_run_goes_on_with_another_strategy_and_serves_what_reads_runs(
     process.kill()
     process.communicate(timeout=300)  # the second process leaves when it finds itself alone
     step = load_torch(killed.last, "")["global_step"]
-    for more, settings in enumerate((SHARDED, TWO, ("trainer.devices=1",)), start=1):
+    alone = ("trainer.devices=1", "data.batch_size=4")
+    for more, settings in enumerate((SHARDED, TWO, alone), start=1):
         end = f"trainer.max_steps={step + 2 * more}"
         resumed = start(config, "killed", *settings, *single, end, resume=True)
         _, said = resumed.communicate(timeout=200)
