@@ -6,6 +6,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from mttl.adaptation.course import Course
 from mttl.adaptation.few_shot import FewShotResult
 from mttl.adaptation.save_adapted import Answers, save_adapted
 from mttl.config.schema import Config
@@ -26,6 +27,7 @@ class AdaptedModel:
         result: The score on the development rows, and the step whose weights were kept.
         form: How inputs look, as in training.
         answers: To the development rows.
+        course: How the routing came about.
         skills: The folder ``skills/`` of the run that was adapted.
         inventory: Its digest.
     """
@@ -35,6 +37,7 @@ class AdaptedModel:
     result: FewShotResult
     form: PromptForm
     answers: Answers
+    course: Course
     skills: Path
     inventory: str
 
@@ -63,6 +66,7 @@ class AdaptedModel:
             tasks=(self.result.task,),
             form=self.form,
             search=self.module.generation,
+            per_token=self.config.generation.per_token,
             precision=precision_plugin(precision, self.module.device.type),
         )
 
@@ -79,6 +83,7 @@ class AdaptedModel:
             *(folder, self.model, self.result, self.answers, self.config, self.form),
             skills=self.skills,
             inventory=self.inventory,
+            course=self.course,
         )
 
     def __call__(self, inputs: Sequence[str]) -> list[str]:

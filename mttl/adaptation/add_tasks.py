@@ -17,10 +17,12 @@ from mttl.inventory_files import SOURCE
 from mttl.routing.task.task_router import TaskRows
 
 Tensors = dict[str, Tensor]
+# What a form holds of single tasks.
+_BY_TASK = ("task_descriptions", "task_options")
 # What makes weights of a row, and prompts of a question: settings and their sections.
 _READ = {
     **dict.fromkeys(("straight_through", "normalise", "shared_skill", "top_k"), "router"),
-    **dict.fromkeys(PromptForm.model_fields.keys() - {"task_descriptions"}, "data"),
+    **dict.fromkeys(PromptForm.model_fields.keys() - {*_BY_TASK}, "data"),
 }
 
 
@@ -47,7 +49,7 @@ def add_tasks(
     n_skills = settings.skills.n_skills if settings.skills.kind != "none" else 1
     own = n_total = len(run.tasks) if n_skills == "per_task" else n_skills
     names, skills, router = list(run.tasks), dict(run.skills), dict(run.router)
-    descriptions = dict(settings.data.task_descriptions)
+    texts = {name: dict(getattr(settings.data, name)) for name in _BY_TASK}
     for new in adapted:
         form = read_settings(new, ModelSettings)
         _require_rows(run, new, rows, settings, form)
@@ -67,10 +69,9 @@ def add_tasks(
         for name, place in rows.items():
             router[name] = torch.cat([router[name], row[name]], place.axis)
         names += new.tasks
-        descriptions |= form.data.task_descriptions
-    changed: dict[str, Section] = {
-        "data": settings.data.model_copy(update={"task_descriptions": descriptions})
-    }
+        for name, known in texts.items():
+            known |= getattr(form.data, name)
+    changed: dict[str, Section] = {"data": settings.data.model_copy(update=texts)}
     if settings.skills.kind != "none":
         changed["skills"] = settings.skills.model_copy(update={"n_skills": n_total})
     dumped = settings.model_copy(update=changed).model_dump(mode="json")
@@ -133,6 +134,8 @@ def _require_skills(new: SavedInventory, settings: ModelSettings) -> None:
     refuse, router = _refusal(new), settings.router
     if settings.moe is not None or settings.aggregation.kind != "mixture":
         raise refuse("its skills changed, and all tasks choose among the same ones")
+    if getattr(settings.skills, "shared_down", False):
+        raise refuse("its skills changed, and share a factor with those of the run")
     if any(place.unused is None for place in router_class(router).rows_of_tasks().values()):
         raise refuse(f"its skills changed, and '{router.kind}' cannot leave skills unused")
     if router.kind == "polytropon" and (router.shared_skill or router.normalise != "sum"):

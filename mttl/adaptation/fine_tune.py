@@ -25,6 +25,7 @@ def fine_tune(
     gradient_clip_val: float | None = None,
     precision: Precision | None = None,
     on_step: Callable[[], object] = lambda: None,
+    on_score: Callable[[float], object] = lambda score: None,
 ) -> tuple[int, float, list[Prediction]]:
     """Train what requires gradients and keep the weights that are best on development rows.
 
@@ -40,12 +41,14 @@ def fine_tune(
         gradient_clip_val: Largest norm of the gradients.
         precision: Of the arithmetic; see `mttl.training.precision`. Single by default.
         on_step: Called after every step.
+        on_score: Called with every score, that before the first step included.
 
     Returns:
         The step of the weights kept, their score, and their answers to the development rows.
     """
     precision = precision or Precision()
     best_step, (best, answers) = 0, score_batches(module, development, precision)
+    on_score(best)
     trained = [value for value in module.model.parameters() if value.requires_grad]
     if not trained:
         return best_step, best, answers
@@ -76,6 +79,7 @@ def fine_tune(
         on_step()
         if step % eval_every == 0 or step == n_steps:
             found, rows = score_batches(module, development, precision)
+            on_score(found)
             # An undefined score is worse than any other.
             if _rank(found) > _rank(best):
                 best_step, best, answers = step, found, rows

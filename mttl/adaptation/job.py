@@ -9,13 +9,17 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from mttl.adaptation.course import Course
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.fine_tune import fine_tune, score_batches
+from mttl.adaptation.gradient_free import compose
 from mttl.adaptation.modes import adapted, count_trained
 from mttl.config.schema import Config
 from mttl.data.data_module import TextToTextDataModule
+from mttl.data.prompt_form import PromptForm
 from mttl.gym.folder import Gym
 from mttl.models.backbone import is_decoder_only
+from mttl.ranking.task_options import wanted_options
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.precision import precision_plugin
 from mttl.training.shown_tasks import show_tasks
@@ -32,7 +36,8 @@ def run_job(
     row: Float[Tensor, "1 _"] | None = None,
     score_test: bool = True,
     on_step: Callable[[], object] = lambda: None,
-    keep: Callable[[FewShotResult, Mapping[str, Sequence[Prediction]]], object] | None = None,
+    keep: Callable[[FewShotResult, Mapping[str, Sequence[Prediction]], Course], object]
+    | None = None,
 ) -> FewShotResult:
     """Adapt to one sample of one task, score, and leave the model as it was.
 
@@ -47,17 +52,18 @@ def run_job(
         row: What the routing of the task starts at, where it is known.
         score_test: Read and answer the test rows; else the test score is undefined.
         on_step: Called after every optimizer step.
-        keep: Called with the result and the answers of every split while the model is adapted.
+        keep: Called with the result, the answers of every split, and how it came about, while the
+            model is adapted.
     """
     with (
         seeded(job.seed, next(model.parameters()).device),
         adapted(model, config.adapt.mode, init=config.adapt.init, rows=row),
     ):
         module = task_module(model, tokenizer, {job.task: gym.metric(job.task)}, config)
-        result, answers = fit(module, job, gym, config, score_test=score_test, on_step=on_step)
+        done = fit(module, job, gym, config, score_test=score_test, on_step=on_step)
         if keep is not None:
-            keep(result, answers)
-        return result
+            keep(*done)
+        return done[0]
 
 
 def task_module(
@@ -89,7 +95,7 @@ def fit(
     *,
     score_test: bool,
     on_step: Callable[[], object] = lambda: None,
-) -> tuple[FewShotResult, dict[str, Sequence[Prediction]]]:
+) -> tuple[FewShotResult, dict[str, Sequence[Prediction]], Course]:
     """Train on a job's rows and score; the module keeps the weights that were chosen.
 
     Args:
@@ -101,7 +107,7 @@ def fit(
         on_step: Called after every optimizer step.
 
     Returns:
-        What it scored, and the answers of every split that was scored.
+        What it scored, the answers of every split that was scored, and how it came about.
     """
     data = TextToTextDataModule(
         gym,
@@ -113,10 +119,32 @@ def fit(
         n_examples=config.adapt.examples,
     )
     show_tasks(module.model, data)
+    options = wanted_options(gym, [job.task], [job.sample], config.generation.mode)
+    form = PromptForm.of(config.data)
+    module.offer(options, form, per_token=config.generation.per_token)
+    if weights := config.adapt.option_weights:
+        options = wanted_options(gym, [job.task], [job.sample], "rank")
+        module.contrast(options, form, **weights)
     precision = precision_plugin(config.trainer.precision, module.device.type)
     step, dev = 0, math.nan
+    course = Course(module.model.router, config.adapt.max_steps)
+
+    def stepped() -> None:
+        course.note_step()
+        on_step()
+
     answers: dict[str, Sequence[Prediction]] = {}
-    if config.adapt.examples != 0:
+    gradient_free = config.adapt.gradient_free and config.adapt.examples != 0
+    if gradient_free:
+        step, dev, answers["dev"] = compose(
+            module,
+            data.train_dataloader(),
+            data.evaluation_dataloader("dev"),
+            n_evaluations=config.adapt.max_steps,
+            precision=precision,
+            on_step=on_step,
+        )
+    elif config.adapt.examples != 0:
         step, dev, answers["dev"] = fine_tune(
             module,
             data.train_dataloader(),
@@ -125,7 +153,8 @@ def fit(
             eval_every=config.adapt.eval_every,
             gradient_clip_val=config.adapt.gradient_clip_val,
             precision=precision,
-            on_step=on_step,
+            on_step=stepped,
+            on_score=course.note_score,
         )
     test = math.nan
     if score_test:
@@ -139,11 +168,11 @@ def fit(
         dev=dev,
         test=test,
         step=step,
-        n_trained=count_trained(module.model),
+        n_trained=module.model.router.n_skills if gradient_free else count_trained(module.model),
         n_empty=sum(not row.prediction for row in rows),
         n_answers=len(rows),
     )
-    return result, answers
+    return result, answers, course
 
 
 @contextmanager

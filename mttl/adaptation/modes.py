@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from mttl.aggregation.packed_weights import packed_layers
 from mttl.config.section import AdaptMode, RowInit
 from mttl.errors import ConfigError
+from mttl.routing.task.coefficients import CoefficientRouter
 from mttl.routing.task.fixed import FixedRouter, average_router, expert_router
 from mttl.routing.task.metadata import MetadataRouter
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.task_router import TaskRouter
+from mttl.routing.token.members import MemberRouter
 from mttl.skills.inventory import Inventory
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.optim import ROUTERS
@@ -112,6 +114,7 @@ def adapted_router(
     | ``learned`` | Polytropon's, untrained, over skills that any router has trained |
     | ``average`` | all skills alike, fixed: with the mode ``zero_shot`` MHR-μ before any step |
     | ``factors`` | composed of what a metadata router has learned of the tasks' factors |
+    | ``coefficients`` | free coefficients, all 1 / K, over skills of any router (CAT) |
 
     Args:
         known: The trained one.
@@ -143,6 +146,8 @@ def adapted_router(
     if init == "own":
         only = torch.eye(known.n_skills)[:1].repeat(n_tasks, 1)
         return FixedRouter(only, known.n_groups, known.n_heads)
+    if init == "coefficients":
+        return CoefficientRouter(known.n_groups, n_tasks, known.n_heads, known.n_skills)
     if init == "learned":
         return PolytroponRouter(known.n_groups, n_tasks, known.n_heads, known.n_skills)
     start = "fresh" if mode == "from_scratch" else init
@@ -218,16 +223,22 @@ def _check_mode(
         require_frozen(mode)
     require_trainable(mode, router, *parts_by_role(model)["router"][1:])
     attention = [attention_parts(layer.inventory) for layer in model.skilled_layers().values()]
-    averaged = "mode 'average'" if mode == "average" else "init 'average'"
-    if "average" in (mode, init) and any(attention):
+    weighed = mode == "average" or init in ("average", "coefficients")
+    told = "mode 'average'" if mode == "average" else f"init '{init}'"
+    if weighed and any(attention):
         raise ConfigError(
-            f"{averaged} has no meaning for a fusion: attention takes the place of mixing "
+            f"{told} has no meaning for a fusion: attention takes the place of mixing "
             "weights. Use 'skills_only', or the run whose skills were fused"
         )
-    if "average" in (mode, init) and not model.router.n_groups:
+    if weighed and not model.router.n_groups:
         raise ConfigError(
-            f"{averaged} mixes alike what tasks choose, and here only tokens choose. Use "
+            f"{told} weighs what tasks choose, and here only tokens choose. Use "
             "'skills_only', which leaves their routers as they are"
+        )
+    if drawn_anew and any(isinstance(layer.router, MemberRouter) for layer in layers):
+        raise ConfigError(
+            f"mode '{mode}' from fresh skills would draw anew the members by whose weights tokens "
+            "are routed. Use 'zero_shot', or 'skills_only'"
         )
     if drawn_anew and any(layer.base is None for layer in layers):
         raise ConfigError(

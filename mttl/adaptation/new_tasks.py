@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mttl.adaptation import modes
 from mttl.adaptation.adapted_model import AdaptedModel
+from mttl.adaptation.course import Course
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.job import fit, run_job, seeded, task_module
 from mttl.adaptation.own_examples import Example, split_examples, write_examples
@@ -37,6 +38,7 @@ from mttl.gpus import device_of
 from mttl.gym.folder import Gym
 from mttl.inventory_files import inventory_digest
 from mttl.own_classes import METRICS, find_class
+from mttl.ranking.task_options import wanted_options
 
 # By how rows start: the router that knows of new tasks, and its file.
 KNOWN_ROWS = {
@@ -114,6 +116,7 @@ def adapt_to(
     dev: Sequence[Example] | None = None,
     metric: str = "EM",
     description: str | None = None,
+    options: Sequence[str] = (),
     factors: Sequence[str] = (),
     seed: int = 13,
     config: str | Path | None = None,
@@ -129,6 +132,7 @@ def adapt_to(
         dev: Pairs to choose the weights by. By default every second example is kept for it.
         metric: By which they are scored; one of CrossFit's seven, or ``module:Class``.
         description: What the task is; for runs trained with descriptions, and only for them.
+        options: Answers to choose from, which are ranked by their likelihood.
         factors: What the task is made of, as ``"language=de"``; for ``init="factors"``.
         seed: Of noise and order.
         config: Configuration files, as for the command; by default the run's own settings.
@@ -159,11 +163,15 @@ def adapt_to(
         how, what = ("with", "give one") if form["descriptions"] else ("without", "leave it out")
         raise ConfigError(f"description: '{run}' was trained {how} descriptions of tasks; {what}")
     every = ("data.max_rows", "data.max_eval_rows", "adapt.examples")
-    given = with_settings(given, dict.fromkeys(every))
+    ranked = {"generation.mode": "rank"} if options else {}
+    given = with_settings(given, dict.fromkeys(every) | ranked)
     values = job_config(given, form)
     with tempfile.TemporaryDirectory() as folder:
         gym = write_examples(
-            *(Path(folder), task, training, development), metric=metric, description=description
+            *(Path(folder), task, training, development),
+            metric=metric,
+            description=description,
+            options=options,
         )
         inventory, built = inventory_digest(saved.folder), load_run(run, backbone=backbone)
         model = built.model.to(device_of())
@@ -172,10 +180,12 @@ def adapt_to(
             modes.apply_mode(model, values.adapt.mode, init=values.adapt.init, rows=rows.get(task))
             module = task_module(model, built.tokenizer, {task: metric}, values)
             job = FewShotJob(task, 0, seed)
-            result, answers = fit(module, job, gym, values, score_test=False)
+            done = fit(module, job, gym, values, score_test=False)
+        known = wanted_options(gym, [task], [0], values.generation.mode)
     descriptions = {} if description is None else {task: description}
-    shown = PromptForm(**form, task_descriptions=descriptions)
-    return AdaptedModel(module, values, result, shown, answers, saved.folder, inventory)
+    shown = PromptForm(**form, task_descriptions=descriptions, task_options=known)
+    result, answers, course = done
+    return AdaptedModel(module, values, result, shown, answers, course, saved.folder, inventory)
 
 
 @dataclass(frozen=True)
@@ -238,6 +248,9 @@ class Adaptation:
             splits=splits,
             n_examples=config.adapt.examples,
         )
+        for job in jobs:  # before any is run
+            mode = "rank" if config.adapt.option_weights else config.generation.mode
+            wanted_options(gym, [job.task], [job.sample], mode)
         form = _form_of(saved)
         rows = _known_rows(config, saved.meta, built.model.router.n_skills, names, gym.factors)
         return cls(built, gym, names, jobs, form, saved.folder, inventory, rows)
@@ -280,11 +293,13 @@ class Adaptation:
         """
         values = job_config(config, self.form)
 
-        def keep(result: FewShotResult, answers: Answers) -> None:
+        def keep(result: FewShotResult, answers: Answers, course: Course) -> None:
             if save is not None:
-                shown = self._shown(job.task)
-                where = {"skills": self.skills, "inventory": self.inventory, "replace": True}
-                save_adapted(save, self.run.model, result, answers, values, shown, **where)
+                shown = self._shown(job, config)
+                where = {"skills": self.skills, "inventory": self.inventory, "course": course}
+                save_adapted(
+                    save, self.run.model, result, answers, values, shown, **where, replace=True
+                )
 
         return run_job(
             self.run.model,
@@ -298,11 +313,13 @@ class Adaptation:
             keep=keep,
         )
 
-    def _shown(self, task: str) -> PromptForm:
-        """Return how inputs of a new task look."""
+    def _shown(self, job: FewShotJob, config: Config) -> PromptForm:
+        """Return how inputs of a job's task look."""
+        task = job.task
         described = self.form["descriptions"]
         texts = {task: self.gym.description(task) or ""} if described else {}
-        return PromptForm(**self.form, task_descriptions=texts)
+        options = wanted_options(self.gym, [task], [job.sample], config.generation.mode)
+        return PromptForm(**self.form, task_descriptions=texts, task_options=options)
 
 
 def _settings_of(run: str | Path, config: str | Path | None, settings: Mapping[str, Any]) -> Config:
@@ -349,4 +366,4 @@ def _known_rows(
 def _form_of(saved: SavedInventory) -> dict[str, Any]:
     """Rows look as they did in training."""
     form = read_settings(saved, ModelSettings).data
-    return form.model_dump(exclude={"task_descriptions"})
+    return form.model_dump(exclude={"task_descriptions", "task_options"})

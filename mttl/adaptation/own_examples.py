@@ -52,6 +52,7 @@ def write_examples(
     *,
     metric: str = "EM",
     description: str | None = None,
+    options: Sequence[str] = (),
 ) -> Gym:
     """Write a gym of one task, sample 0.
 
@@ -62,9 +63,11 @@ def write_examples(
         development: Rows to choose the weights by.
         metric: By which they are scored.
         description: What the task is, for models that were trained with descriptions.
+        options: Answers to choose from.
 
     Raises:
-        TaskError: If the name cannot be that of a folder, or there is no such metric.
+        TaskError: If an option holds a bar, the name cannot be that of a folder, or there is no
+            such metric.
     """
     if not re.fullmatch(r"[\w-][\w.-]*", task):
         raise TaskError(f"task ('{task}') must be a name of letters, digits, '_', '-' and '.'")
@@ -75,7 +78,10 @@ def write_examples(
         path = folder / task / f"{task}_{len(training)}_0_{split}{JSON_LINES}"
         lines = [line_of(JSON_LINES, source, [answer]) for source, answer in rows]
         write_text(path, "".join(lines))
+    if any("|" in option for option in options):
+        raise TaskError(f"options {list(options)}: none may hold a bar (|), which joins them")
     row = {"task": task, "metric": metric, "description": description}
+    row["options"] = "|".join(options)
     write_table(folder / "TASKS.csv", list(row), [row])
     return Gym(folder)
 

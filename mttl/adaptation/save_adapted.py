@@ -5,6 +5,7 @@
 | ``config.yaml`` | the settings of the adaptation |
 | ``results.csv`` | the scores |
 | ``predictions/<task>_<split>.jsonl`` | every answer |
+| ``plots/routing_history.npz`` | how the task's row came about; see `mttl.adaptation.course` |
 | ``skills/`` | the task's row, and what else training changed; see `mttl.checkpoint` |
 
 It is written whole or not at all.
@@ -13,17 +14,19 @@ It is written whole or not at all.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from mttl.adaptation.course import Course
 from mttl.adaptation.few_shot import FewShotResult
 from mttl.adaptation.modes import TRAINED_ROLES
 from mttl.build.saved_settings import ModelSettings, read_found_settings
 from mttl.checkpoint import read_inventory, save_adapted_inventory
 from mttl.config.load import dump_config
-from mttl.config.router_schema import Average, Polytropon
+from mttl.config.router_schema import Average, Coefficients, Polytropon
 from mttl.config.schema import Config
 from mttl.data.prompt_form import PromptForm
 from mttl.errors import CheckpointError
 from mttl.files import new_folder, write_text
 from mttl.inventory_files import inventory_digest
+from mttl.routing.task.coefficients import CoefficientRouter
 from mttl.routing.task.fixed import FixedRouter
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.skills.skilled_model import SkilledModel
@@ -45,6 +48,7 @@ def save_adapted(
     *,
     skills: Path,
     inventory: str,
+    course: Course,
     replace: bool = False,
 ) -> None:
     """Write an adapted task.
@@ -58,6 +62,7 @@ def save_adapted(
         form: How inputs look.
         skills: The folder ``skills/`` of the run that was adapted.
         inventory: Its digest when it was loaded.
+        course: How the routing came about.
         replace: Let the folder take the place of an earlier one.
 
     Raises:
@@ -94,6 +99,8 @@ def save_adapted(
                 for split, rows in answers.items()
             ],
         )
+        if course.rows:
+            course.write(files.plots / "routing_history.npz")
         for split, rows in answers.items():
             write_predictions(files.predictions, rows, [result.task], split)
 
@@ -105,6 +112,8 @@ def _settings(
     router, skills = base.router, base.skills
     if type(model.router) is FixedRouter and router.kind != "none":
         router = Average(kind="average", granularity=router.granularity)
+    elif type(model.router) is CoefficientRouter:
+        router = Coefficients(kind="coefficients", granularity=router.granularity)
     elif type(model.router) is PolytroponRouter:
         own = model.router  # a row that starts as `learned` has a plain one, whatever the run's
         settings = {

@@ -31,7 +31,7 @@ def job_config(config: Config, form: Mapping[str, Any]) -> Config:
             "-k trainer.precision=…"
         )
     rates = {"backbone_lr": adapt.lr, "token_router_lr": adapt.lr, "schedule": "linear"}
-    rates |= adapt.model_dump(include={"lr", "router_lr", "weight_decay", "warmup"})
+    rates |= adapt.model_dump(include={"lr", "router_lr", "up_lr_ratio", "weight_decay", "warmup"})
     sizes = {"eval_batch_size", "max_rows", "max_eval_rows", "dir", "tasks", "partition", "metrics"}
     rows = Data(**data.model_dump(include=sizes), batch_size=adapt.batch_size, **form)
     return config.model_copy(update={"optim": config.optim.model_copy(update=rates), "data": rows})

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from mttl.command import processes
+from mttl.command import WORK, CommandParser, processes
 from mttl.errors import TaskError
 
 Job = TypeVar("Job")
@@ -54,18 +54,17 @@ class Shard:
         return f"results-{self.number}-of-{self.n_shards}.jsonl"
 
 
-def add_shares(parser: argparse.ArgumentParser) -> None:
+def add_shares(parser: CommandParser) -> None:
     """Let a command line share its jobs among processes of its own, or name one part of them."""
-    parser.add_argument(
+    add = parser.group(WORK).add_argument
+    add(
         "--workers",
         type=processes,
         default=1,
         metavar="N",
         help="processes that share the jobs, or those of --shard (%(default)s)",
     )
-    parser.add_argument(
-        "--shard", type=_shard, default=Shard(), metavar="I/N", help="run the I-th of N parts only"
-    )
+    add("--shard", type=_shard, default=Shard(), metavar="I/N", help="run the I-th of N parts only")
 
 
 def _shard(text: str) -> Shard:

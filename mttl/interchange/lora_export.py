@@ -1,6 +1,7 @@
 """One task's mixture as a LoRA adapter of PEFT."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,9 +9,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mttl.errors import CheckpointError
-from mttl.merging.fold import is_transposed
-from mttl.merging.low_rank_factors import LowRank, mixture
+from mttl.files import write_text
+from mttl.interchange.peft_folder import write_peft
+from mttl.library.library_folder import CARD, Member
+from mttl.library.low_rank_change import LowRank
+from mttl.library.member_card import BaseModel
+from mttl.merging.low_rank_factors import mixture
 from mttl.skills.skilled_model import SkilledModel
+from mttl.skills.weights.lora import LoRAInventory
 
 
 def mixture_adapter(
@@ -31,6 +37,11 @@ def mixture_adapter(
             is given no rank, the rank is not positive, or a layer stands at several paths.
     """
     layers = model.skilled_layers()
+    if model.token_layers() or not layers:
+        raise CheckpointError(
+            "tokens choose the experts of this model, and no weights of a task stand for them: it "
+            "cannot be exported as LoRA. Answer with the run itself"
+        )
     _check_paths(model)
     try:
         parts = {
@@ -47,41 +58,74 @@ def mixture_adapter(
 
 
 def lora_adapter(
-    model: SkilledModel, adapter: Mapping[str, LowRank], *, base: str | None, task_type: str
+    adapter: Mapping[str, LowRank],
+    *,
+    base: str | None,
+    task_type: str,
+    transposed: bool,
+    scaling: tuple[float, bool, float] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return configuration and tensors of PEFT for factors of every layer.
+    """Return configuration and tensors of PEFT for factors of every layer, all of one rank.
 
-    PEFT multiplies the change by ``lora_alpha / r``. The skills' own scale is in the output-side
-    factor already, so ``lora_alpha = r``.
+    PEFT multiplies the change by ``lora_alpha / r``, or ``lora_alpha / √r`` with ``use_rslora``.
+    Without a scaling the scale stays in the output-side factor, and ``lora_alpha = r``.
 
     Args:
-        model: Its layers are named.
         adapter: The factors by path.
         base: What the base model is called; none leaves it open.
         task_type: ``"SEQ_2_SEQ_LM"`` or ``"CAUSAL_LM"``.
+        transposed: Whether the base model keeps weights as (I, O).
+        scaling: Scale, rsLoRA and dropout of the skills, which become PEFT's.
     """
     rank = next(iter(adapter.values())).rank
-    layers = model.skilled_layers()
+    scale, rslora, dropout = scaling or (1.0, False, 0.0)
+    alpha = scale * (rank**0.5 if rslora else rank)
     config = {
         "peft_type": "LORA",
         "task_type": task_type,
         "base_model_name_or_path": base,
         "inference_mode": True,
         "r": rank,
-        "lora_alpha": rank,
-        "lora_dropout": 0.0,
+        "lora_alpha": int(alpha) if float(alpha).is_integer() else alpha,
+        "lora_dropout": dropout,
         "bias": "none",
-        "use_rslora": False,
+        "use_rslora": rslora,
         "use_dora": False,
-        "fan_in_fan_out": any(is_transposed(layer.base) for layer in layers.values()),
+        "fan_in_fan_out": transposed,
         "init_lora_weights": True,
         "target_modules": list(adapter),  # whole paths: nothing else can match
     }
     tensors = {}
     for path, part in adapter.items():
         tensors[f"{path}.lora_A.weight"] = part.down.t()
-        tensors[f"{path}.lora_B.weight"] = part.up
+        tensors[f"{path}.lora_B.weight"] = part.up / scale
     return config, tensors
+
+
+def common_scaling(model: SkilledModel) -> tuple[float, bool, float] | None:
+    """Return scale, rsLoRA and dropout of the skills, or None where there is not one of each."""
+    skills = [layer.inventory for layer in model.skilled_layers().values()]
+    found = {
+        (one.scale, one.rslora, one.dropout) if isinstance(one, LoRAInventory) else None
+        for one in skills
+    }
+    common = found.pop()
+    return common if not found and common and common[0] > 0 else None
+
+
+def write_member(folder: Path, member: Member, base: BaseModel) -> None:
+    """Write a member of a library as a folder of PEFT, with its card beside the two files.
+
+    Read again, it is the same member, bit for bit: columns of zeros fill layers up to one rank.
+    """
+    changes = {path: part.padded(member.card.rank) for path, part in member.changes.items()}
+    write_peft(
+        folder,
+        *lora_adapter(
+            changes, base=base.name, task_type=base.task_type, transposed=base.transposed
+        ),
+    )
+    write_text(folder / CARD, member.card.text())
 
 
 @torch.no_grad()

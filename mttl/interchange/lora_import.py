@@ -1,15 +1,14 @@
-"""LoRA adapters of PEFT as the skills of an inventory."""
+"""LoRA adapters of PEFT as low-rank changes of a model's layers."""
 
 from collections.abc import Sequence
+from typing import Any
 
-import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from mttl.errors import CheckpointError
 from mttl.interchange.path_pattern import first_match
 from mttl.interchange.peft_folder import PeftFolder, by_layer
-from mttl.merging.low_rank_factors import LowRank
+from mttl.library.low_rank_change import LowRank
 from mttl.reading import shown
 
 DOWN, UP = "lora_A.weight", "lora_B.weight"
@@ -24,11 +23,15 @@ OTHER_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
 MOST_ALPHA = 1e6
 
 
-def read_lora(folder: PeftFolder) -> dict[str, LowRank]:
+def read_lora(folder: PeftFolder, *, scaled: bool = True) -> dict[str, LowRank]:
     """Return the weight changes of a LoRA adapter by path of the layer, PEFT's scale included.
 
     The scale is ``lora_alpha / r``, or ``lora_alpha / √r`` where `use_rslora` is set; single layers
     may have an alpha of their own (`alpha_pattern`).
+
+    Args:
+        folder: The adapter.
+        scaled: Put the scale into the second factors; else it is left out.
 
     Raises:
         CheckpointError: If it is no LoRA adapter, changes more than the weights of linear layers,
@@ -53,46 +56,41 @@ def read_lora(folder: PeftFolder) -> dict[str, LowRank]:
     if "lora_alpha" not in config:
         raise CheckpointError(f"'{folder.path}': its configuration lacks lora_alpha")
     return {
-        path: _factors(folder, path, tensors[DOWN], tensors[UP])
+        path: _factors(folder, path, tensors[DOWN], tensors[UP], scaled)
         for path, tensors in by_layer(folder, (DOWN, UP)).items()
     }
 
 
-def stack_adapters(
-    adapters: Sequence[dict[str, LowRank]],
-) -> dict[str, tuple[Float[Tensor, "K I r"], Float[Tensor, "K O r"]]]:
-    """Return the factors of several adapters stacked as skills, padded to the largest rank.
+def common_settings(folders: Sequence[PeftFolder]) -> dict[str, Any] | None:
+    """Return what skills take over from adapters that are all set alike, or None.
 
-    An adapter that lacks a layer of another's changes nothing there.
+    Args:
+        folders: Adapters that `read_lora` takes.
 
     Returns:
-        The factors of every layer; the inventory's scale is 1.
-
-    Raises:
-        ValueError: If a layer's features differ between adapters; it is named.
+        ``alpha``, ``rslora`` and ``dropout`` of skills of the adapters' rank; None where adapters,
+        or layers of one, differ in alpha, rank, rsLoRA or dropout.
     """
-    rank = max(part.rank for adapter in adapters for part in adapter.values())
-    shapes: dict[str, tuple[int, int]] = {}
-    for adapter in adapters:
-        for path, part in adapter.items():
-            found = part.down.shape[0], part.up.shape[0]
-            if shapes.setdefault(path, found) != found:
-                raise ValueError(
-                    f"'{path}' has {found[0]} -> {found[1]} features in one adapter and "
-                    f"{shapes[path][0]} -> {shapes[path][1]} in another: their backbones differ"
-                )
-    stacked = {}
-    for path, (n_in, n_out) in shapes.items():
-        nothing = LowRank(torch.zeros(n_in, 1), torch.zeros(n_out, 1))
-        parts = [adapter.get(path, nothing).padded(rank) for adapter in adapters]
-        stacked[path] = (
-            torch.stack([part.down for part in parts]),
-            torch.stack([part.up for part in parts]),
-        )
-    return stacked
+    configs = [folder.config for folder in folders]
+    if any(one.get(name) for one in configs for name in ("alpha_pattern", "rank_pattern")):
+        return None
+    names = ("lora_alpha", "r", "use_rslora", "lora_dropout")
+    found = [tuple(one.get(name) or 0 for name in names) for one in configs]
+    alpha, rank, rslora, dropout = found[0]
+    ranks = {
+        tensor.shape[:1]
+        for folder in folders
+        for name, tensor in folder.tensors.items()
+        if name.endswith(DOWN)
+    }
+    plain = type(alpha) in (int, float) and type(dropout) in (int, float) and rslora in (0, True)
+    alike = all(other == found[0] for other in found) and ranks == {(rank,)}
+    if not (plain and alike and 0 < alpha < MOST_ALPHA and 0 <= dropout < 1):
+        return None
+    return {"alpha": float(alpha), "rslora": bool(rslora), "dropout": float(dropout)}
 
 
-def _factors(folder: PeftFolder, path: str, down: Tensor, up: Tensor) -> LowRank:
+def _factors(folder: PeftFolder, path: str, down: Tensor, up: Tensor, scaled: bool) -> LowRank:
     if (down.ndim, up.ndim) != (2, 2) or down.shape[0] != up.shape[1]:
         raise CheckpointError(
             f"'{folder.path}': the factors of '{path}' have shapes {tuple(down.shape)} and "
@@ -122,4 +120,4 @@ def _factors(folder: PeftFolder, path: str, down: Tensor, up: Tensor) -> LowRank
             f"'{folder.path}': use_rslora is {shown(rooted)}; it must be true or false"
         )
     scale = alpha / (rank**0.5 if rooted else rank)
-    return LowRank(down.t().float(), scale * up.float())
+    return LowRank(down.t().float(), (scale if scaled else 1) * up.float())

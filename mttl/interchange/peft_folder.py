@@ -63,7 +63,8 @@ def read_peft(folder: str | Path) -> PeftFolder:
     try:
         config = read_json(path / CONFIG, CheckpointError)
         require_file(path / TENSORS, CheckpointError)
-        tensors = load_file(path / TENSORS)
+        # The file's order is not one: tensors without a value lie at one place.
+        tensors = dict(sorted(load_file(path / TENSORS).items()))
     except (ValueError, OSError, SafetensorError) as error:
         raise CheckpointError(f"'{path}' is damaged ({reason(error)}). Copy it again") from error
     if not isinstance(config, dict) or not isinstance(config.get("peft_type"), str):

@@ -81,9 +81,10 @@ def poly_checkpoint(
             )
         if type(layer.base) is not nn.Linear:
             raise CheckpointError(f"'{path}' is {type(layer.base).__name__}; Poly takes nn.Linear")
-        rank = skills.rank
-        up = skills.up.detach() * (skills.scale * rank)
-        tensors[f"{path}.{DOWN}"] = _to_blocks(skills.down.detach(), router.n_heads)
+        down, up = (factor.detach() for factor in skills.columns())
+        rank = down.shape[2]
+        up = up * (skills.scale * rank)
+        tensors[f"{path}.{DOWN}"] = _to_blocks(down, router.n_heads)
         tensors[f"{path}.{UP}"] = _to_blocks(up, router.n_heads).transpose(2, 3)
         tensors[f"{path}.{LOGITS}"] = logits[layer.group].flatten(1)
     config = {

@@ -2,6 +2,7 @@
 
 from mttl.routing.context import Routing, RoutingSlot, check_task_ids
 from mttl.routing.task.categorical import CategoricalRouter
+from mttl.routing.task.coefficients import CoefficientRouter
 from mttl.routing.task.fixed import (
     FixedRouter,
     average_router,
@@ -14,9 +15,12 @@ from mttl.routing.task.metadata import MetadataRouter
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.priors import RoutingPrior, negative_log_ibp
 from mttl.routing.task.random_member import RandomRouter
+from mttl.routing.task.retrieval import RetrievalRouter
 from mttl.routing.task.score_function import ScoreFunctionRouter
+from mttl.routing.task.smear import SmearRouter
 from mttl.routing.task.task_moe import TaskMoERouter
 from mttl.routing.task.task_router import TaskRouter
+from mttl.routing.token.arrow import ArrowRouter
 from mttl.routing.token.balance import Balance, BiasBalance
 from mttl.routing.token.base import BaseRouter
 from mttl.routing.token.choice import Assignment
@@ -25,16 +29,20 @@ from mttl.routing.token.expert_choice import ExpertChoiceRouter
 from mttl.routing.token.gshard import GShardRouter
 from mttl.routing.token.hash import HashRouter
 from mttl.routing.token.noisy_top_k import NoisyTopKRouter
+from mttl.routing.token.phatgoose import PhatgooseRouter
+from mttl.routing.token.spectral import SpectralRouter
 from mttl.routing.token.token_router import TokenRouter
 from mttl.routing.token.tokens import Tokens
 from mttl.routing.token.top_k import TopKRouter
 
 __all__ = [
+    "ArrowRouter",
     "Assignment",
     "Balance",
     "BaseRouter",
     "BiasBalance",
     "CategoricalRouter",
+    "CoefficientRouter",
     "ExampleRouter",
     "ExpertChoiceRouter",
     "FixedRouter",
@@ -43,12 +51,16 @@ __all__ = [
     "HyperFormerRouter",
     "MetadataRouter",
     "NoisyTopKRouter",
+    "PhatgooseRouter",
     "PolytroponRouter",
     "RandomRouter",
+    "RetrievalRouter",
     "Routing",
     "RoutingPrior",
     "RoutingSlot",
     "ScoreFunctionRouter",
+    "SmearRouter",
+    "SpectralRouter",
     "TaskMoERouter",
     "TaskRouter",
     "TokenRouter",

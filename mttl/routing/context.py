@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mttl.errors import ConfigError
 from mttl.routing.token.masks import TokenMasks, TokenRecord
 
 Kept = TypeVar("Kept")
@@ -193,7 +194,15 @@ class Routing:
 
         Raises:
             ValueError: If the number of rows is neither.
+            ConfigError: If the backbone gives the layer all tokens of the batch in one list.
         """
+        if x.ndim == 2 and x.shape[0] > self.n_rows * self.expansion:
+            raise ConfigError(
+                f"a skilled layer received {x.shape[0]} rows for {self.n_rows} examples: this "
+                "backbone gives it the tokens of all examples in one list, as OPT does in its "
+                "feed-forward blocks. Set skills.targets to layers that see examples apart, such "
+                "as [attention], or take another backbone"
+            )
         self._check_rows(x.shape[0])
         return x.reshape(self.mixing.shape[1], -1, x.shape[-1])
 

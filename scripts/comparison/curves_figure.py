@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from comparison.learning import Curve
 from mttl.analysis.figures.canvas import FAINT, FONT, INK, new_canvas, place, strip_frame
@@ -15,7 +16,7 @@ WIDTH, HEIGHT = 2.3, 1.5  # of one panel, in inches
 def curves_figure(curves: Mapping[str, Sequence[Curve]], reference: str) -> Figure:
     """Return the success rate over episodes: the mean over levels, then a panel per level.
 
-    Lines are means over seeds, as far as all seeds have come.
+    Lines are means over seeds, and bands their range, as far as all seeds have come.
     """
     levels = next(iter(curves.values()))[0].levels
     panels = ["all levels", *levels]
@@ -23,7 +24,9 @@ def curves_figure(curves: Mapping[str, Sequence[Curve]], reference: str) -> Figu
     n_rows = -(-len(panels) // n_columns)
     width = 0.6 + n_columns * (WIDTH + 0.35)
     height = 0.9 + n_rows * (HEIGHT + 0.55)
-    figure = new_canvas(width, height, "Success rate over episodes of all levels")
+    figure = new_canvas(
+        width, height, "Success rate over episodes of all levels; bands: the range over seeds"
+    )
     for number, panel in enumerate(panels):
         row, column = divmod(number, n_columns)
         left = 0.5 + column * (WIDTH + 0.35)
@@ -45,7 +48,11 @@ def curves_figure(curves: Mapping[str, Sequence[Curve]], reference: str) -> Figu
             episodes = np.stack([run.episodes[:n] for run in runs]).mean(0)
             style = "--" if method == reference else "-"
             axes.plot(episodes, rates.mean(0), style, color=colour, linewidth=1, label=method)
-        axes.locator_params(axis="x", nbins=4)
+            if len(runs) > 1:
+                ends = rates.min(0), rates.max(0)
+                axes.fill_between(episodes, *ends, color=colour, alpha=0.15, linewidth=0)
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.tick_params(axis="x", length=3)
     figure.legend(
         *figure.axes[0].get_legend_handles_labels(),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from comparison.tables import Mean
 from mttl.analysis.figures.canvas import (
     FAINT,
     FONT,
@@ -30,42 +31,55 @@ class Dots:
 
     Attributes:
         name: Its name.
-        seen: A mean over the training tasks per seed; none for a mode of adaptation.
-        unseen: A mean over the unseen tasks per seed.
+        scores: For each panel, a mean over tasks per seed; none where it has no score.
+        differences: To the reference, likewise, with their intervals.
     """
 
     name: str
-    seen: Sequence[float]
-    unseen: Sequence[float]
+    scores: Sequence[Sequence[float]]
+    differences: Sequence[Mean]
 
 
-def comparison_figure(methods: Sequence[Dots], reference: str) -> Figure:
-    """Return a row per method: small dots are seeds, the large one is their mean."""
+def comparison_figure(
+    methods: Sequence[Dots],
+    reference: str,
+    titles: Sequence[str] = ("seen tasks", "unseen tasks"),
+) -> Figure:
+    """Return a row per method: small dots are seeds, the large one is their mean.
+
+    Whiskers are the interval of the difference to the reference, as the table has it: one that does
+    not reach the line of the reference is a difference.
+    """
     names = [method.name for method in methods]
     label = text_width(names) + GAP
     height = ROW * len(methods)
     figure = new_canvas(
-        MARGIN + label + 2 * (PANEL + MARGIN),
+        MARGIN + label + len(titles) * (PANEL + MARGIN),
         2 * MARGIN + 2 * HEADING + height,
-        "Mean test score over tasks, per cent",
+        "Mean test score over tasks, per cent; whiskers: 95 % of the difference to the line",
     )
-    for number, side in enumerate(("seen", "unseen")):
+    for number, title in enumerate(titles):
         left = MARGIN + label + number * (PANEL + MARGIN)
         axes = place(figure, left, MARGIN + HEADING / 2, PANEL, height)
         strip_frame(axes, "left", "right", "top")
-        axes.set_title(f"{side} tasks", fontsize=FONT, color=INK)
+        axes.set_title(title, fontsize=FONT, color=INK)
         axes.set_ylim(len(methods) - 0.5, -0.5)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.tick_params(axis="x", length=3)
         if number == 0:
             axes.set_yticks(range(len(methods)), names)
         for row, method in enumerate(methods):
-            scores = method.seen if side == "seen" else method.unseen
+            scores = method.scores[number]
             if not scores:
                 continue
             colour = REFERENCE if method.name == reference else OTHERS
             mean = sum(scores) / len(scores)
-            axes.hlines(row, min(scores), max(scores), color=colour, linewidth=1)
+            apart = method.differences[number]
+            axes.hlines(
+                *(row, mean + apart.low - apart.mean, mean + apart.high - apart.mean),
+                color=colour,
+                linewidth=1,
+            )
             axes.plot(scores, [row] * len(scores), "o", color=colour, markersize=2.5)
             marker = "D" if method.name == reference else "o"
             axes.plot([mean], [row], marker, color=colour, markersize=6)

@@ -13,9 +13,9 @@ from comparison.methods import ALL, REFERENCE, Method, Plan, Way
 from comparison.rates import chosen_rates, search_points
 from comparison.running import alone, keep_config, refuse_settings, run_all
 from comparison.stages import Cost, Processes, start_again
+from comparison.tables import Score, read_seen
 from mttl import yaml12
 from mttl.adaptation.plan import new_tasks, plan_jobs, read_samples
-from mttl.build.expert_matrix import read_expert_matrix
 from mttl.config.load import dump_config, load_config
 from mttl.config.schema import Config
 from mttl.data.chosen_tasks import open_gym, partition_of
@@ -207,7 +207,8 @@ class Comparison:
             training = load_config(self.files(item), self.training(item))
             n_skills = getattr(training.skills, "n_skills", None)
             if training.router.kind == "expert" and isinstance(n_skills, int):
-                read_expert_matrix(training.router.matrix, [*seen, *unseen, *dev], n_skills)
+                tasks = [*seen, *unseen, *dev]
+                self.check_matrix(item, training.router.matrix, tasks, n_skills)
             for way in item.ways:
                 adapt = load_config(self.adapt_files(item), self.adaptation(item, way)).adapt
                 most = max(most, adapt.examples or 0)
@@ -215,9 +216,15 @@ class Comparison:
         plan_jobs(self.gym, unseen, [0], samples=samples, n_examples=most or None)
         plan_jobs(self.gym, dev, [0], samples=data.samples[:1], splits=("dev",), n_examples=most)
 
-    def keep_settings(self) -> None:
-        """Write down what all runs share, or refuse to mix runs of different budgets."""
-        shared = {
+    def check_matrix(self, item: Plan, name: str, tasks: list[str], n_skills: int) -> None:
+        """See that the matrix of a method names all tasks."""
+        from mttl.build.expert_matrix import read_expert_matrix  # it brings PyTorch
+
+        read_expert_matrix(name, tasks, n_skills)
+
+    def shared_settings(self) -> dict[str, object]:
+        """Return what all runs share."""
+        return {
             "config": self.config,
             "steps": self.steps,
             "adapt_steps": self.adapt_steps,
@@ -229,9 +236,12 @@ class Comparison:
             "search_rates": self.search_rates or None,
             "parameters": self.n_parameters,
         }
+
+    def keep_settings(self) -> None:
+        """Write down what all runs share, or refuse to mix runs of different budgets."""
         keep_config(
             self.out / "comparison.yaml",
-            yaml12.dump(shared),
+            yaml12.dump(self.shared_settings()),
             lambda changed: (
                 f"the comparison in '{self.out}' was made with other settings: {changed}. Use "
                 "those, or another folder with --out"
@@ -284,25 +294,38 @@ class Comparison:
 
     def run(self, item: Plan, processes: Processes) -> None:
         """Train, search and adapt, leaving out what has ended."""
-        if not self.cost(item, "train").ended:
-            command = [str(ROOT / "pl_train.py"), "-c", self.files(item)]
-            command += [*start_again(self.run_folder(item)), "-k", *self.training(item)]
-            self._command(item, "train", command, processes)
+        self.train(item, processes)
         for way in item.ways:
             for stage in self.stages_of(way):
                 if not self.cost(item, stage).ended:
                     command = self._search if stage.startswith("search-") else self._adapt
-                    self._command(item, stage, command(item, way), processes)
+                    self.command(item, stage, command(item, way), processes)
         if item.measured and not self.cost(item, MEASURE).ended:
             script = str(ROOT / "scripts" / "benchmarks" / "skill_cost.py")
             command = [script, str(self.run_folder(item)), "--json", str(self.measures(item))]
-            self._command(item, MEASURE, command, processes)
+            self.command(item, MEASURE, command, processes)
+
+    def train(self, item: Plan, processes: Processes) -> None:
+        """Make the run of a method, unless there is one."""
+        if not self.cost(item, "train").ended:
+            self.command(item, "train", self.train_command(item), processes)
+
+    def train_command(self, item: Plan) -> list[str]:
+        """Return the command that trains a method, from where it was interrupted."""
+        command = [str(ROOT / "pl_train.py"), "-c", self.files(item)]
+        return [*command, *start_again(self.run_folder(item)), "-k", *self.training(item)]
+
+    def seen_scores(self, item: Plan) -> list[Score]:
+        """Read the scores of the tasks of a training that has ended."""
+        path = self.run_folder(item) / "results.csv"
+        return read_seen(path, item.name, item.seed, item.fold)
 
     def measures(self, item: Plan) -> Path:
         """Return where stands what the skills of a training change and cost."""
         return self.group(item) / f"seed{item.seed}-skills.json"
 
-    def _command(self, item: Plan, stage: str, command: list[str], processes: Processes) -> None:
+    def command(self, item: Plan, stage: str, command: list[str], processes: Processes) -> None:
+        """Run the command of a stage, and write down what it cost."""
         log = self.group(item) / f"seed{item.seed}.log"
         processes.run(command, log, self.cost_file(item, stage))
 

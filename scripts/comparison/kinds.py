@@ -10,9 +10,8 @@ from typing import Any
 
 from comparison.folder import Comparison
 from comparison.intervals import half_width
-from comparison.methods import MODE_WAYS, Method, Plan
+from comparison.methods import EVERY, MODE_WAYS, Method, Plan
 from comparison.tables import Mean, Score, by_seed, markdown, mean_cell
-from mttl.build.factor_table import with_factors
 from mttl.config.load import load_config
 from mttl.config.schema import Config
 from mttl.data.chosen_tasks import open_gym, partition_of
@@ -21,7 +20,6 @@ from mttl.gym.partition import select_tasks
 from mttl.reading import read_json
 from mttl.shipped_files import shipped_folder
 
-EVERY = "all"
 MOST_SKILLS = 64  # where a kind has no other size
 LARGEST = 2**16  # of any other size
 MEANING = (
@@ -95,6 +93,8 @@ def kind_methods(
 
 def sized(files: str, overrides: Sequence[str], own: Config, n_parameters: int) -> str:
     """Return the setting that brings the skills of a configuration nearest to a size."""
+    from mttl.build.factor_table import with_factors  # it brings PyTorch
+
     name = getattr(own.skills, "sized_by", "n_skills")
     gym = open_gym(own.data)
     tasks = select_tasks(partition_of(own.data, gym).train, gym, own.data.skip_missing)

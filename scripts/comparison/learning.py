@@ -2,18 +2,20 @@
 
 import csv
 import io
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from comparison.intervals import Interval, interval
 from comparison.tables import markdown
-from mttl.babyai.rl.learning_curve import episodes_to
 from mttl.errors import MttlError
 from mttl.reading import read_table, to_number
+
+if TYPE_CHECKING:
+    import numpy as np
 
 REFERENCE = "shared"
 # Fragments of every method, on top of the common configuration, which is Polytropon's.
@@ -42,9 +44,9 @@ class Curve:
     """
 
     levels: tuple[str, ...]
-    frames: np.ndarray
-    episodes: np.ndarray
-    rates: np.ndarray
+    frames: "np.ndarray"
+    episodes: "np.ndarray"
+    rates: "np.ndarray"
     final: dict[str, float]
     minutes: float
     n_trained: int
@@ -58,6 +60,8 @@ def read_curve(run: Path, minutes: float, n_trained: int) -> Curve:
         minutes: What it cost.
         n_trained: Parameters that it trained.
     """
+    import numpy as np
+
     columns = ["task", "sample", "metric", "score"]
     final = {
         row["task"]: to_number(row["score"], f"'{run / 'results.csv'}': a score", MttlError)
@@ -81,6 +85,8 @@ def read_curve(run: Path, minutes: float, n_trained: int) -> Curve:
 
 def needed(curves: Sequence[Curve], rate: float, smoothing: int) -> Interval:
     """Return the episodes of all levels until the mean rate over levels was reached."""
+    from mttl.babyai.rl.learning_curve import episodes_to  # it brings PyTorch
+
     reached = [
         episodes_to(curve.episodes, curve.rates, threshold=rate, smoothing=smoothing)
         for curve in curves
@@ -111,6 +117,8 @@ def level_table(curves: Mapping[str, Sequence[Curve]], rate: float, smoothing: i
 
     A level that a seed did not learn shows how many seeds did.
     """
+    from mttl.babyai.rl.learning_curve import episodes_to
+
     levels = next(iter(curves.values()))[0].levels
     rows = []
     for column, level in enumerate(levels):
@@ -141,6 +149,6 @@ def levels_csv(curves: Mapping[str, Sequence[Curve]]) -> str:
         for number, run in enumerate(runs):
             for episodes, frames, rates in zip(run.episodes, run.frames, run.rates, strict=True):
                 for level, rate in zip(run.levels, rates, strict=True):
-                    if not np.isnan(rate):
+                    if not math.isnan(rate):
                         writer.writerow([method, number, episodes, frames, level, f"{rate:.4f}"])
     return text.getvalue()

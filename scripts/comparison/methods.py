@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from mttl.errors import MttlError
 
 REFERENCE = "polytropon"
+EVERY = "all"  # kinds of skills
 MODES = ("all", "zero_shot", "router_only", "skills_only", "average", "from_scratch", "full")
 # The whole model breaks at the rate that skills bear.
 MODE_SETTINGS = {"full": ("adapt.lr=1e-3",)}

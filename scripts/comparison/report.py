@@ -18,16 +18,12 @@ from comparison.tables import (
     label,
     main_table,
     paired_difference,
-    read_seen,
     read_unseen,
     task_table,
     to_csv,
 )
-from mttl.analysis.tokens.token_record import has_token_record, read_token_record
-from mttl.checkpoint import count_saved
 from mttl.errors import MttlError
 from mttl.files import write_text
-from mttl.model_tensors import TOKENS
 from mttl.reading import parse_json, read_json, read_text
 
 TOKEN_CAPTION = (
@@ -47,7 +43,7 @@ def read_scores(comparison: Comparison, plans: list[Plan]) -> list[Score]:
     for item in plans:
         run = comparison.run_folder(item)
         if comparison.cost(item, "train").ended:
-            found += read_seen(run / "results.csv", item.name, item.seed, item.fold)
+            found += comparison.seen_scores(item)
         for way in item.ways:
             if comparison.cost(item, f"adapt-{way.name}").ended:
                 path = run / f"adapt-{way.name}" / "results.jsonl"
@@ -94,10 +90,13 @@ def write_tables(
     dots = [
         Dots(
             label(*column),
-            seen=_seeds(scores, column[0], "") if column[1] == "all" else [],
-            unseen=_seeds(scores, *column),
+            scores=(
+                _seeds(scores, column[0], "") if column[1] == "all" else [],
+                _seeds(scores, *column),
+            ),
+            differences=(line.seen_difference, line.unseen_difference),
         )
-        for column in columns
+        for column, line in zip(columns, lines, strict=True)
     ]
     save_figure(comparison_figure(dots, reference), comparison.out / "comparison")
     if kinds := kind_lines(comparison, plans, scores):
@@ -176,6 +175,8 @@ def _rates(comparison: Comparison, items: list[Plan], way: Way) -> str:
 
 def _loads(comparison: Comparison, items: list[Plan]) -> dict[str, float]:
     """Return how even the loads of experts are on test rows, and which share was dropped."""
+    from mttl.analysis.tokens.token_record import has_token_record, read_token_record
+
     runs = [comparison.run_folder(item) for item in items if comparison.cost(item, "train").ended]
     records = [read_token_record(run) for run in runs if has_token_record(run)]
     return {
@@ -251,6 +252,9 @@ def _few_seeds(seeds: set[int]) -> str:
 
 def n_trained(run: Path) -> int:
     """Return the number of parameters of a run's skills and learned router, from file headers."""
+    from mttl.checkpoint import count_saved  # they bring PyTorch
+    from mttl.model_tensors import TOKENS
+
     skills = run / "skills"
     meta = read_json(skills / "meta.json", MttlError, dict)
     kind = meta["settings"]["router"]["kind"]

@@ -1,6 +1,5 @@
 """What all comparisons do: run what is missing, several at a time, in a folder of their own."""
 
-import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -9,14 +8,24 @@ from pathlib import Path
 from typing import TypeVar
 
 from comparison.stages import Processes
-from mttl.command import add_overrides, make_console, make_parser, positive, processes
+from mttl.command import (
+    READ,
+    WORK,
+    WRITTEN,
+    CommandParser,
+    add_overrides,
+    make_console,
+    make_parser,
+    positive,
+    processes,
+)
 from mttl.errors import ConfigError
 from mttl.files import locked, write_text
 from mttl.progress_bar import counting_bar
 from mttl.reading import MOST_YAML, read_text
-from mttl.training.run_folder import changed_settings
 
 Item = TypeVar("Item")
+COMPARED = "what is compared"  # a group of options, as those of `mttl.command`
 
 
 def run_all(
@@ -45,11 +54,15 @@ def run_all(
     ):
         bar = progress.add_task("comparing", total=len(todo))
         futures = {pool.submit(run, item, processes): item for item in todo}
-        for future in as_completed(futures):
-            future.result()
-            progress.advance(bar)
-            status.print(f"{name(futures[future])}: ended")
-            ended()
+        try:
+            for future in as_completed(futures):
+                future.result()
+                progress.advance(bar)
+                status.print(f"{name(futures[future])}: ended")
+                ended()
+        finally:
+            # What waits for its turn leaves no trace when the others are stopped.
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def alone(out: Path) -> AbstractContextManager[None]:
@@ -80,6 +93,8 @@ def keep_config(path: Path, text: str, changed_by: Callable[[str], str]) -> None
     Raises:
         ConfigError: If another one stands there.
     """
+    from mttl.training.run_folder import changed_settings
+
     before = read_text(path, ConfigError, MOST_YAML) if path.exists() else text
     if changed := changed_settings(before, text, ignore=()):
         raise ConfigError(changed_by(", ".join(changed)))
@@ -93,30 +108,35 @@ def comparison_parser(
     out: str,
     methods: Sequence[str] = (),
     ablations: Sequence[str] = (),
-) -> argparse.ArgumentParser:
+) -> CommandParser:
     """Return a command line with what all comparisons take; without methods, no choice of them."""
     parser = make_parser(description)
-    add = parser.add_argument
-    add("-c", "--config", default=config, metavar="FILE[+FILE...]", help="(%(default)s)")
     if methods:
         _add_methods(parser, methods, ablations)
-    add("--seeds", type=int, nargs="+", default=[13, 14, 15])
+    config_help = "the common configuration (%(default)s)"
+    parser.group(READ).add_argument(
+        "-c", "--config", default=config, metavar="FILE[+FILE...]", help=config_help
+    )
+    add_overrides(parser, "settings of all runs")
+    add = parser.group(WORK).add_argument
+    seeds_help = "of training and adaptation (13 14 15)"
+    add("--seeds", type=int, nargs="+", default=[13, 14, 15], metavar="N", help=seeds_help)
     add(
         "--workers",
         type=processes,
         default=2,
-        help="runs at a time, each on its share of the cores",
+        metavar="N",
+        help="runs at a time, each on its share of the cores (%(default)s)",
     )
-    add("--out", default=out, help="(%(default)s)")
-    add_overrides(parser, "settings of all runs")
+    parser.group(WRITTEN).add_argument(
+        "--out", default=out, metavar="DIR", help="the folder of all (%(default)s)"
+    )
     return parser
 
 
-def _add_methods(
-    parser: argparse.ArgumentParser, methods: Sequence[str], ablations: Sequence[str]
-) -> None:
+def _add_methods(parser: CommandParser, methods: Sequence[str], ablations: Sequence[str]) -> None:
     more = f"; and the ablations {', '.join(ablations)} (all but those)" if ablations else " (all)"
-    parser.add_argument(
+    parser.group(COMPARED).add_argument(
         "--methods",
         nargs="+",
         default=list(methods),
@@ -126,13 +146,17 @@ def _add_methods(
     )
 
 
-def add_text_options(parser: argparse.ArgumentParser) -> None:
-    """Let a command line take what comparisons on a gym take."""
-    add = parser.add_argument
-    add("--steps", type=positive, default=500, help="of training (%(default)s)")
-    add("--adapt-steps", type=positive, default=60, help="of each adaptation job (%(default)s)")
+def add_text_options(parser: CommandParser, *, folds: bool = True) -> None:
+    """Let a command line take what comparisons on a gym take; some know no folds."""
+    add = parser.group(READ).add_argument
     add("--tasks", default="test", help="as for pl_finetune.py (%(default)s)")
     add("--samples", metavar="N[,N...]", help="few-shot samples of every unseen task (all)")
+    add = parser.group(WORK).add_argument
+    add("--steps", type=positive, default=500, metavar="N", help="of training (%(default)s)")
+    steps_help = "of each adaptation job (%(default)s)"
+    add("--adapt-steps", type=positive, default=60, metavar="N", help=steps_help)
+    if not folds:
+        return
     add(
         "--folds",
         type=positive,

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from comparison.kinds import seed_mean
 from comparison.methods import Method
 from comparison.tables import Score, markdown, mean_cell
-from mttl.config.load import load_config
-from mttl.config.schema import Config
 from mttl.errors import MttlError
+
+if TYPE_CHECKING:
+    from mttl.config.schema import Config
 
 EVERY_ROW = 10**6  # more than a file has
 
@@ -25,10 +26,10 @@ class Sweep:
 
     about: str
     values: tuple[float, ...]
-    change: Callable[[Method, Config, float], Method]
+    change: "Callable[[Method, Config, float], Method]"
 
 
-def _density(method: Method, config: Config, value: float) -> Method:
+def _density(method: Method, config: "Config", value: float) -> Method:
     if not hasattr(config.skills, "sparsity"):
         raise MttlError(
             f"--skills: skills of the kind '{config.skills.kind}' have no density; name sparse ones"
@@ -38,7 +39,7 @@ def _density(method: Method, config: Config, value: float) -> Method:
     return replace(method, settings=(*method.settings, f"skills.sparsity={1 - value:.6f}"))
 
 
-def _rows(method: Method, config: Config, value: float) -> Method:
+def _rows(method: Method, config: "Config", value: float) -> Method:
     if value < 1 or not value.is_integer():
         raise MttlError(f"--values {value:g}: a number of rows is whole and at least 1")
     scored = config.data.max_eval_rows or config.data.max_rows or EVERY_ROW
@@ -46,7 +47,7 @@ def _rows(method: Method, config: Config, value: float) -> Method:
     return replace(method, settings=(*method.settings, *more))
 
 
-def _rate(method: Method, config: Config, value: float) -> Method:
+def _rate(method: Method, config: "Config", value: float) -> Method:
     if value <= 0:
         raise MttlError(f"--values {value:g}: a factor on rates lies above 0")
     lr = f"optim.lr={config.optim.lr * value:.6g}"
@@ -68,6 +69,8 @@ def swept(
     overrides: Sequence[str],
 ) -> dict[str, tuple[str, float, Method]]:
     """Return kind, value and method of every run, by its name."""
+    from mttl.config.load import load_config
+
     found = {}
     for kind, method in kinds.items():
         own = load_config(f"{config}+{method.fragment}", list(overrides))
@@ -81,6 +84,8 @@ def sweep_table(
     sweep: Sweep, runs: Mapping[str, tuple[str, float, Method]], scores: Sequence[Score]
 ) -> str:
     """Return a row per kind and a column per value, for seen and then for unseen tasks."""
+    from comparison.kinds import seed_mean
+
     kinds = list(dict.fromkeys(kind for kind, _, _ in runs.values()))
     values = sorted({value for _, value, _ in runs.values()})
     text = ""

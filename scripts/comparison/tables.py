@@ -4,13 +4,16 @@ import csv
 import io
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from comparison.bootstrap import Key, mean_and_interval
 from mttl.errors import MttlError
 from mttl.reading import parse_json, read_table, read_text, to_number
+
+if TYPE_CHECKING:
+    from comparison.bootstrap import Key
 
 
 @dataclass(frozen=True)
@@ -136,21 +139,27 @@ def by_seed(scores: Iterable[Score]) -> dict[int, float]:
     }
 
 
-def keyed(scores: Iterable[Score]) -> dict[Key, float]:
+def keyed(scores: Iterable[Score]) -> "dict[Key, float]":
     """Return scores of one method by what they are paired by; NaN counts as 0."""
     return {(x.task, x.fold, x.seed, x.sample): _known(x.score) for x in scores}
 
 
 def mean_of(scores: Iterable[Score]) -> Mean:
     """Return the mean over tasks of one method, with the 95 % interval of the bootstrap."""
-    return Mean(*mean_and_interval(keyed(scores)))
+    return _interval(keyed(scores))
 
 
 def paired_difference(ours: Iterable[Score], reference: Iterable[Score]) -> Mean:
     """Return the mean difference of what both have scored, with its 95 % interval."""
     own, other = keyed(ours), keyed(reference)
     pairs = {key: own[key] - other[key] for key in own if key in other}
-    return Mean(*mean_and_interval(pairs))
+    return _interval(pairs)
+
+
+def _interval(scores: "Mapping[Key, float]") -> Mean:
+    from comparison.bootstrap import mean_and_interval  # it brings numpy
+
+    return Mean(*mean_and_interval(scores))
 
 
 def main_table(lines: Sequence[Line], reference: str) -> str:

@@ -1,0 +1,1 @@
+"""LIBRARY: skills that were trained apart, as members of one folder."""

@@ -1,0 +1,124 @@
+r"""Model-based clustering (MBC): members whose weights are alike belong together.
+
+The weights of a member, all factors of all layers in one vector, are reduced by a truncated SVD of
+the matrix of all members, scaled to length 1, so that distances are those of cosines, and clustered
+by k-means. One skill per cluster is trained anew on the tasks of its members.
+
+The released code (microsoft/mttl) sets the smallest entries of each member to 0 first, draws a
+randomised SVD, and gives k-means the rows of the cosine matrix instead of the vectors; its number
+of clusters is given. Here the SVD is exact, from inner products, so that no vector has to be held,
+and the number may be the one of the best silhouette. k-means and silhouettes are scikit-learn's.
+PEFT's scale is in the second factors.
+
+References:
+    Ostapenko et al., *Towards Modular LLMs by Building and Reusing a Library of LoRAs*, ICML 2024,
+    arXiv:2405.11157. Rousseeuw, *Silhouettes*, Journal of Computational and Applied Mathematics
+    1987.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mttl.library.low_rank_change import LowRank
+from mttl.library.stacking import stack_members
+
+STARTS = 10
+
+
+def inner_products(
+    members: Sequence[Mapping[str, LowRank]], *, by: str = "weights"
+) -> Float[Tensor, "K K"]:
+    """Return the inner products of all members, summed over layers.
+
+    Args:
+        members: The changes of each by path of the layer; what one lacks counts as zeros.
+        by: ``"weights"``: of the factors, as in the paper. ``"changes"``: of the products B Aᵀ,
+            which do not depend on how a change is written as a product.
+    """
+    total = torch.zeros(len(members), len(members), dtype=torch.float64)
+    for factors in stack_members(members).values():
+        down, up = (factor.double() for factor in factors)
+        if by == "weights":
+            for factor in (down, up):
+                total += factor.flatten(1) @ factor.flatten(1).t()
+        else:
+            inside = torch.einsum("kir,lis->klrs", down, down)
+            total += (inside * torch.einsum("kor,los->klrs", up, up)).sum((2, 3))
+    return total
+
+
+def embedded(products: Float[Tensor, "K K"], n_components: int) -> Float[Tensor, "K c"]:
+    """Return the truncated SVD of vectors with these inner products, in rows of length 1."""
+    values, vectors = torch.linalg.eigh(products)
+    kept = slice(max(0, len(values) - n_components), None)
+    points = vectors[:, kept] * values[kept].clamp_min(0).sqrt()
+    return torch.nn.functional.normalize(points, dim=1).flip(1)
+
+
+def k_means(points: Float[Tensor, "K c"], n_clusters: int, *, seed: int = 0) -> Int[Tensor, "K"]:
+    """Return the cluster of every point: the best of ten starts; numbered by their first points.
+
+    Raises:
+        ValueError: If there are fewer points than clusters, or no cluster.
+    """
+    from sklearn.cluster import KMeans
+
+    if not 1 <= n_clusters <= len(points):
+        raise ValueError(f"n_clusters ({n_clusters}) must lie between 1 and {len(points)} members")
+    model = KMeans(n_clusters, n_init=STARTS, random_state=seed)  # pyright: ignore[reportArgumentType]
+    found = model.fit_predict(points.numpy())
+    order = {label: number for number, label in enumerate(dict.fromkeys(found.tolist()))}
+    return torch.tensor([order[label] for label in found.tolist()])
+
+
+def silhouette(points: Float[Tensor, "K c"], labels: Int[Tensor, "K"]) -> float:
+    """Return the mean silhouette under the cosine distance: 1 apart, 0 overlapping."""
+    from sklearn.metrics import silhouette_score
+
+    return float(silhouette_score(points.numpy(), labels.numpy(), metric="cosine"))
+
+
+def best_clusters(
+    points: Float[Tensor, "K c"], most: int, *, seed: int = 0
+) -> tuple[Int[Tensor, "K"], dict[int, float]]:
+    """Return the clusters of the best silhouette, and the silhouettes of all numbers tried.
+
+    Args:
+        points: Of length 1.
+        most: The largest number of clusters; fewer than points.
+        seed: Of the starts.
+
+    Raises:
+        ValueError: If there are fewer than three points, or ``most`` is below 2.
+    """
+    if len(points) < 3 or most < 2:
+        raise ValueError(
+            f"a number of clusters is chosen among 2 … {most}, of {len(points)} members; give at "
+            "least 3 members and 2 clusters, or the number itself"
+        )
+    tried = {k: k_means(points, k, seed=seed) for k in range(2, min(most, len(points) - 1) + 1)}
+    scores = {k: silhouette(points, labels) for k, labels in tried.items()}
+    return tried[max(scores, key=lambda k: scores[k])], scores
+
+
+def shuffled(labels: Int[Tensor, "K"], *, seed: int = 0) -> Int[Tensor, "K"]:
+    """Return random clusters of the same sizes: the baseline of clustering."""
+    return labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))]
+
+
+def task_shares(tasks: Sequence[str], labels: Int[Tensor, "K"]) -> dict[str, list[float]]:
+    """Return which share of each task's members is in each cluster.
+
+    Args:
+        tasks: Of every member.
+        labels: Their clusters.
+    """
+    members = torch.nn.functional.one_hot(labels).double()
+    shares = {}
+    for task in dict.fromkeys(tasks):
+        own = torch.tensor([one == task for one in tasks])
+        shares[task] = members[own].mean(0).tolist()
+    return shares

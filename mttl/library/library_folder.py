@@ -1,0 +1,350 @@
+"""A library on disk: a folder per member, and one file that says which of them count.
+
+| path | content |
+|---|---|
+| ``library.json`` | format version, number of changes so far, base model, members with hashes |
+| ``members/<name>/card.json`` | see `mttl.library.member_card` |
+| ``members/<name>/weights.safetensors`` | ``<path of the layer>.down`` (I, r), ``….up`` (O, r) |
+
+A member belongs to the library once ``library.json`` names it, which is replaced in one step. So
+many members come in, or none; what a writer that was killed has left is removed by the next one.
+Writers wait for each other at ``.lock``; readers need not.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from mttl.errors import CheckpointError, ConfigError, nearest
+from mttl.files import locked, new_folder, write_text
+from mttl.inventory_files import read_tensors
+from mttl.library.low_rank_change import LowRank
+from mttl.library.member_card import BaseModel, MemberCard, check_member_name, parse_card
+from mttl.reading import check_count, read_bytes, read_json, require_file, shown
+from mttl.safetensors_file import write_tensors
+
+FORMAT_VERSION = 1
+LIBRARY, CARD, WEIGHTS = "library.json", "card.json", "weights.safetensors"
+DOWN, UP = ".down", ".up"
+
+
+@dataclass(frozen=True)
+class Member:
+    """A skill with its card.
+
+    Attributes:
+        card: What is known of it.
+        changes: Its weight changes by path of the layer.
+    """
+
+    card: MemberCard
+    changes: Mapping[str, LowRank]
+
+    def told(self, name: str | None, licence: str | None, data: str | None) -> "Member":
+        """Return the same member with other words on its card, where there are any.
+
+        Args:
+            name: With ``*`` for its own name.
+            licence: Under which it may be used.
+            data: What it was trained on.
+        """
+        given = {"name": name and name.replace("*", self.card.name)}
+        given |= {"licence": licence, "data": data}
+        words: dict[str, Any] = {key: word for key, word in given.items() if word is not None}
+        return replace(self, card=replace(self.card, **words))
+
+    def trimmed(self) -> "Member":
+        """Return the same member without what fills ranks and layers up with zeros."""
+        kept = {path: part.trimmed() if part.rank else part for path, part in self.changes.items()}
+        filled = [path for path, part in kept.items() if not part.rank and self.changes[path].rank]
+        return Member(self.card, {path: kept[path] for path in sorted({*kept} - {*filled})})
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library as it was when it was opened.
+
+    Attributes:
+        folder: Where it lies.
+        base: The model below all members.
+        version: How many changes it has seen.
+        hashes: SHA-256 of each member's card, by name, in alphabetical order.
+    """
+
+    folder: Path
+    base: BaseModel
+    version: int
+    hashes: Mapping[str, str]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the members."""
+        return list(self.hashes)
+
+    def chosen(self, patterns: Sequence[str] = ()) -> list[str]:
+        """Return the names that patterns with ``*`` and ``?`` match; without any, all.
+
+        Raises:
+            ConfigError: If a pattern matches no member.
+        """
+        found: dict[str, None] = {}
+        for pattern in patterns or ["*"]:
+            names = [name for name in self.hashes if fnmatchcase(name, pattern)]
+            if not names:
+                raise ConfigError(
+                    f"'{self.folder}' has no member '{pattern}'.{nearest(pattern, self.hashes)} "
+                    f"It has {len(self.hashes)}: scripts/library.py list shows them"
+                )
+            found |= dict.fromkeys(names)
+        return list(found)
+
+    def card(self, name: str) -> MemberCard:
+        """Return the card of a member.
+
+        Raises:
+            CheckpointError: If it is missing or not the one that was noted.
+        """
+        path = self.folder / "members" / name / CARD
+        data = read_bytes(path, CheckpointError)
+        if _sha256(data) != self.hashes[name]:
+            raise CheckpointError(
+                f"'{path}' is damaged (its checksum is not the one noted in {LIBRARY}). Copy it "
+                "again, or remove the member and add it anew"
+            )
+        return parse_card(data, f"'{path}'")
+
+    def member(self, name: str) -> Member:
+        """Return a member.
+
+        Raises:
+            CheckpointError: If a file is missing or damaged.
+        """
+        card = self.card(name)
+        path = self.folder / "members" / name / WEIGHTS
+        require_file(path, CheckpointError)
+        if _file_sha256(path) != card.weights["sha256"]:
+            raise CheckpointError(
+                f"'{path}' is damaged (its checksum is not the one noted on its card). Copy it "
+                "again, or remove the member and add it anew"
+            )
+        tensors = read_tensors(path)
+        if tensors.keys() != {f"{layer}{end}" for layer in card.targets for end in (DOWN, UP)}:
+            raise CheckpointError(f"'{path}' has other layers than its card. Copy it again")
+        changes = {
+            layer: LowRank(tensors[f"{layer}{DOWN}"], tensors[f"{layer}{UP}"])
+            for layer in card.targets
+        }
+        return Member(card, changes)
+
+
+def open_library(folder: str | Path) -> Library:
+    """Read which members a library has.
+
+    Raises:
+        CheckpointError: If the folder is no library, or one of another format.
+    """
+    path = Path(folder) / LIBRARY
+    if not path.exists():
+        raise CheckpointError(
+            f"'{folder}' is no library: it has no {LIBRARY}. scripts/library.py add makes one"
+        )
+    facts = read_json(path, CheckpointError, dict)
+    version = facts.get("format_version")
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"'{path}' has format version {shown(version)}; this mttl reads {FORMAT_VERSION}"
+        )
+    try:
+        base = facts["base"]
+        layers = {str(name): (int(i), int(o)) for name, (i, o) in base["layers"].items()}
+        texts = {name: base[name] for name in ("name", "fingerprint", "task_type")}
+        hashes, transposed = facts["members"], base["transposed"]
+        check_count(facts["version"], "version")
+        if not all(type(text) is str for text in (*texts.values(), *hashes.values())):
+            raise TypeError("a text is none")
+        if type(transposed) is not bool:
+            raise TypeError("transposed must be true or false")
+        for name in hashes:
+            check_member_name(name, f"'{path}'")
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise CheckpointError(f"'{path}' is damaged ({error}). Copy it again") from error
+    below = BaseModel(**texts, transposed=transposed, layers=layers)
+    return Library(Path(folder), below, facts["version"], dict(sorted(hashes.items())))
+
+
+def is_library(folder: str | Path) -> bool:
+    """Tell whether a folder is a library."""
+    return (Path(folder) / LIBRARY).exists()
+
+
+def member_problems(
+    members: Iterable[Member], base: BaseModel, present: Iterable[str] = ()
+) -> list[str]:
+    """Return why members cannot belong to a library, a line each; empty if all can.
+
+    Args:
+        members: In the order in which they were named.
+        base: The model of the library.
+        present: Names of members that are there already.
+    """
+    problems, taken = [], dict.fromkeys(present, "the library")
+    for member in members:
+        name, source = member.card.name, member.card.source
+        try:
+            check_member_name(name, source)
+        except CheckpointError as error:
+            problems.append(str(error))
+        if name in taken:
+            problems.append(f"{source}: the name '{name}' is taken by {taken[name]}")
+        taken.setdefault(name, source)
+        if not member.changes:
+            problems.append(f"{source} changes no layer")
+        absent = [path for path in member.changes if path not in base.layers]
+        if absent:
+            problems.append(f"{source}: the base model has no linear layer {_some(absent)}")
+        for path, part in member.changes.items():
+            if part.rank < 1:
+                problems.append(f"{source}: the change of '{path}' has rank 0")
+            elif not (part.down.isfinite().all() and part.up.isfinite().all()):
+                problems.append(f"{source}: '{path}' holds numbers that are not finite")
+            elif path in base.layers and part.sizes != base.layers[path]:
+                problems.append(
+                    f"{source}: '{path}' has {part.sizes[0]} -> {part.sizes[1]} features; in the "
+                    f"base model it has {base.layers[path][0]} -> {base.layers[path][1]}"
+                )
+            else:
+                continue
+            break
+    return problems
+
+
+def add_members(folder: str | Path, base: BaseModel, members: Sequence[Member]) -> Library:
+    """Add members to a library, which is made where there is none: all of them, or none.
+
+    Args:
+        folder: The library.
+        base: The model below the members.
+        members: Their cards need no base, targets and weights, which are filled in.
+
+    Raises:
+        CheckpointError: If one cannot be a member, or the library has another base model; all
+            reasons are listed, and nothing is written.
+    """
+    path, members = Path(folder), [member.trimmed() for member in members]
+    _require_new_members(path, base, members)  # without a lock: nothing is made for what is refused
+    with locked(path / ".lock", wait=True):
+        before = _require_new_members(path, base, members)
+        if not is_library(path):
+            _write_library(before)
+        _sweep(before)
+        added = {member.card.name: _write_member(path, base, member) for member in members}
+        hashes = dict(sorted({**before.hashes, **added}.items()))
+        library = replace(before, version=before.version + 1, hashes=hashes)
+        _write_library(library)
+    return library
+
+
+def remove_members(folder: str | Path, patterns: Sequence[str]) -> list[str]:
+    """Remove the members that patterns match; return their names.
+
+    Raises:
+        CheckpointError: If the folder is no library.
+        ConfigError: If a pattern matches no member; nothing is removed then.
+    """
+    open_library(folder).chosen(patterns)
+    with locked(Path(folder) / ".lock", wait=True):
+        library = open_library(folder)
+        names = library.chosen(patterns)
+        left = {name: own for name, own in library.hashes.items() if name not in names}
+        library = replace(library, version=library.version + 1, hashes=left)
+        _write_library(library)
+        _sweep(library)
+    return names
+
+
+def library_to_be(folder: str | Path) -> Library | None:
+    """Return the library in a folder, or None where one can be made.
+
+    Raises:
+        CheckpointError: If the library is damaged.
+        ConfigError: If other files lie there.
+    """
+    path = Path(folder)
+    # What is hidden is a lock, or what another writer begins with.
+    strange = path.is_file() or (
+        path.is_dir() and any(not one.name.startswith(".") for one in path.iterdir())
+    )
+    if is_library(path):  # asked last: it may have been made meanwhile
+        return open_library(path)
+    if strange:
+        raise ConfigError(f"'{path}' is no library and holds other files; name a new folder")
+    return None
+
+
+def _require_new_members(folder: Path, base: BaseModel, members: Sequence[Member]) -> Library:
+    library = library_to_be(folder) or Library(folder, base, 0, {})
+    if library.base.fingerprint != base.fingerprint:
+        raise CheckpointError(
+            f"'{folder}' is a library over '{library.base.name}' (fingerprint "
+            f"{library.base.fingerprint[:12]}), not over '{base.name}' ({base.fingerprint[:12]})"
+        )
+    problems = member_problems(members, base, library.hashes)
+    if problems:
+        raise CheckpointError("nothing was added:\n" + "\n".join(problems))
+    return library
+
+
+def _sweep(library: Library) -> None:
+    """Remove what lies among the members and is none."""
+    for path in (library.folder / "members").glob("*"):
+        if path.name not in library.hashes:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _write_member(folder: Path, base: BaseModel, member: Member) -> str:
+    """Write a member's folder; return the hash of its card."""
+    tensors = {}
+    for path, part in member.changes.items():
+        tensors |= {f"{path}{DOWN}": part.down.float(), f"{path}{UP}": part.up.float()}
+    with new_folder(folder / "members" / member.card.name) as new:
+        write_tensors(new / WEIGHTS, tensors, {"format": "pt"})
+        card = replace(
+            member.card,
+            base={"name": base.name, "fingerprint": base.fingerprint},
+            targets={path: part.rank for path, part in member.changes.items()},
+            weights={
+                "sha256": _file_sha256(new / WEIGHTS),
+                "parameters": sum(tensor.numel() for tensor in tensors.values()),
+            },
+        )
+        write_text(new / CARD, card.text())
+        return _sha256((new / CARD).read_bytes())
+
+
+def _write_library(library: Library) -> None:
+    facts: dict[str, Any] = {
+        "format_version": FORMAT_VERSION,
+        "version": library.version,
+        "members": dict(library.hashes),
+        "base": asdict(library.base),
+    }
+    write_text(library.folder / LIBRARY, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(f"'{name}'" for name in names[:most]) + more

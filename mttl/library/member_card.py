@@ -1,0 +1,124 @@
+"""The card of a member: what a skill is, where it comes from, and the hash of its weights."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from mttl.errors import CheckpointError
+from mttl.reading import check_count, check_name, parse_json, shown
+
+CARD_VERSION = 1
+_FORBIDDEN = frozenset("*?[]/\\:")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseModel:
+    """The language model below all members of a library.
+
+    Attributes:
+        name: A folder of this machine, or its name on the hub.
+        fingerprint: Of its parameters, as runs note it.
+        task_type: ``"SEQ_2_SEQ_LM"`` or ``"CAUSAL_LM"``, as PEFT says it.
+        transposed: Whether it keeps weights as (I, O), as GPT-2 does.
+        layers: Features in and out of its linear layers, by path.
+    """
+
+    name: str
+    fingerprint: str
+    task_type: str
+    transposed: bool
+    layers: Mapping[str, tuple[int, int]] = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberCard:
+    """What is known of a member.
+
+    Attributes:
+        name: Of the member; its folder has it too.
+        task: That it was trained for.
+        source: Where it was read.
+        base: Name and fingerprint of its base model.
+        targets: The rank of its change, by path of the layer.
+        weights: SHA-256 and number of parameters.
+        data: What it was trained on.
+        licence: Under which it may be used.
+        training: Settings of its training.
+        scores: Rows with ``split``, ``metric``, ``score`` and ``n``.
+    """
+
+    name: str
+    task: str
+    source: str
+    base: Mapping[str, str] = field(default_factory=dict)
+    targets: Mapping[str, int] = field(default_factory=dict)
+    weights: Mapping[str, Any] = field(default_factory=dict)
+    data: str | None = None
+    licence: str | None = None
+    training: Mapping[str, Any] = field(default_factory=dict)
+    scores: Sequence[Mapping[str, str]] = ()
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of a layer."""
+        return max(self.targets.values())
+
+    def text(self) -> str:
+        """Return the card as JSON."""
+        facts = {"format_version": CARD_VERSION, **asdict(self), "rank": self.rank}
+        return json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
+
+
+def parse_card(text: str | bytes, place: str) -> MemberCard:
+    """Read a card.
+
+    Args:
+        text: Its JSON.
+        place: Where it is from, for the message.
+
+    Raises:
+        CheckpointError: If it is no card, or one of another format.
+    """
+    facts = parse_json(text, place, CheckpointError, dict)
+    version = facts.pop("format_version", None)
+    if version != CARD_VERSION:
+        raise CheckpointError(
+            f"{place} has format version {shown(version)}; this mttl reads {CARD_VERSION}"
+        )
+    facts.pop("rank", None)
+    kinds: dict[str, Any] = dict.fromkeys(("name", "task", "source"), str)
+    kinds |= dict.fromkeys(("data", "licence"), (str, type(None)))
+    kinds |= dict.fromkeys(("base", "targets", "weights", "training"), dict) | {"scores": list}
+    known = {one.name for one in fields(MemberCard)}
+    wrong = [name for name, kind in kinds.items() if not isinstance(facts.get(name), kind)]
+    wrong += sorted(facts.keys() - known)
+    if not wrong:
+        ranks, rows = facts["targets"].values(), facts["scores"]
+        if not ranks or any(type(rank) is not int or rank < 1 for rank in ranks):
+            wrong.append("targets")
+        if any(not isinstance(row, dict) for row in rows):
+            wrong.append("scores")
+        parts = {"base": ("name", "fingerprint"), "weights": ("sha256",)}
+        for part, names in parts.items():
+            wrong += [part for name in names if type(facts[part].get(name)) is not str]
+    if wrong:
+        raise CheckpointError(f"{place} is damaged (wrong: {', '.join(wrong)}). Copy it again")
+    check_member_name(facts["name"], place)
+    check_count(facts["weights"].get("parameters"), f"{place}: weights.parameters")
+    return MemberCard(**facts)
+
+
+def check_member_name(name: Any, place: str) -> str:
+    """Return a name that a folder of a library can have.
+
+    Raises:
+        CheckpointError: If it can have none.
+    """
+    check_name(name, f"{place}: the name of a member", CheckpointError)
+    if name.startswith(".") or _FORBIDDEN & set(name):
+        raise CheckpointError(
+            f"{place}: the name of a member is {shown(name)}; it is a folder's name, must not "
+            "begin with a point and must hold none of " + " ".join(sorted(_FORBIDDEN))
+        )
+    return name

@@ -1,0 +1,1 @@
+"""RANKING: answers chosen among given ones, by how likely a model finds each."""

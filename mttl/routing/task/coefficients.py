@@ -1,0 +1,51 @@
+"""Free coefficients: rows that are learned and used as they are."""
+
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from mttl.routing.task.task_router import TaskRouter, TaskRows, initial_rows
+
+
+class CoefficientRouter(TaskRouter):
+    """Mixes by learned rows without bounds or normalisation; they start at 1 / K.
+
+    Over skills that stay as they are these are the coefficients of LoRA soups (CAT): one per skill
+    and group of layers, with the mixing ``"outputs"`` or ``"deltas"``, which add whole changes.
+
+    Args:
+        n_groups: Routed groups G.
+        n_tasks: Tasks T.
+        n_heads: Heads H.
+        n_skills: Skills K.
+
+    References:
+        Prabhakar, Li, Narasimhan, Kakade, Malach and Jelassi, *LoRA Soups: Merging LoRAs for
+        Practical Skill Composition Tasks*, COLING 2025, arXiv:2410.13025.
+    """
+
+    draws = False
+    task_rows: ClassVar = {"rows": TaskRows(axis=1, unused=0.0)}
+
+    def __init__(self, n_groups: int, n_tasks: int, n_heads: int, n_skills: int) -> None:
+        super().__init__(n_groups, n_tasks, n_heads, n_skills)
+        self.rows = nn.Parameter(torch.full((n_groups, n_tasks, n_heads, n_skills), 1 / n_skills))
+
+    def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
+        """Return the rows of the examples' tasks."""
+        return self.rows.index_select(1, task_ids)
+
+    def matrix(self) -> Float[Tensor, "G T H K"]:
+        """Return all rows."""
+        return self.rows
+
+    def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "CoefficientRouter":
+        """Return a router whose rows start at the mean of the known ones, or at 1 / K."""
+        router = CoefficientRouter(self.n_groups, n_tasks, self.n_heads, self.n_skills)
+        router.to(self.rows.device, self.rows.dtype)
+        rows = initial_rows(self.rows, n_tasks, init, 0.0)
+        if init == "mean":
+            router.rows.data.copy_(rows)
+        return router

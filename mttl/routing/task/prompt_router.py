@@ -1,0 +1,50 @@
+"""Routers that read prompts: they need no task's id to answer."""
+
+from abc import abstractmethod
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mttl.routing.task.task_router import TaskRouter
+
+
+class PromptRouter(TaskRouter):
+    """Weights from a vector of each prompt.
+
+    Where a whole task is asked about, as in figures, the vector of its examples stands for its
+    prompts. Vectors are means of the backbone's input embeddings over tokens.
+
+    Args:
+        n_groups: Routed groups G.
+        n_tasks: Tasks T.
+        n_heads: Heads H.
+        n_skills: Skills K.
+        n_features: Size D of the backbone's embeddings.
+    """
+
+    draws = False
+
+    def __init__(
+        self, n_groups: int, n_tasks: int, n_heads: int, n_skills: int, n_features: int
+    ) -> None:
+        super().__init__(n_groups, n_tasks, n_heads, n_skills)
+        self.n_features = n_features
+
+    def forward(
+        self,
+        task_ids: Int[Tensor, "B"],
+        examples: Float[Tensor, "B D"],
+        prompts: Float[Tensor, "B D"] | None = None,
+    ) -> Float[Tensor, "G B H K"]:
+        """Return the mixing weights of each example.
+
+        Args:
+            task_ids: Of the examples; nothing depends on them.
+            examples: A vector of some training rows of each example's task.
+            prompts: A vector of each prompt; none where the weights of whole tasks are asked for.
+        """
+        return self.weigh((examples if prompts is None else prompts).float())
+
+    @abstractmethod
+    def weigh(self, vectors: Float[Tensor, "B D"]) -> Float[Tensor, "G B H K"]:
+        """Return the mixing weights of texts."""

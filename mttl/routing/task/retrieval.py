@@ -1,0 +1,96 @@
+"""Retrieval: an input uses the members of a library whose own examples are nearest to it."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from mttl.routing.task.prompt_router import PromptRouter
+
+
+class RetrievalRouter(PromptRouter):
+    r"""Mixes the ``top_k`` members that are most similar, by the softmax of their similarities.
+
+    A member is known by a vector of a few examples of its task, and an input by its prompt, or by
+    those of its own task. Similarity is the cosine after the mean of all members is taken from
+    both: means of input embeddings have most of their length in common. Nothing is trained.
+
+    LoraRetriever and LORAUTER embed texts with a model made for that; here it is the backbone's
+    own input embeddings. The former averages what is retrieved, which a high temperature does.
+
+    Args:
+        n_groups: Routed groups G.
+        n_tasks: Tasks T.
+        n_heads: Heads H.
+        n_skills: Members K.
+        n_features: Size D of the backbone's embeddings.
+        top_k: Members that an input uses.
+        temperature: Of the softmax; large ones weigh the members alike.
+        by: ``"prompts"``: of each example. ``"examples"``: of its task, known by some rows.
+
+    Raises:
+        ValueError: If ``top_k`` is not between 1 and K, the temperature is not positive, or ``by``
+            is unknown.
+
+    References:
+        Zhao et al., *LoraRetriever: Input-Aware LoRA Retrieval and Composition for Mixed Tasks in
+        the Wild*, Findings of ACL 2024, arXiv:2402.09997. By examples of the task: LORAUTER,
+        arXiv:2601.21795.
+    """
+
+    members: Tensor
+
+    def __init__(
+        self,
+        n_groups: int,
+        n_tasks: int,
+        n_heads: int,
+        n_skills: int,
+        n_features: int,
+        *,
+        top_k: int = 3,
+        temperature: float = 0.1,
+        by: str = "prompts",
+    ) -> None:
+        super().__init__(n_groups, n_tasks, n_heads, n_skills, n_features)
+        if not 1 <= top_k <= n_skills:
+            raise ValueError(f"top_k ({top_k}) must lie between 1 and n_skills ({n_skills})")
+        if not temperature > 0:
+            raise ValueError(f"temperature ({temperature}) must be positive")
+        if by not in ("prompts", "examples"):
+            raise ValueError(f"by ('{by}') must be 'prompts' or 'examples'")
+        self.top_k = top_k
+        self.temperature = temperature
+        self.by = by
+        self.register_buffer("members", torch.zeros(n_skills, n_features))
+
+    def remember(self, vectors: Float[Tensor, "K D"]) -> None:
+        """Take a vector of the examples of every member's task."""
+        self.members.copy_(vectors)
+
+    def forward(
+        self,
+        task_ids: Int[Tensor, "B"],
+        examples: Float[Tensor, "B D"],
+        prompts: Float[Tensor, "B D"] | None = None,
+    ) -> Float[Tensor, "G B H K"]:
+        """Return the mixing weights of each example, as `PromptRouter` does."""
+        return super().forward(task_ids, examples, prompts if self.by == "prompts" else None)
+
+    def weigh(self, vectors: Float[Tensor, "B D"]) -> Float[Tensor, "G B H K"]:
+        """Return the softmax over the nearest members."""
+        middle = self.members.mean(0)
+        members, queries = (normalize(one - middle, dim=-1) for one in (self.members, vectors))
+        near = queries @ members.t()
+        best, chosen = near.topk(self.top_k, dim=-1)
+        gates = torch.softmax(best / self.temperature, dim=-1)
+        rows = torch.zeros_like(near).scatter(-1, chosen, gates)
+        return rows[None, :, None].expand(self.n_groups, -1, self.n_heads, -1)
+
+    def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "RetrievalRouter":
+        """Return a router of the same members: nothing of it was trained on any task."""
+        sizes = self.n_groups, n_tasks, self.n_heads, self.n_skills, self.n_features
+        settings = {"top_k": self.top_k, "temperature": self.temperature, "by": self.by}
+        router = RetrievalRouter(*sizes, **settings).to(self.members.device)
+        router.remember(self.members)
+        return router

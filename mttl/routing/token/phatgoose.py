@@ -1,0 +1,72 @@
+"""PHATGOOSE: a token goes to the members whose gates, trained afterwards, it opens most."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import layer_norm
+
+from mttl.routing.token.choice import Choice
+from mttl.routing.token.members import MemberRouter
+from mttl.routing.token.tokens import Tokens
+
+
+class PhatgooseRouter(MemberRouter):
+    r"""Scores a token by :math:`\bar v_e^\top \bar x / \sqrt I`, gate and token standardised.
+
+    Each member has a gate :math:`v_e` in the layer. It is learned after the member, which is
+    frozen, on the member's own task: there the member's change is multiplied by
+    :math:`\sigma(v_e^\top x)`, starting at 1/2. Standardising takes from each vector the mean of
+    its entries and divides by their deviation.
+
+    Args:
+        in_features: Features I of a token.
+        n_experts: Members E.
+        top_k: Members per token.
+        temperature: Divides the scores once more; 1 as in the paper.
+
+    Attributes:
+        learning: Whether gates are being trained: each token goes to the members that its prior
+            allows, and their gates are sigmoids.
+
+    References:
+        Muqeeth, Liu, Liu and Raffel, *Learning to Route Among Specialized Experts for Zero-Shot
+        Generalization*, ICML 2024, arXiv:2402.05859.
+    """
+
+    def __init__(
+        self, in_features: int, n_experts: int, *, top_k: int = 2, temperature: float = 1.0
+    ) -> None:
+        super().__init__(in_features, n_experts, top_k=top_k, temperature=temperature)
+        self.gates = nn.Parameter(torch.zeros(n_experts, in_features))
+        self.learning = False
+
+    def reset_parameters(self) -> None:
+        """Open all gates half."""
+        nn.init.zeros_(self.gates)
+
+    @torch.no_grad()
+    def read(self, down: Float[Tensor, "E I r"], up: Float[Tensor, "E O r"]) -> None:
+        """Note which members change anything here."""
+        self.note_present(down.norm(dim=(1, 2)) * up.norm(dim=(1, 2)))
+
+    def scores(self, states: Float[Tensor, "N I"]) -> Float[Tensor, "N E"]:
+        """Return the standardised products of tokens and gates."""
+        size = (self.in_features,)
+        found = layer_norm(states, size) @ layer_norm(self.gates.float(), size).t()
+        return found / self.in_features**0.5
+
+    def choose(self, tokens: Tokens) -> Choice:
+        """Choose the members of the highest scores; while gates are learned, the given ones.
+
+        Raises:
+            ValueError: If gates are learned, and nothing says whose.
+        """
+        if not self.learning:
+            return super().choose(tokens)
+        if tokens.prior is None:
+            raise ValueError("gates are learned on each member's own task: give a prior")
+        logits = tokens.states @ self.gates.float().t()
+        rows, experts = (tokens.prior > -torch.inf).nonzero(as_tuple=True)
+        opened = logits.sigmoid()
+        own = torch.softmax(tokens.prior, dim=-1)
+        return Choice(rows, experts, opened[rows, experts], logits, own)
