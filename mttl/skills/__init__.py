@@ -3,6 +3,8 @@
 from mttl.skills.attach import Attached, Attachment, attach_skills
 from mttl.skills.blocks.adapter import AdapterInventory
 from mttl.skills.blocks.compacter import CompacterInventory
+from mttl.skills.blocks.ladder import LadderInventory
+from mttl.skills.blocks.sparse_adapter import SparseAdapterInventory
 from mttl.skills.inputs.prefix import PrefixInventory
 from mttl.skills.inputs.prompt import PromptInventory
 from mttl.skills.inventory import Inventory
@@ -16,6 +18,7 @@ from mttl.skills.weights.ia3 import IA3Inventory
 from mttl.skills.weights.intrinsic import IntrinsicInventory
 from mttl.skills.weights.krona import KronAInventory
 from mttl.skills.weights.lora import LoRAInventory
+from mttl.skills.weights.norm import NormInventory
 from mttl.skills.weights.sparse import SparseInventory
 from mttl.skills.weights.supermask import SupermaskInventory
 
@@ -32,11 +35,14 @@ __all__ = [
     "IntrinsicInventory",
     "Inventory",
     "KronAInventory",
+    "LadderInventory",
     "LoRAInventory",
+    "NormInventory",
     "PrefixInventory",
     "PromptInventory",
     "SkilledLinear",
     "SkilledModel",
+    "SparseAdapterInventory",
     "SparseInventory",
     "SupermaskInventory",
     "attach_skills",

@@ -115,6 +115,7 @@ def attach_kinds(
     *,
     slot: RoutingSlot,
     granularity: str = "linear",
+    fresh: bool = True,
 ) -> Attachment:
     """Put several kinds of skills on a backbone, side by side; see `attach_skills`.
 
@@ -123,6 +124,7 @@ def attach_kinds(
         placements: The kinds, and where each goes.
         slot: Where the layers find the routing of a forward pass.
         granularity: Which layers share a routing row.
+        fresh: Skills that start from their layer's weight look at it; else values will be loaded.
 
     Raises:
         ValueError: As `attach_skills`, and if a place would get two kinds.
@@ -153,6 +155,8 @@ def attach_kinds(
             try:
                 inventory = placement.make_inventory(*sizes)
                 inventory.place(path)
+                if fresh:
+                    inventory.begin(base)
                 group = groups.setdefault(name, len(groups))
                 found[path] = where.layer(base, inventory, slot, group)
             except ValueError as error:

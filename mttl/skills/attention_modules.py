@@ -22,20 +22,20 @@ ATTENTION_WORDS = {
 }
 
 
-def attention_modules(backbone: nn.Module) -> Iterator[tuple[str, nn.Module, int, str]]:
-    """Find modules that know the size of their heads and have an output projection.
+def _attention_modules(
+    backbone: nn.Module,
+) -> Iterator[tuple[str, nn.Module, int, str, tuple[int, int]]]:
+    """Give path, module, features of a head, and name and features of the output projection.
 
-    Args:
-        backbone: Any model.
-
-    Yields:
-        Path, module, features of a head, and the name of the projection.
+    Only of modules that know the size of their heads, and whose projection joins whole ones.
     """
     for path, module in backbone.named_modules():
         size = next((v for n in HEAD_SIZES if isinstance(v := getattr(module, n, None), int)), None)
         output = next((name for name in OUTPUTS if name in module._modules), None)
         if size is not None and output is not None:
-            yield path, module, size, output
+            features = linear_features(module.get_submodule(output))
+            if features is not None and features[0] % size == 0:
+                yield path, module, size, output, features
 
 
 def attention_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -45,13 +45,10 @@ def attention_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
         backbone: Any model.
     """
     found = {}
-    for path, module, size, output in attention_modules(backbone):
-        features = linear_features(module.get_submodule(output))
-        if features is not None and features[0] % size == 0:
-            heads = features[0] // size
-            n_values = heads // getattr(module, "num_key_value_groups", 1)
-            key_size = getattr(module, "qk_head_dim", size)
-            found[path] = (n_values * key_size, n_values * size, heads)
+    for path, module, size, _, (n_joined, _) in _attention_modules(backbone):
+        heads = n_joined // size
+        n_values = heads // getattr(module, "num_key_value_groups", 1)
+        found[path] = (n_values * getattr(module, "qk_head_dim", size), n_values * size, heads)
     return found
 
 
@@ -61,9 +58,7 @@ def head_projections(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
     Args:
         backbone: Any model.
     """
-    found = {}
-    for path, module, size, output in attention_modules(backbone):
-        features = linear_features(module.get_submodule(output))
-        if features is not None and features[0] % size == 0:
-            found[f"{path}.{output}" if path else output] = (*features, features[0] // size)
-    return found
+    return {
+        f"{path}.{output}" if path else output: (*features, features[0] // size)
+        for path, _, size, output, features in _attention_modules(backbone)
+    }

@@ -63,6 +63,10 @@ class GatedInventory(Inventory):
         """Tell the skills where they sit."""
         self.skills.place(path)
 
+    def begin(self, base: nn.Module) -> None:
+        """Let the skills start from the layer."""
+        self.skills.begin(base)
+
     def share(self, first: Inventory) -> None:
         """Take over what layers of the kind have in common."""
         assert isinstance(first, GatedInventory)

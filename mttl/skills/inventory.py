@@ -45,6 +45,7 @@ class Inventory(nn.Module, ABC):
         reads: What `dispatch` is given: the ``"input"`` of the layer, or its ``"output"``.
         reads_weight: Whether `combine_linear` needs the base layer's weight itself.
         changes_input: Whether `combine_linear` gives the base layer another input.
+        second_factors: Names of its parameters that LoRA+ has a rate of their own for.
         smallest_ndim: Parameters of fewer axes cannot have skills of this kind.
         undecayed: Names of its biases and scales, which weight decay is not for.
 
@@ -60,6 +61,7 @@ class Inventory(nn.Module, ABC):
     changes_input = False
     smallest_ndim = 0
     undecayed: tuple[str, ...] = ()
+    second_factors: tuple[str, ...] = ()
 
     def __init__(
         self, in_features: int, out_features: int, n_skills: int, n_heads: int = 1
@@ -106,6 +108,18 @@ class Inventory(nn.Module, ABC):
 
         Args:
             path: In the backbone.
+        """
+
+    def begin(self, base: nn.Module) -> None:
+        """Start from the layer that the skills sit on, where they do; by default nothing.
+
+        Only fresh skills are asked, not those whose values are going to be loaded.
+
+        Args:
+            base: The layer.
+
+        Raises:
+            ValueError: If the layer does not allow it.
         """
 
     def share(self, first: "Inventory") -> None:
@@ -299,6 +313,14 @@ class Inventory(nn.Module, ABC):
             NotImplementedError: As there.
         """
         raise NotImplementedError(f"{type(self).__name__} do not end in a product")
+
+    def factors(self) -> tuple[Float[Tensor, "K I r"], Float[Tensor, "K O r"]]:
+        """Return thin matrices A and B of each skill, whose change of the weight is ``B @ Aᵀ``.
+
+        Raises:
+            NotImplementedError: If the kind's changes are no such products.
+        """
+        raise NotImplementedError(f"{type(self).__name__} are not products of two thin matrices")
 
     def penalties(self) -> dict[str, Tensor]:
         """Return the auxiliary losses of the skills, whatever the input; none by default."""

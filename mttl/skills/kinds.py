@@ -2,6 +2,8 @@
 
 from mttl.skills.blocks.adapter import AdapterInventory
 from mttl.skills.blocks.compacter import CompacterInventory
+from mttl.skills.blocks.ladder import LadderInventory
+from mttl.skills.blocks.sparse_adapter import SparseAdapterInventory
 from mttl.skills.inputs.prefix import PrefixInventory
 from mttl.skills.inputs.prompt import PromptInventory
 from mttl.skills.inventory import USES, Inventory
@@ -13,6 +15,7 @@ from mttl.skills.weights.ia3 import IA3Inventory
 from mttl.skills.weights.intrinsic import IntrinsicInventory
 from mttl.skills.weights.krona import KronAInventory
 from mttl.skills.weights.lora import LoRAInventory
+from mttl.skills.weights.norm import NormInventory
 from mttl.skills.weights.sparse import SparseInventory
 from mttl.skills.weights.supermask import SupermaskInventory
 
@@ -24,11 +27,14 @@ KINDS: dict[str, type[Inventory]] = {
     "sparse": SparseInventory,
     "supermask": SupermaskInventory,
     "bitfit": BitFitInventory,
+    "norm": NormInventory,
     "krona": KronAInventory,
     "head_mask": HeadMaskInventory,
     "prefix": PrefixInventory,
     "prompt": PromptInventory,
     "compacter": CompacterInventory,
+    "sparse_adapter": SparseAdapterInventory,
+    "ladder": LadderInventory,
     "intrinsic": IntrinsicInventory,
     "diff_pruning": DiffPruningInventory,
 }

@@ -17,6 +17,8 @@ from mttl.skills.inputs.skilled_embedding import (
 )
 from mttl.skills.skilled_layer import SkilledLayer
 from mttl.skills.skilled_linear import SkilledLinear
+from mttl.skills.skilled_norm import SkilledNorm, norm_places
+from mttl.skills.skilled_stack import SkilledStack, stack_places
 from mttl.skills.targets import LINEAR_WORDS, linear_features
 
 
@@ -53,6 +55,7 @@ def _linears(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
 # From the inside out: a block whose layers have skills may have skills itself.
 SITES = {
     "linear": Site("linear layer", SkilledLinear, _linears, LINEAR_WORDS),
+    "norm": Site("norm", SkilledNorm, norm_places, {"norms": ["*"]}),
     # These tell the number of heads, too.
     "head": Site("output projection", SkilledLinear, head_projections, ATTENTION_WORDS),
     "attention": Site("attention module", SkilledAttention, attention_places, ATTENTION_WORDS),
@@ -61,4 +64,5 @@ SITES = {
         *("input embedding", SkilledEmbedding, input_embeddings, {"input": ["*"]}),
         prepare=put_prompts,
     ),
+    "stack": Site("stack", SkilledStack, stack_places, {"stack": ["*"]}),
 }

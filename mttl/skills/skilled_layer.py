@@ -1,6 +1,6 @@
 """A part of the backbone that has skills, wherever it sits: the base of all skilled layers."""
 
-from torch import nn
+from torch import Tensor, nn
 
 from mttl.routing.context import Routing, RoutingSlot
 from mttl.skills.inventory import Inventory, Merged
@@ -43,6 +43,25 @@ class SkilledLayer(nn.Module):
         if self.training:
             routing.add_losses(self.inventory.penalties())
         return routing, merged
+
+    def changed(self, x: Tensor, y: Tensor, routing: Routing, merged: Merged) -> Tensor:
+        """Return the output of the base with the skills of a routing.
+
+        Args:
+            x: What skills read beside it: shape (R, …, I), rows of one example side by side.
+            y: What the base made, shape (R, …, O).
+            routing: As from `merge`.
+            merged: As from `merge`.
+
+        Raises:
+            ValueError: If the rows do not fit the examples of the routing.
+        """
+        if routing.segments:
+            tokens = routing.tokens(x), routing.tokens(y)
+            found = self.inventory.combine_tokens(*tokens, merged, routing.segments)
+        else:
+            found = self.inventory.combine(routing.examples(x), routing.examples(y), merged)
+        return found.view(*y.shape[:-1], found.shape[-1])
 
     def extra_repr(self) -> str:
         """Name the group in the module's printed form."""

@@ -12,17 +12,19 @@ from mttl.skills.skilled_linear import SkilledLinear
 
 GRANULARITIES = ("model", "stack", "block", "layer", "linear")
 
-# Words for the linear layers of common architectures (T5, BART, Llama, GPT-2, OPT, BERT …).
+# Words for the linear layers of common architectures (T5, BART, Llama, GPT-2, GPT-NeoX, BERT …).
 LINEAR_WORDS = {
     "attention": [
         *("SelfAttention.[qkvo]", "EncDecAttention.[qkvo]"),
         *("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "qkv_proj"),
         *("attn.c_attn", "attn.c_proj", "attention.*.query", "attention.*.key"),
         *("attention.*.value", "attention.output.dense"),
+        *("query_key_value", "attention.dense", "self_attention.dense"),
     ],
     "mlp": [
         *("DenseReluDense.wi", "DenseReluDense.wi_?", "DenseReluDense.wo", "fc1", "fc2"),
         *("gate_proj", "up_proj", "down_proj", "gate_up_proj", "mlp.c_fc", "mlp.c_proj"),
+        *("dense_h_to_4h", "dense_4h_to_h"),
     ],
 }
 
@@ -106,7 +108,7 @@ def choose_layers(
             raise ValueError(f"the target '{target}' matches no {noun}: this backbone has none")
         if not found:
             names = sorted({path.rpartition(".")[2] for path in places})
-            known = [*names, *words, "all"]
+            known = [word for word in (*names, *words, "all") if word != target]
             raise ValueError(
                 f"the target '{target}' matches no {noun} of this backbone."
                 f"{nearest(target, known)} Its {noun}s end in: {', '.join(names)}"
@@ -127,7 +129,7 @@ def stack_name(path: str) -> str:
 
 def group_name(path: str, granularity: str, blocks: list[str]) -> str:
     """Return the name of the routed group that a layer belongs to."""
-    parent = path.rpartition(".")[0]
+    parent = path.rpartition(".")[0] or path
     if granularity == "model":
         return "model"
     if granularity == "stack":

@@ -37,16 +37,11 @@ class SkilledBlock(SkilledLayer):
             RuntimeError: If no routing is in use.
             ValueError: If the rows do not fit the examples of the routing.
         """
-        routing, merged = self.merge()
+        merged = self.merge()
         outputs = self.base(*args, **kwargs)
         y = outputs[0] if isinstance(outputs, tuple) else outputs
         x = args[0] if args else kwargs["hidden_states"]
-        if routing.segments:
-            tokens = routing.tokens(x), routing.tokens(y)
-            changed = self.inventory.combine_tokens(*tokens, merged, routing.segments)
-        else:
-            changed = self.inventory.combine(routing.examples(x), routing.examples(y), merged)
-        changed = changed.view(*y.shape[:-1], changed.shape[-1])
+        changed = self.changed(x, y, *merged)
         return (changed, *outputs[1:]) if isinstance(outputs, tuple) else changed
 
     def __getattr__(self, name: str) -> Any:

@@ -118,10 +118,8 @@ class SkilledAttention(SkilledLayer):
                 "prefixes of several examples cannot be told apart in a packed sequence; leave "
                 "data.packed_length out"
             )
-        keys, values, gates = (*merged, None)[:3]
-        assert keys is not None
-        assert values is not None
-        prefix = Prefix(keys, values, gates, routing.repeat)
+        keys, values, *gates = merged
+        prefix = Prefix(keys, values, gates[0] if gates else None, routing.repeat)
         found = self.base(*args, prefix=prefix, **settings)
         if not prefix.seen:
             raise RuntimeError(

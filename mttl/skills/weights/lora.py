@@ -9,11 +9,15 @@ from torch import Tensor, nn
 
 from mttl.aggregation.grouped import grouped_linear
 from mttl.aggregation.mix import mix_blocks, mix_deltas, mix_factors, mix_outputs
+from mttl.aggregation.packed_weights import dense_weight, is_packed, is_transposed
 from mttl.aggregation.products import active_dtype
 from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import combine, gate_matrix, sort_by_expert
 from mttl.skills.inventory import Inventory, Merged, draw, require_divisible
 from mttl.skills.weights.low_rank import low_rank_linear
+
+# Values of ``init`` that read the layer's weight.
+STARTS = ("pissa", "orthogonal")
 
 
 class LoRAInventory(Inventory):
@@ -24,28 +28,61 @@ class LoRAInventory(Inventory):
     :math:`y = W_0 x + s (\sum_k w_k B_k)(\sum_k w_k A_k)^\top x` (see `mttl.aggregation.mix`).
     Where tokens choose, gates weigh outputs, whatever the mixing.
 
+    With dropout, the change reads :math:`d(x)` and the base layer x: entries of the input of the
+    first factor are dropped in training, token by token, once for all skills of a layer.
+
+    With a shared input side, as in HydraLoRA, there is one A for all skills of the layer. Weights
+    of a task, and gates of a token, then mix the :math:`B_k` alone; with ``"factors"`` their sum
+    multiplies A once more, which is 1 where rows are normalised.
+
+    Starts from the weight, ``"pissa"`` and ``"orthogonal"``, are its singular directions, so that
+    :math:`s B_k A_k^\top` is a part of :math:`W_0` at first. What a fresh mixture would add is
+    subtracted for good, which leaves the weight itself alone: other skills, other tasks and other
+    processes use it. The start :math:`A^0_k, B^0_k` stands beside the skills as further columns,
+    :math:`[A_k, A^0_k]` and :math:`[B_k, -B^0_k]`, which are mixed as they are, so that nothing
+    changes at first under any weights, and under one skill alone the layer is PEFT's whose base
+    keeps the residual. (With dropout what is subtracted is dropped with the skill, so that fresh
+    skills change nothing in training either; PEFT's residual reads all of the input.)
+
     Args:
         in_features: Features I of the layer's input.
         out_features: Features O of the layer's output.
         n_skills: Skills K.
         rank: Rank r of each skill.
         n_heads: Heads H; for ``"factors"`` it must divide I and O, else O.
-        scale: The factor s; 1 / rank by default.
+        scale: The factor s; or
+        alpha: :math:`s = \alpha / r`; 1 by default.
+        rslora: :math:`s = \alpha / \sqrt r` instead.
+        dropout: Probability that an entry of the input is dropped in training.
+        shared_down: Whether all skills of the layer have one A.
         mix: How skills combine; of tensors that are composed, ``"deltas"`` by default.
-        init: ``"zero"`` draws A and sets B to 0; ``"kaiming"`` draws both.
+        init: ``"zero"`` draws A and sets B to 0; ``"kaiming"`` draws both; ``"pissa"`` starts every
+            skill at the r leading singular directions of the layer's weight; ``"orthogonal"``
+            skill k at directions k r … (k + 1) r - 1, those of no other. These two wait for
+            `begin`.
 
     Raises:
-        ValueError: If a size is not positive, H does not divide, or a word is unknown.
+        ValueError: If a size is not positive, H does not divide, a word is unknown, or both scale
+            and alpha are given.
 
     References:
         Hu et al., *LoRA: Low-Rank Adaptation of Large Language Models*, ICLR 2022,
         arXiv:2106.09685. As skills: Ponti et al., arXiv:2202.13914; with heads: Caccia et al.,
         arXiv:2211.03831. As experts: Zadouri et al., *Pushing Mixture of Experts to the Limit*,
         ICLR 2024, arXiv:2309.05444.
+
+        Kalajdzievski, *A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA*,
+        arXiv:2312.03732. Tian, Shi, Guo, Li and Xu, *HydraLoRA: An Asymmetric LoRA Architecture
+        for Efficient Fine-Tuning*, NeurIPS 2024, arXiv:2404.19245. Meng, Wang and Zhang, *PiSSA:
+        Principal Singular Values and Singular Vectors Adaptation of Large Language Models*,
+        NeurIPS 2024, arXiv:2404.02948, which changes the base weight instead.
     """
 
     uses = ("task", "token", "composed")
     smallest_ndim = 2
+    second_factors = ("up",)
+    start_down: Tensor
+    start_up: Tensor
 
     def __init__(
         self,
@@ -56,6 +93,10 @@ class LoRAInventory(Inventory):
         rank: int = 16,
         n_heads: int = 1,
         scale: float | None = None,
+        alpha: float | None = None,
+        rslora: bool = False,
+        dropout: float = 0.0,
+        shared_down: bool = False,
         mix: str = "factors",
         init: str = "zero",
     ) -> None:
@@ -67,55 +108,135 @@ class LoRAInventory(Inventory):
         if mix == "factors":
             require_divisible(n_heads, in_features=in_features)
         require_divisible(n_heads, out_features=out_features)
+        if scale is not None and (alpha is not None or rslora):
+            raise ValueError(f"scale ({scale}) must stay out with alpha or rslora, which say it")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout ({dropout}) must be at least 0 and below 1")
         self.rank = rank
-        self.scale = 1 / rank if scale is None else scale
+        self.rslora = rslora
+        alpha = 1 if alpha is None else alpha
+        self.scale = alpha / (rank**0.5 if rslora else rank) if scale is None else scale
+        if shared_down and init in STARTS:
+            raise ValueError(
+                f"init ('{init}') gives every skill an input side of its own, and shared_down lets "
+                "all have one; use init 'zero'"
+            )
+        self.dropout = dropout
+        self.shared_down = shared_down
         self.mix = mix
         self.init = init
-        self.down = nn.Parameter(torch.empty(n_skills, in_features, rank))
+        self.starts = init in STARTS
+        if self.starts:
+            self.register_buffer("start_down", torch.zeros(n_skills, in_features, rank))
+            self.register_buffer("start_up", torch.zeros(n_skills, out_features, rank))
+        self.down = nn.Parameter(torch.empty(1 if shared_down else n_skills, in_features, rank))
         self.up = nn.Parameter(torch.empty(n_skills, out_features, rank))
         self.reset_parameters()
 
     @classmethod
     def of_tensor(cls, shape: Sequence[int], n_skills: int, **settings: Any) -> Inventory:
-        """Return skills that add products of thin matrices to a tensor seen as a matrix."""
+        """Return skills that add products of thin matrices to a tensor seen as a matrix.
+
+        Raises:
+            ValueError: If inputs are to be dropped, or skills to start from a layer.
+        """
+        if settings.get("dropout"):
+            raise ValueError(
+                f"dropout ({settings['dropout']}) must be 0 where parameters are composed: a weight"
+                " that is made before there is an input cannot drop a part of it"
+            )
+        if settings.get("init") in STARTS:
+            raise ValueError(
+                f"init ('{settings['init']}') must be 'zero' or 'kaiming' where parameters are "
+                "composed"
+            )
         return super().of_tensor(shape, n_skills, **{"mix": "deltas"} | settings)
 
     def reset_parameters(self) -> None:
         """Draw the input side as `nn.Linear` does, and the output side as ``init`` says."""
+        if self.starts:
+            with torch.no_grad():
+                self.down.copy_(self.start_down)
+                self.up.copy_(self.start_up)
+            return
         draw(self.down, "kaiming", self.in_features)
         draw(self.up, self.init, self.rank)
+
+    @torch.no_grad()
+    def begin(self, base: nn.Module) -> None:
+        """Start from the singular directions of the layer's weight, where ``init`` says so.
+
+        Args:
+            base: The layer.
+
+        Raises:
+            ValueError: If it has no weight that can be read, or fewer directions than are needed.
+        """
+        if not self.starts:
+            return
+        kept = getattr(base, "weight", None)
+        if kept is None or not (kept.is_floating_point() or is_packed(kept)):
+            raise ValueError(
+                f"init ('{self.init}') reads the weight, which a {type(base).__name__} does not "
+                "show; use init 'zero'; the layer"
+            )
+        weight = dense_weight(base).detach().float()
+        if weight.is_meta:
+            return
+        n_wanted = self.rank * (1 if self.init == "pissa" else self.n_skills)
+        if n_wanted > min(weight.shape):
+            raise ValueError(
+                f"init ('{self.init}') needs {n_wanted} singular directions for {self.n_skills} "
+                f"skills of rank {self.rank}, and there are {min(weight.shape)}; lower rank or "
+                "n_skills; the layer"
+            )
+        weight = weight.t() if is_transposed(base) else weight
+        left, values, right = torch.linalg.svd(weight, full_matrices=False)
+        roots = (values / self.scale).sqrt()
+        for start, vectors in ((self.start_down, right.t()), (self.start_up, left)):
+            chosen = (vectors * roots)[:, :n_wanted].unflatten(1, (-1, self.rank))
+            start.copy_(chosen.transpose(0, 1))  # (1 or K, features, r)
+        self.reset_parameters()
+
+    def columns(self) -> tuple[Float[Tensor, "K I q"], Float[Tensor, "K O q"]]:
+        """Return both factors of every skill, with what is subtracted as further columns."""
+        if not self.starts:
+            return self.down.expand(self.n_skills, -1, -1), self.up
+        start_down, start_up = self.start_down.to(self.down), self.start_up.to(self.up)
+        return torch.cat([self.down, start_down], -1), torch.cat([self.up, -start_up], -1)
 
     def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
         """Return each example's factors, its weight change, or the weights themselves."""
         # The scale goes into the weights, by far the smallest tensor it can go into.
         scaled = self.scale * weights
         if self.mix == "factors":
-            down, up = mix_blocks(self.down, weights), mix_blocks(self.up, scaled)
+            down, up = self.columns()
+            down, up = mix_blocks(down, weights), mix_blocks(up, scaled)
             if not torch.is_grad_enabled():
                 up = up.mT.contiguous().mT  # generation reads the transpose at every token
             return down, up
         if self.mix == "deltas":
-            return (mix_deltas(self.down, self.up, scaled),)
+            return (mix_deltas(*self.columns(), scaled),)
         return (scaled,)
 
     def combine(
         self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
     ) -> Float[Tensor, "B L O"]:
         """Add the low-rank change to the base output."""
-        dtype = active_dtype(x)
+        dtype, x = active_dtype(x), self._dropped(x)
         if self.mix == "factors":
             down, up = (factor.to(dtype) for factor in merged)
             return torch.baddbmm(y.to(dtype), torch.bmm(x.to(dtype), down), up.transpose(1, 2))
         if self.mix == "deltas":
             return torch.baddbmm(y.to(dtype), x.to(dtype), merged[0].to(dtype).transpose(1, 2))
-        down, up, weights = (tensor.to(dtype) for tensor in (self.down, self.up, merged[0]))
+        down, up, weights = (tensor.to(dtype) for tensor in (*self.columns(), *merged))
         return y + mix_outputs(x.to(dtype), down, up, weights)
 
     def combine_linear(
         self, x: Float[Tensor, "B L I"], base: nn.Linear, merged: Merged
     ) -> Float[Tensor, "B L O"]:
         """Compute base and change in one operation where the factors are merged."""
-        if self.mix != "factors":
+        if self.mix != "factors" or self._drops():
             return self.combine(x, base(x), merged)
         dtype = active_dtype(x)
         down, up = merged
@@ -132,7 +253,7 @@ class LoRAInventory(Inventory):
             return super().combine_segments(x, base, merged, segments)
         down, up = merged
         counts = torch.tensor(segments, device=x.device)
-        hidden = grouped_linear(x, down.mT, None, counts)
+        hidden = grouped_linear(self._dropped(x), down.mT, None, counts)
         y = base(x)
         return y + grouped_linear(hidden, up, None, counts).to(y.dtype)
 
@@ -141,46 +262,65 @@ class LoRAInventory(Inventory):
     ) -> Float[Tensor, "B L K r"]:
         """Return the input's products with every skill's first factor."""
         dtype = active_dtype(x)
-        down = self.down.to(dtype).transpose(0, 1).flatten(1)
-        return (x.to(dtype) @ down).unflatten(-1, (self.n_skills, -1))
+        down = self.columns()[0].to(dtype).transpose(0, 1).flatten(1)
+        return (self._dropped(x).to(dtype) @ down).unflatten(-1, (self.n_skills, -1))
 
     def last_product(self) -> Float[Tensor, "K O r"]:
         """Return the second factors."""
-        return self.scale * self.up
+        return self.scale * self.columns()[1]
+
+    def factors(self) -> tuple[Float[Tensor, "K I q"], Float[Tensor, "K O q"]]:
+        """Return both factors, the scale in the second."""
+        down, up = self.columns()
+        return down, self.scale * up
 
     def dispatch(self, x: Float[Tensor, "N I"], assignment: Assignment) -> Float[Tensor, "N O"]:
         """Return, for each token, the sum over its pairs of gate times low-rank change."""
-        if self.n_skills * self.rank <= self.in_features:
-            return self._all_at_once(x, assignment)
+        down, up = self.columns()
+        x = self._dropped(x)
+        if self.shared_down or down.shape[0] * down.shape[2] <= self.in_features:
+            return self._all_at_once(x, assignment, down, up)
         work = sort_by_expert(assignment)
-        hidden = grouped_linear(x[work.tokens], self.down.mT, None, work.counts)
-        y = grouped_linear(self.scale * hidden, self.up, None, work.counts)
+        hidden = grouped_linear(x[work.tokens], down.mT, None, work.counts)
+        y = grouped_linear(self.scale * hidden, up, None, work.counts)
         return combine(y, work, len(x))
 
-    def _all_at_once(self, x: Float[Tensor, "N I"], assignment: Assignment) -> Float[Tensor, "N O"]:
+    def _all_at_once(
+        self,
+        x: Float[Tensor, "N I"],
+        assignment: Assignment,
+        down: Float[Tensor, "K I q"],
+        up: Float[Tensor, "K O q"],
+    ) -> Float[Tensor, "N O"]:
         """Give all tokens to all skills and set what was not chosen to 0.
 
         Two products of full width are the faster while they are no wider than the layer itself.
         """
-        down = self.down.transpose(0, 1).flatten(1)  # (I, E r)
-        up = self.up.transpose(1, 2).flatten(0, 1)  # (E r, O)
+        down = down[: len(self.down)].transpose(0, 1).flatten(1)  # (I, E q), or (I, q) if shared
+        up = up.transpose(1, 2).flatten(0, 1)  # (E q, O)
         dtype = active_dtype(x)
         gates = self.scale * gate_matrix(assignment).to(dtype)
-        hidden = (x.to(dtype) @ down.to(dtype)).unflatten(1, (self.n_skills, self.rank))
+        hidden = (x.to(dtype) @ down.to(dtype)).unflatten(1, (len(self.down), -1))
         return (hidden * gates[:, :, None]).flatten(1) @ up.to(dtype)
 
     def delta(self, weights: Float[Tensor, "T H K"]) -> Float[Tensor, "T O I"]:
         """Return the change of the base weight that the mixture of each task amounts to."""
         if self.mix == "factors":
-            down, up = mix_factors(self.down, self.up, weights)
+            down, up = mix_factors(*self.columns(), weights)
             return torch.bmm(self.scale * up, down.mT)
-        return mix_deltas(self.down, self.up, self.scale * weights)
+        return mix_deltas(*self.columns(), self.scale * weights)
 
     def compose(
         self, base: Float[Tensor, "*shape"], weights: Float[Tensor, "T 1 K"]
     ) -> Float[Tensor, "T *shape"]:
         """Return a parameter of each task: the common one and the task's change of it."""
         return base + self.delta(weights).view(-1, *base.shape)
+
+    def _drops(self) -> bool:
+        return self.training and self.dropout > 0
+
+    def _dropped(self, x: Float[Tensor, "*rows I"]) -> Float[Tensor, "*rows I"]:
+        return nn.functional.dropout(x, self.dropout) if self._drops() else x
 
     def extra_repr(self) -> str:
         """Name the sizes in the module's printed form."""

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-STRUCTURES = ("entries", "rows", "blocks")
+from mttl.config.method_choices import STRUCTURES
 
 
 class Units:

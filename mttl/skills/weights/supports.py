@@ -18,9 +18,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mttl.config.method_choices import SCOPES, check_density
 from mttl.skills.weights.support_units import Units
 
-SCOPES = ("global", "tensor")
 # Scores are ranked in pieces of this size: memory stays bounded, and kernels that count in int32
 # are never asked for more.
 PIECE = 2**24
@@ -145,12 +145,6 @@ def spread(
         size: Entries of the tensor.
     """
     return values.new_zeros(len(values), size).scatter(1, indices, values)
-
-
-def check_density(density: float) -> None:
-    """Refuse a fraction of entries outside (0, 1]."""
-    if not 0 < density <= 1:
-        raise ValueError(f"density ({density}) must lie in (0, 1]")
 
 
 def _best(

@@ -1,0 +1,114 @@
+"""Ladders: small networks beside a stack of blocks, which read its states and change its output."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mttl.aggregation.mix import mix_blocks
+from mttl.aggregation.products import active_dtype
+from mttl.skills.blocks.feed_forward_experts import Activation, activation_of
+from mttl.skills.inventory import Inventory, Merged, draw
+
+# Of the gates, as in the paper.
+TEMPERATURE = 0.1
+
+
+class LadderInventory(Inventory):
+    r"""K side networks of a stack of N blocks, with a rung per block.
+
+    A rung mixes what is below it with the backbone's state :math:`h_n` behind block n, and passes
+    it through a feed-forward network of its own, :math:`f_n(u) = O_n\,a(I_n\,\mathrm{norm}(u))`:
+
+    .. math:: s_0 = D_0 h_0,\quad u_n = \mu_n s_{n-1} + (1 - \mu_n) D_n h_n,\quad
+        s_n = u_n + f_n(u_n),\quad \mu_n = \sigma(\alpha_n / T),\ T = 0.1
+
+    and :math:`U\,\mathrm{norm}(s_N)` is added to what the stack returns. All parameters,
+    :math:`\alpha` too, are averaged by the mixing weights. The states are taken without their
+    history: no gradient goes back through the backbone, below whose head nothing needs to be kept.
+
+    The paper's rungs are transformer blocks, also beside an encoder, start from pruned weights of
+    the backbone, and their output replaces the stack's. Here a rung has no attention of its own,
+    so that its state belongs to one token and caches hold nothing more; what is ahead or in an
+    encoder reaches it through the backbone. A fresh ladder changes nothing.
+
+    Args:
+        in_features: Features of all N + 1 states of a token, one after another.
+        out_features: Features O of what the stack returns.
+        n_skills: Skills K.
+        n_states: States N + 1.
+        side_features: Features S of a rung; its hidden layer has four times as many.
+        activation: As in `FeedForwardExperts`.
+        n_heads: Only 1.
+
+    Raises:
+        ValueError: If a size is not positive, the activation is unknown, or there are several
+            heads.
+
+    References:
+        Sung, Cho and Bansal, *LST: Ladder Side-Tuning for Parameter and Memory Efficient Transfer
+        Learning*, NeurIPS 2022, arXiv:2206.06522.
+    """
+
+    uses = ("task",)
+    site = "stack"
+    undecayed = ("gates",)
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        n_skills: int,
+        n_states: int,
+        *,
+        side_features: int = 32,
+        activation: str | Activation = "relu",
+        n_heads: int = 1,
+    ) -> None:
+        super().__init__(in_features, out_features, n_skills, n_heads)
+        if side_features < 1:
+            raise ValueError(f"side_features ({side_features}) must be at least 1")
+        if n_heads > 1:
+            raise ValueError(
+                f"n_heads ({n_heads}) must be 1 for ladders, whose features have no blocks of "
+                "their own; low-rank skills (lora) take heads"
+            )
+        self.activation = activation_of(activation)
+        n_rungs, hidden = n_states - 1, 4 * side_features
+        shapes = n_skills, n_states, side_features, in_features // n_states
+        self.down = nn.Parameter(torch.empty(shapes))
+        self.inner = nn.Parameter(torch.empty(n_skills, n_rungs, hidden, side_features))
+        self.outer = nn.Parameter(torch.empty(n_skills, n_rungs, side_features, hidden))
+        self.gates = nn.Parameter(torch.empty(n_skills, n_rungs))
+        self.up = nn.Parameter(torch.empty(n_skills, out_features, side_features))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw rungs as `nn.Linear` does, open gates half, and set the way back to 0."""
+        for weight in (self.down, self.inner, self.outer):
+            draw(weight, "kaiming", weight.shape[-1])
+        nn.init.zeros_(self.gates)
+        nn.init.zeros_(self.up)
+
+    def merge(self, weights: Float[Tensor, "B 1 K"]) -> Merged:
+        """Return each example's ladder: ways down, rungs, gates, and the way back."""
+        down, inner, outer, gates, up = (mix_blocks(part, weights) for part in self.parameters())
+        return down, inner, outer, (gates / TEMPERATURE).sigmoid(), up
+
+    def combine(
+        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
+    ) -> Float[Tensor, "B L O"]:
+        """Add what the ladders make of the states ``x`` to what the stack returns."""
+        dtype = active_dtype(y)
+        down, inner, outer, gates, up = (part.to(dtype) for part in merged)
+        states = x.to(dtype).unflatten(-1, (down.shape[1], -1)).unbind(2)
+        side = torch.bmm(states[0], down[:, 0].mT)
+        for n, state in enumerate(states[1:]):
+            read = torch.bmm(state, down[:, n + 1].mT)
+            mixed = torch.lerp(read, side, gates[:, n, None, None])
+            hidden = self.activation(torch.bmm(_norm(mixed), inner[:, n].mT))
+            side = torch.baddbmm(mixed, hidden, outer[:, n].mT)
+        return torch.baddbmm(y.to(dtype), _norm(side), up.mT)
+
+
+def _norm(x: Float[Tensor, "B L S"]) -> Float[Tensor, "B L S"]:
+    return nn.functional.layer_norm(x, x.shape[-1:]).to(x.dtype)
