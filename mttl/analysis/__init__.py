@@ -1,5 +1,5 @@
 """What the router learned. Figures and the page are imported by name: they need libraries."""
 
-from mttl.analysis.statistics import discreteness, effective_skills, sparsity, usage
+from mttl.analysis.statistics import active_cells, discreteness, effective_skills, usage
 
-__all__ = ["discreteness", "effective_skills", "sparsity", "usage"]
+__all__ = ["active_cells", "discreteness", "effective_skills", "usage"]

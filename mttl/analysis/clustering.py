@@ -35,6 +35,18 @@ def task_order(tree: Float[np.ndarray, "T-1 4"]) -> Int[np.ndarray, "T"]:
     return leaves_list(tree)
 
 
+def tree_joints(
+    tree: Float[np.ndarray, "T-1 4"],
+) -> tuple[list[int], list[tuple[np.ndarray, np.ndarray]]]:
+    """Return the leaves in order, and the corners of every merge: places of leaves, distances."""
+    from scipy.cluster.hierarchy import dendrogram as layout
+
+    drawn = layout(tree, no_plot=True)
+    # SciPy puts the leaves at 5, 15, 25 ….
+    corners = zip(np.array(drawn["icoord"]), np.array(drawn["dcoord"]), strict=True)
+    return drawn["leaves"], [((places - 5) / 10, distances) for places, distances in corners]
+
+
 def task_clusters(tree: Float[np.ndarray, "T-1 4"], n_clusters: int) -> Int[np.ndarray, "T"]:
     """Cut the tree into clusters and return the cluster of every task.
 

@@ -1,4 +1,4 @@
-"""The page's HTML files, and data inside them."""
+"""The files that the page is made of, and data inside them."""
 
 import json
 from importlib import resources
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def html_text(name: str) -> str:
-    """Return an HTML file of this folder; names to fill in stand in double braces."""
+    """Return a file of this folder, as text; names to fill in stand in double braces."""
     return resources.files("mttl.analysis").joinpath(name).read_text("utf-8")
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from mttl.analysis.statistics import discreteness, effective_skills, sparsity, usage
+from mttl.analysis.statistics import active_cells, discreteness, effective_skills, usage
 
-EFFECTIVE = "effective skills"
-STATISTICS = ("discreteness", "sparsity", "usage", EFFECTIVE)
+ACTIVE, EFFECTIVE = "active cells", "effective skills"
+STATISTICS = ("discreteness", ACTIVE, "usage", EFFECTIVE)
 STACKS = ("encoder", "decoder")
 ALL = "all"
 
@@ -25,7 +25,7 @@ def layer_statistics(probabilities: Float[np.ndarray, "G T K"]) -> Float[np.ndar
     rows = torch.from_numpy(np.asarray(probabilities, dtype=np.float64)).clamp(0, 1)
     return np.array(
         [
-            (discreteness(p), sparsity(p), usage(p), float(effective_skills(p).mean()))
+            (discreteness(p), active_cells(p), usage(p), float(effective_skills(p).mean()))
             for p in rows[:, None, :, None]  # one group of one head at a time
         ]
     )

@@ -26,6 +26,24 @@ def principal_components(
     return points * np.where(largest < 0, -1, 1), variance[:2] / max(variance.sum(), 1e-12)
 
 
+def on_components(
+    weights: Float[np.ndarray, "G T K"], rows: Float[np.ndarray, "N G K"]
+) -> Float[np.ndarray, "N 2"]:
+    """Return where other rows are on the map of tasks that `principal_components` draws.
+
+    Args:
+        weights: Of the tasks on the map.
+        rows: Mixing weights of others, such as those of a task over its adaptation.
+    """
+    known = task_rows(weights)
+    centre = known.mean(0)
+    axes = np.linalg.svd(known - centre, full_matrices=False)[2][:2]
+    axes = np.pad(axes, ((0, 2 - len(axes)), (0, 0)))
+    points = (known - centre) @ axes.T
+    largest = points[np.abs(points).argmax(0), [0, 1]]
+    return (rows.reshape(len(rows), -1) - centre) @ axes.T * np.where(largest < 0, -1, 1)
+
+
 def umap_projection(
     weights: Float[np.ndarray, "G T K"], *, n_neighbors: int = 8, seed: int = 0
 ) -> Float[np.ndarray, "T 2"]:

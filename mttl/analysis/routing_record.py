@@ -18,10 +18,13 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from envs.array_file import load_arrays
+from mttl.analysis.layers import ACTIVE
 from mttl.errors import CheckpointError
 from mttl.reading import check_name, read_table
 
 PREFIX = "routing/"
+# What figures call columns; the second is that of earlier versions.
+CALLED = {"active_cells": ACTIVE, "sparsity": ACTIVE}
 Curves = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> steps and values
 
 
@@ -120,6 +123,16 @@ def _read_history(path: Path, shape: tuple[int, ...]) -> RoutingHistory | None:
     return RoutingHistory(steps, weights.astype(np.float64)) if len(steps) else None
 
 
+def read_course(folder: Path, shape: tuple[int, int]) -> RoutingHistory | None:
+    """Read how the row of an adapted task came about, if it was written down.
+
+    Args:
+        folder: Of the adapted task.
+        shape: Groups and skills of the run that it was adapted from.
+    """
+    return _read_history(folder / "plots" / "routing_history.npz", (shape[0], 1, shape[1]))
+
+
 def _read_curves(path: Path) -> Curves:
     """Read the columns ``routing/…``; steps without a value are left out."""
     if not os.path.lexists(path):
@@ -132,7 +145,9 @@ def _read_curves(path: Path) -> Curves:
                     point = int(row["step"]), float(value)
                     if not 0 <= point[0] < 2**63:
                         raise ValueError(f"the step {point[0]} is no step")
-                    points.setdefault(name.removeprefix(PREFIX), []).append(point)
+                    stack, slash, column = name.removeprefix(PREFIX).rpartition("/")
+                    curve = f"{stack}{slash}{CALLED.get(column, column)}"
+                    points.setdefault(curve, []).append(point)
     except ValueError as error:
         raise CheckpointError(f"'{path}' is damaged ({error}). {_AGAIN}") from error
     return {

@@ -1,6 +1,7 @@
 """The routing of a run and what follows from it, computed once."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -10,6 +11,7 @@ from mttl.analysis.clustering import task_order, task_tree
 from mttl.analysis.layers import effective_skills_over_training, layer_statistics
 from mttl.analysis.routing_record import Curves, RoutingRecord
 from mttl.analysis.similarity import task_similarity
+from mttl.analysis.stability import align_groups, matched
 from mttl.errors import TaskError
 
 
@@ -21,11 +23,15 @@ class RoutingView:
         record: What the run wrote down.
         probabilities: How likely each task is to use each skill, before normalisation.
         categories: One per task.
+        trails: How the rows of adapted tasks moved over their adaptation, by name.
+        members: What the skills are, where they are those of a library: the same in all groups.
     """
 
     record: RoutingRecord
     probabilities: Float[np.ndarray, "G T K"]
     categories: tuple[str, ...]
+    trails: Mapping[str, Float[np.ndarray, "S G K"]] = field(default_factory=dict)
+    members: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -36,6 +42,37 @@ class RoutingView:
     def similarity(self) -> Float[np.ndarray, "T T"]:
         """How alike the tasks are routed: the correlation of their mixing weights."""
         return task_similarity(self.record.weights)
+
+    @cached_property
+    def pairs(self) -> Int[np.ndarray, "G K"]:
+        """The skills of every group of layers in the order that is common to all.
+
+        Members of a library are in the order of the tasks that they are called like.
+        """
+        if not self.members:
+            return align_groups(self.record.weights)
+        tasks = [self.record.tasks[task] for task in self.order]
+        places = {name: place for place, name in enumerate(tasks)}
+        last = len(tasks)
+        order = sorted(
+            range(len(self.members)), key=lambda skill: places.get(self.members[skill], last)
+        )
+        return np.tile(order, (len(self.record.groups), 1))
+
+    @property
+    def skills(self) -> list[str]:
+        """What the skills are called in that order; nothing where they have numbers alone."""
+        return [self.members[skill] for skill in self.pairs[0]] if self.members else []
+
+    @cached_property
+    def mean(self) -> Float[np.ndarray, "T K"]:
+        """The mixing weights, a mean over groups of layers whose skills are matched."""
+        return matched(self.record.weights, self.pairs).mean(0)
+
+    @cached_property
+    def mean_probabilities(self) -> Float[np.ndarray, "T K"]:
+        """The probabilities likewise."""
+        return matched(self.probabilities, self.pairs).mean(0)
 
     @cached_property
     def tree(self) -> Float[np.ndarray, "T-1 4"]:
@@ -90,4 +127,4 @@ class RoutingView:
             probabilities=None,
         )
         categories = tuple(self.categories[task] for task in tasks)
-        return RoutingView(record, self.probabilities[cells], categories)
+        return RoutingView(record, self.probabilities[cells], categories, members=self.members)

@@ -1,13 +1,15 @@
-"""Whether two runs, of different seeds, learn the same skills.
+"""Whether two runs, or the layers of one, have the same skills.
 
-Skills have no names: the third of one run may be the fifth of another. They are matched first, in
-each group of layers on its own.
+Skills have no names: the third of one run may be the fifth of another, and so with groups of
+layers. They are matched before anything is averaged.
 """
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from mttl.analysis.chance import Comparison, against_chance
+
+MOST_ROUNDS = 20
 
 
 def match_skills(
@@ -33,6 +35,58 @@ def matched(
 ) -> Float[np.ndarray, "G T K"]:
     """Return weights whose skills are reordered as `match_skills` says."""
     return np.take_along_axis(weights, pairs[:, None, :], axis=2)
+
+
+def align_groups(weights: Float[np.ndarray, "G T K"]) -> Int[np.ndarray, "G K"]:
+    """Order the skills of every group of layers alike, so that a mean over groups means something.
+
+    Every group's skills are matched, one to one, to the mean of the groups that are matched
+    already, and then to the mean of all until nothing changes. Those that are used most come first.
+
+    Args:
+        weights: Mixing weights.
+
+    Returns:
+        For each group its skills in the common order; see `matched`.
+    """
+    rows = _standardised(weights)
+    pairs = np.tile(np.arange(weights.shape[2]), (len(weights), 1))
+    common = rows[:1].copy()
+    for group in range(1, len(rows)):
+        pairs[group] = _assign(_correlations(common, rows[group : group + 1]))[0][0]
+        common += matched(rows[group : group + 1], pairs[group : group + 1])
+    for _ in range(MOST_ROUNDS):
+        found = _assign(_correlations(np.broadcast_to(common, rows.shape), rows))[0]
+        if (found == pairs).all():
+            break
+        pairs, common = found, matched(rows, found).sum(0, keepdims=True)
+    use = matched(np.asarray(weights, dtype=np.float64), pairs).mean((0, 1))
+    return pairs[:, np.argsort(-use, kind="stable")]
+
+
+def group_agreement(
+    weights: Float[np.ndarray, "G T K"], *, n_permutations: int = 100, seed: int = 0
+) -> Comparison | None:
+    """Return how much matched skills of different groups of layers correlate, beside chance.
+
+    The baseline permutes the tasks of every group on its own, and matches again.
+
+    Args:
+        weights: Mixing weights.
+        n_permutations: Of the baseline.
+        seed: Of the baseline.
+
+    Returns:
+        The mean correlation over pairs of groups and skills; nothing for a single group.
+    """
+    if len(weights) == 1:
+        return None
+    generator = np.random.default_rng(seed)
+    permuted = [
+        _agreement(np.stack([generator.permutation(group) for group in weights]))
+        for _ in range(n_permutations)
+    ]
+    return against_chance(_agreement(weights), np.array(permuted))
 
 
 def skill_stability(
@@ -68,6 +122,14 @@ def skill_stability(
         for _ in range(n_permutations)
     ]
     return by_group, against_chance(by_group.mean(), np.array(permuted))
+
+
+def _agreement(weights: Float[np.ndarray, "G T K"]) -> float:
+    rows = matched(_standardised(weights), align_groups(weights))
+    total, n_groups = rows.sum(0), len(rows)
+    # Of all pairs of groups: what the sum has with itself, less every group with itself.
+    pairs = (total**2).sum(0) - (rows**2).sum((0, 1))
+    return float(pairs.mean() / (n_groups * (n_groups - 1)))
 
 
 def _standardised(weights: Float[np.ndarray, "G T K"]) -> Float[np.ndarray, "G T K"]:

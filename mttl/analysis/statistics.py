@@ -1,4 +1,4 @@
-"""Four statistics of a routing matrix: discreteness, sparsity, usage and effective skills.
+"""Four statistics of a routing matrix: discreteness, active cells, usage and effective skills.
 
 References:
     Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, equations 8 to 10; the direction of
@@ -24,8 +24,10 @@ def discreteness(probabilities: Float[Tensor, "G T H K"]) -> float:
     return float(1 - bits.mean())
 
 
-def sparsity(probabilities: Float[Tensor, "G T H K"]) -> float:
-    """Return the fraction of active cells: those with a probability above one half.
+def active_cells(probabilities: Float[Tensor, "G T H K"]) -> float:
+    """Return the share of active cells: those with a probability above one half.
+
+    The paper calls it sparsity; it grows as the matrix gets denser.
 
     Args:
         probabilities: Probability of each task to use each skill.

@@ -11,7 +11,7 @@ from mttl.data.collate import pad_id_of, padded_inputs
 from mttl.prediction.predictor import Predictor
 from mttl.serving.growing_answer import GrowingAnswer
 from mttl.serving.token_choice import TokenChoice
-from mttl.serving.wanted_answer import WantedAnswer
+from mttl.serving.wanted_answer import Piece, WantedAnswer
 
 
 def answer_batch(predictor: Predictor, wanted: Sequence[WantedAnswer]) -> None:
@@ -21,6 +21,10 @@ def answer_batch(predictor: Predictor, wanted: Sequence[WantedAnswer]) -> None:
         predictor: The model.
         wanted: What to answer, all with one number of beams, and with several beams one length.
     """
+    if wanted[0].alone is not None:
+        wanted[0].alone()
+        wanted[0].send(Piece(finish="stop"))
+        return
     prompts = [row.prompt for row in wanted]
     decoder_only = predictor.decoder_only
     inputs = padded_inputs(prompts, pad_id_of(predictor.tokenizer), left=decoder_only)

@@ -4,9 +4,10 @@ import asyncio
 import hmac
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -71,11 +72,11 @@ class Service:
 
     async def completions(self, request: Request) -> Response:
         """Answer questions that are texts."""
-        return await self._measured(request, CompletionRequest)
+        return await self.measured(request, partial(self._answer, kind=CompletionRequest))
 
     async def chat(self, request: Request) -> Response:
         """Answer a question that is a chat."""
-        return await self._measured(request, ChatRequest)
+        return await self.measured(request, partial(self._answer, kind=ChatRequest))
 
     async def models(self, request: Request) -> Response:
         """List the tasks."""
@@ -86,7 +87,7 @@ class Service:
     async def model(self, request: Request, name: str) -> Response:
         """Tell of one task."""
         self._check_key(request)
-        return JSONResponse(self._model(self._task(name).name))
+        return JSONResponse(self._model(self.task(name).name))
 
     async def health(self) -> Response:
         """Tell whether requests are taken; no key is needed."""
@@ -103,7 +104,12 @@ class Service:
     def _model(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self._since, "owned_by": "mttl"}
 
-    def _task(self, name: str) -> ServedTask:
+    def task(self, name: str) -> ServedTask:
+        """Return a task by its name.
+
+        Raises:
+            Refusal: If there is none.
+        """
         if name not in self.tasks:
             raise Refusal(
                 404,
@@ -127,16 +133,21 @@ class Service:
                 code="invalid_api_key",
             )
 
-    async def _measured(
-        self, request: Request, kind: type[CompletionRequest] | type[ChatRequest]
+    async def measured(
+        self, request: Request, answer: Callable[[Request, "Call"], Awaitable[Response]]
     ) -> Response:
-        """Answer a request and count it; a stream is counted when it ends."""
+        """Answer a request and count it; a stream is counted when it ends.
+
+        Args:
+            request: Whose key is checked.
+            answer: Answers it, and notes what is known of it.
+        """
         began = time.perf_counter()
-        call = _Call()
+        call = Call()
         status = 500
         try:
             self._check_key(request)
-            response = await self._answer(request, kind, call)
+            response = await answer(request, call)
             status = response.status_code
             if isinstance(response, StreamingResponse):
                 response.body_iterator = self._counted(response.body_iterator, call, began)
@@ -151,7 +162,7 @@ class Service:
             if not call.streams:
                 self.measures.add_request(call.model, status, time.perf_counter() - began)
 
-    async def _counted(self, parts: Any, call: "_Call", began: float) -> AsyncIterator[str]:
+    async def _counted(self, parts: Any, call: "Call", began: float) -> AsyncIterator[str]:
         """Pass the parts of a stream on, and count it."""
         status = CLIENT_GONE  # unless it comes to its end
         try:
@@ -166,11 +177,11 @@ class Service:
             self.measures.add_request(call.model, status, time.perf_counter() - began)
 
     async def _answer(
-        self, request: Request, kind: type[CompletionRequest] | type[ChatRequest], call: "_Call"
+        self, request: Request, call: "Call", kind: type[CompletionRequest] | type[ChatRequest]
     ) -> Response:
         ends = time.monotonic() + self.limits.seconds
-        asked = parse_request(kind, await self._body(request))
-        task = self._task(asked.model)
+        asked = parse_request(kind, await self.body(request))
+        task = self.task(asked.model)
         call.model = task.name
         questions = (
             [chat_question(asked.messages, task.form, task.name)]
@@ -178,16 +189,10 @@ class Service:
             else asked.prompt
         )
         prompts, n_lost = await asyncio.to_thread(task.encode, questions)
-        loop = asyncio.get_running_loop()
-        pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
-
-        def send(place: int, piece: Piece) -> None:
-            with suppress(RuntimeError):  # the server has ended, and its loop is closed
-                loop.call_soon_threadsafe(pieces.put_nowait, (place, piece))
-
+        pieces, send = arrivals()
         wanted = task.wanted(asked, prompts, send)
         self.queue.put(task.predictor, wanted)
-        arriving = self._arriving(request, pieces, wanted, ends)
+        arriving = self.arriving(request, pieces, wanted, ends)
         reply = Reply(
             model=task.name,
             chat=isinstance(asked, ChatRequest),
@@ -212,7 +217,7 @@ class Service:
         reply: Reply,
         n_answers: int,
         usage: bool,
-        call: "_Call",
+        call: "Call",
     ) -> AsyncIterator[str]:
         """Return a stream of server-sent events."""
         n_tokens = 0
@@ -233,11 +238,11 @@ class Service:
         finally:
             await arriving.aclose()  # type: ignore[attr-defined]
 
-    async def _arriving(
+    async def arriving(
         self,
         request: Request,
         pieces: "asyncio.Queue[tuple[int, Piece]]",
-        wanted: list[WantedAnswer],
+        wanted: Sequence[WantedAnswer],
         ends: float,
     ) -> AsyncIterator[tuple[int, Piece]]:
         """Return the pieces of answers until all have ended; drop them where nobody waits.
@@ -276,7 +281,7 @@ class Service:
             for row in wanted:
                 row.dropped = True
 
-    async def _body(self, request: Request) -> dict[str, Any]:
+    async def body(self, request: Request) -> dict[str, Any]:
         """Return the parameters of a request.
 
         Raises:
@@ -314,7 +319,7 @@ class _BodyError(Refusal):
 
 
 @dataclass
-class _Call:
+class Call:
     """What is known of a request so far."""
 
     model: str = ""
@@ -322,8 +327,27 @@ class _Call:
     status: int = 200
 
 
-def make_application(service: Service) -> FastAPI:
-    """Return the application that answers requests."""
+def arrivals() -> tuple["asyncio.Queue[tuple[int, Piece]]", Callable[[int, Piece], None]]:
+    """Return where pieces of answers arrive, and what sends them there from any thread."""
+    loop = asyncio.get_running_loop()
+    pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
+
+    def send(place: int, piece: Piece) -> None:
+        with suppress(RuntimeError):  # the server has ended, and its loop is closed
+            loop.call_soon_threadsafe(pieces.put_nowait, (place, piece))
+
+    return pieces, send
+
+
+def make_application(
+    service: Service, add_routes: Callable[[FastAPI], object] = lambda application: None
+) -> FastAPI:
+    """Return the application that answers requests.
+
+    Args:
+        service: Answers those of the protocols.
+        add_routes: Adds others.
+    """
     application = FastAPI(title="mttl", openapi_url=None)
     application.post("/v1/completions")(service.completions)
     application.post("/v1/chat/completions")(service.chat)
@@ -331,6 +355,7 @@ def make_application(service: Service) -> FastAPI:
     application.get("/v1/models/{name:path}")(service.model)
     application.get("/health")(service.health)
     application.get("/metrics")(service.metrics)
+    add_routes(application)
 
     @application.exception_handler(Refusal)
     async def refuse(request: Request, refusal: Refusal) -> Response:
@@ -338,7 +363,8 @@ def make_application(service: Service) -> FastAPI:
 
     @application.exception_handler(HTTPException)
     async def refuse_route(request: Request, error: HTTPException) -> Response:
-        routes = "/v1/completions, /v1/chat/completions, /v1/models, /health, /metrics"
+        paths = [getattr(route, "path", "") for route in application.routes]
+        routes = ", ".join(path for path in paths if "{" not in path)
         message = f"{request.method} {request.url.path}: {error.detail}. There are {routes}"
         refusal = Refusal(error.status_code, message)
         return JSONResponse(refusal.body, refusal.status, headers=error.headers)

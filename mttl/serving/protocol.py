@@ -49,7 +49,9 @@ Text = Annotated[str, Field(min_length=1)]
 Texts = Annotated[list[Text], BeforeValidator(_as_list)]
 
 
-class _Part(BaseModel):
+class Part(BaseModel):
+    """A part of a request; values that ask for nothing are left out."""
+
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
@@ -70,13 +72,13 @@ class _Part(BaseModel):
         return {}
 
 
-class StreamOptions(_Part):
+class StreamOptions(Part):
     """What a stream holds besides answers."""
 
     include_usage: bool = False
 
 
-class _Request(_Part):
+class _Request(Part):
     model: Text
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -105,14 +107,14 @@ class CompletionRequest(_Request):
         return self.logprobs
 
 
-class TextPart(_Part):
+class TextPart(Part):
     """A part of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class Message(_Part):
+class Message(Part):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -139,25 +141,31 @@ class ChatRequest(_Request):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
+SomePart = TypeVar("SomePart", bound=Part)
 Kind = TypeVar("Kind", bound=_Request)
 
 
-def parse_request(kind: type[Kind], values: dict[str, Any]) -> Kind:
-    """Return a request.
+def parse_part(kind: type[SomePart], values: dict[str, Any]) -> SomePart:
+    """Return what JSON says, as a model.
 
     Args:
-        kind: Of which protocol.
+        kind: Of the model.
         values: Its parameters.
 
     Raises:
         Refusal: If a parameter is unknown, not supported, missing or wrong.
     """
     try:
-        request = kind.model_validate(values)
+        return kind.model_validate(values)
     except ValidationError as error:
         problems = [_problem(kind, problem) for problem in error.errors(include_url=False)]
         first = ".".join(map(str, error.errors()[0]["loc"])) or None
         raise Refusal(400, "; ".join(problems), param=first) from error
+
+
+def parse_request(kind: type[Kind], values: dict[str, Any]) -> Kind:
+    """Return a request of a protocol; arguments and errors are those of `parse_part`."""
+    request = parse_part(kind, values)
     if request.stream_options is not None and not request.stream:
         raise Refusal(
             400,

@@ -27,6 +27,8 @@ class _Waiting(NamedTuple):
     def kind(self) -> tuple[int, int, int]:
         """Answers of one kind can share a batch; beams end together, so lengths must be one."""
         n_beams = self.wanted.n_beams
+        if self.wanted.alone is not None:
+            return id(self.wanted), 1, 0
         return id(self.predictor), n_beams, self.wanted.most_tokens if n_beams > 1 else 0
 
 

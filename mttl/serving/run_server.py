@@ -2,11 +2,13 @@
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
 from mttl.build.load_tasks import load_tasks
 from mttl.command import make_console
@@ -61,28 +63,68 @@ def serve(
     key = os.environ.get(KEY_VARIABLE) if key is None else key
     if key is not None and not key.strip():
         raise ConfigError(f"--api-key and {KEY_VARIABLE} must not be empty: leave them out")
-    listener = listen(host, port)
-    with listener:
+    with listen(host, port) as listener:
         models, _ = load_tasks(source, adapted, backbone)
         tasks = served_tasks(models, most_tokens=most_tokens, truncate=truncate)
-        measures = Measures()
-        queue = RequestQueue(
+        warn = host not in LOCAL and key is None
+        warning = "warning: anybody who reaches this address may ask; see --api-key"
+        answer_requests(
+            listener,
+            tasks,
+            lambda place: [f"serving {len(tasks)} tasks at {place}v1", *[warning] * warn],
+            key=key,
+            limits=limits,
             batch_size=batch_size,
             wait=wait,
-            most=most_waiting,
-            on_batch=lambda batch: measures.add_batch(len(batch)),
+            most_waiting=most_waiting,
         )
-        service = Service(tasks, queue, limits, measures, key)
-        server = Server(uvicorn_settings(service), queue)
-        console = make_console(stderr=True)
-        shown = f"[{host}]" if ":" in host else host
-        place = f"http://{shown}:{listener.getsockname()[1]}"
-        console.print(
-            f"serving {len(tasks)} tasks at {place}/v1 (Ctrl-C or SIGTERM ends)", markup=False
-        )
-        if host not in LOCAL and key is None:
-            console.print("warning: anybody who reaches this address may ask; see --api-key")
-        server.run(sockets=[listener])
+
+
+def answer_requests(
+    listener: socket.socket,
+    tasks: Mapping[str, ServedTask],
+    notices: Callable[[str], Sequence[str]],
+    *,
+    limits: Limits,
+    batch_size: int,
+    wait: float,
+    most_waiting: int,
+    key: str | None = None,
+    add_routes: Callable[[Service, FastAPI], object] = lambda service, application: None,
+) -> None:
+    """Answer until Ctrl-C or SIGTERM; what was accepted is answered first.
+
+    Args:
+        listener: Where requests arrive.
+        tasks: By name.
+        notices: What is printed before, given the address.
+        limits: Of a request.
+        batch_size: The most answers of a batch.
+        wait: Seconds that an answer waits for others while the model is idle.
+        most_waiting: The most answers that wait.
+        key: That requests have to name.
+        add_routes: Adds to the application what else it answers.
+
+    Raises:
+        KeyboardInterrupt: If it was asked twice to end, and some requests were not answered.
+    """
+    measures = Measures()
+    queue = RequestQueue(
+        batch_size=batch_size,
+        wait=wait,
+        most=most_waiting,
+        on_batch=lambda batch: measures.add_batch(len(batch)),
+    )
+    service = Service(tasks, queue, limits, measures, key)
+    server = Server(uvicorn_settings(service, partial(add_routes, service)), queue)
+    host, port = listener.getsockname()[:2]
+    first, *others = notices(f"http://{f'[{host}]' if ':' in host else host}:{port}/")
+    console = make_console(stderr=True)
+    console.print(f"{first} (Ctrl-C or SIGTERM ends)", markup=False)
+    for line in others:
+        console.print(line, markup=False)
+    server.run(sockets=[listener])
+    listener.close()
     queue.close(at_once=server.force_exit)
     queue.join()
     if server.force_exit:
@@ -114,14 +156,17 @@ def served_tasks(
     }
 
 
-def uvicorn_settings(service: Service) -> uvicorn.Config:
+def uvicorn_settings(
+    service: Service, add_routes: Callable[[FastAPI], object] = lambda application: None
+) -> uvicorn.Config:
     """Return how uvicorn serves; when it ends, clients that do not read are not waited for.
 
     Args:
         service: Its limits say how long a request may take.
+        add_routes: As for `make_application`.
     """
     return uvicorn.Config(
-        make_application(service),
+        make_application(service, add_routes),
         log_config=None,
         log_level="warning",
         access_log=False,

@@ -51,8 +51,8 @@ class ServedTask:
             raise Refusal(
                 400,
                 f"a question has {most + max(lost)} tokens with what the model reads around it; at "
-                f"most {most} are allowed, as in training. Shorten it (a server that was started "
-                "with --truncate cuts it)",
+                f"most {most} are allowed, as in training. Shorten it (mttl serve --truncate "
+                "cuts it)",
                 code="context_length_exceeded",
             )
         return prompts, sum(lost)

@@ -57,6 +57,7 @@ class WantedAnswer:
         n_logprobs: How many alternatives to name beside each token; None scores no token.
         stream: Send what there is rather than the whole.
         send: Gets the pieces; called by the thread that runs the model.
+        alone: Computes the answer in another way, in a batch of its own; `send` then tells the end.
         dropped: Nobody waits for the answer any more.
     """
 
@@ -72,6 +73,7 @@ class WantedAnswer:
     n_logprobs: int | None = None
     stream: bool = False
     send: Callable[[Piece], object] = field(repr=False)
+    alone: Callable[[], object] | None = field(default=None, repr=False)
     dropped: bool = False
 
 

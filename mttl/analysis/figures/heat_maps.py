@@ -1,6 +1,7 @@
 """Matrices of tasks as heat maps."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -28,6 +29,8 @@ from mttl.analysis.figures.categories import (
 )
 
 COLOUR_MAP = "cividis"
+AROUND_ZERO = "RdBu_r"  # blue below zero, white at it, red above
+SCALE = 1.6  # inches: a colour bar with its name, and the space below
 PANEL = (1.25, 2.6)  # smallest and largest width of one of several panels, in inches
 STRIP = 0.16  # the column of category markers
 BAR = 0.14
@@ -44,6 +47,9 @@ def heat_maps(
     categories: Sequence[str],
     title: str,
     quantity: str = "mixing weight",
+    changes: str = "",
+    less_is_worse: bool = False,
+    skills: Sequence[str] = (),
 ) -> Figure:
     """Draw matrices of tasks by skills side by side, in one order of tasks and one scale.
 
@@ -55,6 +61,9 @@ def heat_maps(
         categories: One per task.
         title: Of the figure.
         quantity: What the colours mean.
+        changes: What those of the last panel mean, if it has a scale of its own around zero.
+        less_is_worse: What is below zero there is red, rather than what is above it.
+        skills: What they are called; by default they have numbers.
     """
     n_panels, n_tasks, n_skills = panels.shape
     panel = max(n_skills * ROW, PANEL[0])
@@ -66,46 +75,54 @@ def heat_maps(
     map_height = n_tasks * ROW
     left = MARGIN + labels + STRIP + 0.05
     right = left + n_panels * panel + (n_panels - 1) * GAP
-    body = max(map_height, legend_height(categories) + 1.6)
+    n_scales = 2 if changes else 1
+    body = max(map_height, legend_height(categories) + n_scales * SCALE)
     headroom = HEADING + MARGIN + (n_lines + 1) * ROW
-    height = headroom + body + FOOT + MARGIN
+    foot = FOOT + text_width(skills) if skills else FOOT
+    height = headroom + body + foot + MARGIN
     width = right + 0.3 + max(1.0, legend_width(categories)) + MARGIN
     figure = new_canvas(width, height, title)
 
     top = height - headroom
     bottom = top - map_height
-    low, high = float(panels.min()), float(panels.max())
+    plain = panels[:-1] if changes else panels
+    low, high = float(plain.min()), float(plain.max())
     chosen = _ordered(categories, order)
-    image = None
+    images = []
     for number, (matrix, heading) in enumerate(zip(panels, headings, strict=True)):
+        of_changes = changes and number == n_panels - 1
         axes = place(figure, left + number * (panel + GAP), bottom, panel, map_height)
+        colours = {"cmap": COLOUR_MAP, "vmin": low, "vmax": high if high > low else low + 1}
         image = axes.imshow(
             matrix[order],
             aspect="auto",
-            cmap=COLOUR_MAP,
             interpolation="nearest",
-            vmin=low,
-            vmax=high if high > low else low + 1,
+            **(_around_zero(matrix, less_is_worse) if of_changes else colours),
         )
+        images.append(image)
         axes.set_title(heading, fontsize=FONT, color=INK, pad=4 + ROW * 72)
         every = max(1, int(np.ceil(n_skills * text_width([str(n_skills)]) * 1.6 / panel)))
-        axes.set_xticks(range(0, n_skills, every))
-        axes.tick_params(labeltop=True)
+        if skills:
+            axes.set_xticks(range(n_skills), skills, rotation=90)
+        else:
+            axes.set_xticks(range(0, n_skills, every))
+            axes.tick_params(labeltop=True)
         if number == 0:
             _label_tasks(axes, _ordered(tasks, order), chosen)
             _mark_rows(figure, left - STRIP, bottom, map_height, chosen)
     figure.text(
         (left + right) / 2 / width,
-        (bottom - FOOT) / height,
-        "skill",
+        (bottom - foot) / height,
+        "member" if skills else "skill",
         fontsize=FONT,
         color=INK,
         ha="center",
         va="bottom",
     )
-    assert image is not None
-    _add_scale(figure, image, right + 0.3, top, quantity)
-    add_legend(figure, right + 0.3, top - 1.6, chosen)
+    _add_scale(figure, images[0], right + 0.3, top, quantity)
+    if changes:
+        _add_scale(figure, images[-1], right + 0.3, top - SCALE, changes)
+    add_legend(figure, right + 0.3, top - n_scales * SCALE, chosen)
     return figure
 
 
@@ -131,14 +148,14 @@ def similarity_matrix(
     size = len(tasks) * ROW
     labels = text_width(tasks)
     left = MARGIN + labels + STRIP + 0.05
-    body = max(size, legend_height(categories) + 1.6)
+    body = max(size, legend_height(categories) + SCALE)
     height = HEADING + MARGIN + body + labels + 0.15 + MARGIN
     width = left + size + 0.3 + max(1.0, legend_width(categories)) + MARGIN
     figure = new_canvas(width, height, title)
     top = height - HEADING - MARGIN
     axes = place(figure, left, top - size, size, size)
     shown = np.ma.array(similarity[np.ix_(order, order)], mask=np.eye(len(tasks), dtype=bool))
-    image = axes.imshow(shown, cmap=COLOUR_MAP, interpolation="nearest", aspect="auto")
+    image = axes.imshow(shown, interpolation="nearest", aspect="auto", **_around_zero(shown))
     axes.set_facecolor(MISSING)
     names = _ordered(tasks, order)
     chosen = _ordered(categories, order)
@@ -148,8 +165,15 @@ def similarity_matrix(
         label.set_color(coloured.get_color())
     _mark_rows(figure, left - STRIP, top - size, size, chosen)
     _add_scale(figure, image, left + size + 0.3, top, quantity)
-    add_legend(figure, left + size + 0.3, top - 1.6, chosen)
+    add_legend(figure, left + size + 0.3, top - SCALE, chosen)
     return figure
+
+
+def _around_zero(values: np.ndarray, reverse: bool = False) -> dict[str, Any]:
+    """Return a scale whose middle is zero, so that signs can be seen."""
+    largest = float(np.abs(values).max()) or 1.0
+    colours = AROUND_ZERO.removesuffix("_r") if reverse else AROUND_ZERO
+    return {"cmap": colours, "vmin": -largest, "vmax": largest}
 
 
 def _ordered(texts: Sequence[str], order: Int[np.ndarray, "T"]) -> list[str]:

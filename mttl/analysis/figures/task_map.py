@@ -42,6 +42,7 @@ def task_map(
     categories: Sequence[str],
     title: str,
     axis_names: tuple[str, str] = ("", ""),
+    trails: Sequence[Float[np.ndarray, "S 2"]] = (),
 ) -> Figure:
     """Draw tasks as points; labels move aside, with a thin line, where they would overlap.
 
@@ -51,6 +52,7 @@ def task_map(
         categories: One per task.
         title: Of the figure.
         axis_names: What the axes measure.
+        trails: Ways that tasks came, drawn as lines that begin with a ring.
     """
     widths = [text_width([task]) + SPACE for task in tasks]
     size = max(SMALLEST, float(np.sqrt(AREA_PER_LABEL * sum(widths) * ROW)))
@@ -68,8 +70,14 @@ def task_map(
     axes.set(xlim=(0, size), ylim=(0, size))
 
     # Coordinates in inches from here on: labels are placed by their size on paper.
-    spread = np.ptp(points, axis=0)
-    inches = 0.4 + (points - points.min(0)) / np.where(spread > 0, spread, 1) * (size - 0.8)
+    shown = np.concatenate([points, *trails])
+    spread = np.ptp(shown, axis=0)
+    shown = 0.4 + (shown - shown.min(0)) / np.where(spread > 0, spread, 1) * (size - 0.8)
+    inches = shown[: len(points)]
+    ways = np.split(shown[len(points) :], np.cumsum([len(trail) for trail in trails])[:-1])
+    for way in ways if trails else ():
+        axes.plot(*way.T, ".-", color=INK, linewidth=0.9, markersize=3, zorder=2)
+        axes.plot(*way[0], "o", color=INK, markerfacecolor="white", markersize=6, zorder=2)
     looks = category_looks(categories)
     mark_categories(axes, inches, categories, size=5)
     for task, category, point, box in zip(

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from mttl.analysis.clustering import tree_joints
 from mttl.analysis.figures.canvas import (
     FONT,
     GAP,
@@ -51,7 +52,7 @@ def dendrogram(
         title: Of the figure.
         distance: What the horizontal axis measures.
     """
-    leaves, joints = _joints(tree)
+    leaves, joints = tree_joints(tree)
     tree_height = len(tasks) * ROW
     labels = text_width(tasks)
     right = MARGIN + TREE_WIDTH
@@ -94,7 +95,7 @@ def radial_dendrogram(
         categories: One per task.
         title: Of the figure.
     """
-    leaves, joints = _joints(tree)
+    leaves, joints = tree_joints(tree)
     n_tasks = len(tasks)
     # One row of text per task along the circle, and a gap of one where the ends meet.
     radius = max(SMALLEST_RADIUS, ROW * (n_tasks + 1) / (2 * np.pi))
@@ -137,18 +138,6 @@ def radial_dendrogram(
         )
     add_legend(figure, MARGIN + 2 * reach + GAP, height - HEADING - MARGIN, chosen)
     return figure
-
-
-def _joints(
-    tree: Float[np.ndarray, "T-1 4"],
-) -> tuple[list[int], list[tuple[np.ndarray, np.ndarray]]]:
-    """The leaves in order, and the four corners of every merge: places of leaves, distances."""
-    from scipy.cluster.hierarchy import dendrogram as layout
-
-    drawn = layout(tree, no_plot=True)
-    # SciPy puts the leaves at 5, 15, 25 ….
-    corners = zip(np.array(drawn["icoord"]), np.array(drawn["dcoord"]), strict=True)
-    return drawn["leaves"], [((places - 5) / 10, distances) for places, distances in corners]
 
 
 def _reach(tree: Float[np.ndarray, "T-1 4"]) -> float:

@@ -4,13 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from mttl.analysis.html_files import html_text, inside_script
 from mttl.analysis.tokens.token_record import TokenRoutingRecord
-
-
-def token_section(record: TokenRoutingRecord) -> str:
-    """Return the HTML of the part; it uses the page's plotly."""
-    return html_text("token_section.html").replace("{{DATA}}", inside_script(_data(record)))
 
 
 def expert_tokens(record: TokenRoutingRecord, layer: int, expert: int, n: int) -> tuple[str, str]:
@@ -47,7 +41,8 @@ def quoted(token: str) -> str:
     return repr(str(token)) if not str(token).strip() or not str(token).isprintable() else token
 
 
-def _data(record: TokenRoutingRecord) -> dict[str, Any]:
+def token_data(record: TokenRoutingRecord) -> dict[str, Any]:
+    """Return what the page tells about layers whose tokens choose experts."""
     loads, evenness = record.loads(), record.evenness()
     history = record.history
     layers = []

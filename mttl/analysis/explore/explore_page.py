@@ -1,0 +1,217 @@
+"""One page that shows runs in a browser, offline: all it needs is inside, and no library."""
+
+import base64
+import html
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mttl.analysis.ablation_record import Ablation, read_ablation
+from mttl.analysis.clustering import tree_joints
+from mttl.analysis.explore.run_facts import (
+    Adapted,
+    Answers,
+    Score,
+    read_adapted,
+    read_answers,
+    read_run_curves,
+    read_scores,
+)
+from mttl.analysis.html_files import html_text, inside_script
+from mttl.analysis.layers import stacks_of
+from mttl.analysis.palette import category_looks
+from mttl.analysis.projection import on_components, principal_components
+from mttl.analysis.routing_view import RoutingView
+from mttl.analysis.similarity import task_similarity
+from mttl.analysis.stability import group_agreement, match_skills, matched
+from mttl.analysis.tokens.token_page import token_data
+from mttl.analysis.tokens.token_record import TokenRoutingRecord
+from mttl.errors import TaskError
+
+N_NEAREST = 5
+# More steps than this would make the page large; they are thinned out evenly.
+MOST_STEPS = 24
+LARGEST = 2**16 - 1
+PARTS = ("page.css", "core.js", "charts.js", "panel.js", "tokens.js", "start.js")
+LIVE_PARTS = ("live.html", "live.js")
+
+
+@dataclass(frozen=True)
+class Explored:
+    """A run as the page shows it.
+
+    Attributes:
+        view: Its routing.
+        tokens: What its tokens chose, if they do.
+    """
+
+    view: RoutingView
+    tokens: TokenRoutingRecord | None = None
+
+
+def explore_page(runs: Sequence[Explored], live: Mapping[str, Any] | None = None) -> str:
+    """Return a page to look around in: scores, curves, map and tree of tasks, skills, answers.
+
+    Skills are numbered in an order that is common to all groups of layers; those of a further run
+    are matched to the first one's, where both have the same tasks, layers and number of skills.
+
+    Args:
+        runs: What is shown side by side.
+        live: What a page that is served has to know of what it can ask the first run.
+
+    Raises:
+        CheckpointError: If a file of a run is damaged.
+    """
+    first = runs[0].view
+    data = [_run(run, first if number else None) for number, run in enumerate(runs)]
+    names = " and ".join(run.view.name for run in runs)
+    parts = {"TITLE": html.escape(names), "DATA": inside_script({"runs": data, "live": live})}
+    parts |= {name: html_text(f"explore/{name}") for name in PARTS}
+    parts |= {name: html_text(f"explore/{name}") if live else "" for name in LIVE_PARTS}
+    template = html_text("explore/page.html")
+    # One pass: what is put in is not searched for further names.
+    return re.sub(r"\{\{([A-Za-z.]+)\}\}", lambda match: parts[match[1]], template)
+
+
+def _run(run: Explored, first: RoutingView | None) -> dict[str, Any]:
+    view, record = run.view, run.view.record
+    folder, n_skills = record.folder, record.weights.shape[2]
+    pairs, told = view.pairs, ""
+    if first is not None:
+        try:
+            # The rows of both in one order of tasks; groups of layers stay where they are.
+            other = view.aligned_with(first)
+            groups = [first.record.groups.index(group) for group in record.groups]
+            ours = matched(first.record.weights, first.pairs)
+            pairs = match_skills(ours, other.record.weights)[groups]
+            told = f"Skills are matched to those of {first.name}."
+        except TaskError:
+            told = f"Skills are not those of {first.name}: tasks, layers or skills differ."
+    adapted = read_adapted(folder, len(record.groups), n_skills)
+    weights = np.concatenate(
+        [record.weights, *(task.rows[task.kept][:, None] for task in adapted)], axis=1
+    )
+    ablation = read_ablation(folder)
+    if ablation is not None and (ablation.tasks, ablation.groups) != (record.tasks, record.groups):
+        ablation = None
+    means, steps, places = _over_training(view, pairs)
+    points, shares = principal_components(record.weights)
+    curves, of_tasks = read_run_curves(folder, record.tasks)
+    scores = read_scores(folder)
+    looks = category_looks(view.categories)
+    near = task_similarity(weights)[:, : len(record.tasks)]
+    tasks = [
+        {
+            "name": task,
+            "category": category,
+            "scores": [_score(score) for score in scores.get(task, [])],
+            "answers": _answers(read_answers(folder, task)),
+            "curves": of_tasks.get(task, {}),
+        }
+        for task, category in zip(record.tasks, view.categories, strict=True)
+    ]
+    tasks += [_adapted_task(task, view) for task in adapted]
+    for number, task in enumerate(tasks):
+        likeness = near[number].copy()
+        if number < len(record.tasks):
+            likeness[number] = -np.inf
+        best = np.argsort(-likeness, kind="stable")[: min(N_NEAREST, len(record.tasks) - 1)]
+        task["nearest"] = [[int(other), round(float(likeness[other]), 3)] for other in best]
+    leaves, joints = tree_joints(view.tree)
+    agreement = group_agreement(record.weights, n_permutations=20)
+    return {
+        "name": view.name,
+        "told": told,
+        "nSkills": n_skills,
+        "nTasks": len(record.tasks),
+        "mean": [_score(score) for score in scores.get("mean", [])],
+        "curves": curves,
+        "looks": {name: [look.fill, look.ink] for name, look in looks.items()},
+        "tasks": tasks,
+        "order": [int(leaf) for leaf in leaves],
+        "joints": [[_short(places), _short(distances)] for places, distances in joints],
+        "points": [_short(point) for point in points],
+        "shares": _short(shares),
+        "groups": [
+            {"name": name, "stack": stack}
+            for name, stack in zip(record.groups, stacks_of(record.groups), strict=True)
+        ],
+        "agreement": None if agreement is None else _short([agreement.value, agreement.mean]),
+        # In the common order of skills, (G, tasks and adapted tasks, K).
+        "weights": _packed(matched(weights, pairs)),
+        "steps": steps,
+        "means": _packed(means),
+        "places": [[_short(point) for point in step] for step in places],
+        "ablation": None if ablation is None else _ablation(ablation, pairs),
+        "tokens": None if run.tokens is None else token_data(run.tokens),
+    }
+
+
+def _over_training(view: RoutingView, pairs: np.ndarray) -> tuple[np.ndarray, list[str], list]:
+    """Return mean weights (S, T, K), what the steps are called, and places on the map (S, T, 2)."""
+    record = view.record
+    names, weights = ["kept weights"], record.weights[None]
+    if record.history is not None:
+        n_steps = len(record.history.steps)
+        chosen = np.linspace(0, n_steps - 1, min(n_steps, MOST_STEPS)).round().astype(int)
+        names = [f"step {step:,}" for step in record.history.steps[chosen]] + names
+        weights = np.concatenate([record.history.weights[chosen], weights])
+    means = np.stack([matched(step, pairs).mean(0) for step in weights])
+    places = [on_components(record.weights, step.swapaxes(0, 1)) for step in weights]
+    return means, names, places
+
+
+def _adapted_task(task: Adapted, view: RoutingView) -> dict[str, Any]:
+    return {
+        "name": task.name,
+        "category": "adapted from this run",
+        "adapted": True,
+        "scores": [_score(score) for score in task.scores],
+        "answers": _answers(task.answers),
+        "curves": {"score": task.curve},
+        "steps": task.steps.tolist(),
+        "kept": task.kept,
+        "trail": [_short(point) for point in on_components(view.record.weights, task.rows)],
+    }
+
+
+def _ablation(found: Ablation, pairs: np.ndarray) -> dict[str, Any] | None:
+    """Return the changes in the order of skills that the page has, if it is one for all groups."""
+    own = {tuple(column): skill for skill, column in enumerate(found.pairs.T.tolist())}
+    order = [own.get(tuple(column)) for column in pairs.T.tolist()]
+    if len(found.layers) > 1 or None in order:
+        return None
+    changes = found.changes[0][:, order]
+    return {
+        "quantity": found.quantity,
+        "lessIsWorse": found.scores is not None,
+        "changes": np.round(changes, 3).tolist(),
+    }
+
+
+def _score(score: Score) -> dict[str, Any]:
+    baselines = {name: round(value, 4) for name, value in score.baselines.items()}
+    shown = {"split": score.split, "metric": score.metric, "score": round(score.score, 4)}
+    return {**shown, "baselines": baselines}
+
+
+def _answers(found: Answers | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    shown = {"split": found.split, "nRight": found.n_right, "nRows": found.n_rows}
+    return {**shown, "shown": [list(row) for row in found.shown]}
+
+
+def _packed(values: np.ndarray) -> dict[str, Any]:
+    """Return an array as 16-bit steps of its range: a twelfth of the size of numbers as text."""
+    low, high = float(values.min()), float(values.max())
+    scaled = (values - low) / (high - low or 1.0) * LARGEST
+    data = base64.b64encode(scaled.round().astype("<u2").tobytes()).decode("ascii")
+    return {"shape": list(values.shape), "low": low, "high": high, "data": data}
+
+
+def _short(values: Any) -> list[float]:
+    return [round(float(value), 4) for value in values]

@@ -1,0 +1,238 @@
+"""What a run left behind besides its routing: scores, curves, answers, adapted tasks."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from mttl.analysis.routing_record import read_arrays, read_course
+from mttl.errors import CheckpointError, MttlError
+from mttl.reading import MOST_LINE, parse_json, read_table, require_file, to_number
+
+# What would make the page large is thinned out.
+MOST_POINTS, MOST_ANSWERS, MOST_TEXT, MOST_ADAPTED = 120, 12, 240, 60
+# Curves of a whole run; those of a task have its name in them.
+CURVES = ("train/loss", "val/loss", "val/score", "success")
+OF_TASKS = {"score": "val/{}/score", "loss": "val/{}/loss", "success": "success/{}"}
+SPLITS = ("test", "dev")
+Curve = tuple[list[int], list[float]]
+
+
+@dataclass(frozen=True)
+class Score:
+    """The score of a task on a split, a mean over samples, beside the baselines."""
+
+    split: str
+    metric: str
+    score: float
+    baselines: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Some answers to a task's rows.
+
+    Attributes:
+        split: Of the rows.
+        n_right: How many of all are one of the accepted answers, to the letter.
+        n_rows: How many there are.
+        shown: Some right and some wrong ones: input, answer, accepted answers, whether it is right.
+    """
+
+    split: str
+    n_right: int
+    n_rows: int
+    shown: list[tuple[str, str, list[str], bool]]
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A task that was adapted from a run, and how that went.
+
+    Attributes:
+        name: The task, with its sample.
+        scores: Of the adapted task.
+        steps: When its row was recorded.
+        rows: What it was.
+        curve: The score on development rows over steps.
+        answers: Some of them.
+    """
+
+    name: str
+    scores: list[Score]
+    steps: Int[np.ndarray, "S"]
+    rows: Float[np.ndarray, "S G K"]
+    curve: Curve
+    answers: Answers | None
+
+    @property
+    def kept(self) -> int:
+        """The number of the record whose row was kept: the first of the best score."""
+        if not self.curve[1]:
+            return len(self.steps) - 1
+        best = self.curve[0][int(np.argmax(self.curve[1]))]
+        return int(np.searchsorted(self.steps, min(best, self.steps[-1])))
+
+
+def read_scores(folder: Path) -> dict[str, list[Score]]:
+    """Return the scores of every task, test rows before others; nothing without ``results.csv``."""
+    found = _means(folder / "results.csv", ())
+    baselines = _means(folder / "baselines.csv", ("baseline",))
+    scores: dict[str, list[Score]] = {}
+    ranked = sorted(found, key=lambda key: SPLITS.index(key[1]) if key[1] in SPLITS else -1)
+    for task, split, metric in ranked:
+        beside = {
+            name: value
+            for (name, other, part, _), value in baselines.items()
+            if (other, part) == (task, split)
+        }
+        value = found[task, split, metric]
+        scores.setdefault(task, []).append(Score(split, metric, value, beside))
+    return scores
+
+
+def _means(path: Path, more: tuple[str, ...]) -> dict[tuple[str, ...], float]:
+    """Return means over samples by task, split and metric, behind what more columns say."""
+    if not path.is_file():
+        return {}
+    values: dict[tuple[str, ...], list[float]] = {}
+    columns = [*more, "task", "split", "metric", "score"]
+    for row in read_table(path, CheckpointError, columns):
+        score = to_number(row["score"], f"'{path}': a score", CheckpointError)
+        # An undefined score counts as 0, as in every mean.
+        key = tuple(row[name] for name in columns[:-1])
+        values.setdefault(key, []).append(0.0 if math.isnan(score) else score)
+    return {key: sum(scores) / len(scores) for key, scores in values.items()}
+
+
+def read_run_curves(
+    folder: Path, tasks: Sequence[str]
+) -> tuple[dict[str, Curve], dict[str, dict[str, Curve]]]:
+    """Return the curves over steps of the run, and those of its tasks, by name.
+
+    Raises:
+        CheckpointError: If ``metrics.csv`` is damaged.
+    """
+    path = folder / "metrics.csv"
+    if not path.is_file():
+        return {}, {}
+    rows = list(read_table(path, CheckpointError, ["step"]))
+
+    def curve(column: str) -> Curve | None:
+        points = [
+            (int(row["step"]), float(row[column]))
+            for row in rows
+            if row.get(column) and math.isfinite(float(row[column]))
+        ]
+        if not points:
+            return None
+        chosen = np.unique(np.linspace(0, len(points) - 1, MOST_POINTS).round().astype(int))
+        steps, values = zip(*(points[place] for place in chosen), strict=True)
+        return list(steps), [round(value, 5) for value in values]
+
+    try:
+        whole = {name: found for name in CURVES if (found := curve(name))}
+        own = {
+            task: {
+                name: found
+                for name, column in OF_TASKS.items()
+                if (found := curve(column.format(task)))
+            }
+            for task in tasks
+        }
+    except (ValueError, OverflowError) as error:
+        raise CheckpointError(
+            f"'{path}' is damaged ({error}). Copy it again from where it was written"
+        ) from error
+    return whole, own
+
+
+def read_answers(folder: Path, task: str) -> Answers | None:
+    """Return some answers to a task's rows, of the test rows if they were answered.
+
+    Raises:
+        CheckpointError: If a file is damaged.
+    """
+    split, path = next(
+        (
+            (split, path)
+            for split in SPLITS
+            if (path := folder / "predictions" / f"{task}_{split}.jsonl").is_file()
+        ),
+        (None, None),
+    )
+    if split is None or path is None:
+        return None
+    counts = {True: 0, False: 0}
+    shown: list[tuple[str, str, list[str], bool]] = []
+    for row in _lines(path):
+        right = row["prediction"] in row["references"]
+        counts[right] += 1
+        if counts[right] <= MOST_ANSWERS:
+            accepted = [_short(text) for text in row["references"][:3]]
+            shown.append((_short(row["input"]), _short(row["prediction"]), accepted, right))
+    return Answers(split, counts[True], sum(counts.values()), shown)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    require_file(path, CheckpointError)
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(MOST_LINE):
+            number += 1
+            try:
+                row = parse_json(line, f"line {number}", CheckpointError, dict)
+                texts = [row["input"], row["prediction"], *row["references"]]
+                if not all(isinstance(text, str) for text in texts):
+                    raise ValueError("its texts must be strings")
+            except (MttlError, KeyError, TypeError, ValueError) as error:
+                raise CheckpointError(
+                    f"'{path}', line {number} is damaged ({error}). Copy the file again from where "
+                    "it was written, or remove it"
+                ) from error
+            yield row
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
+
+
+def read_adapted(folder: Path, n_groups: int, n_skills: int) -> list[Adapted]:
+    """Return the tasks that were adapted from a run and kept, if they say how their rows moved.
+
+    Args:
+        folder: Of the run.
+        n_groups: Its groups of layers.
+        n_skills: Its skills.
+    """
+    places = sorted(folder.glob("adapt-*/models/*/plots/routing_history.npz"))[:MOST_ADAPTED]
+    modes = {place.parents[3].name for place in places}
+    return [
+        _adapted(place.parents[1], (n_groups, n_skills), several_modes=len(modes) > 1)
+        for place in places
+    ]
+
+
+def _adapted(place: Path, shape: tuple[int, int], *, several_modes: bool) -> Adapted:
+    course = read_course(place, shape)
+    path = place / "plots" / "routing_history.npz"
+    arrays = read_arrays(path, ("score_steps", "scores"))
+    steps, scores = arrays["score_steps"], arrays["scores"]
+    fits = steps.ndim == scores.ndim == 1 and len(steps) == len(scores)
+    if course is None or not fits or steps.dtype.kind not in "iu" or scores.dtype.kind not in "iuf":
+        raise CheckpointError(f"'{path}' is damaged; adapt to the task again, or remove it")
+    by_task = read_scores(place)
+    task = next((name for name in by_task if name != "mean"), place.name)
+    mode = f", {place.parents[1].name.removeprefix('adapt-')}" if several_modes else ""
+    return Adapted(
+        name=f"{place.name}{mode}",
+        scores=by_task.get(task, []),
+        steps=course.steps,
+        rows=course.weights[:, :, 0],
+        curve=(steps.tolist(), [round(float(score), 5) for score in np.nan_to_num(scores)]),
+        answers=read_answers(place, task),
+    )

@@ -1,0 +1,165 @@
+"""What the served page of a run asks its model: an answer of a task, or of mixtures of its skills.
+
+A mixture is one routing row for every group of layers. Skills are numbered as the page numbers
+them: matched across the groups of layers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from mttl.prediction.predictor import Predictor
+from mttl.routing.task.given_rows import GivenRows
+from mttl.serving.protocol import Part, Text
+from mttl.serving.refusals import Refusal
+from mttl.serving.served_task import ServedTask
+from mttl.serving.token_experts import token_experts
+from mttl.skills.attention import AttendedInventory
+from mttl.skills.skilled_model import SkilledModel
+
+
+class LiveRequest(Part):
+    """A question of the page.
+
+    Attributes:
+        task: In whose form it is asked, and whose row answers unless a mixture is given.
+        text: The question.
+        tasks: A mixture of the rows of tasks, in shares.
+        skills: A weight for every skill.
+        start: The task whose rows these weights change; without it they are the row of every group.
+    """
+
+    task: Text
+    text: str
+    tasks: dict[Text, Annotated[float, Field(ge=0)]] | None = None
+    skills: list[float] | None = None
+    start: Text | None = None
+
+
+class LiveModel:
+    """Answers the page.
+
+    Args:
+        tasks: By name.
+        pairs: The skills of every group of layers in the page's order, heads being groups.
+    """
+
+    def __init__(self, tasks: Mapping[str, ServedTask], pairs: Any) -> None:
+        self.tasks = tasks
+        self._pairs = torch.as_tensor(pairs)
+        self._models: dict[int, SkilledModel] = {}  # with given rows, by their predictor
+        self._rows = {  # of every model that has some, (G, T, H, K)
+            id(task.predictor): task.predictor.model.router.matrix().detach()
+            for task in tasks.values()
+            if not self._unmixed(task.predictor)
+        }
+
+    def _unmixed(self, predictor: Predictor) -> str:
+        """Tell why rows of a model cannot be mixed; nothing if they can."""
+        model, router = predictor.model, predictor.model.router
+        if not router.n_groups:
+            return "The run routes tokens only: its tasks have no rows that could be mixed."
+        if "prompts" in router.seen:
+            return "The router reads every prompt: tasks have no rows that could be mixed."
+        if any(isinstance(x.inventory, AttendedInventory) for x in model.skilled_layers().values()):
+            return "Every token attends to the skills: tasks have no rows that could be mixed."
+        if (router.n_groups * router.n_heads, router.n_skills) != tuple(self._pairs.shape):
+            return "The router has other groups of layers, or other skills, than the page shows."
+        return ""
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the page has to know."""
+        return {"tasks": [self._facts(task) for task in self.tasks.values()]}
+
+    def _facts(self, task: ServedTask) -> dict[str, Any]:
+        predictor, name = task.predictor, task.name
+        rows = self._rows.get(id(predictor))
+        own = None if rows is None else self._row(task, name)
+        return {
+            "name": name,
+            "opening": task.form.opening(name).text,
+            "options": task.form.task_options.get(name, []),
+            "unmixed": self._unmixed(predictor),
+            "row": [] if own is None else self._shown(own).tolist(),
+            "mixes": [] if rows is None else list(predictor.tasks),
+            "routesTokens": predictor.model.routes_tokens,
+        }
+
+    def row(self, request: LiveRequest) -> Float[Tensor, "G H K"] | None:
+        """Return the mixture that a request wants, None for the task's own row.
+
+        Raises:
+            Refusal: If there is none, or it does not fit the model.
+        """
+        task = self.tasks[request.task]
+        if request.tasks is None and request.skills is None:
+            return None
+        if reason := self._unmixed(task.predictor):
+            raise Refusal(400, f"{reason} Let the task's own skills answer")
+        if request.tasks is not None:
+            total = sum(request.tasks.values())
+            if not total:
+                raise Refusal(400, "all shares of tasks are 0; one of them must be above it")
+            rows = [share / total * self._row(task, x) for x, share in request.tasks.items()]
+            return torch.stack(rows).sum(0)
+        weights = request.skills or []
+        n_skills = self._pairs.shape[1]
+        if len(weights) != n_skills:
+            raise Refusal(
+                400,
+                f"{len(weights)} weights are given; the run has {n_skills} skills, so give as many",
+            )
+        start = None if request.start is None else self._row(task, request.start)
+        wanted = self._rows[id(task.predictor)].new_tensor(weights)
+        if start is None:
+            start = torch.zeros_like(self._rows[id(task.predictor)][:, 0])
+        pairs = self._pairs.to(wanted.device)
+        change = (wanted - self._shown(start)).expand_as(pairs)
+        return start + torch.zeros_like(change).scatter(1, pairs, change).view_as(start)
+
+    def _row(self, task: ServedTask, other: str) -> Float[Tensor, "G H K"]:
+        predictor = task.predictor
+        if other not in predictor.tasks:
+            raise Refusal(
+                400,
+                f"'{other}' cannot be mixed into '{task.name}': rows of one model can be, and this "
+                f"one has {', '.join(predictor.tasks)}",
+            )
+        return self._rows[id(predictor)][:, predictor.tasks.index(other)]
+
+    def _shown(self, row: Float[Tensor, "G H K"]) -> Float[Tensor, "K"]:
+        """Return the mean over groups of layers, whose skills are matched."""
+        return row.flatten(0, 1).gather(1, self._pairs.to(row.device)).mean(0)
+
+    def answer(
+        self, task: ServedTask, text: str, row: Float[Tensor, "G H K"] | None
+    ) -> dict[str, Any]:
+        """Answer a question; call it where the model runs.
+
+        Args:
+            task: In whose form it is asked.
+            text: The question.
+            row: A mixture; by default the task's own row.
+        """
+        predictor = task.predictor if row is None else self._mixed(task, row)
+        answer = predictor.predict(task.name, [text])[0]
+        found: dict[str, Any] = {"answer": answer, "read": task.form.text(task.name, text)}
+        if predictor.model.routes_tokens:
+            found["tokens"] = token_experts(predictor, task.encoder, task.name, text, answer)
+        return found
+
+    def _mixed(self, task: ServedTask, row: Float[Tensor, "G H K"]) -> Predictor:
+        """Return the model with a row in its router's place."""
+        predictor = task.predictor
+        if id(predictor) not in self._models:
+            model = predictor.model
+            given = GivenRows(row[:, None])
+            self._models[id(predictor)] = SkilledModel(model.backbone, given, model.slot)
+        model = self._models[id(predictor)]
+        model.router.rows.copy_(row[:, None])  # type: ignore[operator, union-attr]
+        return replace(predictor, model=model, tasks=(task.name,))

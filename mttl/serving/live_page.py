@@ -1,0 +1,120 @@
+"""The page of a run with the run behind it."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse
+
+from mttl.build.load_tasks import load_tasks
+from mttl.errors import MttlError
+from mttl.serving.application import Call, Limits, Service, arrivals
+from mttl.serving.live_model import LiveModel, LiveRequest
+from mttl.serving.protocol import parse_part
+from mttl.serving.run_server import LOCAL, answer_requests, listen, served_tasks
+from mttl.serving.served_task import ServedTask
+from mttl.serving.wanted_answer import WantedAnswer
+
+# The page holds all that it shows, and asks nobody but this server.
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; img-src data:; connect-src 'self'"
+}
+
+
+class LivePage:
+    """Sends a page, and answers what it asks.
+
+    Args:
+        page: The page.
+        model: Answers; None where it could not be loaded, which the page tells.
+    """
+
+    def __init__(self, page: str, model: LiveModel | None) -> None:
+        self.page, self.model = page, model
+
+    def add_to(self, service: Service, application: FastAPI) -> None:
+        """Let an application answer ``/`` and ``/live``."""
+
+        @application.get("/")
+        async def page() -> Response:
+            return HTMLResponse(self.page, headers=HEADERS)
+
+        @application.post("/live")
+        async def live(request: Request) -> Response:
+            return await service.measured(request, partial(self._answer, service))
+
+    async def _answer(self, service: Service, request: Request, call: Call) -> Response:
+        ends = time.monotonic() + service.limits.seconds
+        asked = parse_part(LiveRequest, await service.body(request))
+        task = service.task(asked.task)
+        call.model = task.name
+        assert self.model is not None  # else there is no task
+        await asyncio.to_thread(task.encode, [asked.text])  # refuses what is empty or too long
+        row = self.model.row(asked)
+        answer = partial(self.model.answer, task, asked.text, row)
+        found: dict[str, Any] = {}
+        pieces, send = arrivals()
+        wanted = WantedAnswer(
+            task_id=0,
+            prompt=(),
+            most_tokens=0,
+            send=partial(send, 0),
+            alone=lambda: found.update(answer()),
+        )
+        service.queue.put(task.predictor, [wanted])
+        async for _ in service.arriving(request, pieces, [wanted], ends):
+            pass
+        return JSONResponse(found)
+
+
+def serve_page(
+    run: str,
+    adapted: Sequence[str],
+    backbone: str | None,
+    *,
+    host: str,
+    port: int,
+    pairs: Any,
+    make_page: Callable[[Mapping[str, Any]], str],
+) -> None:
+    """Serve the page of a run until Ctrl-C or SIGTERM; its tasks are served as by `serve`, too.
+
+    Args:
+        run: Its folder.
+        adapted: Folders of tasks that were adapted from it.
+        backbone: Where a pretrained backbone is now.
+        host: The address to listen at.
+        port: The port; 0 takes a free one.
+        pairs: The skills of every group of layers, in the page's order.
+        make_page: Returns the page, given what it has to know of what it can ask.
+
+    Raises:
+        ConfigError: If the address is not this machine's, or taken.
+    """
+    with listen(host, port) as listener:
+        tasks: dict[str, ServedTask] = {}
+        model = None
+        try:
+            models, _ = load_tasks(run, adapted, backbone)
+            tasks = served_tasks(models, most_tokens=1024, truncate=False)
+            model = LiveModel(tasks, pairs)
+            facts = model.facts()
+        except MttlError as error:
+            facts = {"problem": f"The run cannot answer: {error}"}
+        warnings = [facts["problem"]] if "problem" in facts else []
+        if host not in LOCAL:
+            warnings.append("warning: anybody who reaches this address may ask")
+        answer_requests(
+            listener,
+            tasks,
+            lambda place: [f"exploring '{run}' at {place}", *warnings],
+            limits=Limits(body=1 << 20, seconds=120),
+            batch_size=8,
+            wait=0,
+            most_waiting=64,
+            add_routes=LivePage(make_page(facts), model).add_to,
+        )
