@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mttl.command import add_adapted, exit_with, make_console, make_parser
+from mttl.command import READ, WRITTEN, add_adapted, exit_with, make_console, make_parser
 from mttl.errors import CheckpointError, ConfigError
 from mttl.files import new_folder, write_table, write_text
 from mttl.reading import MOST_YAML, read_table, read_text
@@ -70,9 +70,10 @@ def copy_scores(parts: "Sequence[RunFolder]", new: "RunFolder") -> None:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
-    add = parser.add_argument
-    add("run", metavar="RUN", help="the folder of a run that has ended")
+    run = parser.group(READ)
+    run.add_argument("run", metavar="RUN", help="the folder of a run that has ended")
     add_adapted(parser, required=True)
+    add = parser.group(WRITTEN).add_argument
     add("--out", required=True, metavar="DIR", help="where to write; a new folder")
     return parser.parse_args(arguments)
 

@@ -17,6 +17,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.progress import TextColumn, TimeElapsedColumn
@@ -24,8 +25,11 @@ from rich.table import Table
 
 from mttl.command import (
     FAULT,
+    READ,
     SUCCESS,
     USER_MISTAKE,
+    WORK,
+    WRITTEN,
     exit_with,
     make_console,
     make_parser,
@@ -33,15 +37,11 @@ from mttl.command import (
 )
 from mttl.errors import TaskError, nearest
 from mttl.files import locked
-from mttl.gym.building.build_gym import Outcome, check_task, count_files
-from mttl.gym.building.build_many import build_many
-from mttl.gym.building.hub import hub_in_reach
-from mttl.gym.building.task_table import update_task_table
-from mttl.gym.sampling import SAMPLES
-from mttl.gym.table import crossfit
-from mttl.gym.task import Task
-from mttl.gym.task_file import load_tasks
 from mttl.progress_bar import counting_bar
+
+if TYPE_CHECKING:
+    from mttl.gym.building.build_gym import Outcome
+    from mttl.gym.task import Task
 
 COMPLETE = ("verified", "built", "differs")
 COLOURS = {"verified": "green", "built": "green", "differs": "yellow"}
@@ -51,7 +51,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Build, verify or show tasks, and print a table of them."""
     options = parse(arguments)
     out = Path(options.out)
-    samples = list(dict.fromkeys(options.samples))
+    from mttl.gym.building.build_gym import check_task
+    from mttl.gym.sampling import SAMPLES
+
+    samples: list[int] = list(dict.fromkeys(options.samples or SAMPLES))
     tasks = choose(options.tasks, options.partition, options.config)
     if options.status:
         print_status(tasks, out, samples)
@@ -71,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
     return SUCCESS if all(outcome.status in COMPLETE for outcome in outcomes) else USER_MISTAKE
 
 
-def choose(names: Sequence[str] | None, partition: str | None, config: str | None) -> list[Task]:
+def choose(names: Sequence[str] | None, partition: str | None, config: str | None) -> "list[Task]":
     """Return the tasks that the options name.
 
     Args:
@@ -85,6 +88,9 @@ def choose(names: Sequence[str] | None, partition: str | None, config: str | Non
     Raises:
         TaskError: If a name is unknown.
     """
+    from mttl.gym.table import crossfit
+    from mttl.gym.task_file import load_tasks
+
     own = {} if config is None else load_tasks(config)
     known = {**crossfit(), **own}
     wanted = list(names or ())
@@ -111,6 +117,8 @@ def read_partition(name: str) -> list[str]:
 
 def look_for_hub() -> None:
     """Ask the hub once; where it does not answer, let no task wait for it."""
+    from mttl.gym.building.hub import hub_in_reach
+
     if "HF_HUB_OFFLINE" not in os.environ and not hub_in_reach():
         os.environ["HF_HUB_OFFLINE"] = "1"  # read by the library, here and in other processes
         console = make_console(stderr=True)
@@ -118,9 +126,12 @@ def look_for_hub() -> None:
 
 
 def build(
-    tasks: list[Task], out: Path, samples: list[int], raw: Path | None, n_workers: int
-) -> list[Outcome]:
+    tasks: "list[Task]", out: Path, samples: list[int], raw: Path | None, n_workers: int
+) -> "list[Outcome]":
     """Build tasks with a progress bar; however it ends, print what became of them."""
+    from mttl.gym.building.build_many import build_many
+    from mttl.gym.building.task_table import update_task_table
+
     console = make_console(stderr=True)
     outcomes: list[Outcome] = []
     n_rows = 0
@@ -154,7 +165,7 @@ def build(
     return outcomes
 
 
-def print_outcomes(outcomes: Sequence[Outcome]) -> None:
+def print_outcomes(outcomes: "Sequence[Outcome]") -> None:
     """Print what became of tasks, and how many of each."""
     table = Table("task", "status", "")
     for outcome in outcomes:
@@ -167,8 +178,10 @@ def print_outcomes(outcomes: Sequence[Outcome]) -> None:
     console.print(", ".join(f"{n} {status}" for status, n in counts.most_common()))
 
 
-def print_status(tasks: list[Task], out: Path, samples: list[int]) -> None:
+def print_status(tasks: "list[Task]", out: Path, samples: list[int]) -> None:
     """Print how many files of each task are there, without reading them."""
+    from mttl.gym.building.build_gym import count_files
+
     table = Table("task", "files", "", "category", "metric")
     n_complete = 0
     for task in tasks:
@@ -184,29 +197,31 @@ def print_status(tasks: list[Task], out: Path, samples: list[int]) -> None:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
-    add = parser.add_argument
+    add = parser.group(READ).add_argument
     add("--tasks", nargs="+", metavar="TASK", help="(all)")
     add("--partition", metavar="NAME", help="its tasks: a name, or a JSON file")
     add("--config", metavar="FILE", help="a YAML file of tasks of one's own")
-    add("--samples", type=natural, nargs="+", default=SAMPLES, metavar="N", help="seeds (all five)")
-    add("--out", default="data/crossfit", metavar="DIR", help="(%(default)s)")
+    add("--samples", type=natural, nargs="+", metavar="N", help="seeds (all five)")
     add(
         "--raw",
         metavar="DIR",
         help="read DIR/<data set>__<configuration>/<split>.jsonl[.gz] in place of the hub",
     )
-    add(
+    work = parser.group(WORK)
+    work.add_argument(
         "--workers",
         type=processes,
         default=min(4, os.cpu_count() or 1),
         metavar="N",
         help="processes (%(default)s)",
     )
-    mode = parser.add_mutually_exclusive_group()
+    mode = work.add_mutually_exclusive_group()
     mode.add_argument(
         "--verify", action="store_true", help="build nothing: compare what is there with the sums"
     )
     mode.add_argument("--status", action="store_true", help="build nothing: show what is there")
+    out = parser.group(WRITTEN)
+    out.add_argument("--out", default="data/crossfit", metavar="DIR", help="the gym (%(default)s)")
     return parser.parse_args(arguments)
 
 

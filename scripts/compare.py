@@ -25,23 +25,20 @@ method has ended.
 
 import argparse
 
-from comparison.existing import check_pairs, read_runs
-from comparison.folder import Comparison, carry_out
-from comparison.kinds import EVERY, kind_methods
 from comparison.methods import (
     ABLATIONS,
     ALL,
     DEFAULT_WAYS,
+    EVERY,
     METHODS,
     REFERENCE,
     WAYS,
     own_methods,
     plan,
 )
-from comparison.report import write_tables
-from comparison.running import add_text_options, comparison_parser
+from comparison.running import COMPARED, add_text_options, comparison_parser
 
-from mttl.command import exit_with, make_console, positive
+from mttl.command import READ, WORK, exit_with, make_console, positive
 from mttl.errors import ConfigError, MttlError
 from mttl.libraries import check_libraries
 
@@ -60,6 +57,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Run what is missing, and print and write the tables."""
     options = parse(arguments)
     check_libraries("matplotlib")
+    from comparison.existing import check_pairs, read_runs
+    from comparison.folder import Comparison, carry_out
+    from comparison.kinds import kind_methods
+    from comparison.report import write_tables
+
     examples = FEW if options.folds and options.examples is None else options.examples
     own = own_methods(options.method, options.modes or ())
     kinds = kind_methods(
@@ -120,7 +122,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add_text_options(parser)
     parser.set_defaults(methods=None)
-    add = parser.add_argument
+    add = parser.group(COMPARED).add_argument
     add(
         "--method",
         action="append",
@@ -163,13 +165,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help=f"further ways to adapt, of {', '.join(WAYS)}, for methods that have them "
         f"({', '.join(DEFAULT_WAYS)}; of your own, none)",
     )
-    add(
+    parser.group(READ).add_argument(
         "--examples",
         type=positive,
         metavar="N",
         help=f"training rows of every unseen task (all; {FEW} with --folds)",
     )
-    add(
+    parser.group(WORK).add_argument(
         "--search-rates",
         action="store_true",
         help="adapt every method with the rates that are best on development tasks",

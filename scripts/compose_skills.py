@@ -9,21 +9,16 @@ differs. The order of the skills does not matter.
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-from mttl.command import exit_with, make_console, make_parser
-from mttl.data.encode import TextEncoder
+from mttl.command import READ, WRITTEN, exit_with, make_console, make_parser
 from mttl.errors import ConfigError
 from mttl.files import new_folder
 from mttl.gym.folder import SPLITS, Gym
-from mttl.metrics.crossfit import score_answers
-from mttl.models.backbone import is_decoder_only, load_pretrained, load_tokenizer
 from mttl.progress_bar import counting_bar
-from mttl.sparse.answers import answer_inputs
-from mttl.sparse.composition import SparseComposition
-from mttl.sparse.skill_file import SparseSkill
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,11 +29,15 @@ def main(arguments: list[str] | None = None) -> int:
         raise ConfigError("nothing to do: give --out, --score or both")
     if out is not None and out.exists():
         raise ConfigError(f"'{out}' exists; choose another --out or delete it")
+    skills = [read_weight(given) for given in options.skills]
+    from mttl.models.backbone import load_pretrained, load_tokenizer
+    from mttl.sparse.composition import SparseComposition
+    from mttl.sparse.skill_file import SparseSkill
+
     model = load_pretrained(options.model)
     tokenizer = load_tokenizer(options.tokenizer or options.model)
     composition = SparseComposition(model)
-    for given in options.skills:
-        path, weight = read_weight(given)
+    for given, (path, weight) in zip(options.skills, skills, strict=True):
         composition.apply(given, SparseSkill.load(path), weight=weight)
     if options.score is not None:
         value, metric, n_rows = score(options, model, tokenizer)
@@ -65,9 +64,16 @@ def read_weight(given: str) -> tuple[Path, float]:
 
 
 def score(
-    options: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    options: argparse.Namespace, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase"
 ) -> tuple[float, str, int]:
     """Return the score of a task, its metric, and the number of rows."""
+    import torch
+
+    from mttl.data.encode import TextEncoder
+    from mttl.metrics.crossfit import score_answers
+    from mttl.models.backbone import is_decoder_only
+    from mttl.sparse.answers import answer_inputs
+
     gym = Gym(options.gym)
     rows = gym.rows(options.score, options.split, options.sample)
     encoder = TextEncoder(
@@ -96,11 +102,12 @@ def score(
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
-    add = parser.add_argument
+    add = parser.group(READ).add_argument
     add("--model", required=True, help="name on the hub, or a folder")
     add("--tokenizer", help="another than the model's own: a name, a folder, or byte")
     add("--skills", nargs="+", required=True, metavar="FILE[=WEIGHT]", help="sparse skills")
-    add("--out", help="folder of the composed model")
+    parser.group(WRITTEN).add_argument("--out", help="folder of the composed model")
+    add = parser.group("how it is scored").add_argument
     add("--score", metavar="TASK", help="answer a task of a gym")
     add("--gym", default="data/lexical", help="folder of the gym (%(default)s)")
     add("--sample", type=int, default=100, help="few-shot sample of the task (%(default)s)")

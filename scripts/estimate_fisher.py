@@ -8,23 +8,17 @@ input), each row's own. The file holds a tensor per parameter, under its name in
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from transformers import PreTrainedModel
-
-from mttl.aggregation.fisher import GRADIENTS, diagonal_fisher
-from mttl.command import exit_with, make_console, make_parser
-from mttl.config.load import resolve_folder
-from mttl.data.collate import TrainCollator, pad_id_of
-from mttl.data.prepare import prepare
-from mttl.data.prompt_form import PromptForm
+from mttl.command import READ, WORK, WRITTEN, exit_with, make_console, make_parser
+from mttl.config.method_choices import GRADIENTS
 from mttl.errors import ConfigError, TrainingError
 from mttl.gym.folder import SPLITS, Gym
-from mttl.merging.likelihood import answer_log_likelihood, likelihood_batch, sample_targets
-from mttl.models.backbone import is_decoder_only, load_pretrained, load_tokenizer
 from mttl.progress_bar import counting_bar
-from mttl.safetensors_file import write_tensors
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
 
 LABELS = ("reference", "sampled")
 
@@ -33,6 +27,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Read model and rows, estimate, and write the file."""
     options = parse(arguments)
     _check(options)
+    import torch
+
+    from mttl.aggregation.fisher import diagonal_fisher
+    from mttl.merging.likelihood import answer_log_likelihood, likelihood_batch, sample_targets
+    from mttl.models.backbone import load_pretrained
+    from mttl.safetensors_file import write_tensors
+
     model = load_pretrained(options.model).requires_grad_(False)
     model.set_attn_implementation("eager")  # gradients of several rows at once need it
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -45,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     with counting_bar(status) as progress:
         bar = progress.add_task("rows", total=n_rows)
 
-        def targets(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        def targets(batch: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
             made = likelihood_batch(model, {key: value.to(device) for key, value in batch.items()})
             drawn = options.labels == "sampled"
             return sample_targets(model, made, generator) if drawn else made
@@ -73,8 +74,16 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def read_batches(options: argparse.Namespace, model: PreTrainedModel) -> list[dict[str, Any]]:
+def read_batches(options: argparse.Namespace, model: "PreTrainedModel") -> list[dict[str, Any]]:
     """Return the rows in batches, drawn from all tasks alike where not all are taken."""
+    import torch
+
+    from mttl.config.load import resolve_folder
+    from mttl.data.collate import TrainCollator, pad_id_of
+    from mttl.data.prepare import prepare
+    from mttl.data.prompt_form import PromptForm
+    from mttl.models.backbone import is_decoder_only, load_tokenizer
+
     tokenizer = load_tokenizer(options.tokenizer or options.model)
     rows = prepare(
         Gym(resolve_folder(options.gym)),
@@ -111,23 +120,25 @@ def _check(options: argparse.Namespace) -> None:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
-    add = parser.add_argument
+    add = parser.group(READ).add_argument
     add("--model", required=True, metavar="DIR", help="folder of a model")
     add("--tokenizer", metavar="NAME", help="its tokenizer, if not in the folder; or byte")
     add("--gym", default="data/lexical", metavar="DIR", help="folder of tasks (%(default)s)")
     add("--tasks", required=True, nargs="+", metavar="TASK", help="of the gym")
     add("--split", choices=SPLITS, default="train", help="of their files (%(default)s)")
     add("--samples", type=int, nargs="+", default=[100], metavar="N", help="(%(default)s)")
+    add("--max-input-length", type=int, default=64, help="in tokens (%(default)s)")
+    add("--max-output-length", type=int, default=36, help="in tokens (%(default)s)")
+    add("--no-prefix", action="store_true", help="inputs do not begin with [task]")
+    add = parser.group(WORK).add_argument
     add("--rows", type=int, default=512, help="how many, drawn at random (%(default)s)")
     add("--labels", choices=LABELS, default="reference", help="the rows', or drawn by the model")
     add("--gradients", choices=GRADIENTS, default="example", help="whose are squared (%(default)s)")
     add("--batch-size", type=int, default=16, help="rows per batch (%(default)s)")
     add("--at-once", type=int, default=8, help="gradients in memory; 1 suits any model")
-    add("--max-input-length", type=int, default=64, help="in tokens (%(default)s)")
-    add("--max-output-length", type=int, default=36, help="in tokens (%(default)s)")
-    add("--no-prefix", action="store_true", help="inputs do not begin with [task]")
     add("--seed", type=int, default=13, help="of rows and labels (%(default)s)")
-    add("--out", required=True, metavar="FILE", help="a new file, .safetensors")
+    out_help = "a new file, .safetensors"
+    parser.group(WRITTEN).add_argument("--out", required=True, metavar="FILE", help=out_help)
     return parser.parse_args(arguments)
 
 

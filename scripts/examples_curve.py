@@ -9,17 +9,19 @@ scores.csv are written whenever a training and its adaptations have ended.
 """
 
 import argparse
+from typing import TYPE_CHECKING
 
 from comparison.examples import CURVES, NUMBERS, curve_plans, curve_points, curve_tables
-from comparison.folder import Comparison, carry_out
 from comparison.methods import REFERENCE, Plan
-from comparison.report import budget, read_scores
 from comparison.running import add_text_options, comparison_parser
 from comparison.tables import to_csv
 
-from mttl.command import exit_with, make_console, natural
+from mttl.command import READ, exit_with, make_console, natural
 from mttl.files import write_text
 from mttl.libraries import check_libraries
+
+if TYPE_CHECKING:
+    from comparison.folder import Comparison
 
 MEANING = (
     "Mean test scores over unseen tasks in per cent, adapted with so many of their rows; in "
@@ -31,6 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run what is missing, and print and write the table."""
     options = parse(arguments)
     check_libraries("matplotlib")
+    from comparison.folder import Comparison, carry_out
+
     comparison = Comparison.of_options(options)
     plans = curve_plans(options.methods, options.examples, options.seeds, options.folds)
     text = carry_out(
@@ -44,8 +48,10 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def write_curves(comparison: Comparison, plans: list[Plan], numbers: list[int]) -> str:
+def write_curves(comparison: "Comparison", plans: list[Plan], numbers: list[int]) -> str:
     """Write table and figure of what has ended, and return the table as Markdown."""
+    from comparison.report import budget, read_scores
+
     scores = [score for score in read_scores(comparison, plans) if score.side == "unseen"]
     points = curve_points(scores, numbers)
     if not points:
@@ -71,7 +77,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         methods=list(CURVES),
     )
     add_text_options(parser)
-    parser.add_argument(
+    parser.group(READ).add_argument(
         "--examples",
         type=natural,
         nargs="+",

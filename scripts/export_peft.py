@@ -14,30 +14,25 @@ and a card with lines to copy.
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import Tensor
-
-from mttl.build.model import Built, load_run
-from mttl.command import add_backbone, exit_with, make_console, make_parser
+from mttl.command import READ, WORK, WRITTEN, add_backbone, exit_with, make_console, make_parser
 from mttl.errors import ConfigError
 from mttl.files import new_folder
-from mttl.interchange.lora_export import lora_adapter, mixture_adapter, skill_mixing
-from mttl.interchange.peft_folder import write_peft
-from mttl.interchange.poly import poly_checkpoint
-from mttl.merging.fold import average_mixing, strip, task_mixing
-from mttl.merging.low_rank_factors import LowRank, relative_error
-from mttl.models.backbone import is_decoder_only
-from mttl.prediction.asking import Asking
-from mttl.prediction.model_card import Kind, scores_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mttl.build.model import Built
+    from mttl.library.low_rank_change import LowRank
+    from mttl.prediction.model_card import Kind
 
 BASE, EXACT = "base_model", "exact"
 
 
-@dataclass(frozen=True)
-class Export:
+class Export(NamedTuple):
     """An adapter to write.
 
     Attributes:
@@ -51,12 +46,12 @@ class Export:
     """
 
     folder: str
-    kind: Kind
+    kind: "Kind"
     tasks: Sequence[str]
     about: str
     exact: bool
     config: Mapping[str, Any]
-    tensors: Mapping[str, Tensor]
+    tensors: "Mapping[str, Tensor]"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -67,6 +62,12 @@ def main(arguments: list[str] | None = None) -> int:
         raise ConfigError(f"--out '{out}' exists already; name a new folder, or remove it")
     if options.rank is not None and options.inventory:
         raise ConfigError("--rank is for a single mixture: leave it out with --inventory")
+    from mttl.build.model import load_run
+    from mttl.interchange.peft_folder import write_peft
+    from mttl.merging.fold import strip
+    from mttl.prediction.asking import Asking
+    from mttl.prediction.model_card import scores_of
+
     built = load_run(options.run, backbone=options.backbone)
     check_names(built.tasks if options.all else ())
     trained = built.meta["backbone"]["trained"]
@@ -111,8 +112,19 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def exports(built: Built, options: argparse.Namespace, base: str) -> Iterator[Export]:
+def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[Export]:
     """Return what the options name, one after another, and say how exact it is."""
+    from mttl.aggregation.packed_weights import is_transposed
+    from mttl.interchange.lora_export import (
+        common_scaling,
+        lora_adapter,
+        mixture_adapter,
+        skill_mixing,
+    )
+    from mttl.interchange.poly import poly_checkpoint
+    from mttl.merging.fold import average_mixing, task_mixing
+    from mttl.models.backbone import is_decoder_only
+
     console, model, run = make_console(), built.model, f"`{options.run}`"
     task_type = "CAUSAL_LM" if is_decoder_only(model.backbone) else "SEQ_2_SEQ_LM"
     if options.inventory:
@@ -136,7 +148,13 @@ def exports(built: Built, options: argparse.Namespace, base: str) -> Iterator[Ex
             mixing = skill_mixing(model, options.skill)
             about = f"Skill {options.skill} of {run} alone."
         adapter = mixture_adapter(model, mixing, options.rank)
-        config, tensors = lora_adapter(model, adapter, base=base, task_type=task_type)
+        config, tensors = lora_adapter(
+            adapter,
+            base=base,
+            task_type=task_type,
+            transposed=any(map(is_transposed, model.backbone.modules())),
+            scaling=common_scaling(model),
+        )
         what = f"{name}: a LoRA adapter" if options.all else "A LoRA adapter"
         told = accuracy(adapter)
         console.print(f"{what} of rank {config['r']}, {told}", markup=False)
@@ -154,8 +172,10 @@ def check_names(tasks: Sequence[str]) -> None:
             )
 
 
-def accuracy(adapter: dict[str, LowRank]) -> str:
+def accuracy(adapter: "dict[str, LowRank]") -> str:
     """Say what was cut off: over all layers, and where most."""
+    from mttl.merging.low_rank_factors import relative_error
+
     error = relative_error(list(adapter.values()))
     if not error:
         return EXACT
@@ -168,21 +188,23 @@ def accuracy(adapter: dict[str, LowRank]) -> str:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
-    parser.add_argument("run", metavar="RUN", help="the folder of a run that has ended")
-    which = parser.add_mutually_exclusive_group(required=True)
+    read = parser.group(READ)
+    read.add_argument("run", metavar="RUN", help="the folder of a run that has ended")
+    add_backbone(parser)
+    which = parser.group("what is exported").add_mutually_exclusive_group(required=True)
     which.add_argument("--task", metavar="NAME", help="the mixture of a task of the run")
     which.add_argument("--all", action="store_true", help="every task, over one base")
     which.add_argument("--average", action="store_true", help="all skills alike")
     which.add_argument("--skill", type=int, metavar="K", help="one skill alone, from 0")
     which.add_argument("--inventory", action="store_true", help="all skills and the router")
-    parser.add_argument(
+    parser.group(WORK).add_argument(
         "--rank",
         type=int,
         metavar="R",
         help="largest rank; what exceeds it is cut off by SVD (what an exact copy takes)",
     )
-    parser.add_argument("--out", required=True, metavar="DIR", help="where to write; a new folder")
-    add_backbone(parser)
+    out = parser.group(WRITTEN)
+    out.add_argument("--out", required=True, metavar="DIR", help="where to write; a new folder")
     return parser.parse_args(arguments)
 
 

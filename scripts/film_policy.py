@@ -2,55 +2,79 @@
 
 python scripts/film_policy.py runs/babyai --level GoToObj --out goto.gif
 python scripts/film_policy.py runs/babyai --level GoToObj --episode 3 --episode 8 --out goto.gif
+python scripts/film_policy.py runs/babyai --level GoToObj --level GoToLocal --out levels.gif
 
 Episode N is the one that evaluation after training counts as its N-th, from 0. Several episodes are
-filmed to goto-3.gif and goto-8.gif.
+filmed to goto-3.gif and goto-8.gif; several levels stand in one film, in a grid. Below the picture
+stand mission, step and action, and bars: how much of each skill the policy of the level uses.
 """
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from envs.episodes import episode_seed
 from envs.errors import LevelError
-from envs.film import SUFFIXES, film
+from envs.files import FILM_ENDINGS
 from envs.levels import find_level
-from mttl.babyai.build_policy import load_policies
-from mttl.babyai.evaluate import play_episode
-from mttl.checkpoint import read_inventory
-from mttl.command import exit_with, make_console, make_parser, natural
-from mttl.config.babyai_schema import BabyAIConfig, Evaluation
-from mttl.config.load import load_any_config
+from mttl.command import READ, WORK, WRITTEN, exit_with, make_console, make_parser, natural
 from mttl.errors import MttlError
+
+if TYPE_CHECKING:
+    from mttl.skills.composed.composed_model import ComposedModel
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Play and film all episodes asked for."""
     options = parse(arguments)
-    if options.out.suffix not in SUFFIXES:
-        raise MttlError(f"'{options.out}' must end in {' or '.join(SUFFIXES)}")
-    level = options.level
-    model, levels = load_policies(options.run)
-    if level not in levels:
-        raise MttlError(explain_level(level, options.run, levels))
-    policy = model.task_module(levels.index(level))
+    if options.out.suffix not in FILM_ENDINGS:
+        raise MttlError(f"'{options.out}' must end in {' or '.join(FILM_ENDINGS)}")
+    levels = list(dict.fromkeys(options.level))
+    episodes = list(dict.fromkeys(options.episode or [0]))
+    if len(levels) > 1 and len(episodes) > 1:
+        raise MttlError("--episode: a film of several levels is of one episode of each; name one")
+    from envs.episodes import episode_seed
+    from envs.film import Episode, film
+    from mttl.babyai.build_policy import load_policies
+    from mttl.babyai.evaluate import play_episode
+
+    model, known = load_policies(options.run)
+    for level in levels:
+        if level not in known:
+            raise MttlError(explain_level(level, options.run, known))
     seed = evaluation_seed(options.run)
     choose = "sampled" if options.sampled else "greedy"
     console = make_console()
-    episodes = list(dict.fromkeys(options.episode or [0]))
-    for episode in episodes:
-        actions, success = play_episode(policy, level, episode, seed=seed, choose=choose)
+    shares = skill_shares(model)
+    for number in episodes:
         path = options.out
         if len(episodes) > 1:
-            path = path.with_stem(f"{path.stem}-{episode}")
+            path = path.with_stem(f"{path.stem}-{number}")
+        played = []
+        for level in levels:
+            task = known.index(level)
+            policy = model.task_module(task)
+            actions, success = play_episode(policy, level, number, seed=seed, choose=choose)
+            begun = episode_seed(seed, level, number)
+            played.append(Episode(level, begun, actions, shares[task], success))
+            outcome = "success" if success else "no success"
+            console.print(
+                f"{level}, episode {number}: {outcome} in {len(actions)} steps, {path}",
+                soft_wrap=True,
+            )
         try:
-            film(level, episode_seed(seed, level, episode), actions, path)
+            film(played, path)
         except ImportError as error:
             raise MttlError(str(error)) from error
-        outcome = "success" if success else "no success"
-        console.print(
-            f"{level}, episode {episode}: {outcome} in {len(actions)} steps, {path}", soft_wrap=True
-        )
     return 0
+
+
+def skill_shares(model: "ComposedModel") -> list[list[float]]:
+    """Return how much of each skill every level uses: a mean over groups, skills matched."""
+    from mttl.analysis.stability import align_groups, matched
+    from mttl.training.routing_monitor import as_rows
+
+    weights = as_rows(model.router.matrix())
+    return matched(weights, align_groups(weights)).mean(0).tolist()
 
 
 def explain_level(level: str, run: Path, levels: tuple[str, ...]) -> str:
@@ -64,6 +88,10 @@ def explain_level(level: str, run: Path, levels: tuple[str, ...]) -> str:
 
 def evaluation_seed(run: Path) -> int:
     """Return the seed of the run's episodes of evaluation; the usual one for skills alone."""
+    from mttl.checkpoint import read_inventory
+    from mttl.config.babyai_schema import BabyAIConfig, Evaluation
+    from mttl.config.load import load_any_config
+
     path = read_inventory(run).folder.absolute().parent / "config.yaml"
     if not path.is_file():
         return Evaluation().seed
@@ -75,9 +103,15 @@ def evaluation_seed(run: Path) -> int:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
-    add = parser.add_argument
-    add("run", type=Path, help="folder of the run, or its skills/")
-    add("--level", required=True, help="one that the run was trained on")
+    run = parser.group(READ)
+    run.add_argument("run", type=Path, metavar="RUN", help="folder of the run, or its skills/")
+    add = parser.group(WORK).add_argument
+    add(
+        "--level",
+        action="append",
+        required=True,
+        help="one that the run was trained on; may be repeated",
+    )
     add(
         "--episode",
         type=natural,
@@ -86,7 +120,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="which episode (0); may be repeated",
     )
     add("--sampled", action="store_true", help="draw actions instead of taking the most likely")
-    add("--out", type=Path, required=True, help="film to write, .gif or .mp4")
+    out = parser.group(WRITTEN).add_argument
+    out("--out", type=Path, required=True, metavar="FILE", help="film to write, .gif or .mp4")
     return parser.parse_args(arguments)
 
 

@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mttl.command import exit_with, make_console, make_parser
+from mttl.command import READ, WORK, WRITTEN, exit_with, make_console, make_parser
 from mttl.config.load import load_config
-from mttl.data.chosen_tasks import open_gym
 from mttl.errors import ConfigError
 from mttl.files import locked, write_text
 from mttl.libraries import check_libraries
@@ -138,6 +137,7 @@ def run_seed(
     from removal.tuning import Tuner
 
     from mttl.build.build_backbone import build_backbone, build_tokenizer
+    from mttl.data.chosen_tasks import open_gym
 
     config = load_config(plan.config, [])
     gym, tasks = open_gym(config.data), (*plan.planted, *plan.others)
@@ -237,6 +237,8 @@ def _plan(options: argparse.Namespace) -> Plan:
             f"the backbone of '{options.config}' must be a T5 with random weights, as in "
             "crossfit.yaml+backbone/tiny_t5.yaml"
         )
+    from mttl.data.chosen_tasks import open_gym  # it brings numpy
+
     gym = open_gym(config.data)
     for task in (*options.planted, *options.others):
         gym.file(task, "test", 100)  # a mistake should not cost the training before it
@@ -247,7 +249,7 @@ def _plan(options: argparse.Namespace) -> Plan:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
-    add = parser.add_argument
+    add = parser.group(READ).add_argument
     add(
         *("-c", "--config"),
         default="crossfit.yaml+backbone/tiny_t5.yaml",
@@ -255,6 +257,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add("--planted", nargs="+", default=PLANTED, metavar="TASK", help="tasks with the behaviour")
     add("--others", nargs="+", default=OTHERS, metavar="TASK", help="tasks without it")
+    add = parser.group(WORK).add_argument
     add("--share", type=float, default=0.5, help="of the rows that are planted (%(default)s)")
     add("--steps", type=int, default=500, help="steps of training the base (%(default)s)")
     add("--expert-steps", type=int, default=100, help="steps of tuning from it (%(default)s)")
@@ -262,8 +265,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--expert-lr", type=float, default=5e-4, help="of the experts (%(default)s)")
     add("--batch-size", type=int, default=64, help="(%(default)s)")
     add("--fisher-rows", type=int, default=256, help="rows per Fisher estimate (%(default)s)")
-    add("--seeds", type=int, nargs="+", default=[13, 14, 15], metavar="SEED")
-    add("--out", default="runs/forgetting", metavar="DIR", help="(%(default)s)")
+    add("--seeds", type=int, nargs="+", default=[13, 14, 15], metavar="SEED", help="(13 14 15)")
+    out = parser.group(WRITTEN).add_argument
+    out("--out", default="runs/forgetting", metavar="DIR", help="(%(default)s)")
     return parser.parse_args(arguments)
 
 

@@ -12,20 +12,19 @@ inventory that it is. The result is a folder for `load_run`, pl_finetune.py and 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from mttl.build.build_backbone import build_tokenizer, places_of
-from mttl.build.build_imported import Imported, build_imported
-from mttl.checkpoint import save_inventory
-from mttl.command import exit_with, make_console, make_parser, positive
-from mttl.config.backbone_schema import Pretrained
-from mttl.data.prompt_form import PromptForm
+from mttl.command import READ, WORK, WRITTEN, exit_with, make_console, make_parser, positive
 from mttl.errors import CheckpointError, ConfigError
-from mttl.files import new_folder
-from mttl.interchange.lora_import import read_lora, stack_adapters
-from mttl.interchange.peft_folder import CONFIG, PeftFolder, read_peft
-from mttl.interchange.poly import read_poly
-from mttl.models.backbone import is_decoder_only
-from mttl.training.report import attachment_table, write_routing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mttl.interchange.peft_folder import PeftFolder
+
+    Layers = dict[str, tuple[Tensor, Tensor]]
+    # Stacked factors, names of the tasks, the sections skills and router, and given logits.
+    Import = tuple[Layers, list[str], dict[str, Any], dict[str, Tensor] | None]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,104 +35,92 @@ def main(arguments: list[str] | None = None) -> int:
         raise ConfigError(f"--out '{out}' exists already; name a new folder, or remove it")
     if options.system is not None and options.template != "chat":
         raise ConfigError("--system is a part of chats: give --template chat, or leave it out")
+    from mttl.build.build_imported import build_imported, save_imported
+    from mttl.build.saved_settings import ModelSettings
+    from mttl.config.backbone_schema import Pretrained
+    from mttl.data.prompt_form import PromptForm
+    from mttl.interchange.member_sources import adapters_in
+    from mttl.interchange.peft_folder import read_peft
+    from mttl.training.report import attachment_table
+
     folders = [read_peft(path) for name in options.adapters for path in adapters_in(Path(name))]
     backbone = Pretrained(
         kind="pretrained", name=base_model(folders, options.backbone), tokenizer=options.tokenizer
     )
     names = options.tasks.split(",") if options.tasks else None
+    form = PromptForm(
+        prefix="name" if options.prefix else "none",
+        template=options.template,
+        system=options.system,
+        max_input_length=options.max_input_length,
+        max_output_length=options.max_output_length,
+    )
     if folders[0].config["peft_type"] == "POLY":
-        imported = import_poly(folders, backbone, names, options)
+        layers, tasks, sections, logits = import_poly(folders, names, options)
     else:
-        imported = import_loras(folders, backbone, names, options)
-    data = {
-        "prefix": "name" if options.prefix else "none",
-        "descriptions": False,
-        "template": options.template,
-        "system": options.system,
-        "max_input_length": options.max_input_length,
-        "max_output_length": options.max_output_length,
-    }
-    # Whether the form fits is known before anything is written.
-    decoder_only = is_decoder_only(imported.model.backbone)
-    PromptForm(**data).encoder(build_tokenizer(backbone), decoder_only=decoder_only)
-    with new_folder(out) as temporary:
-        save_inventory(
-            temporary / "skills",
-            imported.model,
-            imported.tasks,
-            backbone_name=backbone.name,
-            backbone_trained=False,
-            settings=imported.settings | {"data": data},
-            places=places_of(backbone),
-        )
-        write_routing(
-            temporary / "plots" / "routing.npz",
-            imported.model.router,
-            imported.attachment.groups,
-            imported.tasks,
-        )
+        layers, tasks, sections, logits = import_loras(folders, names, options)
+    settings = ModelSettings(backbone=backbone, data=form, **sections)
+    imported = build_imported(settings, layers, tasks, logits=logits)
+    written = settings.model_dump(mode="json", include={"backbone", "data", *sections})
+    save_imported(out, imported, backbone, written)
     console = make_console()
-    console.print(attachment_table(imported.attachment, imported.model))
+    console.print(attachment_table(imported.attachment, imported.model, is_trained=False))
     console.print(f"The run is in {out}", markup=False)
     return 0
 
 
 def import_poly(
-    folders: Sequence[PeftFolder],
-    backbone: Pretrained,
-    names: list[str] | None,
-    options: argparse.Namespace,
-) -> Imported:
-    """Return the model of a Poly adapter."""
+    folders: "Sequence[PeftFolder]", names: list[str] | None, options: argparse.Namespace
+) -> "Import":
+    """Return what a Poly adapter holds."""
+    from mttl.build.build_imported import imported_skills
+    from mttl.config.router_schema import Polytropon
+    from mttl.interchange.poly import read_poly
+
     if len(folders) != 1:
         raise ConfigError("a Poly adapter is a whole inventory: import it alone")
     for option in ("router", "mix"):
         if getattr(options, option) is not None:
             raise ConfigError(f"--{option} is for LoRA adapters: a Poly adapter has its own")
-    layers = read_poly(folders[0])
-    first = next(iter(layers.values()))
+    poly = read_poly(folders[0])
+    first = next(iter(poly.values()))
     tasks = named(names, [f"task{number}" for number in range(len(first.logits))])
-    return build_imported(
-        backbone,
-        {path: (layer.down, layer.up) for path, layer in layers.items()},
-        tasks,
-        scale=1 / first.down.shape[2],
-        mix="factors",
-        router="polytropon",
-        logits={path: layer.logits for path, layer in layers.items()},
+    layers = {path: (layer.down, layer.up) for path, layer in poly.items()}
+    skills = imported_skills(
+        layers, n_heads=first.logits.shape[1], scale=1 / first.down.shape[2], mix="factors"
     )
+    sections = {"skills": skills, "router": Polytropon(kind="polytropon")}
+    return layers, tasks, sections, {path: layer.logits for path, layer in poly.items()}
 
 
 def import_loras(
-    folders: Sequence[PeftFolder],
-    backbone: Pretrained,
-    names: list[str] | None,
-    options: argparse.Namespace,
-) -> Imported:
-    """Return the model of several LoRA adapters."""
-    adapters = [read_lora(folder) for folder in folders]
+    folders: "Sequence[PeftFolder]", names: list[str] | None, options: argparse.Namespace
+) -> "Import":
+    """Return what several LoRA adapters hold."""
+    from mttl.build.build_imported import imported_skills
+    from mttl.config.router_schema import Polytropon, Private
+    from mttl.interchange.lora_import import common_settings, read_lora
+    from mttl.library.stacking import stack_members
+
+    common = common_settings(folders)
+    adapters = [read_lora(folder, scaled=common is None) for folder in folders]
     tasks = named(names, [folder.path.resolve().name for folder in folders])
     try:
-        layers = stack_adapters(adapters)
+        layers = stack_members(adapters)
     except ValueError as error:
         raise CheckpointError(str(error)) from error
-    return build_imported(
-        backbone,
-        layers,
-        tasks,
-        scale=1.0,
-        mix=options.mix or "outputs",
-        router=options.router or "private",
-    )
+    private = options.router != "polytropon"
+    scaling = common or {"scale": 1.0}
+    sections = {
+        "skills": imported_skills(
+            layers, mix=options.mix or "outputs", per_task=private, **scaling
+        ),
+        "router": Private(kind="private") if private else Polytropon(kind="polytropon"),
+    }
+    return layers, tasks, sections, None
 
 
-def adapters_in(folder: Path) -> list[Path]:
-    """Return the folders of adapters in a folder of several, or the folder itself."""
-    inside = sorted(path.parent for path in folder.glob(f"*/{CONFIG}"))
-    return [folder] if (folder / CONFIG).exists() else inside or [folder]
-
-
-def base_model(folders: Sequence[PeftFolder], given: str | None) -> str:
+def base_model(folders: "Sequence[PeftFolder]", given: str | None) -> str:
     """Return the name of the model below the adapters."""
     if given is not None:
         return given
@@ -165,12 +152,14 @@ def named(given: list[str] | None, own: list[str]) -> list[str]:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
-    add = parser.add_argument
+    out = parser.group(WRITTEN)
+    out.add_argument("--out", required=True, metavar="RUN", help="where to write; a new folder")
+    add = parser.group(READ).add_argument
     add("adapters", nargs="+", metavar="DIR", help="folders of PEFT, or a folder of them")
-    add("--out", required=True, metavar="RUN", help="where to write; a new folder")
     add("--backbone", metavar="NAME", help="the base model (as the adapters say)")
     add("--tokenizer", metavar="NAME", help="another one than the base model's")
     add("--tasks", metavar="A,B", help="names of the tasks (those of the folders)")
+    add = parser.group(WORK).add_argument
     add(
         "--router",
         choices=("private", "polytropon"),
@@ -181,11 +170,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         choices=("outputs", "deltas", "factors"),
         help="LoRA: how skills combine where a task uses several (outputs)",
     )
+    add = parser.group("how inputs are asked").add_argument
     add("--prefix", action="store_true", help="inputs begin with [task], as the lexical gym's do")
     add("--template", choices=("plain", "chat"), default="plain", help="how inputs are asked")
     add("--system", metavar="TEXT", help="system text of the chats")
-    add("--max-input-length", type=positive, default=512, metavar="N")
-    add("--max-output-length", type=positive, default=64, metavar="N")
+    longest = "most tokens of an {} (%(default)s)"
+    for name, default in (("input", 512), ("output", 64)):
+        help = longest.format(name)
+        add(f"--max-{name}-length", type=positive, default=default, metavar="N", help=help)
     return parser.parse_args(arguments)
 
 

@@ -18,7 +18,16 @@ from pathlib import Path
 
 from train_all_kinds import Row, train
 
-from mttl.command import add_overrides, exit_with, make_console, make_parser, positive
+from mttl.command import (
+    READ,
+    WORK,
+    WRITTEN,
+    add_overrides,
+    exit_with,
+    make_console,
+    make_parser,
+    positive,
+)
 from mttl.errors import ConfigError
 from mttl.files import write_text
 
@@ -117,19 +126,21 @@ def report(
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
-    add = parser.add_argument
+    add = parser.group(READ).add_argument
     add("-c", "--config", default="crossfit.yaml", help="files below the skills (%(default)s)")
     add("--router", default="router/shared", metavar="ROOM/NAME", help="(%(default)s)")
     add("--reference", default="skills/dense", metavar="ROOM/NAME", help="(%(default)s)")
     add("--score", type=fraction, help="the reference's score, instead of training it")
+    add_overrides(parser, "settings of all runs; may be repeated, the later wins")
+    add = parser.group(WORK).add_argument
     add("--share", type=fraction, default=0.9, help="of the reference's score (%(default)s)")
     add("--low", type=positive, default=16, help="first dimension (%(default)s)")
     add("--high", type=positive, default=65536, help="last dimension (%(default)s)")
     add("--precision", type=float, default=1.25, help="factor between the two (%(default)s)")
     add("--steps", type=positive, default=800, help="optimizer steps of each run (%(default)s)")
-    add("--seed", type=int, default=13)
-    add("--out", default="runs/d90", metavar="DIR", help="of runs and table (%(default)s)")
-    add_overrides(parser, "settings of all runs; may be repeated, the later wins")
+    add("--seed", type=int, default=13, help="(%(default)s)")
+    out = parser.group(WRITTEN).add_argument
+    out("--out", default="runs/d90", metavar="DIR", help="of runs and table (%(default)s)")
     return parser.parse_args(arguments)
 
 

@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mttl.command import add_config, exit_with, make_console, make_parser, positive
+from mttl.command import WORK, add_config, exit_with, make_console, make_parser, positive
 
 if TYPE_CHECKING:
     from mttl.config.schema import Config
@@ -126,7 +126,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
     add_config(parser)
-    add = parser.add_argument
+    add = parser.group(WORK).add_argument
     add("--processes", type=positive, metavar="N", help="by default what section trainer names")
     add("--gpu-memory", type=positive, nargs="+", default=[], metavar="GIB", help="does it fit?")
     add("--tasks", type=positive, metavar="N", help="how many; by default the gym's are read")

@@ -11,7 +11,7 @@ import argparse
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from mttl.command import exit_with, make_console, make_parser
+from mttl.command import READ, WRITTEN, exit_with, make_console, make_parser
 from mttl.errors import ConfigError
 
 
@@ -50,8 +50,9 @@ def main(arguments: list[str] | None = None) -> int:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
-    parser.add_argument("recipe", metavar="RECIPE", help="a YAML file")
-    parser.add_argument("--out", metavar="DIR", help="the folder to make; else the recipe's")
+    parser.group(READ).add_argument("recipe", metavar="RECIPE", help="a YAML file")
+    out = parser.group(WRITTEN)
+    out.add_argument("--out", metavar="DIR", help="the folder to make; else the recipe's")
     return parser.parse_args(arguments)
 
 

@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mttl.command import add_backbone, exit_with, make_console, make_parser
+from mttl.command import READ, WRITTEN, add_backbone, exit_with, make_console, make_parser
 from mttl.errors import CheckpointError, ConfigError
 from mttl.files import new_folder
 
@@ -87,12 +87,14 @@ def quantisation_told(built: "Built") -> str:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
-    parser.add_argument("run", metavar="RUN", help="the folder of a run that has ended")
-    which = parser.add_mutually_exclusive_group(required=True)
+    read = parser.group(READ)
+    read.add_argument("run", metavar="RUN", help="the folder of a run that has ended")
+    add_backbone(parser)
+    which = parser.group("what is folded").add_mutually_exclusive_group(required=True)
     which.add_argument("--task", metavar="NAME", help="a task of the run")
     which.add_argument("--average", action="store_true", help="all skills alike, for a new task")
-    parser.add_argument("--out", required=True, metavar="DIR", help="where to write; a new folder")
-    add_backbone(parser)
+    out = parser.group(WRITTEN)
+    out.add_argument("--out", required=True, metavar="DIR", help="where to write; a new folder")
     return parser.parse_args(arguments)
 
 

@@ -4,19 +4,23 @@ python scripts/plot_routing.py runs/crossfit
 python scripts/plot_routing.py runs/seed13 --compare runs/seed14 --html
 python scripts/plot_routing.py runs/crossfit --adapted runs/crossfit/models/past
 python scripts/plot_routing.py runs/crossfit --gradients
+python scripts/plot_routing.py runs/arrow --count dev
 
 The figures go to RUN/plots, as PNG and SVG: heat maps of tasks by skills (the mean, and one per
 block of layers), the tree of tasks, upright and round, their similarity and a map of them, the
-subsets of skills in use, the statistics over layers and over training. --html adds a page to look
-around in. --adapted shows tasks that were adapted from the run beside its own, and says which of
-these they are routed like. --gradients computes the gradient of every task with respect to the
-skills, on some of its training rows, and shows how far tasks pull in one direction: gradients.csv,
-a figure and a table.
+subsets of skills in use, the statistics over layers and over training. --html adds the page of
+scripts/explore.py. --adapted shows tasks that were adapted from the run beside its own, and says
+which of these they are routed like. --gradients computes the gradient of every task with respect to
+the skills, on some of its training rows, and shows how far tasks pull in one direction:
+gradients.csv, a figure and a table.
 
 Where tokens choose experts, it also shows the loads of experts over layers and training, what
 tells most about a token's expert (its task, itself, or the token before), and the tokens that each
 expert is chosen for. In a run that routes tokens only, "skills" are experts, and weights are how
 the tokens of a task are shared among them.
+
+A run that was made of a library has no counts yet: --count makes them, on rows of its members'
+tasks, and the figures show which members served which inputs.
 
 Where TASKS.csv of the gym has a column `factors` (language=de operation=date_long), the table says
 how well skills, matched to the values of every factor, recover them, beside chance.
@@ -30,36 +34,45 @@ import argparse
 from itertools import chain
 from pathlib import Path
 
-from routing_report.reading import read_view, task_factors, token_view
-from routing_report.tables import (
-    comparison_table,
-    expert_table,
-    likeness_table,
-    load_table,
-    statistics_table,
+from mttl.command import (
+    READ,
+    WORK,
+    WRITTEN,
+    add_adapted,
+    exit_with,
+    make_console,
+    make_parser,
+    positive,
 )
-
-from mttl.analysis.page import routing_page
-from mttl.analysis.tokens.token_record import (
-    has_token_record,
-    read_token_record,
-)
-from mttl.command import add_adapted, exit_with, make_console, make_parser, positive
 from mttl.files import write_table, write_text
 from mttl.libraries import check_libraries
 
-LIBRARIES = ("matplotlib", "scipy", "sklearn", "plotly")
+LIBRARIES = ("matplotlib", "scipy", "sklearn")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print and draw; return the exit status."""
     options = parse(arguments)
     check_libraries(*LIBRARIES)
+    from routing_report.reading import read_view, task_factors, token_view
+    from routing_report.tables import (
+        comparison_table,
+        expert_table,
+        likeness_table,
+        load_table,
+        statistics_table,
+    )
+
+    from mttl.analysis.explore.explore_page import Explored, explore_page
+
     # They need matplotlib.
     from mttl.analysis.figures import drawings, save_figure, token_drawings
+    from mttl.analysis.tokens.token_record import has_token_record, read_token_record
 
     console, status = make_console(), make_console(stderr=True)
     run = Path(options.run)
+    if options.count:
+        count_choices(run, options.count)
     tokens = read_token_record(run) if has_token_record(run) else None
     view = read_view(run, options.adapted, options.backbone)
     other = read_view(Path(options.compare)).aligned_with(view) if options.compare else None
@@ -101,26 +114,34 @@ def main(arguments: list[str] | None = None) -> int:
         status.print(f"drawn: {name}", markup=False)
         n_figures += 1
     if options.html:
-        page = routing_page(
-            view.record,
-            categories=view.categories,
-            similarity=view.similarity,
-            order=view.order,
-            tokens=tokens,
-        )
-        write_text(folder / "routing.html", page)
+        write_text(folder / "routing.html", explore_page([Explored(view, tokens)]))
         console.print(f"The page is {folder / 'routing.html'}: open it in a browser", markup=False)
     console.print(f"{n_figures} figures are in {folder}, as PNG and SVG", markup=False)
     return 0
 
 
+def count_choices(run: Path, split: str) -> None:
+    """Count which experts the tokens of a run choose on the rows of a split, and write it there."""
+    from routing_report.rows import open_rows
+
+    from mttl.errors import ConfigError
+    from mttl.training.token_report import write_token_routing
+
+    module, data = open_rows(run, "--count")
+    if not module.model.token_layers():
+        raise ConfigError(f"'{run}' routes no tokens, so there is nothing to --count")
+    path = run / "plots" / "token_routing.npz"
+    write_token_routing(path, module, data.evaluation_dataloader(split))
+
+
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
-    add = parser.add_argument
+    add = parser.group(READ).add_argument
     add("run", metavar="RUN", help="the folder of a run that has ended")
-    add("--html", action="store_true", help="write the page routing.html too")
-    add(
+    add("--compare", metavar="RUN2", help="a run of another seed, whose skills are matched")
+    add_adapted(parser)
+    parser.group(WORK).add_argument(
         "--gradients",
         type=positive,
         nargs="?",
@@ -128,9 +149,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="ROWS",
         help="compare the gradients of tasks, each of so many training rows (%(const)s)",
     )
-    add("--compare", metavar="RUN2", help="a run of another seed, whose skills are matched")
-    add_adapted(parser)
+    parser.group(WORK).add_argument(
+        "--count",
+        choices=("dev", "test"),
+        help="count anew which experts tokens choose, on the rows of this split",
+    )
+    add = parser.group(WRITTEN).add_argument
     add("--out", metavar="DIR", help="where to write (RUN/plots)")
+    add("--html", action="store_true", help="write the page routing.html too")
     options = parser.parse_args(arguments)
     if options.adapted and options.compare:
         parser.error("--adapted shows tasks that no other run has: leave --compare out")

@@ -15,20 +15,20 @@ import random
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING
 
 import pl_train
-from mttl.build.build_backbone import build_backbone, build_tokenizer
-from mttl.checkpoint import read_inventory
-from mttl.command import exit_with, make_console, make_parser
-from mttl.config.backbone_schema import Backbone
-from mttl.config.load import load_config, resolve_folder
+from mttl.command import READ, WORK, WRITTEN, exit_with, make_console, make_parser
 from mttl.errors import ConfigError
 from mttl.files import new_folder, write_text
 from mttl.gym.folder import SPLITS, Gym
 from mttl.gym.rows import JSON_LINES, line_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from mttl.config.backbone_schema import Backbone
 
 GYMS = ("data/lexical", "data/grid")
 DTYPES = ("float16", "bfloat16", "float32")
@@ -47,6 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
     work = out.with_name(f"{out.name}-run")
     if work.exists() and not (work / "partition.json").is_file():
         raise ConfigError(f"'{work}' is needed for the training; choose another --out")
+    from mttl.config.load import load_config, resolve_folder
+
     config = load_config(options.config, [])
     if not config.backbone.train:
         raise ConfigError(
@@ -54,6 +56,10 @@ def main(arguments: list[str] | None = None) -> int:
             "take a configuration with backbone.train: true, such as "
             "crossfit.yaml+backbone/small_t5.yaml"
         )
+    import torch
+
+    from mttl.build.build_backbone import build_backbone
+
     resume = (work / "run" / "checkpoints" / "last.ckpt").is_file()
     if not resume:
         shutil.rmtree(work, ignore_errors=True)
@@ -80,8 +86,13 @@ def main(arguments: list[str] | None = None) -> int:
     return status
 
 
-def export(run: Path, settings: Backbone, out: Path, dtype: torch.dtype) -> None:
+def export(run: Path, settings: "Backbone", out: Path, dtype: "torch.dtype") -> None:
     """Save the trained backbone of a run, without skills, as a folder of transformers."""
+    import torch
+
+    from mttl.build.build_backbone import build_backbone, build_tokenizer
+    from mttl.checkpoint import read_inventory
+
     backbone = build_backbone(settings)
     parameters = dict(backbone.named_parameters())
     trained = read_inventory(run).backbone
@@ -94,8 +105,10 @@ def export(run: Path, settings: Backbone, out: Path, dtype: torch.dtype) -> None
         build_tokenizer(settings).save_pretrained(building)
 
 
-def first_linear(backbone: nn.Module) -> str:
+def first_linear(backbone: "nn.Module") -> str:
     """Return the name of a layer that bears a skill."""
+    from torch import nn
+
     return next(name for name, layer in backbone.named_modules() if isinstance(layer, nn.Linear))
 
 
@@ -161,21 +174,23 @@ def write_file(gym: Path, task: str, split: str, rows: Sequence[tuple[str, str]]
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
-    add = parser.add_argument
+    add = parser.group(READ).add_argument
     add(
         *("-c", "--config"),
         default="crossfit.yaml+backbone/small_t5.yaml",
         help="names the model (%(default)s)",
     )
     add("--gyms", nargs="+", default=GYMS, metavar="DIR", help=f"whose text ({' '.join(GYMS)})")
+    add("--copies", type=int, default=4, metavar="N", help="corruptions of a text (%(default)s)")
+    add("--max-length", type=int, default=64, metavar="N", help="bytes of a text (%(default)s)")
+    add = parser.group(WORK).add_argument
     add("--steps", type=int, default=4000, help="optimizer steps (%(default)s)")
     add("--batch-size", type=int, default=64, help="texts per step (%(default)s)")
     add("--lr", type=float, default=2e-3, help="learning rate (%(default)s)")
-    add("--copies", type=int, default=4, help="corruptions of a text (%(default)s)")
-    add("--max-length", type=int, default=64, help="bytes of a text (%(default)s)")
     add("--precision", default="bf16-mixed", help="of products: trainer.precision (%(default)s)")
+    add("--seed", type=int, default=13, help="of all draws (%(default)s)")
+    add = parser.group(WRITTEN).add_argument
     add("--dtype", default="float16", choices=DTYPES, help="of the file (%(default)s)")
-    add("--seed", type=int, default=13)
     add("--out", default="models/backbone", help="folder of the model (%(default)s)")
     return parser.parse_args(arguments)
 

@@ -10,12 +10,9 @@ envs.demonstration_file reads the file; it is written at the end, whole or not a
 import argparse
 from pathlib import Path
 
-from envs.demonstration_file import save_demonstrations
-from envs.demonstrations import record_demonstrations
 from envs.errors import LevelError
-from envs.interface import check_levels
 from envs.levels import PAPER_LEVELS
-from mttl.command import exit_with, make_console, make_parser, natural, positive
+from mttl.command import WORK, WRITTEN, exit_with, make_console, make_parser, natural, positive
 from mttl.errors import MttlError
 from mttl.progress_bar import counting_bar
 
@@ -27,6 +24,10 @@ def main(arguments: list[str] | None = None) -> int:
         raise MttlError(f"'{options.out}' must end in .npz")
     if options.out.exists():
         raise MttlError(f"'{options.out}' exists already; choose another --out or delete it")
+    from envs.demonstration_file import save_demonstrations
+    from envs.demonstrations import record_demonstrations
+    from envs.interface import check_levels
+
     console = make_console()
     try:
         with counting_bar(console) as bars:
@@ -52,17 +53,20 @@ def main(arguments: list[str] | None = None) -> int:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
-    parser.add_argument(
+    add = parser.group(WORK).add_argument
+    add(
         "--levels",
         nargs="+",
         default=PAPER_LEVELS,
         metavar="LEVEL",
         help="such as GoToLocal (those of the paper)",
     )
-    parser.add_argument("--episodes", type=positive, required=True, help="of each level")
-    parser.add_argument("--out", type=Path, required=True, help="file to write, .npz")
-    parser.add_argument("--workers", type=natural, default=0, help="processes (%(default)s: none)")
-    parser.add_argument("--seed", type=int, default=0, help="of the record (%(default)s)")
+    add("--episodes", type=positive, required=True, metavar="N", help="of each level")
+    workers_help = "processes (%(default)s: none)"
+    add("--workers", type=natural, default=0, metavar="N", help=workers_help)
+    add("--seed", type=int, default=0, metavar="N", help="of the record (%(default)s)")
+    out = parser.group(WRITTEN).add_argument
+    out("--out", type=Path, required=True, metavar="FILE", help="file to write, .npz")
     return parser.parse_args(arguments)
 
 

@@ -11,24 +11,27 @@ what it accepted. It needs `pip install 'mttl[serve]'`.
 
 import argparse
 
-from mttl.command import add_adapted, exit_with, make_parser, natural, positive
-from mttl.errors import ConfigError
+from mttl.command import (
+    READ,
+    add_adapted,
+    add_address,
+    exit_with,
+    make_parser,
+    natural,
+    positive,
+)
 from mttl.inventory_folder import check_named
+from mttl.libraries import check_libraries
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Serve; return the exit status."""
     options = parse(arguments)
     check_named(options.source, options.adapted)
-    try:
-        from mttl.serving.application import Limits
-        from mttl.serving.run_server import serve
-    except ModuleNotFoundError as error:
-        if error.name not in ("fastapi", "uvicorn", "starlette"):
-            raise
-        raise ConfigError(
-            f"serving needs the package {error.name}: install it with pip install 'mttl[serve]'"
-        ) from error
+    check_libraries("fastapi", "uvicorn", extra="serve")
+    from mttl.serving.application import Limits
+    from mttl.serving.run_server import serve
+
     serve(
         source=options.source,
         adapted=options.adapted,
@@ -49,12 +52,21 @@ def main(arguments: list[str] | None = None) -> int:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
-    add = parser.add_argument
-    add("--from", dest="source", metavar="RUN", help="the folder of a trained run")
+    run = parser.group(READ)
+    run.add_argument("--from", dest="source", metavar="RUN", help="the folder of a trained run")
     add_adapted(parser)
-    add("--host", default="127.0.0.1", help="the address to listen at (%(default)s)")
-    add("--port", type=port, default=8000, help="the port; 0 takes a free one (%(default)s)")
+    add_address(parser.group("who may ask"))
+    add = parser.group("who may ask").add_argument
     add("--api-key", metavar="KEY", help="that requests have to name ($MTTL_API_KEY, or none)")
+    add("--most-bytes", type=positive, default=1 << 20, metavar="N", help="of a request (1 MiB)")
+    add(
+        "--timeout",
+        type=positive,
+        default=120,
+        metavar="S",
+        help="seconds that a request may take (%(default)s)",
+    )
+    add = parser.group("how it answers").add_argument
     add("--batch-size", type=positive, default=32, metavar="N", help="at a time (%(default)s)")
     add(
         "--wait",
@@ -77,24 +89,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="N",
         help="of an answer, where a request asks for more than the run's length (%(default)s)",
     )
-    add("--most-bytes", type=positive, default=1 << 20, metavar="N", help="of a request (1 MiB)")
-    add(
-        "--timeout",
-        type=positive,
-        default=120,
-        metavar="S",
-        help="seconds that a request may take (%(default)s)",
-    )
     add("--truncate", action="store_true", help="cut inputs that are too long as in training")
     return parser.parse_args(arguments)
-
-
-def port(text: str) -> int:
-    """Read the number of a port."""
-    number = natural(text)
-    if number > 65535:
-        raise argparse.ArgumentTypeError(f"'{text}' must be at most 65535")
-    return number
 
 
 if __name__ == "__main__":

@@ -13,26 +13,20 @@ import argparse
 import dataclasses
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-from transformers import PreTrainedTokenizerBase
-
-from mttl.command import exit_with, make_console, make_parser
-from mttl.data.encode import TextEncoder
+from mttl.command import READ, WORK, WRITTEN, CommandParser, exit_with, make_console, make_parser
+from mttl.config.method_choices import SCOPES, STRUCTURES
 from mttl.errors import ConfigError, nearest
 from mttl.gym.folder import Gym
-from mttl.models.backbone import is_decoder_only, load_pretrained, load_tokenizer
 from mttl.reading import read_text
-from mttl.skills.weights.support_units import STRUCTURES
-from mttl.skills.weights.supports import SCOPES
-from mttl.sparse.composition import SparseComposition
-from mttl.sparse.loop import load_state, run_steps
-from mttl.sparse.lottery_settings import CRITERIA, FORMS, LotterySettings
-from mttl.sparse.lottery_ticket import LotteryTicket, Objective
-from mttl.sparse.objectives import CausalText, MaskedText, RestoredText, TaskObjective
-from mttl.sparse.skill_file import SparseSkill
+from mttl.sparse.lottery_settings import CRITERIA, FORMS, SCHEDULES, LotterySettings
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedTokenizerBase
+
+    from mttl.sparse.lottery_ticket import Objective
 
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(LotterySettings)}
 
@@ -45,18 +39,26 @@ def main(arguments: list[str] | None = None) -> int:
     if out.exists() and not (options.resume and state.is_file()):
         raise ConfigError(f"'{out}' exists; choose another --out or delete it")
     settings = lottery_settings(options)
+    import torch
+
+    from mttl.models.backbone import load_pretrained, load_tokenizer
+    from mttl.sparse.composition import SparseComposition
+    from mttl.sparse.loop import load_state, run_steps
+    from mttl.sparse.lottery_ticket import LotteryTicket
+    from mttl.sparse.skill_file import SparseSkill
+
     about = {key: value for key, value in vars(options).items() if key not in ("out", "resume")}
     about = {key: value for key, value in about.items() if key != "save_every"}
     saved = load_state(state, about, resume=options.resume)
     torch.manual_seed(options.seed)
-    model: nn.Module = load_pretrained(options.model, masked=options.lm == "masked")
+    model: torch.nn.Module = load_pretrained(options.model, masked=options.lm == "masked")
     tokenizer = load_tokenizer(options.tokenizer or options.model)
     objective = make_objective(options, model, tokenizer)
     composition = SparseComposition(model)
     for path in options.on:
         composition.apply(path, SparseSkill.load(path))
     if torch.cuda.is_available():
-        nn.Module.cuda(model)
+        torch.nn.Module.cuda(model)
     maskable = maskable_names(model, freeze_norms=options.freeze_norms, freeze=options.freeze)
     ticket = LotteryTicket(model, maskable, objective, settings)
     if saved is not None:
@@ -83,9 +85,13 @@ def lottery_settings(options: argparse.Namespace) -> LotterySettings:
 
 
 def make_objective(
-    options: argparse.Namespace, model: nn.Module, tokenizer: PreTrainedTokenizerBase
-) -> Objective:
+    options: argparse.Namespace, model: "nn.Module", tokenizer: "PreTrainedTokenizerBase"
+) -> "Objective":
     """Return what is learned."""
+    from mttl.data.encode import TextEncoder
+    from mttl.models.backbone import is_decoder_only
+    from mttl.sparse.objectives import CausalText, MaskedText, RestoredText, TaskObjective
+
     if options.task is not None:
         if options.lm is not None or (is_decoder_only(model) and reads_both_ways(model)):
             raise ConfigError(
@@ -126,7 +132,7 @@ def read_lines(path: Path) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def maskable_names(model: nn.Module, *, freeze_norms: bool, freeze: list[str]) -> list[str]:
+def maskable_names(model: "nn.Module", *, freeze_norms: bool, freeze: list[str]) -> list[str]:
     """Return the parameters that may change.
 
     Args:
@@ -155,13 +161,13 @@ def maskable_names(model: nn.Module, *, freeze_norms: bool, freeze: list[str]) -
     return left
 
 
-def reads_both_ways(model: nn.Module) -> bool:
+def reads_both_ways(model: "nn.Module") -> bool:
     """Tell whether a folder holds an encoder, whatever it was loaded as."""
     architectures: Any = getattr(model.config, "architectures", None) or []
     return any(name.endswith(("ForMaskedLM", "ForPreTraining")) for name in architectures)
 
 
-def is_norm(module: nn.Module) -> bool:
+def is_norm(module: "nn.Module") -> bool:
     """Tell whether a module is a normalisation, of PyTorch or of a model's own."""
     return type(module).__name__.endswith("Norm")
 
@@ -169,10 +175,11 @@ def is_norm(module: nn.Module) -> bool:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
-    add = parser.add_argument
+    read = parser.group(READ)
+    add = read.add_argument
     add("--model", required=True, help="name on the hub, or a folder")
     add("--tokenizer", help="another than the model's own: a name, a folder, or byte")
-    what = parser.add_mutually_exclusive_group(required=True)
+    what = read.add_mutually_exclusive_group(required=True)
     what.add_argument("--task", help="learn a task of a gym")
     what.add_argument("--text", nargs="+", metavar="FILE", help="learn raw text, line by line")
     add("--gym", default="data/lexical", help="folder of the gym (%(default)s)")
@@ -181,12 +188,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--lm", choices=("masked", "causal"), help="how a model that is no encoder–decoder reads")
     add("--mask", help="text of the mask of an encoder–decoder, where its tokenizer has none")
     add("--on", nargs="+", default=[], metavar="FILE", help="sparse skills to train on top of")
-    add("--out", required=True, help="file of the skill")
-    add_settings(parser)
-    add("--freeze-norms", action="store_true", help="leave normalisation layers alone")
-    add("--freeze", nargs="+", default=[], metavar="PATTERN", help="leave these parameters alone")
     add("--max-length", type=int, default=256, help="most tokens of an input (%(default)s)")
     add("--max-output-length", type=int, default=64, help="of an answer (%(default)s)")
+    add_settings(parser)
+    add = parser.group(WORK).add_argument
+    add("--freeze-norms", action="store_true", help="leave normalisation layers alone")
+    add("--freeze", nargs="+", default=[], metavar="PATTERN", help="leave these parameters alone")
+    add = parser.group(WRITTEN).add_argument
+    add("--out", required=True, help="file of the skill")
     add("--save-every", type=int, default=500, help="steps between two states (%(default)s)")
     add("--resume", action="store_true", help="continue a run that was stopped")
     options = parser.parse_args(arguments)
@@ -195,7 +204,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def add_settings(parser: argparse.ArgumentParser) -> None:
+def add_settings(parser: CommandParser) -> None:
     """Add an option for each setting of `LotterySettings`."""
     given: dict[str, dict[str, Any]] = {
         "density": {"type": float, "help": "fraction of the weights that change (%(default)s)"},
@@ -205,6 +214,8 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         "block": {"type": int, "help": "side of a block (%(default)s)"},
         "form": {"choices": FORMS, "help": "the others stay, or become 0 (%(default)s)"},
         "rounds": {"type": int, "help": "in which the support narrows (%(default)s)"},
+        "schedule": {"choices": SCHEDULES, "help": "choose once, or by every step (%(default)s)"},
+        "dense_steps": {"type": int, "help": "before a schedule begins to prune (%(default)s)"},
         "rewind": {"type": int, "help": "go back to this step of the first round (%(default)s)"},
         "full_steps": {"type": int, "help": "of the first phase (%(default)s)"},
         "sparse_steps": {"type": int, "help": "of the second phase (%(default)s)"},
@@ -214,11 +225,11 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         "warmup": {"type": float, "help": "fraction of a phase (%(default)s)"},
         "l1": {"type": float, "help": "pull to the start (%(default)s; 0.1 for languages)"},
         "gradient_clip_val": {"type": float, "help": "largest norm of the gradients"},
-        "seed": {"type": int, "help": "(%(default)s)"},
+        "seed": {"type": int, "help": "of all draws (%(default)s)"},
     }
     for name, settings in given.items():
         flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, default=DEFAULTS[name], **settings)
+        parser.group(WORK).add_argument(flag, default=DEFAULTS[name], **settings)
 
 
 if __name__ == "__main__":

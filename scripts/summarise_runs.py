@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mttl.command import exit_with, make_parser
+from mttl.command import READ, exit_with, make_parser
 from mttl.errors import MttlError
 from mttl.reading import read_table, to_number
 from mttl.training.run_folder import differing_settings, seed_of
@@ -26,7 +26,9 @@ Scores = dict[tuple[str, str], list[float]]  # (task, split) -> a score per run
 def main(arguments: list[str] | None = None) -> int:
     """Read the runs and print the table."""
     parser = make_parser(__doc__)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
+    parser.group(READ).add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="a run's folder"
+    )
     runs = parser.parse_args(arguments).runs
     check_alike(runs)
     scores: Scores = {}

@@ -14,17 +14,18 @@ training and its adaptation have ended.
 import argparse
 import json
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-from comparison.folder import Comparison, carry_out
-from comparison.kinds import EVERY, kind_methods, known, seed_mean
-from comparison.methods import Plan, plan
-from comparison.report import budget, read_scores
-from comparison.running import add_text_options, comparison_parser
+from comparison.methods import EVERY, Plan, plan
+from comparison.running import COMPARED, add_text_options, comparison_parser
 from comparison.sweeps import SWEEPS, Sweep, sweep_table, swept
 
 from mttl.command import exit_with, make_console
 from mttl.files import write_text
 from mttl.libraries import check_libraries
+
+if TYPE_CHECKING:
+    from comparison.folder import Comparison
 
 MEANING = "Mean test scores over tasks in per cent, with Student's 95 % interval over seeds."
 
@@ -33,6 +34,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run what is missing, and print and write the table."""
     options = parse(arguments)
     check_libraries("matplotlib")
+    from comparison.folder import Comparison, carry_out
+    from comparison.kinds import kind_methods
+
     sweep: Sweep = SWEEPS[options.sweep]
     kinds = kind_methods(options.skills, options.config, options.override)
     values = options.values or sweep.values
@@ -50,8 +54,11 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def write_sweep(comparison: Comparison, plans: list[Plan], sweep: Sweep, runs: dict) -> str:
+def write_sweep(comparison: "Comparison", plans: list[Plan], sweep: Sweep, runs: dict) -> str:
     """Write table and figure of what has ended, and return the table as Markdown."""
+    from comparison.kinds import known, seed_mean
+    from comparison.report import budget, read_scores
+
     scores = read_scores(comparison, plans)
     if not scores:
         return ""
@@ -77,7 +84,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = comparison_parser(__doc__, config="crossfit.yaml", out="runs/sweep")
     add_text_options(parser)
-    add = parser.add_argument
+    add = parser.group(COMPARED).add_argument
     add("sweep", choices=SWEEPS, help="what changes")
     add(
         "--skills",

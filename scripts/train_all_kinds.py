@@ -2,6 +2,7 @@
 
 python scripts/train_all_kinds.py --steps 800 --out runs/all_kinds
 python scripts/train_all_kinds.py -c crossfit.yaml+backbone/tiny_t5.yaml --out runs/trained_along
+python scripts/train_all_kinds.py --fragments skills --steps 100 -k data.batch_size=16 --out runs/s
 
 Each run is `pl_train.py -c CONFIG+<fragment>` with the same budget and seed, in a process of
 its own. Runs that have ended are read, not repeated; an interrupted one is resumed.
@@ -20,10 +21,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from mttl.command import exit_with, make_parser
+from mttl.command import READ, WORK, WRITTEN, add_overrides, exit_with, make_parser
 from mttl.config.load import load_config
 from mttl.errors import MttlError
 from mttl.files import write_text
+from mttl.shipped_files import shipped_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 FRAGMENTS = (
@@ -39,11 +41,15 @@ FRAGMENTS = (
     "router/categorical",
     "router/score_function",
     "router/adamix",
+    "router/smear",
+    "router/coefficients",
     "skills/ia3",
     "skills/dense",
     "skills/sparse",
     "skills/supermask",
     "skills/bitfit",
+    "skills/bitfit_norms",
+    "skills/norm",
     "skills/krona",
     "skills/intrinsic",
     "skills/diff_pruning",
@@ -51,12 +57,15 @@ FRAGMENTS = (
     "skills/adapter_pfeiffer",
     "skills/adapter_parallel",
     "skills/compacter",
+    "skills/sparse_adapter",
+    "skills/ladder",
     "skills/lora_parallel",
     "skills/unipelt",
     "skills/head_mask",
     "skills/prefix",
     "skills/prompt",
     "skills/mam",
+    "skills/s4",
 )
 
 
@@ -76,12 +85,24 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     out = Path(options.out)
     rows = []
-    for fragment in track(options.fragments, description="training", transient=True):
+    fragments = [one for name in options.fragments for one in expanded(name)]
+    for fragment in track(fragments, description="training", transient=True):
         files = f"{options.config}+{fragment}.yaml"
-        rows.append(train(files, fragment, options.steps, options.seed, out))
+        more = options.override
+        rows.append(train(files, fragment, options.steps, options.seed, out, more))
         write_text(out / "table.md", markdown(rows, options.steps, options.seed))
     Console().print(markdown(rows, options.steps, options.seed), markup=False, highlight=False)
     return 0
+
+
+def expanded(name: str) -> list[str]:
+    """Return the fragments that a name stands for: itself, or all of a room."""
+    if "/" in name:
+        return [name]
+    found = sorted((shipped_folder() / "configs" / name).glob("*.yaml"))
+    if not found:
+        raise MttlError(f"--fragments {name} must be ROOM/NAME, or a room of configs, as skills")
+    return [f"{name}/{path.stem}" for path in found]
 
 
 def train(files: str, name: str, steps: int, seed: int, out: Path, more: Sequence[str] = ()) -> Row:
@@ -140,11 +161,15 @@ def markdown(rows: list[Row], steps: int, seed: int) -> str:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
-    parser.add_argument("-c", "--config", default="crossfit.yaml", help="files below the fragments")
-    parser.add_argument("--steps", type=int, default=800, help="optimizer steps of each run")
-    parser.add_argument("--seed", type=int, default=13)
-    parser.add_argument("--out", default="runs/all_kinds", help="folder of the runs and the table")
-    parser.add_argument("--fragments", nargs="+", default=list(FRAGMENTS), metavar="ROOM/NAME")
+    add = parser.group(READ).add_argument
+    add("-c", "--config", default="crossfit.yaml", help="files below the fragments (%(default)s)")
+    add("--fragments", nargs="+", default=list(FRAGMENTS), metavar="ROOM[/NAME]", help="(all)")
+    add_overrides(parser, "override a setting of all runs; may be repeated")
+    add = parser.group(WORK).add_argument
+    add("--steps", type=int, default=800, help="optimizer steps of each run (%(default)s)")
+    add("--seed", type=int, default=13, help="(%(default)s)")
+    out = parser.group(WRITTEN).add_argument
+    out("--out", default="runs/all_kinds", help="folder of the runs and the table (%(default)s)")
     return parser.parse_args(arguments)
 
 

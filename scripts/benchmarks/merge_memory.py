@@ -13,15 +13,12 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from _common import Step, parse_arguments, positive, report, run
-from safetensors.torch import load_file, save_file
 
-from mttl.aggregation.arithmetic import add_task_vectors
-from mttl.merging.recipe import Recipe
-from mttl.merging.run import merge_models
+if TYPE_CHECKING:  # the parent process needs none of it before its options are read
+    from mttl.merging.recipe import Recipe
 
 FLOOR = "whole models"
 METHODS: dict[str, dict[str, Any]] = {
@@ -55,6 +52,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def write_model(folder: Path, mib: int, seed: int) -> None:
     """Write shards of float32, of which the first is one tensor of half the size."""
+    import torch
+    from safetensors.torch import save_file
+
     generator = torch.Generator().manual_seed(seed)
     n_rows = mib * MEBIBYTE // 4 // WIDTH
     shares = [n_rows // 2, *[n_rows // 6] * (N_SHARDS - 1)]
@@ -70,6 +70,8 @@ def write_model(folder: Path, mib: int, seed: int) -> None:
 
 def build(variant: str, settings: argparse.Namespace) -> tuple[Step, dict[str, float]]:
     """Make the step of a variant: one merge into an empty folder."""
+    from mttl.merging.run import merge_models
+
     out = settings.folder / variant.replace(" ", "_").replace(",", "")
     folders = [settings.folder / name for name in settings.names]
 
@@ -83,8 +85,9 @@ def build(variant: str, settings: argparse.Namespace) -> tuple[Step, dict[str, f
     return step, {}
 
 
-def make_recipe(method: dict[str, Any], folders: list[Path]) -> Recipe:
+def make_recipe(method: dict[str, Any], folders: list[Path]) -> "Recipe":
     """Return a recipe over all models; any tensors of their shapes can stand for information."""
+    from mttl.merging.recipe import Recipe
 
     def entry(folder: Path) -> dict[str, str]:
         information = {"fisher": str(folders[0])} if method["kind"] == "elastic" else {}
@@ -96,6 +99,10 @@ def make_recipe(method: dict[str, Any], folders: list[Path]) -> Recipe:
 
 def merge_whole(folders: list[Path], out: Path) -> None:
     """Merge as one would without the package: all models in memory."""
+    from safetensors.torch import load_file, save_file
+
+    from mttl.aggregation.arithmetic import add_task_vectors
+
     base, *models = (
         {
             name: value

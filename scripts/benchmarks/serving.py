@@ -143,7 +143,7 @@ def adapter_names(predictor: "Predictor", settings: argparse.Namespace) -> Answe
     for number, task in enumerate(TASKS):
         adapter = mixture_adapter(predictor.model, task_mixing(predictor.model.router, number))
         config, tensors = lora_adapter(
-            predictor.model, adapter, base="base", task_type="SEQ_2_SEQ_LM"
+            adapter, base="base", task_type="SEQ_2_SEQ_LM", transposed=False
         )
         with tempfile.TemporaryDirectory() as folder:
             write_peft(Path(folder), config, tensors)

@@ -59,7 +59,7 @@ def build_step(variant: str, settings: argparse.Namespace) -> tuple[Step, dict[s
     else:
         unfold(bare)
     model.train()
-    batch = _batch(built, settings.rows)
+    batch = random_batch(built, settings.rows)
     if variant == VARIANTS[0]:
         del batch["task_ids"]
     parameters = [value for value in model.parameters() if value.requires_grad]
@@ -86,17 +86,28 @@ def build_answers(variant: str, settings: argparse.Namespace) -> tuple[Step, dic
         model = strip(built.model).backbone
     else:
         facts = changed(built)
+    return answering(built, model, settings.rows), facts
+
+
+def answering(built: "Built", model: Any, n_rows: int) -> Step:
+    """Return the call that answers random rows greedily, as many tokens each as a run writes.
+
+    Args:
+        built: The run.
+        model: Its model, or its bare backbone.
+        n_rows: Of a batch.
+    """
     length = built.form.max_output_length
-    batch = _batch(built, settings.rows)
+    batch = random_batch(built, n_rows)
     del batch["labels"]
-    if variant == VARIANTS[0]:
+    if model is not built.model:
         del batch["task_ids"]
     same = {"num_beams": 1, "do_sample": False, "min_new_tokens": length, "max_new_tokens": length}
 
     def step() -> "torch.Tensor":
         return model.generate(**batch, **same)
 
-    return step, facts
+    return step
 
 
 def changed(built: "Built") -> dict[str, float]:
@@ -136,7 +147,7 @@ def changed(built: "Built") -> dict[str, float]:
             if new_bias is not None:
                 before = torch.zeros_like(new_bias) if bias is None else bias
                 n_changed += int((new_bias - before).count_nonzero())
-            if change.any():
+            if change.ndim > 1 and change.any():
                 ranks.append(int(torch.linalg.matrix_rank(change, rtol=SMALLEST)))
                 full.append(min(change.shape))
     facts |= {"mergeable": 1.0, "changed": float(n_changed)}
@@ -165,7 +176,7 @@ def _load(settings: argparse.Namespace) -> "Built":
     return load_run(settings.run)
 
 
-def _batch(built: "Built", n_rows: int) -> "dict[str, Any]":
+def random_batch(built: "Built", n_rows: int) -> "dict[str, Any]":
     """Return rows of random ids, each of as many as the run reads and writes, and their tasks."""
     import torch
 

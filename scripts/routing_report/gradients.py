@@ -16,18 +16,10 @@ from jaxtyping import Float
 from rich.markup import escape
 from rich.table import Table
 
-from mttl.build.model import load_run
-from mttl.config.load import load_any_config
-from mttl.config.own_parts import LEAVE
-from mttl.config.schema import Config
-from mttl.data.chosen_tasks import open_gym
 from mttl.data.collate import TrainCollator, pad_id_of
-from mttl.data.data_module import TextToTextDataModule
 from mttl.errors import CheckpointError
-from mttl.gpus import device_of
-from mttl.models.backbone import is_decoder_only
 from mttl.training.loss import global_mean
-from mttl.training.text_to_text import TextToTextModule
+from routing_report.rows import open_rows
 
 MOST_PAIRS = 5
 
@@ -45,38 +37,23 @@ def gradient_cosines(run: Path, n_rows: int) -> Float[np.ndarray, "T T"]:
     Raises:
         CheckpointError: If the run keeps no configuration, or no skills that tasks mix.
     """
-    path = run / "config.yaml"
-    config = load_any_config([str(path)], own=LEAVE) if path.is_file() else None
-    if not isinstance(config, Config):
-        raise CheckpointError(
-            f"'{run}' has no config.yaml of a training on text, which says where its rows are: "
-            "leave --gradients out"
-        )
-    built = load_run(run)
-    inventories = [layer.inventory for layer in built.model.skilled_layers().values()]
+    module, data = open_rows(run, "--gradients", max_rows=n_rows)
+    inventories = [layer.inventory for layer in module.model.skilled_layers().values()]
     if not inventories:
         raise CheckpointError(
             f"'{run}' has no skills that tasks mix, only experts that tokens choose: leave "
             "--gradients out"
         )
-    module = TextToTextModule(built.model, built.tokenizer, dict.fromkeys(built.tasks, "EM"))
-    module.to(device_of()).eval().requires_grad_(False)
+    module.requires_grad_(False)
     # Parameters may be shared by layers.
     skills = list({id(v): v for own in inventories for v in own.parameters()}.values())
     for value in skills:
         value.requires_grad_(True)
-    decoder_only = is_decoder_only(built.model.backbone)
-    settings = {"max_rows": n_rows, "cache_dir": None, "samples": config.data.samples[:1]}
-    data = TextToTextDataModule(
-        *(open_gym(config.data), list(built.tasks), built.tokenizer),
-        config.data.model_copy(update=settings),
-        decoder_only=decoder_only,
-        seed=0,
-    )
-    rows = data.train_rows
-    collate = TrainCollator(pad_id_of(built.tokenizer), len(built.tasks), decoder_only)
+    data.data = data.data.model_copy(update={"samples": data.data.samples[:1]})
+    rows, n_tasks = data.train_rows, len(module.tasks)
+    collate = TrainCollator(pad_id_of(data.tokenizer), n_tasks, data.decoder_only)
     task_ids, directions = np.array(rows["task_id"]), []
-    for task in range(len(built.tasks)):
+    for task in range(n_tasks):
         batch = collate([rows[int(number)] for number in np.flatnonzero(task_ids == task)[:n_rows]])
         losses, labels, _ = module.nll({k: v.to(module.device) for k, v in batch.items()})
         found = torch.autograd.grad(global_mean(losses, labels), skills, materialize_grads=True)

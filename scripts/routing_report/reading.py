@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from mttl.analysis.palette import UNKNOWN
-from mttl.analysis.routing_record import RoutingRecord, read_record
+from mttl.analysis.routing_record import RoutingRecord, read_course, read_record
 from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.tokens.token_record import (
     TokenRoutingRecord,
@@ -23,14 +23,16 @@ from mttl.config.section import Section
 from mttl.data.chosen_tasks import gym_folder
 from mttl.errors import CheckpointError, TaskError
 from mttl.gym.table import crossfit
-from mttl.reading import read_table
+from mttl.interchange.library_run import MEMBERS
+from mttl.reading import read_json, read_table
 from mttl.training.routing_monitor import as_rows, routing_weights
 
 
 def token_view(folder: Path, tokens: TokenRoutingRecord) -> RoutingView:
     """Return how the tokens of each task are shared among experts, as if tasks were routed so."""
     record = tokens.as_routing()
-    return RoutingView(record, record.weights, task_categories(folder, record.tasks))
+    categories, members = task_categories(folder, record.tasks), member_names(folder, record)
+    return RoutingView(record, record.weights, categories, members=members)
 
 
 def read_view(
@@ -61,9 +63,31 @@ def read_view(
     if view is not None:
         return view
     probabilities = use_probabilities(record)
+    trails: dict[str, np.ndarray] = {}
     if adapted:
+        shape = (len(record.groups), record.weights.shape[2])
         record, probabilities = with_adapted(record, probabilities, adapted, backbone)
-    return RoutingView(record, probabilities, task_categories(folder, record.tasks))
+        for name, place in zip(record.tasks[-len(adapted) :], adapted, strict=True):
+            if (course := read_course(Path(place), shape)) is not None:
+                trails[name] = course.weights[:, :, 0]
+    categories, members = task_categories(folder, record.tasks), member_names(folder, record)
+    return RoutingView(record, probabilities, categories, trails, members)
+
+
+def member_names(folder: Path, record: RoutingRecord) -> tuple[str, ...]:
+    """Return the names of the members that are the skills of a run of a library, in their order.
+
+    Raises:
+        CheckpointError: If the file that names them is damaged.
+    """
+    path = folder / MEMBERS
+    if not path.is_file():
+        return ()
+    try:
+        names = tuple(str(row["name"]) for row in read_json(path, CheckpointError, dict)["members"])
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"'{path}' is damaged ({error}): copy it again") from error
+    return names if len(set(names)) == record.weights.shape[2] else ()
 
 
 def with_adapted(

@@ -32,7 +32,7 @@ def statistics_table(view: RoutingView) -> Table:
         name = "mean" if stack == ALL else f"mean, {stack}"
         table.add_row(name, *(f"{value:.3f}" for value in values))
     table.caption = (
-        "discreteness: 1 binary, 0 undecided; sparsity: share of active cells; usage: 1 all skills "
+        "discreteness: 1 binary, 0 undecided; active cells: their share; usage: 1 all skills "
         f"alike; effective skills: how many of {view.record.weights.shape[2]} a task mixes"
     )
     table.caption_justify = "left"

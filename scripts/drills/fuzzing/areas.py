@@ -10,8 +10,8 @@ from typing import Any
 import import_peft
 import merge_skills
 import numpy as np
-import plot_routing
 import torch
+from routing_report.reading import read_view
 
 import pl_predict
 import pl_train
@@ -20,7 +20,8 @@ from mttl import yaml12
 from mttl.adaptation.result_lines import ResultLines
 from mttl.adaptation.results import Results
 from mttl.adaptation.search import finished_trials
-from mttl.analysis.page import routing_page
+from mttl.analysis.ablation_record import read_ablation
+from mttl.analysis.explore.explore_page import Explored, explore_page
 from mttl.analysis.routing_record import read_record
 from mttl.babyai.build_policy import load_policies
 from mttl.babyai.level_demonstrations import read_demonstrations
@@ -38,12 +39,14 @@ from mttl.gym.task_file import load_tasks
 from mttl.interchange.lora_import import read_lora
 from mttl.interchange.peft_folder import read_peft
 from mttl.inventory_files import inventory_digest
+from mttl.library.library_folder import open_library
 from mttl.merging.differences import fisher_differences, setting_differences, weight_differences
 from mttl.merging.recipe import read_recipe
 from mttl.merging.weights_folder import Weights
 from mttl.models.backbone import load_pretrained, load_tokenizer
 from mttl.sparse.loop import load_state
 from mttl.sparse.skill_file import SparseSkill
+from mttl.text.ablate_skills import SwitchedOff
 from mttl.training.metrics_file import MetricsFile
 
 Read = Callable[[Path], Any]
@@ -144,6 +147,13 @@ def _import(folder: Path) -> Any:
     return read_inventory(out).skills
 
 
+def _library(folder: Path) -> Any:
+    library = open_library(folder)
+    members = [library.member(name) for name in library.names]
+    changes = [(path, part.down, part.up) for one in members for path, part in one.changes.items()]
+    return [library, [member.card for member in members], changes]
+
+
 def _weights(folder: Path) -> Any:
     base, good = Weights(folder / "base"), Weights(folder / "good")
     fisher = Weights(folder / "good.safetensors")
@@ -178,10 +188,7 @@ def _metrics(folder: Path) -> Any:
 
 
 def _page(folder: Path) -> Any:
-    view = plot_routing.read_view(folder)
-    return routing_page(
-        view.record, categories=view.categories, similarity=view.similarity, order=view.order
-    )
+    return explore_page([Explored(read_view(folder))])
 
 
 def _skills(folder: Path) -> Any:
@@ -252,9 +259,25 @@ AREAS: dict[str, Area] = {
     "routing record": Area(
         "run", ("plots/*.npz",), lambda folder: read_record(folder), checked="bytes"
     ),
-    "report page": Area("run", ("plots/*.npz", "metrics.csv", *SKILLS), _page, weight=0.2),
+    "ablation record": Area("run", ("ablation/*.npz",), read_ablation, checked="bytes"),
+    "ablation results": Area(
+        "run",
+        ("ablation/results.jsonl",),
+        lambda folder: ResultLines(folder / "ablation" / "results.jsonl", SwitchedOff).finished,
+    ),
+    "report page": Area(
+        "run",
+        (
+            *("plots/*.npz", "metrics.csv", *SKILLS, "results.csv", "baselines.csv"),
+            *("predictions/*.jsonl", "ablation/*.npz", "adapt-all/models/new/plots/*.npz"),
+        ),
+        _page,
+        weight=0.4,
+    ),
     "PEFT folder": Area("peft", ("*",), _peft, weight=2),
     "PEFT import": Area("peft", ("*",), _import, weight=0.2),
+    "library": Area("library", ("library.json",), _library),
+    "members of a library": Area("library", ("members/*/*",), _library, checked="all"),
     "models to merge": Area(
         "models", ("good/*.safetensors", "*/*.json", "*.safetensors"), _weights
     ),

@@ -24,8 +24,12 @@ from mttl.adaptation.results import Results
 from mttl.adaptation.search import note_values
 from mttl.gym.rows import JSON_LINES, TSV, line_of
 from mttl.interchange.peft_folder import PREFIX
+from mttl.library.library_folder import Member, add_members
+from mttl.library.low_rank_change import LowRank
+from mttl.library.member_card import BaseModel, MemberCard
 from mttl.sparse.loop import save_state
 from mttl.sparse.skill_file import SparseSkill
+from mttl.text.ablate_skills import ablate
 
 TASKS = ("copy", "reverse", "number")
 LEVELS = ["GoToObjS4", "GoToRedBallNoDists"]
@@ -58,6 +62,7 @@ def write_samples(folder: Path) -> None:
         _policy_run(folder)
         _models(folder / "models")
         _adapter(folder / "peft")
+    _library(folder / "library")
     _tasks(folder / "tasks")
     _results(folder / "results")
     _policy_files(folder)
@@ -149,6 +154,8 @@ def _text_run(folder: Path) -> None:
     run = folder / "run"
     words = [("ab", "2"), ("c", "1"), ("cab", "3"), ("b", "1")]
     adapt_to(run, words, task="new", mode="router_only", max_steps=1).save(run / "models" / "new")
+    shutil.copytree(run / "models" / "new", run / "adapt-all" / "models" / "new")
+    ablate(run, run / "ablation", loss_only=True, n_rows=1)
     # More than are answered at once, so that an interrupted file is continued.
     rows = [f"{word}\t{answer}\t{task}\n" for word, answer in words for task in (*TASKS, "new")]
     (run / "questions.tsv").write_text("input\toutput\ttask\n" + "".join(rows))
@@ -195,6 +202,21 @@ def _adapter(folder: Path) -> None:
         "modules_to_save": None,
     }
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2))
+
+
+def _library(folder: Path) -> None:
+    layers = {"a.q": (4, 5), "a.v": (4, 3)}
+    base = BaseModel(
+        name="base", fingerprint="0" * 64, task_type="CAUSAL_LM", transposed=False, layers=layers
+    )
+    members = [
+        Member(
+            MemberCard(name=name, task=name, source="runs/own", scores=[{"score": "0.5"}]),
+            {path: LowRank(torch.randn(i, 2), torch.randn(o, 2)) for path, (i, o) in chosen},
+        )
+        for name, chosen in (("one", list(layers.items())[:1]), ("two", layers.items()))
+    ]
+    add_members(folder, base, members)
 
 
 def _tasks(folder: Path) -> None:

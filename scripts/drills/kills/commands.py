@@ -91,6 +91,15 @@ def _there(command: Command, folder: Path) -> float:
     return float((folder / command.out).exists())
 
 
+def _members(command: Command, folder: Path) -> float:
+    path = folder / command.out / "library.json"
+    return float(len(json.loads(path.read_text())["members"])) if path.is_file() else 0.0
+
+
+def _unless_member(command: Command, folder: Path) -> Arguments | None:
+    return None if _members(command, folder) else command.arguments
+
+
 def _sparse_steps(command: Command, folder: Path) -> float:
     import torch
 
@@ -212,6 +221,14 @@ COMMANDS = (
         _jobs,
     ),
     Command(
+        *("ablate", "scripts/ablate.py"),
+        ["runs/source", "--loss", "--rows", "1"],
+        "runs/source/ablation",
+        _same,
+        _jobs,
+        1,
+    ),
+    Command(
         *("compare", "scripts/compare.py"),
         [
             "-c",
@@ -255,6 +272,14 @@ COMMANDS = (
     _once("export", "scripts/export_peft.py", "runs/source", "--task", "copy", out="exported"),
     _once("export-all", "scripts/export_peft.py", "runs/source", "--all", out="exports"),
     _once("import", "scripts/import_peft.py", "adapter", "--tokenizer", "byte", out="imported"),
+    Command(
+        *("library", "scripts/library.py"),
+        ["add", "library", "adapter"],
+        "library",
+        _unless_member,
+        _members,
+        1,
+    ),
     _once(
         *("fisher", "scripts/estimate_fisher.py", "--model", "base", "--tokenizer", "byte"),
         *("--gym", "gym", "--tasks", "copy", "--max-output-length", "6"),
