@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from mttl.adaptation.shard import add_shares
-from mttl.command import add_config, add_run, exit_with, make_parser
+from mttl.command import READ, WRITTEN, add_config, add_run, exit_with, make_parser
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,12 +38,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add_config(parser)
     add_run(parser, tasks="test", out="results (RUN/adapt-MODE)")
     add_shares(parser)
-    parser.add_argument(
+    parser.group(WRITTEN).add_argument(
         "--save",
         action="store_true",
         help="keep what every job has learned, in OUT/models/TASK-SAMPLE-SEED",
     )
-    parser.add_argument(
+    parser.group(READ).add_argument(
         "--reference", metavar="DIR", help="results to state the average relative gain over"
     )
     return parser.parse_args(arguments)

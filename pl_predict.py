@@ -11,7 +11,7 @@ left it.
 
 import argparse
 
-from mttl.command import add_adapted, exit_with, make_parser, natural, positive
+from mttl.command import READ, WORK, WRITTEN, add_adapted, exit_with, make_parser, natural, positive
 from mttl.errors import ConfigError
 from mttl.inventory_folder import check_named
 
@@ -55,13 +55,13 @@ def main(arguments: list[str] | None = None) -> int:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
-    add = parser.add_argument
+    add = parser.group(READ).add_argument
     add("--from", dest="source", metavar="RUN", help="the folder of a trained run")
     add_adapted(parser)
     add("--task", metavar="NAME", help="of the rows that name none")
     add("--in", dest="questions", metavar="FILE", help="questions (standard input)")
-    add("--out", metavar="FILE", help="the same with answers (standard output)")
     add("--format", choices=("tsv", "csv", "jsonl"), help="of both (by their names, else tsv)")
+    add = parser.group(WORK).add_argument
     add(
         "--choices",
         nargs="+",
@@ -77,6 +77,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--seed", type=natural, default=13, metavar="N", help="of draws (%(default)s)")
     add("--batch-size", type=positive, default=64, metavar="N", help="at a time (%(default)s)")
     add("--metric", metavar="NAME", help="to score by (that of the run's results, else EM)")
+    out = parser.group(WRITTEN)
+    out.add_argument("--out", metavar="FILE", help="the same with answers (standard output)")
     return parser.parse_args(arguments)
 
 

@@ -7,7 +7,7 @@ python pl_train.py -c babyai.yaml
 
 import argparse
 
-from mttl.command import add_config, exit_with, make_parser
+from mttl.command import WORK, add_config, exit_with, make_parser
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,7 +25,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = make_parser(__doc__)
     add_config(parser)
-    parser.add_argument(
+    parser.group(WORK).add_argument(
         "--resume", action="store_true", help="continue the interrupted run of this name"
     )
     return parser.parse_args(arguments)

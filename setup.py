@@ -13,7 +13,8 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).parent
 FOLDERS = ("configs", "data/backbone", "data/grid", "data/lexical", "scripts")
 # Of the scripts: what serves the development of the package.
-LEFT_OUT = ("__pycache__", "*.pyc", ".*", "*_gym*", "benchmarks", "drills", "*reference*")
+LEFT_OUT = ("__pycache__", "*.pyc", ".*", "*_gym*", "benchmarks", "drills")
+LEFT_OUT += ("*reference*", "write_tutorials.py")
 
 
 class BuildWithShippedFiles(build_py):

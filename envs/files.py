@@ -13,6 +13,8 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
+FILM_ENDINGS = (".gif", ".mp4")
+
 
 @contextmanager
 def written_whole(path: str | Path) -> Iterator[Path]:

@@ -1,8 +1,9 @@
-"""A film of one episode, drawn by minigrid, with the mission below the picture."""
+"""Films of episodes, drawn by minigrid, with what the agent is told and does below the picture."""
 
 import importlib.util
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,64 +11,141 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageDraw, ImageFont
 
-from envs.files import written_whole
+from envs.files import FILM_ENDINGS, written_whole
 from envs.game import make_game
 from envs.interface import N_ACTIONS
 from envs.levels import find_level
 
-SUFFIXES = (".gif", ".mp4")
-FONT_SIZE, MARGIN = 14, 6
+ACTIONS = ("turn left", "turn right", "go forward", "pick up", "drop", "toggle", "done")
+# Of letters, for a picture of this width and less, and by how much wider ones grow.
+FONT_SIZE, NARROW, MARGIN = 14, 360, 6
+SIDE = 480  # of a picture in pixels, or a little less
+BAR = 26  # height of the bars of skills
+INK, FAINT = "#0072b2", "#dddddd"
 # How long the last frame of a GIF stays, in usual frames.
 LAST_FRAME = 4
 
 
-def film(
-    level: str,
-    seed: int,
-    actions: Sequence[int],
-    path: str | Path,
-    *,
-    tile: int = 24,
-    frames_per_second: float = 4.0,
-) -> None:
-    """Play an episode again and film it: the beginning, then one frame after each action.
+@dataclass(frozen=True)
+class Episode:
+    """An episode to film.
 
     Args:
         level: Name of the level.
         seed: Of the episode, as in a `Demonstration`.
         actions: S integers from 0 to 6; at most up to the end of the episode.
+        shares: How much of each skill the policy uses, drawn as bars.
+        success: Whether it succeeded, told in the last frame.
+    """
+
+    level: str
+    seed: int
+    actions: Sequence[int]
+    shares: Sequence[float] = ()
+    success: bool | None = None
+
+
+def film(
+    episodes: Episode | Sequence[Episode],
+    path: str | Path,
+    *,
+    tile: int | None = None,
+    frames_per_second: float = 4.0,
+) -> None:
+    """Play episodes again and film them: the beginning, then one frame after each action.
+
+    Below the picture stand mission, step and action, and at the end whether it succeeded. Several
+    episodes stand in a grid, each with the name of its level; those that end first wait.
+
+    Args:
+        episodes: One, or several.
         path: Ends in ".gif" or ".mp4"; missing folders are made.
-        tile: Side of a cell in pixels.
+        tile: Side of a cell in pixels; by default so that pictures are large enough to read.
         frames_per_second: Speed.
 
     Raises:
         LevelError: If there is no such level.
         ImportError: If a .mp4 is wanted and imageio's plugin for it is missing.
-        ValueError: If the path ends otherwise, a number is out of range, or the episode ends before
+        ValueError: If the path ends otherwise, a number is out of range, or an episode ends before
             the last action.
     """
     path = Path(path)
-    if path.suffix not in SUFFIXES:
-        raise ValueError(f"cannot film to '{path}': it must end in {' or '.join(SUFFIXES)}")
+    if path.suffix not in FILM_ENDINGS:
+        raise ValueError(f"cannot film to '{path}': it must end in {' or '.join(FILM_ENDINGS)}")
     if path.suffix == ".mp4" and importlib.util.find_spec("imageio_ffmpeg") is None:
         raise ImportError(
             "a .mp4 needs imageio with ffmpeg: pip install 'imageio[ffmpeg]', or film to a .gif"
         )
-    if tile < 4:
+    if tile is not None and tile < 4:
         raise ValueError(f"tile ({tile}) must be at least 4 pixels")
     if frames_per_second <= 0:
         raise ValueError(f"frames_per_second ({frames_per_second}) must be positive")
-    mission, pictures = replay(level, seed, actions, tile)
-    frames = [with_caption(picture, mission) for picture in pictures]
+    several = [episodes] if isinstance(episodes, Episode) else list(episodes)
+    n_columns = math.ceil(math.sqrt(len(several)))
+    side = SIDE if n_columns == 1 else max(SIDE // 2, 2 * SIDE // n_columns)
+    found = [_frames(episode, tile, side, titled=n_columns > 1) for episode in several]
+    frames = found[0] if n_columns == 1 else _grid(found, n_columns)
     with written_whole(path) as temporary:
         write = _write_gif if path.suffix == ".gif" else _write_mp4
         write(frames, temporary, frames_per_second)
 
 
+def _frames(episode: Episode, tile: int | None, side: int, *, titled: bool) -> list[Image.Image]:
+    """Return the frames of an episode, all of one size."""
+    mission, pictures = replay(episode.level, episode.seed, episode.actions, tile, side)
+    n_steps = len(episode.actions)
+    told = [f"step 0 of {n_steps}"]
+    for step, action in enumerate(episode.actions, start=1):
+        told.append(f"step {step} of {n_steps}: {ACTIONS[action]}")
+    if episode.success is not None:
+        told[-1] += ", success" if episode.success else ", no success"
+    title = [episode.level] if titled else []
+    return _alike(
+        [
+            with_caption(picture, *title, mission, line, shares=episode.shares)
+            for picture, line in zip(pictures, told, strict=True)
+        ]
+    )
+
+
+def _alike(frames: Sequence[Image.Image]) -> list[Image.Image]:
+    """Return frames on white paper of the size of the largest."""
+    size = max(frame.width for frame in frames), max(frame.height for frame in frames)
+    sheets = []
+    for frame in frames:
+        sheet = Image.new("RGB", size, "white")
+        sheet.paste(frame)
+        sheets.append(sheet)
+    return sheets
+
+
+def _grid(films: Sequence[list[Image.Image]], n_columns: int) -> list[Image.Image]:
+    """Return films side by side, row by row; one that has ended stays as it ended."""
+    longest = max(len(frames) for frames in films)
+    cells = [_alike([*frames, *frames[-1:] * (longest - len(frames))]) for frames in films]
+    width, height = (max(cell[0].size[axis] for cell in cells) for axis in (0, 1))
+    n_rows = math.ceil(len(films) / n_columns)
+    sheets = []
+    for number in range(longest):
+        sheet = Image.new("RGB", (n_columns * width, n_rows * height), "white")
+        for place, cell in enumerate(cells):
+            row, column = divmod(place, n_columns)
+            sheet.paste(cell[number], (column * width, row * height))
+        sheets.append(sheet)
+    return sheets
+
+
 def replay(
-    level: str, seed: int, actions: Sequence[int], tile: int
+    level: str, seed: int, actions: Sequence[int], tile: int | None = None, side: int = SIDE
 ) -> tuple[str, list[UInt8[np.ndarray, "height width 3"]]]:
     """Return the mission and S + 1 pictures of the episode, without caption.
+
+    Args:
+        level: Name of the level.
+        seed: Of the episode.
+        actions: S integers from 0 to 6.
+        tile: Side of a cell in pixels; by default so that the picture has the given side.
+        side: Of the picture in pixels.
 
     Raises:
         LevelError: If there is no such level.
@@ -75,6 +153,7 @@ def replay(
     """
     env = make_game(find_level(level))
     env.reset(seed=seed)
+    tile = tile or max(8, side // max(env.width, env.height))
     pictures = [env.get_frame(tile_size=tile)]
     ended = False
     for step, action in enumerate(actions):
@@ -91,18 +170,34 @@ def replay(
     return env.mission, pictures
 
 
-def with_caption(picture: UInt8[np.ndarray, "height width 3"], caption: str) -> Image.Image:
-    """Return the picture with text below it, in as many lines as it takes."""
+def with_caption(
+    picture: UInt8[np.ndarray, "height width 3"], *paragraphs: str, shares: Sequence[float] = ()
+) -> Image.Image:
+    """Return the picture with text below it, in as many lines as it takes.
+
+    Args:
+        picture: The picture.
+        *paragraphs: What stands below, each on a line of its own.
+        shares: Of skills, drawn as bars at the bottom; the largest is as high as there is room.
+    """
     height, width, _ = picture.shape
-    font = ImageFont.load_default(FONT_SIZE)
-    text = "\n".join(_lines(caption, font, width - 2 * MARGIN))
+    font = ImageFont.load_default(max(FONT_SIZE, FONT_SIZE * width // NARROW))
+    lines = [line for text in paragraphs for line in _lines(text, font, width - 2 * MARGIN)]
+    text = "\n".join(lines)
     draw = ImageDraw.Draw(Image.new("RGB", (1, 1)))
-    text_height = draw.multiline_textbbox((0, 0), text, font=font)[3]
-    full_height = height + math.ceil(text_height) + 2 * MARGIN
+    text_height = math.ceil(draw.multiline_textbbox((0, 0), text, font=font)[3])
+    full_height = height + text_height + 2 * MARGIN + (BAR + 2 * MARGIN if shares else 0)
     # The usual video formats want even sides.
     frame = Image.new("RGB", (width + width % 2, full_height + full_height % 2), "white")
     frame.paste(Image.fromarray(picture))
-    ImageDraw.Draw(frame).multiline_text((MARGIN, height + MARGIN), text, "black", font)
+    paper = ImageDraw.Draw(frame)
+    paper.multiline_text((MARGIN, height + MARGIN), text, "black", font)
+    foot, step = full_height - MARGIN, (width - 2 * MARGIN) / max(1, len(shares))
+    for skill, share in enumerate(shares):
+        left, right = MARGIN + skill * step, MARGIN + (skill + 0.9) * step
+        paper.rectangle((left, foot - BAR, right, foot), FAINT)
+        filled = BAR * max(0.0, share) / max(*shares, 1e-9)
+        paper.rectangle((left, foot - filled, right, foot), INK)
     return frame
 
 

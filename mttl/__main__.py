@@ -11,7 +11,7 @@ runs/ here.
 import importlib
 import sys
 
-from mttl.command import COMMANDS, exit_with, make_parser
+from mttl.command import COMMAND_GROUPS, COMMANDS, exit_with, make_parser
 from mttl.errors import ConfigError, nearest
 from mttl.shipped_files import shipped_folder
 
@@ -34,12 +34,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def listing() -> str:
-    """Return the commands, each with the first sentence of its file."""
-    lines = ["commands:"]
-    for name, script in COMMANDS.items():
-        with (shipped_folder() / script).open(encoding="utf-8") as file:
-            sentence = file.readline().strip().removeprefix("r").strip('"')
-        lines.append(f"  {name:<12}{sentence}")
+    """Return the commands by groups, each with the first sentence of its file."""
+    lines: list[str] = []
+    for title, group in COMMAND_GROUPS.items():
+        lines.append(f"{title}:")
+        for name, script in group.items():
+            with (shipped_folder() / script).open(encoding="utf-8") as file:
+                sentence = file.readline().strip().removeprefix("r").strip('"')
+            lines.append(f"  {name:<12}{sentence}")
     return "\n".join(lines)
 
 

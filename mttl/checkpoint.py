@@ -249,12 +249,15 @@ def load_into(model: Model, saved: SavedInventory) -> None:
     _load(model, saved, targets)
 
 
-def load_frozen_skills(model: SkilledModel, saved: SavedInventory) -> None:
-    """Copy the skills of an earlier run below the attention of a model, and its backbone.
+def load_skills(model: SkilledModel, saved: SavedInventory) -> None:
+    """Copy the skills of an earlier run, and its backbone, into a model; its router is left out.
 
     Args:
-        model: A model whose inventories are `AttendedInventory`.
-        saved: A run whose inventories are the skills in it; its router is left out.
+        model: A model with inventories of the run's kinds, or with attention over such.
+        saved: The run.
+
+    Raises:
+        CheckpointError: As for `load_into`.
     """
     skills = {
         f"{path}.{name}": tensor.detach()
@@ -262,7 +265,7 @@ def load_frozen_skills(model: SkilledModel, saved: SavedInventory) -> None:
         if isinstance(layer.inventory, AttendedInventory)
         for name, tensor in layer.inventory.skills.state_dict().items()
     }
-    _load(model, saved, {"skills": skills})
+    _load(model, saved, {"skills": skills or skill_tensors(model)})
 
 
 def _load(model: Model, saved: SavedInventory, targets: dict[str, dict[str, Tensor]]) -> None:
@@ -294,8 +297,8 @@ def _load(model: Model, saved: SavedInventory, targets: dict[str, dict[str, Tens
 def count_saved(path: Path, beginning: str = "") -> int:
     """Return the number of parameters in a safetensors file, from its header alone.
 
-    Single numbers are settings, such as a temperature, and whole numbers are places, such as those
-    of sparse skills; neither are counted.
+    Single numbers are settings, such as a temperature, whole numbers are places, such as those of
+    sparse skills, and `start_…` is what skills began with: none are counted.
 
     Args:
         path: The file.
@@ -308,6 +311,7 @@ def count_saved(path: Path, beginning: str = "") -> int:
         for name, entry in header.items()
         if name != "__metadata__"
         and name.startswith(beginning)
+        and not name.rpartition(".")[2].startswith("start_")
         and entry["dtype"].startswith(("F", "BF"))
     ]
     return sum(math.prod(shape) for shape in shapes if shape)

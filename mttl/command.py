@@ -30,30 +30,48 @@ from mttl.reading import reason, shown
 from mttl.stop_signals import handling
 from mttl.version import VERSION
 
-# What `mttl NAME` runs. Scripts that only serve a checkout are no commands.
-COMMANDS = {
-    "train": "pl_train.py",
-    "adapt": "pl_finetune.py",
-    "search": "pl_search.py",
-    "add-tasks": "scripts/add_tasks.py",
-    "predict": "pl_predict.py",
-    "serve": "scripts/serve.py",
-    "plot": "scripts/plot_routing.py",
-    "merge": "scripts/merge_skills.py",
-    "merge-task": "scripts/merge_task.py",
-    "fisher": "scripts/estimate_fisher.py",
-    "export": "scripts/export_peft.py",
-    "import": "scripts/import_peft.py",
-    "build": "scripts/build_crossfit.py",
-    "pretrain": "scripts/pretrain_backbone.py",
-    "sparse": "scripts/sparse_finetune.py",
-    "compose": "scripts/compose_skills.py",
-    "record": "scripts/record_demonstrations.py",
-    "film": "scripts/film_policy.py",
-    "compare": "scripts/compare.py",
-    "plan": "scripts/memory_plan.py",
-    "summarise": "scripts/summarise_runs.py",
+# What `mttl NAME` runs, by what it is for. Scripts that only serve a checkout are no commands.
+COMMAND_GROUPS = {
+    "train and adapt": {
+        "train": "pl_train.py",
+        "adapt": "pl_finetune.py",
+        "search": "pl_search.py",
+        "add-tasks": "scripts/add_tasks.py",
+        "sparse": "scripts/sparse_finetune.py",
+        "plan": "scripts/memory_plan.py",
+    },
+    "ask": {
+        "predict": "pl_predict.py",
+        "serve": "scripts/serve.py",
+    },
+    "look": {
+        "explore": "scripts/explore.py",
+        "plot": "scripts/plot_routing.py",
+        "ablate": "scripts/ablate.py",
+        "film": "scripts/film_policy.py",
+    },
+    "merge and exchange": {
+        "merge": "scripts/merge_skills.py",
+        "merge-task": "scripts/merge_task.py",
+        "fisher": "scripts/estimate_fisher.py",
+        "compose": "scripts/compose_skills.py",
+        "export": "scripts/export_peft.py",
+        "import": "scripts/import_peft.py",
+        "library": "scripts/library.py",
+    },
+    "data and backbones": {
+        "build": "scripts/build_crossfit.py",
+        "record": "scripts/record_demonstrations.py",
+        "pretrain": "scripts/pretrain_backbone.py",
+    },
+    "compare": {
+        "compare": "scripts/compare.py",
+        "summarise": "scripts/summarise_runs.py",
+    },
 }
+COMMANDS = {name: script for group in COMMAND_GROUPS.values() for name, script in group.items()}
+# Under which its options stand in the help of a command.
+READ, WORK, WRITTEN = "what is read", "how it is done", "what is written"
 
 FILE_WIDTH = 120
 MOST_PROCESSES = 256  # of one command; machines with more cores share the work by folders
@@ -94,6 +112,7 @@ HARMLESS = (
     ".*isinstance\\(treespec, LeafSpec\\).*",
     # Validation is turned off on purpose: data.validation is none.
     ".*You defined a `validation_step` but have no `val_dataloader`.*",
+    ".*Total length of `list` across ranks is zero.*",  # the same
 )
 
 
@@ -223,7 +242,21 @@ def exit_with(main: Callable[[], int]) -> None:
     sys.exit(run_command(main))
 
 
-def make_parser(description: str | None, name: str | None = None) -> argparse.ArgumentParser:
+class CommandParser(argparse.ArgumentParser):
+    """A command line whose help shows options in groups."""
+
+    def group(self, title: str) -> "argparse._ArgumentGroup":
+        """Return the group of options with a title, which is made when it is first asked for."""
+        there = (group for group in self._action_groups if group.title == title)
+        return next(there, None) or self.add_argument_group(title)
+
+    def format_help(self) -> str:
+        """Return the help, in which what is written stands last."""
+        self._action_groups.sort(key=lambda group: group.title == WRITTEN)
+        return super().format_help()
+
+
+def make_parser(description: str | None, name: str | None = None) -> CommandParser:
     """Return the parser of a command line.
 
     Args:
@@ -233,7 +266,7 @@ def make_parser(description: str | None, name: str | None = None) -> argparse.Ar
     if name is None and (name := _called()) is not None:
         for command, script in COMMANDS.items():
             description = (description or "").replace(f"python {script}", f"mttl {command}")
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=name, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"mttl {VERSION}")
@@ -253,9 +286,9 @@ def _called() -> str | None:
     return f"mttl {own[0]}" if own and own[0] in COMMANDS else None
 
 
-def add_adapted(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
+def add_adapted(parser: CommandParser, *, required: bool = False) -> None:
     """Let a command line name tasks that were adapted from a run, and where a backbone is."""
-    parser.add_argument(
+    parser.group(READ).add_argument(
         "--adapted",
         action="extend",
         nargs="+",
@@ -267,21 +300,30 @@ def add_adapted(parser: argparse.ArgumentParser, *, required: bool = False) -> N
     add_backbone(parser)
 
 
-def add_backbone(parser: argparse.ArgumentParser) -> None:
+def add_address(group: "argparse._ArgumentGroup") -> None:
+    """Let a command line say where a server listens."""
+    group.add_argument("--host", default="127.0.0.1", help="the address to listen at (%(default)s)")
+    help = "the port; 0 takes a free one (%(default)s)"
+    group.add_argument("--port", type=_port, default=8000, help=help)
+
+
+def add_backbone(parser: CommandParser) -> None:
     """Let a command line name the backbone of a run anew."""
-    parser.add_argument("--backbone", metavar="DIR", help="where the pretrained backbone is now")
+    help = "where the pretrained backbone is now"
+    parser.group(READ).add_argument("--backbone", metavar="DIR", help=help)
 
 
-def add_config(parser: argparse.ArgumentParser) -> None:
+def add_config(parser: CommandParser) -> None:
     """Let a command line name configuration files and override their settings."""
-    parser.add_argument(
+    add = parser.group(READ).add_argument
+    add(
         *("-c", "--config"),
         required=True,
         metavar="FILE[+FILE...]",
         help="YAML files, merged left to right; looked up here, in configs/, then in the package",
     )
     add_overrides(parser, "settings that override the files; may be repeated, the later wins")
-    parser.add_argument(
+    add(
         "--settings",
         nargs="?",
         action=_ShowSettings,
@@ -312,9 +354,7 @@ class _ShowSettings(argparse.Action):
         parser.exit()
 
 
-def add_run(
-    parser: argparse.ArgumentParser, *, tasks: str, out: str, required: bool = True
-) -> None:
+def add_run(parser: CommandParser, *, tasks: str, out: str, required: bool = True) -> None:
     """Let a command line say which run is adapted to what.
 
     Args:
@@ -323,27 +363,24 @@ def add_run(
         out: What goes into the folder of results, and where that is.
         required: Whether the command has nothing to do without a run.
     """
-    parser.add_argument(
+    add = parser.group(READ).add_argument
+    add(
         "--from",
         dest="source",
         required=required,
         metavar="RUN",
         help="the folder of a trained run",
     )
-    parser.add_argument(
-        "--tasks", default=tasks, help="test, dev, or names joined by commas (%(default)s)"
-    )
-    parser.add_argument(
-        "--samples", metavar="N[,N...]", help="few-shot samples of every task (all)"
-    )
-    parser.add_argument("--allow-seen", action="store_true", help="take tasks of training too")
-    parser.add_argument("--out", metavar="DIR", help=out)
+    add("--tasks", default=tasks, help="test, dev, or names joined by commas (%(default)s)")
+    add("--samples", metavar="N[,N...]", help="few-shot samples of every task (all)")
+    add("--allow-seen", action="store_true", help="take tasks of training too")
+    parser.group(WRITTEN).add_argument("--out", metavar="DIR", help=out)
     add_backbone(parser)
 
 
-def add_overrides(parser: argparse.ArgumentParser, what: str) -> None:
+def add_overrides(parser: CommandParser, what: str) -> None:
     """Let a command line override settings by ``-k section.key=value …``, a flat list."""
-    parser.add_argument(
+    parser.group(READ).add_argument(
         *("-k", "--set"),
         dest="override",
         action="extend",
@@ -372,6 +409,13 @@ def processes(text: str) -> int:
 def natural(text: str) -> int:
     """Read a number of at least 0 from the command line."""
     return _at_least(0, text)
+
+
+def _port(text: str) -> int:
+    number = natural(text)
+    if number > 65535:
+        raise argparse.ArgumentTypeError(f"'{text}' must be at most 65535")
+    return number
 
 
 def _at_least(least: int, text: str) -> int:

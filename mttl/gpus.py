@@ -1,16 +1,20 @@
 """Processes side by side take one GPU each, in turn."""
 
 import os
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
-def device_of(number: int = 1) -> torch.device:
+def device_of(number: int = 1) -> "torch.device":
     """Return the GPU of one of several parts of a job, or the CPU where there is no GPU.
 
     Args:
         number: Of the part, from 1; parts beyond the number of GPUs share them.
     """
+    import torch
+
     count = _gpu_count()
     return torch.device("cuda", (number - 1) % count) if count else torch.device("cpu")
 
@@ -30,4 +34,6 @@ def gpu_environment(number: int) -> dict[str, str]:
 
 
 def _gpu_count() -> int:
+    import torch
+
     return torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -27,6 +27,7 @@ from mttl.checkpoint import (
     save_inventory,
 )
 from mttl.config.load import configs_dir, load_config
+from mttl.config.moe_schema import MEMBERS
 from mttl.config.schema import Config
 from mttl.errors import CheckpointError, ConfigError
 from mttl.inventory_files import ADAPTED_VERSION, FORMAT_VERSION
@@ -47,7 +48,8 @@ FRAGMENTS = [
     path.relative_to(configs_dir()).as_posix()
     for room in ("router", "skills")
     for path in sorted((configs_dir() / room).glob("*.yaml"))
-    if path.stem not in ("expert_grid", "expert_crossfit")  # their matrices are of other tasks
+    # Their matrices are of other tasks; those of members are made of a library; s4 names layers.
+    if path.stem not in ("retrieval", "s4", *MEMBERS)
 ]
 # What a fragment needs besides: gates that filled logits switch, and factors of these tasks.
 BESIDES = {

@@ -12,6 +12,7 @@ import pytest
 
 from mttl.__main__ import listing
 from mttl.command import (
+    COMMAND_GROUPS,
     COMMANDS,
     FAULT,
     HARMLESS,
@@ -190,7 +191,10 @@ def test_messages_of_the_package_are_shown_and_chatter_of_libraries_is_not(
 
 
 def test_every_command_is_listed_with_its_sentence() -> None:
-    lines = listing().splitlines()[1:]
+    lines = [line for line in listing().splitlines() if line.startswith("  ")]
+    assert [line for line in listing().splitlines() if line not in lines] == [
+        f"{title}:" for title in COMMAND_GROUPS
+    ]
     assert [line.split()[0] for line in lines] == list(COMMANDS)
     assert all(line[14].isupper() and '"' not in line for line in lines)
     assert "  serve       Answer over HTTP as OpenAI's" in listing()

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers.printed import PAGES, sections, text
+
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("docs/architecture.md", "CONTRIBUTING.md")
 ROOMS = ("mttl", "envs", "scripts", "configs", "docs", "tests", "data")
@@ -70,9 +72,38 @@ def test_names_in_a_document_exist(document: str) -> None:
     assert not unknown
 
 
-@pytest.mark.parametrize("document", ["README.md", *DOCUMENTS, "docs/results.md"])
+@pytest.mark.parametrize("document", [*PAGES, "CONTRIBUTING.md"])
 def test_links_between_documents_lead_somewhere(document: str) -> None:
-    text = (ROOT / document).read_text(encoding="utf-8")
-    targets = re.findall(r"\]\((?!https?:)([^)#\s]+)", text)
+    """To a file that exists, and to a heading of it."""
+    targets = re.findall(r"\]\((?!https?:)([^)\s]+)", text(document))
     folder = (ROOT / document).parent
-    assert not sorted(target for target in targets if not (folder / target).exists())
+    lost = []
+    for target in targets:
+        name, _, heading = target.partition("#")
+        path = (folder / name if name else ROOT / document).resolve()
+        if not path.exists() or (heading and heading not in headings(path)):
+            lost.append(target)
+    assert lost == []
+
+
+def test_a_newcomer_comes_from_the_first_page_to_every_other() -> None:
+    """And to a router of one's own in an empty folder, which the test of the tutorials walks."""
+    first, pages = ROOT / "docs" / "index.md", {*ROOT.glob("docs/**/*.md")}
+    pages |= {*ROOT.glob("docs/tutorials/*.ipynb")}
+    waiting, seen = [first], set()
+    while waiting:
+        page = waiting.pop()
+        if page not in seen and page in pages:
+            seen.add(page)
+            found = re.findall(r"\]\((?!https?:)([^)#\s]+)", page.read_text(encoding="utf-8"))
+            waiting += [(page.parent / target).resolve() for target in found]
+    assert pages - seen - {ROOT / "docs" / "files.md"} == set()
+    assert "(tutorials/4_own_router.ipynb)" in first.read_text(encoding="utf-8")
+
+
+def headings(path: Path) -> set[str]:
+    return set(sections(path.relative_to(ROOT).as_posix()))
+
+
+def test_the_readme_is_a_page() -> None:
+    assert len(text("README.md").splitlines()) <= 150

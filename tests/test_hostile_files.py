@@ -199,16 +199,17 @@ def test_recipes_tasks_and_configurations(
 
 @pytest.mark.parametrize("name", ["<img onerror=alert(1) src=x>", "</script><script>alert(1)//"])
 def test_a_page_with_a_task_that_is_a_program(tmp_path: Path, name: str) -> None:
-    pytest.importorskip("plotly")
-    from mttl.analysis.page import routing_page
+    pytest.importorskip("scipy")
+    from mttl.analysis.explore.explore_page import Explored, explore_page
     from mttl.analysis.routing_record import read_record
+    from mttl.analysis.routing_view import RoutingView
 
     (tmp_path / "plots").mkdir()
     weights = np.array([[[0.9, 0.1], [0.2, 0.8]]])
     tasks, groups = np.array([name, "b"]), np.array([f"{name}/0"])
     np.savez(tmp_path / "plots" / "routing.npz", weights=weights, tasks=tasks, groups=groups)
     record = read_record(tmp_path)
-    page = routing_page(record, categories=[name, "b"], similarity=np.eye(2), order=np.arange(2))
+    page = explore_page([Explored(RoutingView(record, weights, (name, "b")))])
     # In the page's data it is text, whose brackets are escaped; elsewhere it does not stand.
     assert name not in page
     assert name.partition("(")[0] not in page

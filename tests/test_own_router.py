@@ -90,7 +90,7 @@ def test_the_commands_of_the_page_are_understood(words: list[str]) -> None:
 
 def own_methods_of(options):
     load_recipe(ROOT / "scripts" / "compare.py")
-    return sys.modules["comparison.methods"].own_methods(options.method, [])
+    return importlib.import_module("comparison.methods").own_methods(options.method, [])
 
 
 def test_the_page_shows_the_example() -> None:
@@ -160,9 +160,10 @@ def test_the_journey(config: Path, tmp_path: Path, capfd, monkeypatch) -> None:
     assert float(means[0]) < 0.5
 
 
+@pytest.mark.slow
 def test_it_is_compared_with_intervals(config: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     script = load_recipe(ROOT / "scripts" / "compare.py")
-    stages = sys.modules["comparison.stages"]
+    stages = importlib.import_module("comparison.stages")
     commands: list[list[str]] = []
 
     def run(self: object, given: list[str], log: Path, cost: Path) -> None:

@@ -1,5 +1,6 @@
 """Two stages through the command: skills first, then attention over them."""
 
+import importlib
 from pathlib import Path
 
 import numpy as np
@@ -54,8 +55,8 @@ def test_the_record_is_the_attention_of_every_task(runs: tuple[Path, Path]) -> N
 
 def test_the_figures_show_the_attention(runs: tuple[Path, Path]) -> None:
     pytest.importorskip("matplotlib")
-    drawing = load_recipe(ROOT / "scripts" / "plot_routing.py")
-    view = drawing.read_view(runs[1])
+    load_recipe(ROOT / "scripts" / "plot_routing.py")
+    view = importlib.import_module("routing_report.reading").read_view(runs[1])
     assert np.array_equal(view.probabilities, view.record.weights)
 
 

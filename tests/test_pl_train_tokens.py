@@ -147,7 +147,7 @@ def test_the_figures_of_a_hybrid_show_both(
 
 def drawn(run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> tuple[set[str], str]:
     """Draw a run; return the files and what was printed."""
-    for library in ("matplotlib", "scipy", "sklearn", "plotly"):
+    for library in ("matplotlib", "scipy", "sklearn"):
         pytest.importorskip(library)
     from mttl.analysis.figures import canvas
 

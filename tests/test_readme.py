@@ -1,4 +1,4 @@
-"""The Python in the README runs as it is printed."""
+"""The Python in the README, and in the pages beside it, runs as it is printed."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,12 @@ from helpers.gyms import TINY_T5, write_config, write_gym
 from helpers.new_tasks import train_source
 from mttl.models.backbone import build_random
 
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+PAGES = ("README.md", "docs/adaptation.md", "docs/parts.md")
+BLOCKS = [
+    block
+    for page in PAGES
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
+]
 
 
 def test_a_run_is_loaded_and_answers(tmp_path: Path, capsys) -> None:

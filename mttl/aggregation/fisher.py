@@ -21,8 +21,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from mttl.config.method_choices import GRADIENTS
+
 Batch = Mapping[str, Tensor]
-GRADIENTS = ("example", "batch")
 # Calls the model and returns, per example, the log-likelihood and the number of its tokens.
 LogLikelihood = Callable[[Callable[..., Any], Batch], tuple[Float[Tensor, "B"], Float[Tensor, "B"]]]
 

@@ -74,6 +74,11 @@ def dense_weight(layer: nn.Module) -> Float[Tensor, "O I"]:
     return nn.functional.linear(units, weight).t()
 
 
+def is_transposed(layer: nn.Module) -> bool:
+    """Tell whether a layer keeps its weight as (I, O): GPT-2's do."""
+    return type(layer).__name__ == "Conv1D"
+
+
 def stored(weight: Tensor) -> tuple[tuple[int, ...], Tensor]:
     """Return the shape that a weight has for its layer, and numbers that tell it from others.
 

@@ -1,23 +1,38 @@
-"""From skills that another tool trained to a model of ours."""
+"""From skills that were trained apart to a model of ours, and to the folder of a run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mttl.build.build_backbone import build_backbone, build_tokenizer
+from mttl.build.build_backbone import (
+    backbone_name,
+    build_backbone,
+    build_tokenizer,
+    check_vocabulary,
+    places_of,
+)
 from mttl.build.model import assemble
 from mttl.build.saved_settings import ModelSettings
+from mttl.checkpoint import save_inventory
 from mttl.config.backbone_schema import Pretrained
-from mttl.config.router_schema import Polytropon, Private
+from mttl.config.schema import Config
 from mttl.config.skills_schema import LoRA
+from mttl.data.prompt_form import PromptForm
 from mttl.errors import CheckpointError
+from mttl.files import new_folder, write_text
+from mttl.models.backbone import is_decoder_only
+from mttl.moe.attach_experts import TokenLayers
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.skills.attach import Attachment
+from mttl.skills.inventory import Inventory
 from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.targets import linear_features
 from mttl.skills.weights.lora import LoRAInventory
+from mttl.training.report import write_routing
 
 # Probability 1 or 0 to the last bit of single precision, yet with a gradient left.
 CERTAIN = 20.0
@@ -25,78 +40,133 @@ CERTAIN = 20.0
 
 @dataclass(frozen=True)
 class Imported:
-    """Skills on their backbone, with what is needed to build the same model again.
+    """Skills on their backbone.
 
     Attributes:
         model: Backbone, skills and router.
         attachment: Which layers have skills.
+        token_layers: Which layers route tokens among them, if any do.
         tasks: Names of the tasks in the order of their ids.
-        settings: The sections backbone, skills and router.
     """
 
     model: SkilledModel
     attachment: Attachment
+    token_layers: TokenLayers | None
     tasks: tuple[str, ...]
-    settings: dict[str, dict]
 
 
 def build_imported(
-    backbone: Pretrained,
+    settings: Config | ModelSettings,
     layers: Mapping[str, tuple[Tensor, Tensor]],
     tasks: Sequence[str],
     *,
-    scale: float,
-    mix: str,
-    router: str,
     logits: Mapping[str, Tensor] | None = None,
 ) -> Imported:
-    """Put imported low-rank skills on a backbone, with a router that has a row per task.
+    """Put imported low-rank skills on a backbone.
 
     Args:
-        backbone: The model that they were trained on.
+        settings: Their sections skills and router, or moe, are of as many skills as there are, of
+            their rank, on their layers. Polytropon's router starts at the given logits, or, to
+            rounding, where the private one is.
         layers: Stacked factors (K, I, r) and (K, O, r) by path of the layer.
         tasks: Names of the tasks.
-        scale: Factor on the change.
-        mix: How skills combine.
-        router: ``"private"``: task t uses skill t alone. ``"polytropon"``: a router that can be
-            trained, with the given logits, or, to rounding, with those of the private one.
         logits: Of every layer, (T, H, K).
 
     Raises:
-        ConfigError: If the backbone cannot be loaded.
+        ConfigError: If the backbone cannot be loaded, or a section does not fit it.
         CheckpointError: If layers do not fit it; they are listed.
     """
+    backbone = settings.backbone
+    tokenizer = build_tokenizer(backbone)  # a run needs one, so it is better missed now
+    network = build_backbone(backbone)
+    check_vocabulary(backbone, tokenizer, network)
+    check_layers(network, layers)
+    model, attachment, token_layers = assemble(network, settings, tasks)
+    skilled = {path: (layer, layer.inventory) for path, layer in model.skilled_layers().items()}
+    with torch.no_grad():
+        for path, (layer, inventory) in skilled.items():
+            _fill(inventory, *layers[path])
+            if isinstance(model.router, PolytroponRouter):
+                own = CERTAIN * (2 * torch.eye(model.router.n_skills) - 1)[:, None]
+                model.router.logits[layer.group] = own if logits is None else logits[path]
+        for path, layer in model.token_layers().items():
+            _fill(layer.experts, *layers[path])
+            layer.read_members()
+    return Imported(model.eval(), attachment, token_layers, tuple(tasks))
+
+
+def imported_skills(
+    layers: Mapping[str, tuple[Tensor, Tensor]],
+    *,
+    mix: str,
+    per_task: bool = False,
+    n_heads: int = 1,
+    **settings: Any,
+) -> LoRA:
+    """Return the section of imported skills.
+
+    Args:
+        layers: Stacked factors (K, I, r) and (K, O, r) by path of the layer.
+        mix: How skills combine.
+        per_task: Whether each belongs to a task.
+        n_heads: Heads H.
+        **settings: What else skills take: ``scale``, or ``alpha``, ``rslora``, ``dropout``.
+    """
     n_skills, _, rank = next(iter(layers.values()))[0].shape
-    n_heads = 1 if logits is None else next(iter(logits.values())).shape[1]
-    private = router == "private"
-    skills = LoRA(
+    return LoRA(
         kind="lora",
-        n_skills="per_task" if private else n_skills,
+        n_skills="per_task" if per_task else n_skills,
         n_heads=n_heads,
         targets=list(layers),
         rank=rank,
-        scale=scale,
         mix=mix,  # type: ignore[arg-type]
+        **settings,
     )
-    router_section = Private(kind="private") if private else Polytropon(kind="polytropon")
-    settings = ModelSettings(backbone=backbone, skills=skills, router=router_section)
-    build_tokenizer(backbone)  # a run needs one, so it is better missed now
-    network = build_backbone(backbone)
-    check_layers(network, layers)
-    model, attachment, _ = assemble(network, settings, tasks)
-    with torch.no_grad():
-        for path, layer in model.skilled_layers().items():
-            down, up = layers[path]
-            inventory = layer.inventory
-            assert isinstance(inventory, LoRAInventory)
-            inventory.down.copy_(down)
-            inventory.up.copy_(up)
-            if isinstance(model.router, PolytroponRouter):
-                own = CERTAIN * (2 * torch.eye(n_skills) - 1)[:, None]
-                rows = own if logits is None else logits[path]
-                model.router.logits[layer.group] = rows
-    sections = settings.model_dump(mode="json", include={"backbone", "skills", "router"})
-    return Imported(model.eval(), attachment, tuple(tasks), sections)
+
+
+def _fill(inventory: Inventory, down: Tensor, up: Tensor) -> None:
+    assert isinstance(inventory, LoRAInventory)
+    inventory.down.copy_(down)
+    inventory.up.copy_(up)
+
+
+def save_imported(
+    out: Path,
+    imported: Imported,
+    backbone: Pretrained,
+    settings: Mapping[str, Any],
+    files: Mapping[str, str] | None = None,
+) -> None:
+    """Write the folder of a run.
+
+    Args:
+        out: A new folder; it appears whole or not at all.
+        imported: The model.
+        backbone: The section.
+        settings: What is needed to build the model again and to ask it.
+        files: Further texts, by name of their file.
+
+    Raises:
+        ConfigError: If the model cannot be asked in that form.
+    """
+    decoder_only = is_decoder_only(imported.model.backbone)
+    form = PromptForm.model_validate(settings["data"])
+    form.encoder(build_tokenizer(backbone), decoder_only=decoder_only)
+    with new_folder(out) as temporary:
+        save_inventory(
+            temporary / "skills",
+            imported.model,
+            imported.tasks,
+            backbone_name=backbone_name(backbone),
+            backbone_trained=False,
+            settings=settings,
+            places=places_of(backbone),
+        )
+        if groups := imported.attachment.groups:
+            path = temporary / "plots" / "routing.npz"
+            write_routing(path, imported.model.router, groups, imported.tasks)
+        for name, text in (files or {}).items():
+            write_text(temporary / name, text)
 
 
 def sizes_of(down: Tensor, up: Tensor) -> tuple[int, int]:

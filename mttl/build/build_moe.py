@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from mttl.config.moe_schema import BLOCK_EXPERTS, MoE
+from mttl.config.moe_schema import BLOCK_EXPERTS, LoRAExperts, MoE
 from mttl.config.own_parts import OwnPart
 from mttl.errors import ConfigError
 from mttl.moe.attach_experts import Place, Selection, TokenLayers, attach_experts
@@ -13,6 +13,7 @@ from mttl.moe.share_out import check_shares
 from mttl.moe.upcycle import silent, upcycle
 from mttl.own_classes import parameters
 from mttl.routing.context import RoutingSlot
+from mttl.routing.token.arrow import ArrowRouter
 from mttl.routing.token.balance import Balance, BiasBalance
 from mttl.routing.token.base import BaseRouter
 from mttl.routing.token.example import ExampleRouter
@@ -20,6 +21,8 @@ from mttl.routing.token.expert_choice import ExpertChoiceRouter
 from mttl.routing.token.gshard import GShardRouter
 from mttl.routing.token.hash import HashRouter
 from mttl.routing.token.noisy_top_k import NoisyTopKRouter
+from mttl.routing.token.phatgoose import PhatgooseRouter
+from mttl.routing.token.spectral import SpectralRouter
 from mttl.routing.token.token_router import TokenRouter
 from mttl.routing.token.top_k import TopKRouter
 from mttl.skills.blocks.feed_forward_experts import FeedForwardExperts
@@ -35,7 +38,12 @@ TOKEN_ROUTERS: dict[str, Callable[..., TokenRouter]] = {
     "base": BaseRouter,
     "hash": HashRouter,
     "example": ExampleRouter,
+    "arrow": ArrowRouter,
+    "spectral": SpectralRouter,
+    "phatgoose": PhatgooseRouter,
 }
+# Settings that are not of a router but of its training.
+GATE_TRAINING = ("gate_steps", "gate_lr")
 
 
 def build_experts(
@@ -104,7 +112,7 @@ def build_experts(
 def build_token_router(moe: MoE, in_features: int, vocabulary_size: int) -> TokenRouter:
     """Build the router of one layer."""
     kind, balance = moe.router.kind, moe.balance
-    settings: dict[str, Any] = moe.router.model_dump(exclude={"kind"})
+    settings: dict[str, Any] = moe.router.model_dump(exclude={"kind", *GATE_TRAINING})
     own = moe.router if isinstance(moe.router, OwnPart) else None
     if own is not None:
         settings = {"vocabulary_size": vocabulary_size}
@@ -112,6 +120,9 @@ def build_token_router(moe: MoE, in_features: int, vocabulary_size: int) -> Toke
         settings |= {"top_k": 1, "normalise": False}
     if kind == "hash":
         settings["vocabulary_size"] = vocabulary_size
+    if kind == "spectral":
+        assert isinstance(moe.experts, LoRAExperts)
+        settings["rank"] = moe.experts.rank
     if balance.bias:
         settings["bias"] = BiasBalance(moe.n_experts, rate=balance.bias)
     losses = balance.model_dump(exclude={"bias"})

@@ -11,6 +11,7 @@ from mttl.config.router_schema import Metadata, Polytropon, Router
 from mttl.errors import ConfigError
 from mttl.own_classes import OwnClassError, told
 from mttl.routing.task.categorical import CategoricalRouter
+from mttl.routing.task.coefficients import CoefficientRouter
 from mttl.routing.task.fixed import (
     FixedRouter,
     average_router,
@@ -22,8 +23,11 @@ from mttl.routing.task.hyperformer import HyperFormerRouter
 from mttl.routing.task.metadata import MetadataRouter
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.priors import RoutingPrior
+from mttl.routing.task.prompt_router import PromptRouter
 from mttl.routing.task.random_member import RandomRouter
+from mttl.routing.task.retrieval import RetrievalRouter
 from mttl.routing.task.score_function import ScoreFunctionRouter
+from mttl.routing.task.smear import SmearRouter
 from mttl.routing.task.task_moe import TaskMoERouter
 from mttl.routing.task.task_router import TaskRouter
 
@@ -35,6 +39,9 @@ LEARNED_ROUTERS: dict[str, type[TaskRouter]] = {
     "random": RandomRouter,
     "task_moe": TaskMoERouter,
     "hyperformer": HyperFormerRouter,
+    "coefficients": CoefficientRouter,
+    "smear": SmearRouter,
+    "retrieval": RetrievalRouter,
 }
 
 
@@ -108,20 +115,29 @@ def build_router(
         return MetadataRouter(
             *(factor_rows(router.factors, tasks), n_groups, n_heads, n_skills), **settings
         )
-    return LEARNED_ROUTERS[router.kind](n_groups, len(tasks), n_heads, n_skills, **settings)
+    sizes = n_groups, len(tasks), n_heads, n_skills
+    kind = LEARNED_ROUTERS[router.kind]
+    if issubclass(kind, PromptRouter):
+        settings["n_features"] = n_features or 1
+    return _with_room(kind(*sizes, **settings), router.kind, n_features)
+
+
+def _with_room(made: TaskRouter, name: str, n_features: int | None) -> TaskRouter:
+    """Make room for what a router sees of tasks: it is filled in before training, or loaded."""
+    if made.seen and n_features is None:
+        raise ConfigError(
+            f"router.kind '{name}' sees {' and '.join(made.seen)}, which only text has"
+        )
+    for seen in made.seen:
+        if seen != "prompts":
+            made.show(seen, torch.zeros(made.n_tasks, n_features or 0))
+    return made
 
 
 def _own_router(router: OwnPart, sizes: Mapping[str, int], n_features: int | None) -> TaskRouter:
     """Build a router of one's own, and see that it gives weights of the right shape."""
     features = {} if n_features is None else {"n_features": n_features}
-    made: TaskRouter = router.make(**sizes, **features)
-    if made.seen and n_features is None:
-        raise ConfigError(
-            f"router.kind '{router.kind}' sees {' and '.join(made.seen)}, which only text has"
-        )
-    for name in made.seen:
-        if name != "prompts":  # filled in before training, or loaded
-            made.show(name, torch.zeros(sizes["n_tasks"], n_features or 0))
+    made = _with_room(router.make(**sizes, **features), router.kind, n_features)
     with torch.no_grad():
         try:
             shape = tuple(made.matrix().shape)

@@ -49,8 +49,8 @@ def read_expert_matrix(name: str, tasks: Sequence[str], n_skills: int) -> Float[
     for task in tasks:
         if task not in rows:
             raise ConfigError(
-                f"'{path}' has no row for the task '{task}'.{nearest(task, rows)} Matrices of "
-                "other gyms are those of router/expert_crossfit.yaml and router/expert_grid.yaml"
+                f"'{path}' has no row for the task '{task}'.{nearest(task, rows)} Name the matrix "
+                "of your gym in data.expert_matrix; router/expert_*.csv are those that are shipped"
             )
         if not all(math.isfinite(weight) and weight >= 0 for weight in rows[task]):
             raise ConfigError(f"'{path}': the weights of '{task}' must be finite and at least 0")
@@ -59,6 +59,6 @@ def read_expert_matrix(name: str, tasks: Sequence[str], n_skills: int) -> Float[
     if len(header) - 1 != n_skills:
         raise ConfigError(
             f"'{name}' has columns for {len(header) - 1} skills, but skills.n_skills is "
-            f"{n_skills}; they must be equal"
+            f"{n_skills}; they must be equal, as skills.n_skills: per_column makes them"
         )
     return torch.tensor([rows[task] for task in tasks])

@@ -1,35 +1,39 @@
-"""The second stage of training: attention over the skills of an earlier run."""
+"""The second stage of training: attention over skills of an earlier run, or more steps of them."""
 
 from typing import Any
 
 from mttl.build.saved_settings import ModelSettings, read_settings
-from mttl.checkpoint import load_frozen_skills, read_inventory
+from mttl.checkpoint import load_skills, read_inventory
 from mttl.config.schema import Config
 from mttl.config.skills_schema import Fusion
 from mttl.errors import CheckpointError
 from mttl.skills.skilled_model import SkilledModel
+from mttl.skills.weights.sparse import place_supports, saved_supports
 
 # Settings that do not change what the network computes.
 FREE = {"train", "gradient_checkpointing", "compile", "dtype"}
 
 
-def load_source(model: SkilledModel, config: Config, fusion: Fusion) -> None:
-    """Give a model with attention the skills, and the backbone, of the run that trained them.
+def load_source(model: SkilledModel, config: Config) -> None:
+    """Give a model the skills, and the backbone, of the run that the configuration names, if any.
 
     Args:
         model: As built from the configuration.
-        config: Its sections backbone and skills are those of the run.
-        fusion: Names the run.
+        config: Its sections backbone and skills are those of the run; its router may be another.
 
     Raises:
         CheckpointError: If there is no such run, or its sections differ; they are listed.
     """
-    saved = read_inventory(fusion.source)
+    fusion = config.aggregation if isinstance(config.aggregation, Fusion) else None
+    name, source = "run.start", config.run.start
+    if fusion is not None:
+        name, source = "aggregation.source", fusion.source
+    if source is None:
+        return
+    saved = read_inventory(source)
     settings = saved.meta["settings"]
     if settings.get("aggregation", {}).get("kind") == "fusion":
-        raise CheckpointError(
-            f"aggregation.source '{fusion.source}' is a fusion itself; name the run of its skills"
-        )
+        raise CheckpointError(f"{name} '{source}' is a fusion itself; name the run of its skills")
     theirs = {
         "backbone": _without(settings.get("backbone", {}), FREE),
         "skills": read_settings(saved, ModelSettings).skills.model_dump(mode="json"),
@@ -41,18 +45,21 @@ def load_source(model: SkilledModel, config: Config, fusion: Fusion) -> None:
         "skills": config.skills.model_dump(mode="json") | {"n_skills": model.router.n_skills},
     }
     differing = [
-        f"{section}.{name}: {values.get(name)!r} there, {ours[section].get(name)!r} here"
+        f"{section}.{key}: {values.get(key)!r} there, {ours[section].get(key)!r} here"
         for section, values in theirs.items()
-        for name in sorted(values.keys() | ours[section].keys())
-        if values.get(name) != ours[section].get(name)
+        for key in sorted(values.keys() | ours[section].keys())
+        if values.get(key) != ours[section].get(key)
     ]
     if differing:
+        fragment = "aggregation/fusion.yaml" if fusion else "router/average.yaml"
         raise CheckpointError(
-            f"the configuration is not that of aggregation.source '{fusion.source}':\n"
+            f"the configuration is not that of {name} '{source}':\n"
             + "\n".join(differing)
-            + f"\nStart from that run's own: -c {fusion.source}/config.yaml+aggregation/fusion.yaml"
+            + f"\nStart from that run's own: -c {source}/config.yaml+{fragment}"
         )
-    load_frozen_skills(model, saved)
+    if config.skills.kind == "sparse":
+        place_supports(model.skilled_layers(), saved_supports(saved.skills))
+    load_skills(model, saved)
 
 
 def _without(settings: dict[str, Any], names: set[str]) -> dict[str, Any]:

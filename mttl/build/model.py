@@ -18,10 +18,11 @@ from mttl.build.build_backbone import (
 from mttl.build.build_moe import build_experts
 from mttl.build.build_router import build_router
 from mttl.build.fusion_source import load_source
-from mttl.build.model_hub import download_run
+from mttl.build.model_hub import download
 from mttl.build.saved_run import SavedRun
 from mttl.build.saved_settings import ModelSettings, read_found_settings
 from mttl.checkpoint import load_into, read_inventory
+from mttl.config.moe_schema import MEMBERS
 from mttl.config.own_parts import OwnPart
 from mttl.config.schema import Config, Generation
 from mttl.config.skills_schema import Aggregation, Skills, kinds_of
@@ -66,14 +67,15 @@ def build_model(config: Config, tasks: Sequence[str]) -> Built:
         tasks: Names of the tasks in the order of their ids.
 
     Raises:
-        ConfigError: If a part cannot be built; the message names the section.
-        CheckpointError: If the skills for a fusion cannot be loaded, or do not fit.
+        ConfigError: If a part cannot be built, or learns nothing; the message names the section.
+        CheckpointError: If the skills of an earlier run cannot be loaded, or do not fit.
     """
+    _refuse_members(config)
     # Where the model is sharded, the first process gives the others what they hold of it.
     empty = config.trainer.strategy == "fsdp2" and rank_zero_only.rank != 0
     built = _build(config, tasks, empty=empty)
-    if config.aggregation.kind == "fusion" and not empty:
-        load_source(built.model, config, config.aggregation)
+    if not empty:
+        load_source(built.model, config)
     built.model.train()
     return built
 
@@ -135,18 +137,21 @@ def from_pretrained(
     """
     folder = Path(name)
     if not folder.is_dir():
-        folder = download_run(str(name), revision=revision, token=token)
+        folder = download(str(name), "a run", revision=revision, token=token)
     return load_run(folder, backbone=backbone)
 
 
 def inventory_settings(
-    config: Config, descriptions: Mapping[str, str | None] | None = None
+    config: Config,
+    descriptions: Mapping[str, str | None] | None = None,
+    options: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Any]:
     """Return what a saved inventory needs to be built again and to answer, as JSON.
 
     Args:
         config: The run's.
         descriptions: That were shown before the inputs, by task.
+        options: That were ranked, by task.
     """
     names = [name for name in ModelSettings.model_fields if name not in ("data", "precision")]
     if config.generation == Generation():  # the default, which earlier versions did not write
@@ -161,7 +166,21 @@ def inventory_settings(
     for name in ("truncate", "template", "system"):  # defaults, as above
         if form[name] == PromptForm.model_fields[name].default:
             del form[name]
-    return own | {"data": form | ({"task_descriptions": descriptions} if descriptions else {})}
+    by_task = {"task_descriptions": descriptions, "task_options": options}
+    return own | {"data": form | {name: texts for name, texts in by_task.items() if texts}}
+
+
+def _refuse_members(config: Config) -> None:
+    """Refuse to train with a router of a library's members."""
+    found, other = f"router.kind '{config.router.kind}'", "smear"
+    if config.moe is not None and config.moe.router.kind in MEMBERS:
+        found, other = f"moe.router.kind '{config.moe.router.kind}'", "top_k"
+    elif config.router.kind != "retrieval":
+        return
+    raise ConfigError(
+        f"{found} routes among members of a library, which exist already. Make a run of one with "
+        f"scripts/library.py run, or train skills with another router, such as {other}"
+    )
 
 
 def _build(
@@ -192,6 +211,7 @@ def _build(
         tasks=tuple(tasks),
         form=form,
         search=search_settings(settings.generation, form.max_output_length),
+        per_token=settings.generation.per_token,
         attachment=attachment,
         token_layers=token_layers,
     )
@@ -225,7 +245,11 @@ def assemble(
         n_heads = skills.n_heads
         n_skills = len(tasks) if skills.n_skills == "per_task" else skills.n_skills
         aggregation = settings.aggregation
-        attachment = _attach(network, skills, aggregation, slot, n_skills, router.granularity)
+        attachment = _attach(
+            network,
+            *(skills, aggregation, slot, n_skills, router.granularity),
+            fresh=not trained,
+        )
     token_layers = None
     if moe is not None:
         if skills.kind == "none" and moe.task_prior != "none":
@@ -260,6 +284,8 @@ def _attach(
     slot: RoutingSlot,
     n_skills: int,
     granularity: str,
+    *,
+    fresh: bool,
 ) -> Attachment:
     placements = []
     for one in kinds_of(skills):
@@ -269,7 +295,7 @@ def _attach(
         make = partial(_make_inventory, one, aggregation, n_skills)
         placements.append(Placement(make, one.targets, kind.site))
     try:
-        return attach_kinds(model, placements, slot=slot, granularity=granularity)
+        return attach_kinds(model, placements, slot=slot, granularity=granularity, fresh=fresh)
     except ValueError as error:
         raise ConfigError(f"section skills: {error}") from error
 

@@ -1,6 +1,7 @@
 """Folders of runs on the model hub, through its own client."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import HfApi, snapshot_download
@@ -11,23 +12,33 @@ from mttl.reading import reason
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def download_run(name: str, *, revision: str | None, token: str | None) -> Path:
+def download(
+    name: str,
+    what: str,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    only: Sequence[str] | None = None,
+) -> Path:
     """Return the local copy of a repository.
 
     Args:
         name: Owner and name.
+        what: It holds, for messages.
         revision: Branch, tag or commit.
         token: Of a private one; by default that of `hf auth login`.
+        only: Patterns of the files that are needed; all by default.
 
     Raises:
         ConfigError: If it cannot be had.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"'{name}' is no folder, and cannot be the name of a run on the hub: OWNER/NAME"
+            f"'{name}' is no folder, and cannot be the name of {what} on the hub: OWNER/NAME"
         )
+    files = None if only is None else list(only)
     try:
-        return Path(snapshot_download(name, revision=revision, token=token))
+        return Path(snapshot_download(name, revision=revision, token=token, allow_patterns=files))
     except Exception as error:  # the client's errors have no common base
         raise ConfigError(
             f"'{name}' is no folder here and could not be loaded from the model hub: "

@@ -236,6 +236,8 @@ class BabyAIConfig(Section):
                 f"router.consistency ({self.router.consistency}) must be 0: it compares two "
                 "answers, which only text has"
             )
+        if self.run.start is not None:
+            problems.append("run.start is for text-to-text tasks: leave it out")
         if self.optim.meta is not None:
             problems.append("optim.meta learns from rows of tasks, which only text has; remove it")
         if self.router.granularity in ("stack", "block"):

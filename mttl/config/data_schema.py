@@ -112,6 +112,9 @@ class Data(Section):
     """System text of every chat; the description of the task follows it."""
     metrics: dict[str, Annotated[str, AfterValidator(own_class_of(METRICS))]] = {}
     """Metrics of tasks in the place of those in TASKS.csv: one of CrossFit's, or `module:Class`."""
+    expert_matrix: str | None = None
+    """CSV file of the skills that a person would give each task: the matrix of an expert router
+    that names none. `skills.n_skills: per_column` then fits."""
     skip_missing: bool = False
     """Leave out tasks of the partition that the gym lacks, instead of an error."""
     max_rows: PositiveInt | None = None

@@ -15,6 +15,7 @@ from mttl.config.section import Section
 from mttl.config.tree import Sources, Tree, merge, nested
 from mttl.config.worlds import WORLDS, world_of
 from mttl.errors import ConfigError, nearest
+from mttl.reading import read_text
 from mttl.shipped_files import shipped_folder
 
 COMMAND_LINE = "-k"
@@ -76,6 +77,7 @@ def load_any_config(
         stems.append(path.stem)
     for text in overrides:
         tree = _override(tree, text, sources)
+    tree = _of_the_gym(tree)
     run = tree.get("run", {})
     if isinstance(run, dict):
         tree = {**tree, "run": {"name": "-".join(stems), **run}}
@@ -151,6 +153,28 @@ def _read(path: Path) -> Tree:
                 f"{path}: section '{section}' must hold settings, not {_kind_of(settings)}"
             )
     return tree
+
+
+def _of_the_gym(tree: Tree) -> Tree:
+    """Fill in what an expert router takes from its gym: the matrix, and one skill per column."""
+    data, skills, router = (tree.get(name, {}) for name in ("data", "skills", "router"))
+    if not (isinstance(data, dict) and isinstance(skills, dict) and isinstance(router, dict)):
+        return tree
+    expert = router.get("kind") == "expert"
+    matrix = router.get("matrix", data.get("expert_matrix")) if expert else None
+    if matrix is not None:
+        tree = tree | {"router": router | {"matrix": matrix}}
+    if skills.get("n_skills") != "per_column":
+        return tree
+    if not isinstance(matrix, str):
+        raise ConfigError(
+            "skills.n_skills 'per_column' is the number of columns of an expert router's matrix: "
+            "take router.kind: expert, and name a file in router.matrix, or in data.expert_matrix "
+            "for all that use the gym"
+        )
+    first, *_ = read_text(find_file(matrix), ConfigError).split("\n")
+    # A header without skills is told when the matrix is read.
+    return tree | {"skills": skills | {"n_skills": max(1, first.count(","))}}
 
 
 def _override(tree: Tree, text: str, sources: Sources) -> Tree:

@@ -6,6 +6,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_v
 
 from mttl.config.own_parts import OwnKinds
 from mttl.config.section import Fraction, NonNegative, Section, Seed
+from mttl.config.skills_schema import LowRankChange
 from mttl.own_classes import SKILLS, TOKEN_ROUTERS
 
 Stack = Literal["encoder", "decoder", "model"]
@@ -78,8 +79,48 @@ class Example(_TopKTokens):
     """Let the gates of an example sum to 1."""
 
 
+class Arrow(Section):
+    """Members of a library, by the direction that each stretches most; nothing is trained."""
+
+    kind: Literal["arrow"]
+    top_k: PositiveInt = 3
+    """Members per token."""
+    temperature: PositiveFloat = 1.0
+    """Of the softmax over the kept ones."""
+
+
+class Spectral(Arrow):
+    """Members of a library, by the length of what each makes of a token; nothing is trained."""
+
+    kind: Literal["spectral"]  # type: ignore[assignment]
+
+
+class Phatgoose(Section):
+    """Members of a library, by gates that are trained when the run is made of it."""
+
+    kind: Literal["phatgoose"]
+    top_k: PositiveInt = 2
+    """Members per token."""
+    temperature: PositiveFloat = 1.0
+    """Of the softmax over the kept ones."""
+    gate_steps: PositiveInt = 100
+    """Steps in which the gates are trained, on batches of all members' tasks."""
+    gate_lr: PositiveFloat = 5e-3
+    """Learning rate of the gates."""
+
+
 TokenRouting = Annotated[
-    TopK | Switch | NoisyTopK | GShard | ExpertChoice | Base | Hash | Example,
+    TopK
+    | Switch
+    | NoisyTopK
+    | GShard
+    | ExpertChoice
+    | Base
+    | Hash
+    | Example
+    | Arrow
+    | Spectral
+    | Phatgoose,
     Field(discriminator="kind"),
     OwnKinds(TOKEN_ROUTERS),
 ]
@@ -91,14 +132,10 @@ class FeedForwardExperts(Section):
     kind: Literal["feed_forward"]
 
 
-class LoRAExperts(Section):
+class LoRAExperts(LowRankChange):
     """Low-rank changes of linear layers."""
 
     kind: Literal["lora"]
-    rank: PositiveInt = 16
-    """Rank of each expert."""
-    scale: PositiveFloat | None = None
-    """Factor on the change; 1 / rank by default."""
 
 
 class IA3Experts(Section):
@@ -120,6 +157,8 @@ TokenExperts = Annotated[
     Field(discriminator="kind"),
     OwnKinds(SKILLS),
 ]
+# Routers among members of a library, which exist already.
+MEMBERS = ("arrow", "spectral", "phatgoose")
 BLOCK_EXPERTS = ("feed_forward", "adapter")
 
 
@@ -214,6 +253,16 @@ class MoE(Section):
                 "router.normalise with top_k 1 makes every gate 1, and nothing is learned: set "
                 "normalise: false, or kind: switch"
             )
+        if router.kind in MEMBERS and self.experts.kind != "lora":
+            problems.append(
+                f"router '{router.kind}' reads the factors of its experts: set experts.kind: lora, "
+                f"not '{self.experts.kind}'"
+            )
+        if self.parallel and getattr(self.experts, "shared_down", False):
+            problems.append(
+                "parallel shares out experts, and with experts.shared_down they have a tensor in "
+                "common: set one of them to false"
+            )
         full = router.kind in ("expert_choice", "base")
         if full and (self.capacity_factor or (router.kind != "base" and self.eval_capacity_factor)):
             problems.append(f"router '{router.kind}' fills every expert evenly: no capacity_factor")
@@ -226,8 +275,10 @@ class MoE(Section):
             problems.append(f"balance.load needs the router noisy_top_k, not '{kind}'")
         if balance.bias and kind not in ("top_k", "switch"):
             problems.append(f"balance.bias needs the router top_k or switch, not '{kind}'")
-        if kind in ("expert_choice", "base", "hash"):
+        if kind in ("expert_choice", "base", "hash", *MEMBERS):
             reason = "learns nothing" if kind == "hash" else "fills every expert evenly"
+            if kind in MEMBERS:
+                reason = "takes members of a library as they are"
             problems += [
                 f"balance.{name} is not for the router '{kind}', which {reason}: set it to 0"
                 for name in given

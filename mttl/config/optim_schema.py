@@ -27,6 +27,8 @@ class _AnyOptim(Section):
     """Learning rate of a trained backbone; `lr` by default."""
     token_router_lr: PositiveFloat | None = None
     """Learning rate of routers of tokens, the attention of a fusion included; `lr` by default."""
+    up_lr_ratio: PositiveFloat = 1.0
+    """Rate of the second factors of low-rank skills over that of the first (LoRA+)."""
     weight_decay: NonNegative = 0.01
     """Of matrices; never of the router."""
     schedule: Literal["constant", "linear", "cosine"] = "linear"

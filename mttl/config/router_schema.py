@@ -130,7 +130,8 @@ class Expert(_AnyRouter):
 
     kind: Literal["expert"]
     matrix: str
-    """CSV file: a header `task,<skills>` and a row of weights per task."""
+    """CSV file: a header `task,<skills>` and a row of weights per task; by default
+    `data.expert_matrix`."""
 
 
 class TaskMoE(_AnyRouter):
@@ -151,6 +152,30 @@ class HyperFormer(_AnyRouter):
     """Size of the embedding; the number of skills by default."""
 
 
+class Coefficients(_AnyRouter):
+    """Learned rows that are used as they are, without bounds or normalisation (LoRA soups)."""
+
+    kind: Literal["coefficients"]
+
+
+class Smear(_AnyRouter):
+    """Mixing weights read from each prompt, by a linear map; no id of a task is needed (SMEAR)."""
+
+    kind: Literal["smear"]
+
+
+class Retrieval(_AnyRouter):
+    """Members of a library whose tasks' examples are nearest to the prompt; nothing is trained."""
+
+    kind: Literal["retrieval"]
+    top_k: PositiveInt = 3
+    """Members that an input uses."""
+    temperature: PositiveFloat = 0.1
+    """Of the softmax over their similarities; large ones weigh the members alike."""
+    by: Literal["prompts", "examples"] = "prompts"
+    """What is compared: each prompt, or some rows of its task."""
+
+
 class NoRouter(_AnyRouter):
     """No routing by task; needs `skills.kind: none`."""
 
@@ -169,6 +194,9 @@ Router = Annotated[
     | Expert
     | TaskMoE
     | HyperFormer
+    | Coefficients
+    | Smear
+    | Retrieval
     | NoRouter,
     Field(discriminator="kind"),
     OwnKinds(ROUTERS, _AnyRouter),

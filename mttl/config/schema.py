@@ -33,20 +33,35 @@ class Run(Section):
     """Folder of all runs."""
     seed: Annotated[int, Field(ge=0)] = 13
     """Seed of weights, data order and noise."""
+    start: str | None = None
+    """Folder of a run whose skills, and backbone if it was trained, are where training starts; the
+    router is a new one."""
 
 
 class Generation(Section):
-    """How answers are generated in validation and scoring."""
+    """How answers are found in validation and scoring."""
 
     num_beams: PositiveInt = 1
     """1 is greedy."""
     length_penalty: float = 1.0
     """Exponent of the length in a beam's score; needs beams."""
+    mode: Literal["generate", "rank", "both"] = "generate"
+    """Generate answers; rank the options of every task by their likelihood; or both, rank where a
+    task has options. They are in the column options of TASKS.csv, or its rows' few answers."""
+    per_token: bool = True
+    """Rank by means over the tokens of an option rather than by sums."""
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
         if self.length_penalty != 1.0 and self.num_beams == 1:
             raise ValueError("length_penalty needs num_beams above 1")
+        if self.mode == "rank" and self.num_beams > 1:
+            raise ValueError(
+                f"num_beams ({self.num_beams}) searches answers, and mode 'rank' takes them from "
+                "the options of the task; remove it, or use mode both"
+            )
+        if self.mode == "generate" and not self.per_token:
+            raise ValueError("per_token (false) is for answers that are ranked; set mode: rank")
         return self
 
 
@@ -58,11 +73,16 @@ class Adapt(Section):
     init: RowInit = "mean"
     """How the routing of a new task starts: at the mean of the trained tasks, untrained, at its row
     of the Expert's matrix, with a fresh skill of its own, a row of Polytropon's, composed of its
-    factors, or fixed with all skills alike."""
+    factors, fixed with all skills alike, or as free coefficients of the skills (CAT)."""
+    gradient_free: bool = False
+    """Look for one coefficient per skill, the same in all layers, by evolution (LoraHub), trying
+    `max_steps` of them. Needs mode `router_only` and init `coefficients`."""
     lr: PositiveFloat = 1e-3
     """Learning rate of the skills, and of the backbone in the mode `full`."""
     router_lr: PositiveFloat = 0.1
     """Learning rate of the router."""
+    up_lr_ratio: PositiveFloat = 1.0
+    """Rate of the second factors of low-rank skills over that of the first (LoRA+)."""
     weight_decay: NonNegative = 0.01
     """Of matrices; never of the router."""
     max_steps: PositiveInt = 200
@@ -71,6 +91,10 @@ class Adapt(Section):
     """Steps between two scores on the development rows; the best weights are kept."""
     batch_size: PositiveInt = 8
     """Rows per step."""
+    unlikelihood: NonNegative = 0.0
+    """Weight in the loss of how likely tokens of wrong options are (T-Few, which takes 1)."""
+    length_normalised: NonNegative = 0.0
+    """Weight in the loss of the choice among options by the means of their tokens (likewise)."""
     warmup: NonNegative = 0.1
     """Steps of linear warm-up; below 1, a fraction of all steps."""
     gradient_clip_val: PositiveFloat | None = 1.0
@@ -88,6 +112,27 @@ class Adapt(Section):
                 "init 'own' gives a new task a fresh skill, which mode "
                 f"'{self.mode}' does not train; use 'skills_only', or 'full'"
             )
+        if self.init == "coefficients" and self.mode in ("average", "from_scratch"):
+            raise ValueError(
+                f"mode '{self.mode}' takes no row of coefficients; use 'router_only', which learns "
+                "them alone, 'zero_shot', 'skills_only', 'all' or 'full'"
+            )
+        if self.gradient_free and (self.mode, self.init) != ("router_only", "coefficients"):
+            raise ValueError(
+                "gradient_free looks for coefficients alone: set mode: router_only and init: "
+                f"coefficients, not '{self.mode}' and '{self.init}'"
+            )
+        still = self.mode == "zero_shot" or self.gradient_free or self.examples == 0
+        if self.option_weights and still:
+            raise ValueError(
+                "unlikelihood and length_normalised are losses of gradient descent, and mode "
+                "'zero_shot', gradient_free and examples 0 make no such steps; set them to 0"
+            )
+        if self.up_lr_ratio != 1 and self.mode in ("zero_shot", "router_only"):
+            raise ValueError(
+                f"up_lr_ratio ({self.up_lr_ratio:g}) is for skills that are trained, which mode "
+                f"'{self.mode}' does not; leave it out, or use 'all' or 'skills_only'"
+            )
         if self.init in ("matrix", "learned") and self.mode == "average":
             raise ValueError(
                 f"mode 'average' mixes all skills alike and takes no init '{self.init}'"
@@ -98,6 +143,12 @@ class Adapt(Section):
                 "none; use 'zero_shot', 'router_only', 'skills_only', 'all' or 'full'"
             )
         return self
+
+    @property
+    def option_weights(self) -> dict[str, float]:
+        """The weights of the losses over options, where there are any."""
+        names = ("unlikelihood", "length_normalised")
+        return self.model_dump(include=set(names)) if any(getattr(self, n) for n in names) else {}
 
 
 class Range(Section):
@@ -306,6 +357,23 @@ class Config(Section):
                 "skills.shared must be false with trainer.strategy fsdp2, which spreads a model "
                 "block by block: what all layers share is in no block"
             )
+        if self.backbone.compile and any(one.kind == "ladder" for one in kinds_of(self.skills)):
+            problems.append(
+                "backbone.compile must be false with skills.kind 'ladder', which takes the states "
+                "between the blocks from hooks; or take skills that change layers (lora, adapter …)"
+            )
+        if self.optim.up_lr_ratio != 1 and not self._is_low_rank():
+            problems.append(
+                f"optim.up_lr_ratio ({self.optim.up_lr_ratio:g}) is for low-rank skills, not "
+                f"'{self.skills.kind}'; remove it, or take skills.kind: lora"
+            )
+        shared = self.trainer.strategy == "fsdp2" or (self.moe is not None and self.moe.parallel)
+        if shared and self.generation.mode != "generate":
+            problems.append(
+                f"generation.mode '{self.generation.mode}' cannot be with processes that hold a "
+                "model together (trainer.strategy fsdp2, moe.parallel), which need as many passes "
+                "each; set generation.mode: generate, or trainer.strategy: ddp"
+            )
         if self.loss is not None and self.optim.label_smoothing:
             problems.append("optim.label_smoothing must be 0 with a loss of one's own")
         if self.router.kind == "score_function":
@@ -320,6 +388,16 @@ class Config(Section):
                 f"router.consistency ({consistency}) must be 0 with trainer.strategy fsdp2: it "
                 "takes two passes before the backward one, which ddp can do"
             )
+        if self.run.start is not None:
+            for wrong, name, reason in (
+                (
+                    *(self.aggregation.kind == "fusion", "aggregation.kind 'fusion'"),
+                    "takes the skills of aggregation.source",
+                ),
+                (self.moe is not None, "a section moe", "has experts that it knows nothing of"),
+            ):
+                if wrong:
+                    problems.append(f"run.start must stay out: {name} {reason}")
         packed = f"data.packed_length ({self.data.packed_length})"
         if self.data.packed_length is not None and self.moe is not None:
             problems.append(f"{packed} cannot be with a section moe, which counts tokens by row")
@@ -366,6 +444,11 @@ class Config(Section):
         if problems:
             raise ValueError("\n".join(problems))
         return self
+
+    def _is_low_rank(self) -> bool:
+        """Return whether any skills or experts have two factors; those of one's own may."""
+        kinds = [*kinds_of(self.skills), *([self.moe.experts] if self.moe else [])]
+        return any(one.kind == "lora" or isinstance(one, OwnPart) for one in kinds)
 
     def _front_problems(self) -> list[str]:
         """Return what does not fit what stands in front of the text."""
@@ -459,7 +542,7 @@ class Config(Section):
                 f"skills.n_skills ({n_skills}) must be 'per_task' for the private router"
             )
         fused = self.aggregation.kind == "fusion"  # whose skills may be those of a private router
-        if n_skills == "per_task" and kind not in ("private", "shared") and not fused:
+        if n_skills == "per_task" and kind not in ("private", "shared", "retrieval") and not fused:
             problems.append(f"skills.n_skills 'per_task' is for the private router, not '{kind}'")
         if self.router.kind == "task_moe" and n_skills != "per_task":
             top_k = self.router.top_k
@@ -498,9 +581,9 @@ class Config(Section):
         kind, prior = self.router.kind, self.moe.task_prior
         if kind in ("none", "shared", "average", "random"):
             return [f"moe.task_prior '{prior}' needs a router that tells tasks apart, not '{kind}'"]
-        if kind == "hyperformer" and prior == "logits":
+        if kind in ("hyperformer", "coefficients") and prior == "logits":
             return [
-                "moe.task_prior 'logits' takes logarithms, and rows of the hyperformer router "
+                f"moe.task_prior 'logits' takes logarithms, and rows of the {kind} router "
                 "may be negative; use another router"
             ]
         router = self.router

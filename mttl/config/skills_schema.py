@@ -13,7 +13,8 @@ class _Sizes(Section):
     # The setting by which kinds are brought to the same number of parameters.
     sized_by: ClassVar[str] = "n_skills"
     n_skills: PositiveInt | Literal["per_task"] = 8
-    """How many skills; `per_task` is for the private router."""
+    """How many skills; `per_task` is for the private router, and `per_column` stands for the number
+    that the expert router's matrix has."""
     n_heads: PositiveInt = 1
     """Blocks of features that are routed apart; above 1 is multi-head routing."""
 
@@ -25,15 +26,42 @@ class _AnySkills(_Sizes):
     """A learned gate weakens what skills change, token by token and layer by layer (UniPELT)."""
 
 
-class LoRA(_AnySkills):
+class LowRankChange(Section):
+    """What all low-rank changes of a layer take, of skills and of experts."""
+
+    rank: PositiveInt = 16
+    """Rank of each."""
+    scale: PositiveFloat | None = None
+    """Factor on the change; alpha / rank by default."""
+    alpha: PositiveFloat | None = None
+    """That alpha, in the place of scale; 1 by default."""
+    rslora: bool = False
+    """Divide alpha by the root of the rank (rsLoRA)."""
+    dropout: Fraction = 0.0
+    """Probability that an entry of the change's input is dropped in training."""
+    shared_down: bool = False
+    """All of a layer share the factor that reads the input, and differ in the other (HydraLoRA)."""
+
+    @model_validator(mode="after")
+    def _scaled_once(self) -> Self:
+        given = [f"alpha ({self.alpha})"] if self.alpha is not None else []
+        given += ["rslora (true)"] if self.rslora else []
+        if self.scale is not None and given:
+            raise ValueError(
+                f"scale ({self.scale}) and {' and '.join(given)} say the same; remove one: the "
+                "factor is scale, or alpha / rank, or alpha / √rank with rslora"
+            )
+        return self
+
+
+class LoRA(LowRankChange, _AnySkills):
     """Low-rank skills."""
 
     sized_by: ClassVar = "rank"
     kind: Literal["lora"]
-    rank: PositiveInt = 16
-    """Rank of each skill."""
-    scale: PositiveFloat | None = None
-    """Factor on the change; 1 / rank by default."""
+    init: Literal["zero", "pissa", "orthogonal"] = "zero"
+    """What fresh skills are: one factor 0; each at the leading singular directions of the layer's
+    weight (PiSSA); or each at directions of its own. None changes anything before it is trained."""
     mix: Literal["factors", "deltas", "outputs"] = "factors"
     """Average the factors, their products, or the outputs."""
 
@@ -95,6 +123,14 @@ class BitFit(_AnySkills):
     kind: Literal["bitfit"]
 
 
+class Norm(_AnySkills):
+    """Changes of the gains of norms, and of their biases."""
+
+    kind: Literal["norm"]
+    targets: Annotated[list[str], Field(min_length=1)] = ["norms"]
+    """Norms that get skills: all `norms`, or patterns of their names."""
+
+
 class KronA(_AnySkills):
     """Weight changes that are one Kronecker product of two small matrices."""
 
@@ -147,6 +183,32 @@ class Compacter(_Bottleneck):
     """Rank of the factors of a layer's own; none keeps them whole (PHM)."""
     shared: bool = True
     """All layers share the small factors."""
+
+
+class SparseAdapter(_Bottleneck):
+    """Wide adapters of which most entries are pruned before training."""
+
+    sized_by: ClassVar = "hidden_features"
+    kind: Literal["sparse_adapter"]
+    hidden_features: PositiveInt = 256
+    """Width of the bottleneck."""
+    activation: Activation = "relu"
+    """Between the two projections."""
+    sparsity: Fraction = 0.75
+    """Fraction of the entries of both projections that stay 0."""
+
+
+class Ladder(_AnySkills):
+    """Small networks beside the stack that read its states: no gradient through the backbone."""
+
+    sized_by: ClassVar = "side_features"
+    kind: Literal["ladder"]
+    targets: Annotated[list[str], Field(min_length=1)] = ["stack"]
+    """The stack whose output becomes logits: `stack`."""
+    side_features: PositiveInt = 32
+    """Width of a ladder."""
+    activation: Activation = "relu"
+    """In its rungs."""
 
 
 class HeadMask(_AnySkills):
@@ -227,12 +289,15 @@ _Kinds: TypeAlias = (
     | Sparse
     | Supermask
     | BitFit
+    | Norm
     | KronA
     | HeadMask
     | Prefix
     | Prompt
     | Adapter
     | Compacter
+    | SparseAdapter
+    | Ladder
     | Intrinsic
     | DiffPruning
 )

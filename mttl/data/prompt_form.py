@@ -32,6 +32,8 @@ class PromptForm(Section):
     """System text of every chat."""
     task_descriptions: dict[str, str] = {}  # noqa: RUF012 -- pydantic copies defaults
     """The descriptions that were shown, by task."""
+    task_options: dict[str, list[str]] = {}  # noqa: RUF012 -- as above
+    """The answers that were ranked, by task."""
 
     @classmethod
     def of(cls, data: Data) -> Self:

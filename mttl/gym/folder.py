@@ -151,6 +151,11 @@ class Gym:
         """Return what TASKS.csv says the task is, or None."""
         return self._table.get(task, {}).get("description") or None
 
+    def options(self, task: str) -> list[str]:
+        """Return the answers that TASKS.csv lets a task choose from; none where it names none."""
+        named = self._table.get(task, {}).get("options")
+        return [option.strip() for option in named.split("|")] if named else []
+
     def factors(self, task: str) -> list[str]:
         """Return what TASKS.csv says a task is made of, as ``name=value``.
 

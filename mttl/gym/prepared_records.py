@@ -4,12 +4,13 @@ The words and seeds are those of CrossFit (Ye, Lin and Ren, EMNLP 2021, arXiv:21
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from mttl.gym.filters import FieldError, shown
 from mttl.gym.template_field import Record
+
+if TYPE_CHECKING:
+    from numpy.random import RandomState
 
 Rows = Iterator[tuple[int, Record]]
 Prepare = Callable[[Rows], Rows]
@@ -21,7 +22,7 @@ def ordered_pair(better: str, worse: str) -> Prepare:
     """Put two sentences in an order drawn by seed; `good` is the place of the better one."""
 
     def prepare(rows: Rows) -> Rows:
-        random = np.random.RandomState(_SEED)
+        random = _draws()
         for number, record in rows:
             pair = record[better], record[worse]
             good = int(random.random_sample() <= 0.5)
@@ -32,7 +33,7 @@ def ordered_pair(better: str, worse: str) -> Prepare:
 
 def shuffled_answers(rows: Rows) -> Rows:
     """Put the four answers of SciQ in an order drawn by seed."""
-    random = np.random.RandomState(_SEED)
+    random = _draws()
     names = ("distractor1", "distractor2", "distractor3", "correct_answer")
     for number, record in rows:
         answers = [record[name] for name in names]
@@ -75,3 +76,9 @@ def questions_with_answers(rows: Rows) -> Rows:
             question["right"].append(record["answer"])
     for number, question in questions.values():
         yield number, {**question, "right": question["right"] or ["NO ANSWER!"]}
+
+
+def _draws() -> "RandomState":
+    from numpy.random import RandomState  # names and texts of tasks are read without it
+
+    return RandomState(_SEED)

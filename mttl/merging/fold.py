@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.aggregation.packed_weights import dense_weight, is_foreign, is_packed
+from mttl.aggregation.packed_weights import dense_weight, is_foreign, is_packed, is_transposed
 from mttl.errors import CheckpointError
 from mttl.merging.dequantise import dense_layer
 from mttl.routing.task.task_router import TaskRouter
@@ -126,11 +126,6 @@ def require_weights(path: str, layer: SkilledLayer) -> SkilledLinear:
             "(pl_predict.py, scripts/serve.py)"
         )
     return layer
-
-
-def is_transposed(base: nn.Module) -> bool:
-    """Tell whether a layer keeps its weight as (I, O): GPT-2's do."""
-    return type(base).__name__ == "Conv1D"
 
 
 def _replace(backbone: nn.Module, plain: dict[SkilledLayer, nn.Module]) -> FoldedBackbone:

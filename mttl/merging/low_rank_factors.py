@@ -1,53 +1,20 @@
 """One task's mixture as one pair of factors: exact where the skills allow it, else by SVD."""
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from mttl.aggregation.mix import mix_factors
+from mttl.library.low_rank_change import LowRank
 from mttl.skills.inventory import Inventory
 from mttl.skills.weights.lora import LoRAInventory
-
-
-@dataclass(frozen=True)
-class LowRank:
-    """A weight change ``up @ downᵀ``.
-
-    Attributes:
-        down: Input-side factor A, shape (I, r).
-        up: Output-side factor B, shape (O, r); the skills' scale is in it.
-        dropped: Frobenius norm of what was cut off; 0 where nothing was.
-    """
-
-    down: Float[Tensor, "I r"]
-    up: Float[Tensor, "O r"]
-    dropped: float = 0.0
-
-    @property
-    def rank(self) -> int:
-        """Columns of the factors."""
-        return self.down.shape[1]
-
-    @property
-    def norm(self) -> float:
-        """Frobenius norm of the whole change, what was cut off included."""
-        down, up = self.down.double(), self.up.double()
-        kept = ((down.t() @ down) * (up.t() @ up)).sum()  # ‖B Aᵀ‖² without the product
-        return (float(kept) + self.dropped**2) ** 0.5
-
-    def padded(self, rank: int) -> "LowRank":
-        """Return the same change with columns of zeros up to a rank."""
-        extra = (0, rank - self.rank)
-        down, up = (torch.nn.functional.pad(factor, extra) for factor in (self.down, self.up))
-        return LowRank(down, up, self.dropped)
 
 
 @torch.no_grad()
 def mixture_factors(inventory: LoRAInventory, weights: Float[Tensor, "H K"]) -> LowRank:
     r"""Return the factors of one task's mixture of low-rank skills, exactly.
 
+    What a start from the layer's weight subtracts doubles the ranks that are named here.
     ``"factors"`` multiplies two averages, so that its change has rank r: head h reads only its
     block of A's input features and of B's output features, and the blocks side by side are one A
     and one B. ``"deltas"`` and ``"outputs"`` add products:
@@ -55,11 +22,12 @@ def mixture_factors(inventory: LoRAInventory, weights: Float[Tensor, "H K"]) -> 
     the number of skills in use; with heads, the block of output features h of :math:`B_k` has the
     weight :math:`w_{hk}`.
     """
+    downs, ups = inventory.columns()
     if inventory.mix == "factors":
-        down, up = mix_factors(inventory.down, inventory.up, weights[None])
+        down, up = mix_factors(downs, ups, weights[None])
         return LowRank(down[0], inventory.scale * up[0])
     used = weights.any(dim=0).nonzero().flatten()
-    downs, ups = inventory.down[used], inventory.up[used]
+    downs, ups = downs[used], ups[used]
     by_feature = weights[:, used].repeat_interleave(inventory.out_features // len(weights), dim=0)
     ups = inventory.scale * by_feature.t()[:, :, None] * ups
     return LowRank(downs.transpose(0, 1).flatten(1), ups.transpose(0, 1).flatten(1))

@@ -61,7 +61,23 @@ def forced_logits(
     """
     targets = targets_of(model, batch["labels"])
     places = (targets != IGNORED).flatten().nonzero().flatten()
-    inputs = forced_inputs(model, batch)
+    logits, _ = run_at(model, places, **forced_inputs(model, batch), use_cache=False)
+    return logits, targets, places
+
+
+def run_at(
+    model: nn.Module, places: Int[Tensor, "N"], **inputs: Any
+) -> tuple[Float[Tensor, "N V"], Any]:
+    """Run a model, its head on some positions alone.
+
+    Args:
+        model: A language model of transformers.
+        places: Where among the positions of all rows, one after another.
+        **inputs: What it is called with.
+
+    Returns:
+        The logits of the N positions, and all that the model returned.
+    """
     head = model.get_output_embeddings()  # type: ignore[operator]
     # A compiled model would be compiled anew for every number of positions; skills on the head
     # need whole examples.
@@ -70,10 +86,12 @@ def forced_logits(
         # slower than the work that is saved.
         handle = head.register_forward_pre_hook(lambda _, given: (_rows(given[0], places)[None],))
         try:
-            return model(**inputs, use_cache=False).logits[0], targets, places
+            found = model(**inputs)
+            return found.logits[0], found
         finally:
             handle.remove()
-    return _rows(model(**inputs, use_cache=False).logits, places), targets, places
+    found = model(**inputs)
+    return _rows(found.logits, places), found
 
 
 def _rows(x: Float[Tensor, "B L F"], places: Int[Tensor, "N"]) -> Float[Tensor, "N F"]:

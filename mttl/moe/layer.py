@@ -10,6 +10,7 @@ from mttl.routing.context import Routing, RoutingSlot
 from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import capacity_of, keep_pairs, within_capacity
 from mttl.routing.token.masks import TokenRecord
+from mttl.routing.token.members import MemberRouter
 from mttl.routing.token.token_router import TokenRouter
 from mttl.routing.token.tokens import Tokens
 from mttl.skills.inventory import Inventory
@@ -116,6 +117,15 @@ class MoELayer(nn.Module):
     def bias(self) -> Tensor | None:
         """The base module's bias, where it has one."""
         return getattr(self.base, "bias", None)
+
+    def read_members(self) -> None:
+        """Let a router that routes by its experts' weights read them; others do nothing.
+
+        Raises:
+            NotImplementedError: If the experts are of a kind that it cannot read.
+        """
+        if isinstance(self.router, MemberRouter):
+            self.router.read(*self.experts.factors())
 
     def forward(self, x: Float[Tensor, "R *positions I"]) -> Float[Tensor, "R *positions O"]:
         """Return the layer's output.

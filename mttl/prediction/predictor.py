@@ -12,16 +12,14 @@ import torch
 from lightning_fabric.plugins import Precision
 from transformers import PreTrainedTokenizerBase
 
-from mttl.data.collate import TrainCollator, pad_id_of
+from mttl.data.collate import pad_id_of
 from mttl.data.prompt_form import PromptForm
 from mttl.errors import TaskError, nearest
 from mttl.models.backbone import is_decoder_only
-from mttl.models.teacher_forcing import forced_logits
 from mttl.prediction.batched_answers import answer_texts, batches_by_length
-from mttl.prediction.choices import Choice, check_choices
-from mttl.shapes import IGNORED
+from mttl.ranking.choices import Choice, check_choices
+from mttl.ranking.option_scores import option_scores
 from mttl.skills.skilled_model import SkilledModel
-from mttl.training.loss import answer_losses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +32,7 @@ class Predictor:
         tasks: Names of the tasks in the order of their ids.
         form: How inputs looked in training, and how long answers may be.
         search: How answers are searched, as `mttl.models.generation.search_settings` says.
+        per_token: Whether answers that are ranked are compared by means over their tokens.
         precision: Of the arithmetic; single by default.
     """
 
@@ -42,6 +41,7 @@ class Predictor:
     tasks: tuple[str, ...]
     form: PromptForm
     search: Mapping[str, Any]
+    per_token: bool = True
     precision: Precision = field(default_factory=Precision)
 
     def task_ids(self, names: Sequence[str]) -> torch.Tensor:
@@ -66,6 +66,8 @@ class Predictor:
     ) -> list[str]:
         """Answer texts as the model is evaluated; it is left in evaluation mode.
 
+        Tasks whose options were ranked in evaluation choose among these, unless a search is given.
+
         Args:
             tasks: The task of all, or of each.
             texts: Inputs, without the prefix that training put before them.
@@ -89,6 +91,10 @@ class Predictor:
         if not names:
             return []
         task_ids = self.task_ids(names).to(self.device)
+        options = {} if search else self.form.task_options
+        ranked = [place for place, name in enumerate(names) if name in options]
+        if ranked:
+            return self._some_ranked(names, texts, ranked, batch_size, on_rows)
 
         def generate(rows: Sequence[int], **inputs: Any) -> torch.Tensor:
             return self.generate(task_ids[list(rows)], **inputs)
@@ -105,6 +111,34 @@ class Predictor:
             on_rows=on_rows,
             **{**self.search, **search},
         )
+
+    def _some_ranked(
+        self,
+        names: Sequence[str],
+        texts: Sequence[str],
+        ranked: Sequence[int],
+        batch_size: int,
+        on_rows: Callable[[int], object],
+    ) -> list[str]:
+        """Choose answers at some places among the options of their tasks, and search the others."""
+        chosen = self.choose(
+            [names[place] for place in ranked],
+            [texts[place] for place in ranked],
+            [self.form.task_options[names[place]] for place in ranked],
+            per_token=self.per_token,
+            batch_size=batch_size,
+        )
+        on_rows(len(ranked))
+        found = {place: choice.answer for place, choice in zip(ranked, chosen, strict=True)}
+        rest = [place for place in range(len(names)) if place not in found]
+        others = self.predict(
+            [names[place] for place in rest],
+            [texts[place] for place in rest],
+            batch_size=batch_size,
+            on_rows=on_rows,
+        )
+        found |= dict(zip(rest, others, strict=True))
+        return [found[place] for place in range(len(names))]
 
     def generate(self, task_ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
         """Generate ids in the run's precision.
@@ -126,7 +160,7 @@ class Predictor:
         batch_size: int = 64,
         on_rows: Callable[[int], object] = lambda n: None,
     ) -> list[Choice]:
-        """Choose among given answers by their likelihood; see `mttl.prediction.choices`.
+        """Choose among given answers by their likelihood; see `mttl.ranking.choices`.
 
         Args:
             tasks: As for `predict`, and so are the others.
@@ -145,39 +179,30 @@ class Predictor:
         of_each: Any = [choices] * len(texts) if shared else choices
         if len(of_each) != len(texts):
             raise TaskError(f"there are {len(texts)} texts and choices for {len(of_each)}")
-        pairs = []  # of a text's place and one of its answers
-        for place, given in enumerate(of_each):
-            answers = check_choices(given, f"text {place + 1}")
-            pairs += [(place, answer) for answer in answers]
+        answers = [check_choices(own, f"text {place + 1}") for place, own in enumerate(of_each)]
+        if not answers:
+            return []
         encoder = self.form.encoder(self.tokenizer, decoder_only=self.decoder_only)
         questions = [self.form.text(task, text) for task, text in zip(names, texts, strict=True)]
         prompts = encoder.prompts(questions, [self.form.opening(task) for task in names])
-        labels = encoder.answers([pair[1] for pair in pairs])
-        task_ids = self.task_ids(names).tolist()
-        collate = TrainCollator(pad_id_of(self.tokenizer), len(self.tasks), self.decoder_only)
+        task_ids = self.task_ids(names).to(self.device)
         self.model.eval()
-        scores = [0.0] * len(pairs)
-        lengths = [
-            len(prompts[place]) + len(ids) for (place, _), ids in zip(pairs, labels, strict=True)
-        ]
-        for rows in batches_by_length(lengths, batch_size):
-            batch = collate(
-                [
-                    {
-                        "input_ids": prompts[pairs[row][0]],
-                        "labels": labels[row],
-                        "task_id": task_ids[pairs[row][0]],
-                    }
-                    for row in rows
-                ]
-            )
-            for row, score in zip(rows, self._scores(batch, per_token), strict=True):
-                scores[row] = score
-            on_rows(len(rows))
-        found: list[dict[str, float]] = [{} for _ in texts]
-        for (place, answer), score in zip(pairs, scores, strict=True):
-            found[place][answer] = score
-        return [Choice.among(of_text) for of_text in found]
+        found: list[Choice] = [Choice("", {})] * len(texts)
+        n_prompts = max(1, batch_size // max(map(len, answers)))
+        for rows in batches_by_length([len(prompt) for prompt in prompts], n_prompts):
+            with self.precision.forward_context():
+                scores = option_scores(
+                    self.model,
+                    task_ids[rows],
+                    [prompts[row] for row in rows],
+                    [encoder.answers(answers[row]) for row in rows],
+                    pad_id=pad_id_of(self.tokenizer),
+                    per_token=per_token,
+                )
+            for row, own in zip(rows, scores, strict=True):
+                found[row] = Choice.among(dict(zip(answers[row], own, strict=True)))
+            on_rows(sum(len(answers[row]) for row in rows))
+        return found
 
     def pipeline(self, task: str) -> "TaskPipeline":
         """Return one task as a function of texts.
@@ -187,18 +212,6 @@ class Predictor:
         """
         self.task_ids([task])
         return TaskPipeline(self, task)
-
-    @torch.no_grad()
-    def _scores(self, batch: Mapping[str, Any], per_token: bool) -> list[float]:
-        """Return the log-probability of every answer of a batch, or its mean over tokens."""
-        batch = {name: value.to(self.device) for name, value in batch.items()}
-        with self.precision.forward_context():
-            routing = self.model.route(batch["task_ids"], inputs=batch)
-            with self.model.slot.use(routing):
-                logits, labels, places = forced_logits(self.model.backbone, batch)
-        losses = answer_losses(logits, labels, places)
-        n_tokens = (labels != IGNORED).sum(1) if per_token else 1
-        return (-losses.sum(1) / n_tokens).tolist()
 
     def _names(self, tasks: str | Sequence[str], texts: Sequence[str]) -> list[str]:
         if isinstance(texts, str):

@@ -28,6 +28,7 @@ class FullTuning:
         self._criterion = criterion
         self._rewound = self._starts
         self._support: dict[str, Tensor] | None = None  # all entries
+        self._kept: dict[str, Tensor] = {}
         self._begin_scores()
 
     def _begin_scores(self) -> None:
@@ -80,6 +81,32 @@ class FullTuning:
         if self._movement is not None:
             self._movement.add(lr)
 
+    @torch.no_grad()
+    def thin(self, settings: LotterySettings, step: int) -> None:
+        """Set all but the best entries to 0 for a pass of gradual pruning; `thicken` ends it.
+
+        Args:
+            settings: How many entries, and what is chosen as a whole.
+            step: Of the first phase.
+        """
+        self._kept = {name: x.detach().clone() for name, x in self._parameters.items()}
+        self._support = self._best(settings, settings.density_at(step))
+        for name, value in self._parameters.items():
+            value.mul_(self._inside(name))
+
+    @torch.no_grad()
+    def thicken(self, lr: float) -> None:
+        """Put back what `thin` set to 0, score all gradients, and drop those of what it left out.
+
+        Args:
+            lr: The learning rate.
+        """
+        for name, value in self._parameters.items():
+            value.copy_(self._kept[name])
+        self.before_step(lr)
+        self.drop_outside()
+        self._support, self._kept = None, {}
+
     def add_example(self) -> None:
         """Score the gradients of one example, and drop them."""
         if self._fisher is not None:
@@ -103,19 +130,23 @@ class FullTuning:
         Returns:
             Sorted int64 places by name.
         """
-        support = select_support(
-            self.scores(),
-            settings.density ** (turn / settings.rounds),
-            scope=settings.scope,
-            structure=settings.structure,
-            block=settings.block,
-        )
-        self._support = support
+        if settings.schedule == "cubic":
+            self.mark()
+        self._support = support = self._best(settings, settings.density ** (turn / settings.rounds))
         for name, value in self._parameters.items():
             outside = 0 if settings.form == "masked" else self._starts[name]
             value.copy_(torch.where(self._inside(name), self._rewound[name], outside))
         self._begin_scores()
         return support
+
+    def _best(self, settings: LotterySettings, density: float) -> dict[str, Tensor]:
+        return select_support(
+            self.scores(),
+            density,
+            scope=settings.scope,
+            structure=settings.structure,
+            block=settings.block,
+        )
 
     def _inside(self, name: str) -> Tensor:
         """Return which entries of a tensor are in the support."""

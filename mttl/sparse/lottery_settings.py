@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from mttl.skills.weights.supports import check_density
+from mttl.config.method_choices import check_density
 
 Criterion = Literal["change", "magnitude", "movement", "fisher", "random"]
 CRITERIA: tuple[Criterion, ...] = ("change", "magnitude", "movement", "fisher", "random")
 FORMS = ("added", "masked")
+SCHEDULES = ("once", "cubic")
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,10 @@ class LotterySettings:
         form: What happens to the entries outside: they stay (``"added"``, θ0 + φ), or become 0
             (``"masked"``, θ0 ∘ b + φ).
         rounds: In how many turns of the first phase the support narrows, by equal factors.
+        schedule: Choose after a turn (``"once"``), or before every step of the first phase, by the
+            scores so far, an ever smaller fraction (``"cubic"``: gradual pruning). Then entries
+            keep the values that they have learned.
+        dense_steps: Steps before gradual pruning begins.
         rewind: After each turn, entries go back to what they were after so many steps of the first.
         full_steps: Steps of a turn of the first phase; none are taken for random supports.
         sparse_steps: Steps of the second phase.
@@ -45,6 +50,8 @@ class LotterySettings:
     block: int = 16
     form: str = "added"
     rounds: int = 1
+    schedule: str = "once"
+    dense_steps: int = 0
     rewind: int = 0
     full_steps: int = 1000
     sparse_steps: int = 1000
@@ -77,8 +84,35 @@ class LotterySettings:
                 f"rewind ({self.rewind}) must be 0 with the criteria fisher and random, which "
                 "train nothing first, and with l1, which pulls to the start"
             )
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"schedule ('{self.schedule}') must be one of {', '.join(SCHEDULES)}")
+        gradual = self.schedule == "cubic"
+        if gradual and (
+            self.form != "masked"
+            or self.rounds > 1
+            or self.rewind
+            or self.criterion in ("fisher", "random")
+        ):
+            raise ValueError(
+                "schedule ('cubic') sets entries to 0 while scores grow: it needs the form masked, "
+                "1 round, rewind 0, and the criterion movement, magnitude or change"
+            )
+        if not 0 <= self.dense_steps < self.full_steps or (self.dense_steps and not gradual):
+            raise ValueError(
+                f"dense_steps ({self.dense_steps}) must lie between 0 and below full_steps "
+                f"({self.full_steps}), and is for the schedule cubic"
+            )
         if self.rounds > 1 and self.criterion == "random":
             raise ValueError(f"rounds ({self.rounds}) must be 1 with the criterion random")
+
+    def density_at(self, step: int) -> float:
+        """Return the fraction of entries that take part in a step of gradual pruning.
+
+        Args:
+            step: Of the first phase.
+        """
+        over = max(0, step - self.dense_steps) / (self.full_steps - self.dense_steps)
+        return self.density + (1 - self.density) * (1 - over) ** 3
 
     @property
     def steps(self) -> dict[str, int]:

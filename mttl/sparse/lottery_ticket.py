@@ -11,6 +11,13 @@ outside the support become 0. With ``rounds`` above 1 the first phase is taken s
 on what is left by then, until the density is reached: iterative pruning. Entries go back to θ0, as
 in the first lottery tickets, or with ``rewind`` to what they were after the first steps.
 
+Movement pruning chooses before every step of the first phase (``schedule``): the fraction
+:math:`d_t = d + (1 - d)(1 - t / n)^3` of entries with the best
+:math:`S = -\sum_t \eta_t g_t \theta_t`, where the gradients g are those at
+:math:`\theta \circ b_t`. An entry outside is 0 in the pass, keeps its value and its score, and may
+come back. The second phase is the paper's last steps at the final density, in which its masks may
+still change.
+
 Optimizer and learning rate begin anew in the second phase. Both add the pull to the start,
 :math:`\lambda \lVert\theta - \theta_0\rVert_1 / N`, to the loss, N the maskable parameters. By
 random draw there is no first phase; for Fisher information its steps only read gradients, one per
@@ -20,7 +27,8 @@ References:
     Ansell, Ponti, Korhonen and Vulić, *Composable Sparse Fine-Tuning for Cross-Lingual Transfer*,
     ACL 2022, arXiv:2110.07560. Frankle and Carbin, *The Lottery Ticket Hypothesis: Finding Sparse,
     Trainable Neural Networks*, ICLR 2019, arXiv:1803.03635; with rewinding: Frankle, Dziugaite, Roy
-    and Carbin, *Stabilizing the Lottery Ticket Hypothesis*, 2019, arXiv:1903.01611.
+    and Carbin, *Stabilizing the Lottery Ticket Hypothesis*, 2019, arXiv:1903.01611. Sanh, Wolf and
+    Rush, *Movement Pruning: Adaptive Sparsity by Fine-Tuning*, NeurIPS 2020, arXiv:2005.07683.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -254,16 +262,22 @@ class LotteryTicket:
         self._schedule = LambdaLR(self._optimizer, factor)
 
     def _train(self, tuning: FullTuning | SparseTuning) -> None:
+        rate = self._optimizer.param_groups[0]["lr"]
+        gradual = self.settings.schedule == "cubic"
+        if isinstance(tuning, FullTuning) and gradual:
+            tuning.thin(self.settings, self.step)
         loss = self.objective.loss(self.model, self._rows(), self._seed())
         loss.backward()
+        if isinstance(tuning, FullTuning) and gradual:
+            tuning.thicken(rate)
         if self.settings.l1:
             tuning.add_l1(self.settings.l1 / self.n_maskable)
         if isinstance(tuning, FullTuning):
             tuning.drop_outside()
         if self.settings.gradient_clip_val is not None:
             nn.utils.clip_grad_norm_(tuning.parameters(), self.settings.gradient_clip_val)
-        if isinstance(tuning, FullTuning):
-            tuning.before_step(self._optimizer.param_groups[0]["lr"])
+        if isinstance(tuning, FullTuning) and not gradual:
+            tuning.before_step(rate)
         self._optimizer.step()
         self._schedule.step()
         if isinstance(tuning, SparseTuning):

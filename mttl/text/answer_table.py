@@ -19,7 +19,6 @@ from mttl.command import make_console
 from mttl.errors import ConfigError, MttlError, TaskError, nearest
 from mttl.files import drop_cut_line, locked, write_text
 from mttl.metrics.crossfit import METRICS, score_answers
-from mttl.prediction.choices import check_choices
 from mttl.prediction.question_table import (
     ANSWER,
     FORMATS,
@@ -33,6 +32,7 @@ from mttl.prediction.question_table import (
     references_of,
 )
 from mttl.progress_bar import counting_bar
+from mttl.ranking.choices import check_choices
 from mttl.reading import MOST_TEXT, read_text
 
 CHUNK = 8  # batches that are sorted by length together, and written together

@@ -22,6 +22,7 @@ from mttl.gym.folder import Gym
 from mttl.gym.partition import select_tasks
 from mttl.models.backbone import is_decoder_only
 from mttl.moe.share_out import make_whole
+from mttl.ranking.task_options import wanted_options
 from mttl.sharding.whole_tensors import is_sharded
 from mttl.training.attention_report import attention_by_task, has_attention
 from mttl.training.boards.show import close_boards, open_boards, show_answers
@@ -65,6 +66,7 @@ def train(config: Config, *, resume: bool = False) -> None:
     gym = open_gym(config.data)
     tasks = select_tasks(partition_of(config.data, gym).train, gym, config.data.skip_missing)
     metrics = {task: gym.metric(task) for task in tasks}
+    options = wanted_options(gym, tasks, config.data.samples, config.generation.mode)
     if config.data.packed_length is not None:
         check_packable(config.backbone, config.data.packed_length)
     config = with_factors(config, gym, tasks)
@@ -87,6 +89,7 @@ def train(config: Config, *, resume: bool = False) -> None:
         max_output_length=config.data.max_output_length,
         loss=config.loss,
     )
+    module.offer(options, built.form, per_token=config.generation.per_token)
     trainer = build_trainer(config, folder, built, resumed_step=step)
 
     # Nothing but the cache is written before all of that is known to fit.
@@ -135,6 +138,7 @@ def train(config: Config, *, resume: bool = False) -> None:
                 {task: gym.description(task) for task in tasks}
                 if config.data.descriptions
                 else None,
+                options,
             ),
             places=places_of(config.backbone),
         )

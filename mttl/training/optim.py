@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from mttl.config.optim_schema import Optim
+from mttl.errors import ConfigError
 from mttl.shares import share_of
 from mttl.skills.weight_decay import decays
 
@@ -27,11 +28,15 @@ def build_optimizer(optim: Optim, model: nn.Module, *, fused: bool = True) -> Op
         fused: Update all parameters in one kernel; mixed precision cannot clip gradients then.
 
     References:
-        Two speeds: Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, section 2.
+        Two speeds: Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, section 2. A rate of their
+        own for the second factors: Hayou, Ghosh and Yu, *LoRA+: Efficient Low Rank Adaptation of
+        Large Models*, ICML 2024, arXiv:2402.12354.
     """
     own = {role: getattr(optim, f"{role}_lr", None) for role in ROLES}
     rates = {role: optim.lr if rate is None else rate for role, rate in own.items()}
-    groups = parameter_groups(model, lr=rates, weight_decay=optim.weight_decay)
+    groups = parameter_groups(
+        model, lr=rates, weight_decay=optim.weight_decay, up_lr_ratio=optim.up_lr_ratio
+    )
     if optim.kind == "adafactor":
         return torch.optim.Adafactor(
             groups,
@@ -88,7 +93,7 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
 
 
 def parameter_groups(
-    model: nn.Module, *, lr: dict[str, float], weight_decay: float
+    model: nn.Module, *, lr: dict[str, float], weight_decay: float, up_lr_ratio: float = 1.0
 ) -> list[dict[str, Any]]:
     """Return optimizer groups by role, with and without weight decay.
 
@@ -96,28 +101,42 @@ def parameter_groups(
         model: A model whose parts carry roles.
         lr: Learning rate of each role.
         weight_decay: Of weights outside the router; see `mttl.skills.weight_decay`.
+        up_lr_ratio: Rate of second factors (`Inventory.second_factors`) over that of their role.
 
     Raises:
         ValueError: If there is nothing to train, or a parameter has no (known) role.
+        ConfigError: If there are no second factors to train, and they have a rate of their own.
     """
-    groups: dict[tuple[str, bool], list[nn.Parameter]] = {}
+    groups: dict[tuple[str, bool, bool], list[nn.Parameter]] = {}
     parameters = dict(model.named_parameters())
     for name, role in parameter_roles(model).items():
         if role not in lr:
             raise ValueError(f"'{name}' has the role '{role}'; known are {', '.join(lr)}")
         decayed = role not in ROUTERS and decays(model, name)
-        groups.setdefault((role, decayed), []).append(parameters[name])
+        second = up_lr_ratio != 1 and _is_second_factor(model, name)
+        groups.setdefault((role, decayed, second), []).append(parameters[name])
     if not groups:
         raise ValueError("the model has no trainable parameter")
+    if up_lr_ratio != 1 and not any(second for *_, second in groups):
+        raise ConfigError(
+            f"up_lr_ratio ({up_lr_ratio:g}) is for the second factors of low-rank skills "
+            "(skills.kind lora), and none are trained here; leave it out"
+        )
     return [
         {
-            "name": role if decayed or role in ROUTERS else f"{role} (no decay)",
+            "name": (role if decayed or role in ROUTERS else f"{role} (no decay)")
+            + " (second factors)" * second,
             "params": members,
-            "lr": lr[role],
+            "lr": lr[role] * (up_lr_ratio if second else 1),
             "weight_decay": weight_decay if decayed else 0.0,
         }
-        for (role, decayed), members in groups.items()
+        for (role, decayed, second), members in groups.items()
     ]
+
+
+def _is_second_factor(model: nn.Module, name: str) -> bool:
+    path, _, own = name.rpartition(".")
+    return own in getattr(model.get_submodule(path), "second_factors", ())
 
 
 def learning_rate_factor(

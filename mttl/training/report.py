@@ -30,9 +30,20 @@ HEADINGS = {COPY: "copy", MAJORITY: "major"}
 
 
 def attachment_table(
-    attachment: Attachment, model: SkilledModel, token_layers: TokenLayers | None = None
+    attachment: Attachment,
+    model: SkilledModel,
+    token_layers: TokenLayers | None = None,
+    *,
+    is_trained: bool = True,
 ) -> Table:
-    """Return what was attached: a row per kind of layer, then the totals."""
+    """Return what was attached: a row per kind of layer, then the totals.
+
+    Args:
+        attachment: Where skills of tasks are.
+        model: It has them.
+        token_layers: Where experts of tokens are.
+        is_trained: Whether a training follows, and the totals say of how many parameters.
+    """
     what = "Skills" if token_layers is None else "Skills and experts"
     table = Table(title=f"{what} on the backbone", title_justify="left")
     table.add_column("layers", overflow="fold")
@@ -49,7 +60,8 @@ def attachment_table(
     table.caption = (
         f"{type(router).__name__}: {router.n_tasks} tasks, {router.n_skills} skills, "
         f"{router.n_heads} heads, {router.n_groups} routed groups. "
-        f"{trainable:,} of {total:,} parameters are trained."
+        + (f"{trainable:,} of {total:,} parameters are trained." if is_trained else "")
+        + ("" if is_trained else f"{total:,} parameters.")
     )
     table.caption_justify = "left"
     return table

@@ -1,4 +1,4 @@
-"""A callback that records the routing weights and how discrete, sparse and even they are."""
+"""A callback that records the routing weights and how discrete, dense and even they are."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from jaxtyping import Float
 
-from mttl.analysis.statistics import discreteness, sparsity, usage
+from mttl.analysis.statistics import active_cells, discreteness, usage
 from mttl.routing.task.task_router import TaskRouter
 from mttl.sharding.whole_tensors import whole_parameters
 from mttl.training.boards.board import Board
@@ -17,7 +17,7 @@ from mttl.training.history_monitor import HistoryMonitor
 
 
 class RoutingMonitor(HistoryMonitor):
-    """Logs how discrete, sparse and evenly used the routing is, and keeps its history.
+    """Logs how discrete, dense and evenly used the routing is, and keeps its history.
 
     Writes ``routing_history.npz`` with ``steps (S,)``, ``weights (S, G, T, K)`` and ``groups``.
 
@@ -96,7 +96,7 @@ def head_names(groups: tuple[str, ...], n_rows: int) -> list[str]:
 
 
 def routing_statistics(probabilities: torch.Tensor, groups: tuple[str, ...]) -> dict[str, float]:
-    """Return discreteness, sparsity and usage, also of encoder and decoder apart."""
+    """Return discreteness, share of active cells and usage, also of encoder and decoder apart."""
     probabilities = probabilities.cpu()
     values = {}
     for stack in ("", "encoder", "decoder"):
@@ -108,6 +108,6 @@ def routing_statistics(probabilities: torch.Tensor, groups: tuple[str, ...]) -> 
         part = probabilities[chosen]
         name = f"routing/{stack}/" if stack else "routing/"
         values[f"{name}discreteness"] = discreteness(part.clamp(0, 1))
-        values[f"{name}sparsity"] = sparsity(part)
+        values[f"{name}active_cells"] = active_cells(part)
         values[f"{name}usage"] = usage(part.clamp_min(0))
     return values

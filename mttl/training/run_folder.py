@@ -6,13 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lightning_fabric.utilities.rank_zero import rank_zero_only
-
 from mttl import yaml12
 from mttl.config.data_schema import prefix_kind
 from mttl.errors import CheckpointError, ConfigError, TrainingError
 from mttl.reading import MOST_YAML, read_text
-from mttl.torch_file import load_torch
 
 logger = logging.getLogger(__name__)
 # Settings that runs of earlier versions do not have, and what they mean by that.
@@ -66,6 +63,8 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
         CheckpointError: If a file of the interrupted run is missing or damaged.
     """
     if not resume:
+        from lightning_fabric.utilities.rank_zero import rank_zero_only
+
         # Other processes may come when the first has begun to write.
         if rank_zero_only.rank == 0 and _visible(folder.path):
             raise ConfigError(
@@ -95,6 +94,8 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
     if not os.path.lexists(folder.last):
         logger.warning("no state had been saved yet: '%s' begins anew", folder.path)
         return 0
+    from mttl.torch_file import load_torch
+
     advice = "Start anew with -k run.name=NAME"
     checkpoint = load_torch(folder.last, advice)
     step = checkpoint.get("global_step") if isinstance(checkpoint, dict) else None

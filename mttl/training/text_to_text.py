@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from mttl.config.optim_schema import AdamW, Optim
 from mttl.config.own_parts import OwnPart
 from mttl.config.schema import Generation
+from mttl.data.prompt_form import PromptForm
 from mttl.errors import ConfigError, TrainingError
 from mttl.metrics.crossfit import build_metric, computed
 from mttl.models.backbone import is_decoder_only
@@ -21,6 +22,8 @@ from mttl.models.generation import generate_texts, search_settings
 from mttl.models.teacher_forcing import forced_logits
 from mttl.moe.share_out import shared_parameters
 from mttl.own_classes import calling
+from mttl.ranking.option_training import OptionTraining
+from mttl.ranking.ranker import Ranker
 from mttl.routing.context import Routing
 from mttl.sharding.shard_model import shard_model
 from mttl.sharding.whole_tensors import whole
@@ -50,7 +53,7 @@ class Prediction:
 
 
 class TextToTextModule(SharesExperts):
-    """Trains a skilled model on text-to-text tasks and scores it by generation.
+    """Trains a skilled model on text-to-text tasks and scores its answers.
 
     Args:
         model: Backbone, skills and router.
@@ -84,6 +87,8 @@ class TextToTextModule(SharesExperts):
         self.metric_names = tuple(metrics.values())
         self.generation = search_settings(generation or Generation(), max_output_length)
         self.own_loss = None if loss is None else build_loss(loss)
+        self.ranker: Ranker | None = None
+        self.option_training: OptionTraining | None = None
         # Lists by task id: names of tasks may hold characters that module names may not.
         self.scores = nn.ModuleList(build_metric(metric) for metric in metrics.values())
         # Sum and count of the validation losses of each task.
@@ -141,6 +146,8 @@ class TextToTextModule(SharesExperts):
             apart = at_places(divergences(logits, other), places, labels)
             distance = global_mean(apart, labels, batch.get("step_tokens"))
             routing.add_losses({"consistency": weight * distance})
+        if self.option_training is not None:
+            routing.add_losses(self.option_training.losses(self.model, batch))
         return losses, labels, routing
 
     def _losses(
@@ -274,13 +281,54 @@ class TextToTextModule(SharesExperts):
             for task_id, sample, row, text, references, answer in rows
         ]
 
+    def offer(
+        self, options: Mapping[str, Sequence[str]], form: PromptForm, *, per_token: bool
+    ) -> None:
+        """Choose answers of some tasks among options rather than generate them.
+
+        Args:
+            options: By task; of none, nothing changes.
+            form: How answers look.
+            per_token: Whether likelihoods are means over tokens.
+        """
+        if options:
+            self.ranker = self._ranker(options, form, per_token)
+
+    def contrast(
+        self, options: Mapping[str, Sequence[str]], form: PromptForm, **weights: float
+    ) -> None:
+        """Train with losses over options too.
+
+        Args:
+            options: Of every task.
+            form: How answers look.
+            **weights: Of the losses of `OptionTraining`.
+        """
+        self.option_training = OptionTraining(self._ranker(options, form, True), **weights)
+
+    def _ranker(
+        self, options: Mapping[str, Sequence[str]], form: PromptForm, per_token: bool
+    ) -> Ranker:
+        encoder = form.encoder(self.tokenizer, decoder_only=is_decoder_only(self.model.backbone))
+        return Ranker.of(options, self.tasks, encoder, per_token=per_token)
+
     def answer(self, task_ids: Int[Tensor, "B"], inputs: Mapping[str, Tensor]) -> list[str]:
-        """Generate an answer to every prompt.
+        """Find an answer to every prompt: the likeliest option of its task, or a generated one.
 
         Args:
             task_ids: The task of each.
             inputs: ``input_ids`` and ``attention_mask``.
         """
+        if self.ranker is None:
+            return self._generated(task_ids, inputs)
+        found = self.ranker.answers(self.model, task_ids, inputs)
+        rest = [row for row in range(len(task_ids)) if row not in found]
+        if rest:
+            others = {name: value[rest] for name, value in inputs.items()}
+            found |= dict(zip(rest, self._generated(task_ids[rest], others), strict=True))
+        return [found[row] for row in range(len(task_ids))]
+
+    def _generated(self, task_ids: Int[Tensor, "B"], inputs: Mapping[str, Tensor]) -> list[str]:
         # Experts elsewhere answer tokens of this process until the last process has ended its rows.
         waits = {"synced_gpus": True} if shared_parameters(self.model) else {}
         return generate_texts(

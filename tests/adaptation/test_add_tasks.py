@@ -1,5 +1,6 @@
 """Adapted tasks join their run: all tasks answer from one inventory as they did apart."""
 
+import importlib
 import re
 import shutil
 from pathlib import Path
@@ -21,6 +22,7 @@ STEPS = {"max_steps": 2, "eval_every": 1, "batch_size": 4}
 PAIRS = [(word, "b") for word in ("ab", "cab", "b", "ca", "bb", "ac", "cc", "abc")]
 ADD = load_recipe(ROOT / "scripts" / "add_tasks.py")
 PLOT = load_recipe(ROOT / "scripts" / "plot_routing.py")
+READING = importlib.import_module("routing_report.reading")
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +133,7 @@ def test_plots_show_which_tasks_it_is_like(
     assert PLOT.main(given) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "Tasks that are routed like the adapted ones" in printed
-    view = PLOT.read_view(run, [str(row), str(skills)])
+    view = READING.read_view(run, [str(row), str(skills)])
     matrix = mttl.load(row).model.router.matrix()[:, 0, 0].detach().numpy()
     assert view.record.tasks[-2:] == ("row", "skilled")
     np.testing.assert_array_equal(view.record.weights[:, -2], matrix)
@@ -142,7 +144,7 @@ def test_plots_show_which_tasks_it_is_like(
 def test_adapted_tasks_have_names_of_their_own(run: Path, row: Path, tmp_path: Path) -> None:
     task = mttl.load(run).tasks[0]
     folders = [str(shutil.copytree(row, tmp_path / name)) for name in ("a/row", "b/row", task)]
-    names = PLOT.read_view(run, folders).record.tasks[-3:]
+    names = READING.read_view(run, folders).record.tasks[-3:]
     assert names == ("row", "b/row", f"{tmp_path.name}/{task}")
 
 
@@ -184,6 +186,7 @@ def test_what_cannot_be_added(run: Path, row: Path, tmp_path: Path) -> None:
         (["router.kind=hyperformer"], "router_only", "has in common for all tasks"),
         (["router.kind=hyperformer"], "skills_only", "'hyperformer' cannot leave skills unused"),
         (["router.shared_skill=true"], "all", "more skills change every task"),
+        (["skills.shared_down=true"], "all", "share a factor with those of the run"),
         (["router.normalise=average_correction"], "all", "more skills change every task"),
     ],
 )

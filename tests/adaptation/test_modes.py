@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from helpers.backbones import tiny_t5
+from helpers.experts import N_EXPERTS, token_model
 from helpers.skills import INVENTORIES, LEARNED, skilled
 from mttl.adaptation.modes import TRAINED_ROLES, adapted, apply_mode, count_trained
 from mttl.config.optim_schema import AdamW
 from mttl.config.section import AdaptMode, RowInit
 from mttl.errors import ConfigError
-from mttl.routing import PolytroponRouter, Routing
+from mttl.routing import ArrowRouter, PolytroponRouter, Routing
 from mttl.skills import SkilledModel
 from mttl.training.optim import build_optimizer
 
@@ -43,6 +44,15 @@ def train(model: SkilledModel, n_steps: int = 2) -> None:
 
 def snapshot(model: SkilledModel) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize(("mode", "init"), [("from_scratch", "mean"), ("skills_only", "own")])
+def test_members_are_not_drawn_anew(mode: AdaptMode, init: RowInit) -> None:
+    model = token_model(tiny_t5(), router=lambda place: ArrowRouter(place.in_features, N_EXPERTS))
+    with pytest.raises(ConfigError, match="would draw anew the members by whose weights tokens"):
+        apply_mode(model, mode, init=init)
+    with pytest.raises(ConfigError, match="'router_only' has nothing to train"):
+        apply_mode(model, "router_only")
 
 
 def test_every_mode_has_roles() -> None:

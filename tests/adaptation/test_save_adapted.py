@@ -56,6 +56,8 @@ def logits(predictor: Predictor) -> torch.Tensor:
     ("mode", "settings", "files"),
     [
         ("router_only", {}, []),
+        ("router_only", {"init": "coefficients"}, []),
+        ("router_only", {"init": "coefficients", "gradient_free": True}, []),
         ("all", {}, ["skills"]),
         ("average", {}, ["skills"]),
         ("skills_only", {"init": "own"}, ["skills"]),

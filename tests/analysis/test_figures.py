@@ -3,6 +3,7 @@
 import itertools
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -15,12 +16,14 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from mttl.analysis import figures
+from mttl.analysis.ablation_record import Ablation
 from mttl.analysis.clustering import task_order, task_tree
 from mttl.analysis.figures.catalogue import layer_parts
 from mttl.analysis.figures.task_map import place_labels
 from mttl.analysis.layers import STATISTICS
 from mttl.analysis.palette import category_looks
 from mttl.analysis.routing_view import RoutingView
+from mttl.errors import CheckpointError
 
 TASKS = ("one", "two", "three", "four")
 CATEGORIES = ("a", "b", "a", "c")
@@ -288,7 +291,37 @@ def test_labels_around_a_circle_of_160_tasks_are_further_apart_than_they_are_hig
 
 def test_a_run_beside_itself_is_matched_with_itself(drawn: dict[str, Figure]) -> None:
     left, right = [axes.images[0].get_array() for axes in drawn["compare_crossfit"].axes[::2][:2]]
-    np.testing.assert_array_equal(left, right)
+    # A mean over groups, whose sum may be taken in another order.
+    np.testing.assert_allclose(left, right, rtol=1e-14)
+
+
+def test_what_skills_are_for_is_drawn_beside_their_weights(crossfit_view: RoutingView) -> None:
+    record = crossfit_view.record
+    changes = np.zeros((1, *record.weights.shape[1:]))
+    changes[0, 0, 0], changes[0, 1, 1] = 0.3, -0.1
+    none = np.zeros(len(record.tasks))
+    common = (record.tasks, ("all layers",), record.groups, crossfit_view.pairs)
+    found = Ablation(*common, changes, None, {"losses": none})
+    figure = figures.ablation_map(crossfit_view, found)
+    check_legible(figure)
+    weights, effect = [axes.images[0] for axes in figure.axes[::2][:2]]
+    order = crossfit_view.order
+    np.testing.assert_allclose(weights.get_array(), crossfit_view.mean[order], rtol=1e-14)
+    np.testing.assert_array_equal(effect.get_array(), changes[0][order])
+    assert effect.get_clim() == (-0.3, 0.3)
+    # A loss that grows is red, and so is a score that falls.
+    scored = replace(found, scores=changes / 100, before={"losses": none, "scores": none})
+    fallen = figures.ablation_map(crossfit_view, scored).axes[2].images[0]
+    assert fallen.get_cmap()(0.0) == effect.get_cmap()(1.0)
+    other = replace(found, tasks=("else", *record.tasks[1:]))
+    with pytest.raises(CheckpointError, match="of other tasks or layers than its routing"):
+        figures.ablation_map(crossfit_view, other)
+
+
+def test_correlations_are_drawn_around_zero() -> None:
+    similarity = np.array([[1, 0.5, -0.2, 0], [0.5, 1, 0, 0], [-0.2, 0, 1, 0.1], [0, 0, 0.1, 1]])
+    figure = figures.similarity_matrix(similarity, order=ORDER, title="Similarity", **NAMED)
+    assert figure.axes[0].images[0].get_clim() == (-0.5, 0.5)
 
 
 @pytest.mark.parametrize("n_skills", [1, 40])
@@ -344,3 +377,21 @@ def test_no_figure_is_registered_globally(make: Callable[..., Figure]) -> None:
     make(TREE, title="Tree", **NAMED)
     pyplot = __import__("sys").modules.get("matplotlib.pyplot")
     assert pyplot is None or not pyplot.get_fignums()
+
+
+def test_members_of_a_library_are_the_same_skill_in_every_group(crossfit_view: RoutingView) -> None:
+    tasks = crossfit_view.record.tasks[:3]
+    weights = np.random.default_rng(0).random((2, 3, 4))
+    record = replace(
+        *(crossfit_view.record,),
+        **{"tasks": tasks, "groups": ("first", "second"), "weights": weights, "history": None},
+    )
+    members = (tasks[2], "other", tasks[0], tasks[1])
+    view = RoutingView(record, weights, crossfit_view.categories[:3], members=members)
+    ordered = [tasks[task] for task in view.order]
+    assert view.skills == [*ordered, "other"]
+    own = weights.mean(0)[:, [2, 3, 0]].diagonal()  # each task's weight for its own member
+    assert view.mean[view.order].diagonal() == pytest.approx(own[view.order])
+    (_, drawn), *_ = figures.drawings(view)
+    assert "skills matched" not in " ".join(words(drawn))
+    assert [*ordered, "other"] == [x.get_text() for x in drawn.axes[0].get_xticklabels()]

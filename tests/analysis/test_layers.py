@@ -18,7 +18,7 @@ GROUPS = ("encoder.block.0", "decoder.block.0", "decoder.block.1")
 def test_a_row_per_group() -> None:
     binary, undecided = np.eye(2), np.full((2, 2), 0.5)
     found = layer_statistics(np.stack([binary, undecided]))
-    # discreteness, sparsity, usage, effective skills
+    # discreteness, active cells, usage, effective skills
     np.testing.assert_allclose(found, [[1, 0.5, 1, 1], [0, 0, 1, 2]], atol=1e-12)
 
 
@@ -30,8 +30,10 @@ def test_means_are_those_that_training_logs() -> None:
     assert list(means) == ["encoder", "decoder", "all"]
     for stack, values in means.items():
         name = "routing/" if stack == "all" else f"routing/{stack}/"
-        for statistic, value in zip(("discreteness", "sparsity", "usage"), values, strict=False):
-            assert value == pytest.approx(logged[f"{name}{statistic}"])
+        for statistic, value in zip(
+            ("discreteness", "active cells", "usage"), values, strict=False
+        ):
+            assert value == pytest.approx(logged[f"{name}{statistic.replace(' ', '_')}"])
 
 
 def test_stacks_are_found_inside_paths_and_before_heads() -> None:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from sklearn.decomposition import PCA
 
-from mttl.analysis.projection import principal_components, umap_projection
+from mttl.analysis.projection import on_components, principal_components, umap_projection
 from mttl.analysis.similarity import task_rows
 
 
@@ -52,3 +52,11 @@ def test_umap_itself_separates_two_kinds_of_tasks() -> None:
     points = umap_projection(kinds[None] + generator.normal(scale=0.05, size=(2, 20, 3)))
     within = np.linalg.norm(points[:10] - points[:10].mean(0), axis=1).max()
     assert np.linalg.norm(points[:10].mean(0) - points[10:].mean(0)) > within
+
+
+def test_other_rows_are_placed_on_the_same_map() -> None:
+    weights = np.random.default_rng(0).uniform(size=(3, 6, 4))
+    points, _ = principal_components(weights)
+    np.testing.assert_allclose(on_components(weights, weights.swapaxes(0, 1)), points, atol=1e-12)
+    two = weights[:, :2]  # of two tasks there is one direction
+    assert np.abs(on_components(two, two.swapaxes(0, 1))[:, 1]).max() < 1e-12

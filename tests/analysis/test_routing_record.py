@@ -113,3 +113,17 @@ def test_damaged_metrics_are_answered(write_run: Write, tmp_path: Path) -> None:
     (run / "metrics.csv").write_text("step,routing/usage\none,0.5\n")
     with pytest.raises(CheckpointError, match=r"metrics\.csv' is damaged"):
         read_record(run)
+
+
+def test_the_share_of_active_cells_is_read_by_its_earlier_name(
+    write_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / "metrics.csv").write_text(
+        "step,routing/sparsity,routing/encoder/active_cells\n0,0.5,0.25\n"
+    )
+    curves = read_record(folder).curves
+    assert {name: values.tolist() for name, (_, values) in curves.items()} == {
+        "active cells": [0.5],
+        "encoder/active cells": [0.25],
+    }

@@ -3,7 +3,13 @@ import itertools
 import numpy as np
 import pytest
 
-from mttl.analysis.stability import match_skills, matched, skill_stability
+from mttl.analysis.stability import (
+    align_groups,
+    group_agreement,
+    match_skills,
+    matched,
+    skill_stability,
+)
 
 
 @pytest.fixture
@@ -58,3 +64,29 @@ def test_a_skill_that_all_use_alike_correlates_with_none() -> None:
 def test_runs_of_different_shapes_are_refused(weights: np.ndarray) -> None:
     with pytest.raises(ValueError, match=r"one shape, not \(2, 12, 4\) and \(2, 12, 3\)"):
         match_skills(weights, weights[..., :3])
+
+
+def test_groups_of_one_run_are_ordered_alike_and_by_use() -> None:
+    """Six groups with the same skills in orders of their own, and a little noise."""
+    generator = np.random.default_rng(0)
+    skills = generator.uniform(size=(20, 5)) * [1.0, 0.9, 0.8, 0.7, 0.6]
+    orders = np.stack([generator.permutation(5) for _ in range(6)])
+    weights = skills[:, orders].swapaxes(0, 1) + 0.01 * generator.normal(size=(6, 20, 5))
+    pairs = align_groups(weights)
+    places = np.take_along_axis(orders, pairs, 1)
+    assert (places == places[0]).all()
+    use = matched(weights, pairs).mean((0, 1))
+    assert (np.diff(use) <= 0).all()
+    found = group_agreement(weights, n_permutations=19)
+    assert found is not None
+    assert found.value > 0.99
+    assert (found.percentile_95 < 0.5, found.p_value) == (True, 1 / 20)
+
+
+def test_agreement_is_the_mean_over_pairs_of_groups(weights: np.ndarray) -> None:
+    found = group_agreement(weights, n_permutations=1)
+    assert found is not None
+    one, other = matched(weights, align_groups(weights))
+    table = np.corrcoef(one.T, other.T)[:4, 4:]
+    assert found.value == pytest.approx(np.diag(table).mean())
+    assert group_agreement(weights[:1]) is None

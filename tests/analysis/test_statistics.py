@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.stats import entropy
 
-from mttl.analysis import discreteness, effective_skills, sparsity, usage
+from mttl.analysis import active_cells, discreteness, effective_skills, usage
 
 
 def test_discreteness_of_binary_and_undecided():
@@ -20,9 +20,9 @@ def test_discreteness_is_one_minus_the_mean_entropy_in_bits():
     assert discreteness(p) == pytest.approx(expected, abs=1e-6)
 
 
-def test_sparsity_counts_active_cells():
+def test_active_cells_counts_active_cells():
     p = torch.tensor([0.1, 0.5, 0.51, 0.9]).view(1, 2, 1, 2)
-    assert sparsity(p) == 0.5
+    assert active_cells(p) == 0.5
 
 
 def test_usage():

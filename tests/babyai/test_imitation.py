@@ -202,6 +202,24 @@ def test_films_show_every_step(
         assert f"episode {episode}: {outcome} in {len(actions)} steps" in line
 
 
+@pytest.mark.slow
+def test_levels_stand_in_one_film(
+    whole: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "levels.gif"
+    levels = [word for level in LEVELS for word in ("--level", level)]
+    assert FILM.main([str(whole.path), *levels, "--out", str(path)]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    steps = [int(line.partition(" in ")[2].partition(" steps")[0]) for line in printed]
+    assert [line.partition(",")[0] for line in printed] == list(LEVELS)
+    assert duration(path) == max(steps) / 4 + 1
+    given = [str(whole.path), *levels, "--episode", "0", "--episode", "1", "--out", str(path)]
+    assert run_command(lambda: FILM.main(given)) == USER_MISTAKE
+    assert "a film of several levels is of one episode of each" in capsys.readouterr().err
+    shares = FILM.skill_shares(load_policies(whole.path)[0])
+    assert [len(row) for row in shares] == [3] * len(LEVELS)
+
+
 def test_mistakes_of_films_are_told(
     whole: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,9 +10,11 @@ from transformers import ByT5Tokenizer
 
 from helpers.backbones import tiny_bart
 from mttl.build.build_backbone import backbone_name, build_tokenizer, place_of
+from mttl.build.build_router import build_router
 from mttl.build.expert_matrix import read_expert_matrix
 from mttl.build.model import Built, build_model
 from mttl.config.load import configs_dir, load_config, resolve_path
+from mttl.config.router_schema import Retrieval, Router, Smear
 from mttl.errors import ConfigError, TaskError
 from mttl.models.backbone import build_random, is_decoder_only
 from mttl.routing import (
@@ -21,6 +23,7 @@ from mttl.routing import (
     HyperFormerRouter,
     PolytroponRouter,
     ScoreFunctionRouter,
+    SmearRouter,
     TaskMoERouter,
 )
 from mttl.skills import DenseInventory, IA3Inventory, LoRAInventory, SkilledModel
@@ -161,6 +164,7 @@ def test_a_random_t5_scales_the_position_biases_it_draws() -> None:
         ("router/private.yaml", FixedRouter, 3, 1),
         ("router/average.yaml", FixedRouter, 8, 1),
         ("router/expert.yaml", FixedRouter, 7, 1),
+        ("router/smear.yaml", SmearRouter, 8, 1),
     ],
 )
 def test_fragments_build_their_routers(
@@ -171,6 +175,15 @@ def test_fragments_build_their_routers(
     assert type(router) is kind
     assert (router.n_skills, router.n_heads, router.n_tasks) == (n_skills, n_heads, len(TASKS))
     assert router.n_groups == len(built.model.skilled_layers())
+
+
+@pytest.mark.parametrize("section", [Smear(kind="smear"), Retrieval(kind="retrieval")])
+def test_routers_that_read_are_for_text(section: Router) -> None:
+    message = f"router.kind '{section.kind}' sees examples and prompts, which only text has"
+    with pytest.raises(ConfigError, match=message):
+        build_router(section, 2, ["a", "b"], 1, 3)
+    router = build_router(section, 2, ["a", "b"], 1, 3, n_features=5)
+    assert router.state_dict()["shown_examples"].shape == (2, 5)
 
 
 def test_the_settings_of_polytropon_arrive() -> None:
@@ -337,6 +350,13 @@ def test_unknown_tasks_and_ids_out_of_range() -> None:
             "skills.n_skills=8",
             "section router: 'router/expert_lexical.csv' has columns for 7 skills, but "
             "skills.n_skills is 8; they must be equal",
+        ),
+        (
+            "router/retrieval.yaml",
+            "router.top_k=1",
+            "router.kind 'retrieval' routes among members of a library, which exist already. Make "
+            "a run of one with scripts/library.py run, or train skills with another router, such "
+            "as smear",
         ),
     ],
 )

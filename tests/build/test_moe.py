@@ -130,6 +130,21 @@ NONSENSE: list[tuple[str, list[str], str]] = [
         "balance.switch is not for the router 'hash', which learns nothing",
     ),
     (
+        "crossfit.yaml+backbone/tiny_t5.yaml+router/spectral.yaml",
+        ["moe.balance.z=0.1"],
+        "balance.z is not for the router 'spectral', which takes members of a library as they are",
+    ),
+    (
+        "crossfit.yaml+backbone/tiny_t5.yaml+router/arrow.yaml+experts/ia3.yaml",
+        [],
+        "router 'arrow' reads the factors of its experts: set experts.kind: lora, not 'ia3'",
+    ),
+    (
+        "crossfit.yaml+backbone/tiny_t5.yaml+router/token_hydra.yaml",
+        ["moe.parallel=true", "trainer.devices=3"],
+        "with experts.shared_down they have a tensor in common: set one of them to false",
+    ),
+    (
         "crossfit.yaml+backbone/tiny_t5.yaml+router/token_expert_choice.yaml",
         ["moe.capacity_factor=1.25"],
         "'expert_choice' fills every expert evenly: no capacity_factor",
@@ -175,6 +190,7 @@ UNBUILDABLE = [
     ("token_expert_choice", ["moe.stacks=null"], "section moe: .*cannot route a causal decoder"),
     ("token_example", ["moe.stacks=[decoder]"], "section moe: .*cannot route a causal decoder"),
     ("token_top2", ["moe.stacks=[model]"], "section moe: stacks: this backbone has no 'model'"),
+    ("arrow", [], "'arrow' routes among members of a library, which exist already. Make a run"),
     ("token_top2", ["moe.every=5"], "section moe: no layer is left"),
     ("token_top2", ["moe.targets=[wrong]"], "section moe: the target 'wrong' matches no"),
 ]

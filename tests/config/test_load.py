@@ -245,7 +245,7 @@ def test_a_malformed_value() -> None:
             "router: {kind: polytropn}",
             "f.yaml: router.kind: 'polytropn' must be one of polytropon, metadata, categorical, "
             "score_function, random, shared, private, average, expert, task_moe, hyperformer, "
-            "none. Did you mean 'polytropon'?",
+            "coefficients, smear, retrieval, none. Did you mean 'polytropon'?",
         ),
         (
             "data: {split: trein}",

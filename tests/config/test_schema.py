@@ -75,6 +75,20 @@ def test_defaults() -> None:
             ["router.relaxed=false", "router.final_temperature=0.1"],
             "final_temperature needs relaxed: true",
         ),
+        (
+            ["skills.scale=0.5", "skills.alpha=4", "skills.rslora=true"],
+            "scale (0.5) and alpha (4.0) and rslora (true) say the same; remove one",
+        ),
+        (["skills.dropout=1"], "skills.dropout: '1' must be less than 1"),
+        (["skills.init=svd"], "skills.init: 'svd' must be one of zero, pissa, orthogonal"),
+        (
+            ["skills.kind=ia3", "optim.up_lr_ratio=16"],
+            "optim.up_lr_ratio (16) is for low-rank skills, not 'ia3'",
+        ),
+        (
+            ["adapt.mode=router_only", "adapt.up_lr_ratio=16"],
+            "up_lr_ratio (16) is for skills that are trained, which mode 'router_only' does not",
+        ),
         (["router.kind=shared"], "skills.n_skills (8) must be 1 for the shared router"),
         (["router.kind=private"], "skills.n_skills (8) must be 'per_task' for the private router"),
         (

@@ -1,19 +1,24 @@
 import csv
 import json
 import re
-import shlex
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from helpers.command import ROOT, load_recipe
-from mttl import yaml12
+from helpers.command import ROOT
 from mttl.build.build_moe import TOKEN_ROUTERS
 from mttl.build.expert_matrix import read_expert_matrix
 from mttl.config.babyai_schema import BabyAIConfig
-from mttl.config.load import configs_dir, load_any_config, load_config, resolve_path
+from mttl.config.load import (
+    configs_dir,
+    dump_config,
+    load_any_config,
+    load_config,
+    resolve_path,
+)
 from mttl.config.moe_schema import TokenExperts
+from mttl.errors import ConfigError
 from mttl.gym.table import crossfit, ontology
 
 FILES = sorted(path.relative_to(configs_dir()).as_posix() for path in configs_dir().rglob("*.yaml"))
@@ -55,21 +60,30 @@ def test_every_kind_has_a_fragment() -> None:
     assert kinds["skills"] == {
         *("lora", "ia3", "dense", "sparse", "supermask", "bitfit", "krona", "head_mask"),
         *("adapter", "compacter", "several", "intrinsic", "prefix", "prompt", "diff_pruning"),
+        *("norm", "ladder", "sparse_adapter"),
     }
     assert kinds["optim"] == {"adamw", "adam", "adafactor"}
-    assert kinds["router"] == {
+    assert kinds["router"] - {"none"} == {
         *("polytropon", "shared", "private", "expert", "average", "task_moe", "hyperformer"),
-        *("categorical", "score_function", "metadata", "random"),
+        *(
+            "categorical",
+            "score_function",
+            "metadata",
+            "random",
+            "smear",
+            "retrieval",
+            "coefficients",
+        ),
     }
 
 
 def test_every_kind_of_token_routing_has_a_fragment() -> None:
     routers, experts = set(), {"lora"}
     for name in FRAGMENTS:
-        if name.startswith("router/token_"):
+        if name.startswith("router/"):
             moe = load_config(f"crossfit.yaml+{name}").moe
-            assert moe is not None
-            routers.add(moe.router.kind)
+            assert moe is not None or "/token_" not in name
+            routers |= {moe.router.kind} if moe else set()
         if name.startswith("experts/"):
             moe = load_config(f"crossfit.yaml+router/token_top2.yaml+{name}").moe
             assert moe is not None
@@ -95,7 +109,7 @@ def test_the_expert_matrix_is_the_tasks_families() -> None:
 
 def test_the_expert_of_crossfit_knows_the_ontology_of_all_tasks() -> None:
     """The paper's baseline starts: all its tasks have a row, new ones that of their category."""
-    config = load_config("crossfit_paper.yaml+router/expert_crossfit.yaml")
+    config = load_config("crossfit_paper.yaml+router/expert.yaml")
     assert config.adapt.init == "matrix"
     rows = _rows(resolve_path(config.router.matrix))
     tops = list(ontology(crossfit()))
@@ -106,6 +120,47 @@ def test_the_expert_of_crossfit_knows_the_ontology_of_all_tasks() -> None:
     partition = json.loads(resolve_path(config.data.partition).read_text(encoding="utf-8"))
     tasks = [task for side in partition.values() for task in side]
     assert read_expert_matrix(config.router.matrix, tasks, config.skills.n_skills).shape == (160, 4)
+
+
+@pytest.mark.parametrize(
+    ("files", "n_skills"),
+    [
+        ("crossfit.yaml", 7),
+        ("crossfit_paper.yaml", 4),
+        ("crossfit.yaml+data/crossfit_tasks.yaml", 4),
+        ("crossfit.yaml+data/grid.yaml", 28),
+    ],
+)
+def test_an_expert_takes_the_matrix_of_its_gym(files: str, n_skills: int) -> None:
+    """One file serves every gym; what is written down names the matrix and the number."""
+    config = load_config(f"{files}+router/expert.yaml")
+    assert config.router.matrix == config.data.expert_matrix
+    assert config.skills.n_skills == n_skills
+    partition = json.loads(resolve_path(config.data.partition).read_text(encoding="utf-8"))
+    tasks = [task for side in partition.values() for task in side]
+    assert len(read_expert_matrix(config.router.matrix, tasks, n_skills)) == len(tasks)
+    assert "per_column" not in dump_config(config)
+
+
+def test_a_matrix_of_ones_own_is_taken_before_the_gyms(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("task,a,b\nverb_past,1,0\n")
+    config = load_config("crossfit.yaml+router/expert.yaml", [f"router.matrix={path}"])
+    assert (config.router.matrix, config.skills.n_skills) == (str(path), 2)
+
+
+@pytest.mark.parametrize(
+    ("files", "override", "message"),
+    [
+        ("", "skills.n_skills=per_column", "router.kind: expert, and name a file in"),
+        ("+router/expert.yaml", "data.expert_matrix=null", "name a file in router.matrix"),
+        ("+router/expert.yaml", "data.expert_matrix=nowhere.csv", "no file 'nowhere.csv'"),
+        ("+router/private.yaml", "router.kind=expert", "'per_task' is for the private router"),
+    ],
+)
+def test_a_skill_per_column_needs_columns(files: str, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(f"crossfit.yaml{files}", [override])
 
 
 def test_the_papers_setting_adapts_as_the_paper_does() -> None:
@@ -121,38 +176,9 @@ def test_routers_validate_on_the_papers_setting(name: str) -> None:
     assert config.backbone == load_config("crossfit_paper.yaml").backbone
 
 
-# What the README prints.
-
-
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(r"python (pl_\w+\.py [^`\n]*)", README)
-
-
-def test_the_commands_of_the_readme_are_found() -> None:
-    section = README.partition("## Commands")[2].partition("\n## ")[0]
-    printed = [line for line in section.splitlines() if line.startswith("python pl_")]
-    assert len(printed) >= 5
-    for line in printed:
-        assert line.removeprefix("python ") in COMMANDS
-    assert COMMANDS[0] == "pl_train.py -c crossfit.yaml"  # the one beside the installation
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_commands_of_the_readme_parse_and_load(command: str) -> None:
-    script, *words = shlex.split(command.partition(" < ")[0], comments=True)
-    options = load_recipe(ROOT / script).parse(words)
-    if script == "pl_predict.py":  # it takes what the run says
-        return
-    overrides = options.override
-    config = load_any_config(options.config, overrides)
-    for text in overrides:
-        key, _, value = text.partition("=")
-        section, name = key.split(".")
-        assert str(getattr(getattr(config, section), name)) == str(yaml12.parse(value))
-
-
-def test_the_readme_lists_what_is_shipped() -> None:
-    rows = re.findall(r"^\| `([\w/*]+\.yaml)` \| (.*) \|$", README, flags=re.MULTILINE)
+def test_the_page_lists_what_is_shipped() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w/*]+\.yaml)` \| (.*) \|$", page, flags=re.MULTILINE)
     listed: set[str] = set()
     for pattern, text in rows:
         room, star, _ = pattern.rpartition("/*")

@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from envs.errors import LevelError
-from envs.film import film, replay, with_caption
+from envs.film import ACTIONS as NAMES
+from envs.film import SIDE, Episode, film, replay, with_caption
 from envs.levels import LEVELS
 
 LEVEL, SEED, ACTIONS = "GoToLocal", 3, [0, 2, 2, 1, 5]
@@ -41,26 +42,45 @@ def test_pictures_are_minigrids_own() -> None:
             env.step(action)
 
 
-def test_a_gif_has_a_frame_for_every_step_with_the_mission_below(tmp_path: Path) -> None:
+def test_a_gif_has_a_frame_for_every_step_with_what_is_done_below(tmp_path: Path) -> None:
     path = tmp_path / "new" / "episode.gif"
     turns = [0, 0, 1, 0]
-    film(LEVEL, SEED, turns, path, tile=12, frames_per_second=5)
-    mission, pictures = replay(LEVEL, SEED, turns, tile=12)
+    shares = [0.5, 0.25, 0.0]
+    film(Episode(LEVEL, SEED, turns, shares, success=False), path, frames_per_second=5)
+    mission, pictures = replay(LEVEL, SEED, turns)
+    assert SIDE - pictures[0].shape[0] in range(9)  # large enough to read
     frames, durations = frames_of(path)
     assert durations == [200, 200, 200, 200, 800]
-    for frame, picture in zip(frames, pictures, strict=True):
-        expected = np.asarray(with_caption(picture, mission))
+    lines = ["step 0 of 4", "step 1 of 4: turn left", "step 2 of 4: turn left"]
+    lines += ["step 3 of 4: turn right", "step 4 of 4: turn left, no success"]
+    for frame, picture, line in zip(frames, pictures, lines, strict=True):
+        expected = np.asarray(with_caption(picture, mission, line, shares=shares))
         assert frame.shape == expected.shape
         # A GIF has 256 colours; those of minigrid, with their shades, are more.
         assert np.abs(frame.astype(int) - expected).mean() < 2
     assert [file.name for file in path.parent.iterdir()] == ["episode.gif"]
 
 
-def test_frames_that_look_alike_only_last_longer(tmp_path: Path) -> None:
-    film(LEVEL, SEED, [6, 6, 0], tmp_path / "episode.gif", tile=8, frames_per_second=4)
-    frames, durations = frames_of(tmp_path / "episode.gif")
-    assert len(frames) == 2
-    assert durations == [750, 1000]
+def test_bars_are_as_high_as_skills_are_used() -> None:
+    picture = np.zeros((30, 60, 3), np.uint8)
+    frame = np.asarray(with_caption(picture, "go", shares=[1.0, 0.5, 0.0]))
+    blue = (frame == (0, 114, 178)).all(-1)
+    heights = [int(part.any(1).sum()) for part in np.array_split(blue[:, 6:54], 3, axis=1)]
+    assert heights[0] == pytest.approx(2 * heights[1], abs=2)
+    assert heights[2] <= 1
+
+
+def test_levels_stand_in_a_grid_and_those_that_ended_wait(tmp_path: Path) -> None:
+    short = Episode("GoToObjS4", 0, [0], success=True)
+    long = Episode(LEVEL, SEED, ACTIONS)
+    film([short, long, short], tmp_path / "grid.gif", tile=8)
+    frames, _ = frames_of(tmp_path / "grid.gif")
+    assert len(frames) == len(ACTIONS) + 1
+    height, width, _ = frames[0].shape
+    corner = np.s_[: height // 2, : width // 2]
+    np.testing.assert_allclose(frames[2][corner].astype(int), frames[-1][corner], atol=40)
+    assert (frames[1][corner] != frames[0][corner]).any()
+    assert (frames[0][height // 2 :, width // 2 :] == 255).all()  # there is no fourth
 
 
 def test_the_caption_stands_below_and_is_broken_where_it_is_too_long() -> None:
@@ -101,28 +121,30 @@ def test_what_cannot_be_filmed_is_told(
     tmp_path: Path, change: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     given = {"level": LEVEL, "seed": SEED, "actions": ACTIONS, "path": "episode.gif", **change}
-    given["path"] = tmp_path / given["path"]
+    path = tmp_path / given.pop("path")
+    episode = Episode(*(given.pop(name) for name in ("level", "seed", "actions")))
     with pytest.raises(error, match=message):
-        film(**given)
+        film(episode, path, **given)
     assert not list(tmp_path.iterdir())
 
 
 def test_mp4_without_its_plugin_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     with pytest.raises(ImportError, match=r"pip install 'imageio\[ffmpeg\]', or film to a .gif"):
-        film(LEVEL, SEED, ACTIONS, tmp_path / "episode.mp4")
+        film(Episode(LEVEL, SEED, ACTIONS), tmp_path / "episode.mp4")
 
 
 def test_an_mp4_has_the_same_frames(tmp_path: Path) -> None:
     pytest.importorskip("imageio_ffmpeg")
     imageio: Any = importlib.import_module("imageio.v2")
     path = tmp_path / "episode.mp4"
-    film(LEVEL, SEED, ACTIONS, path, tile=13)
+    film(Episode(LEVEL, SEED, ACTIONS), path, tile=13)
     mission, pictures = replay(LEVEL, SEED, ACTIONS, tile=13)
     with imageio.get_reader(path) as video:
         frames = [np.asarray(frame) for frame in video]
-    for frame, picture in zip(frames, pictures, strict=True):
-        expected = np.asarray(with_caption(picture, mission))
+    lines = [f"step {n} of 5: {NAMES[action]}" for n, action in enumerate(ACTIONS, start=1)]
+    for frame, picture, line in zip(frames, pictures, ["step 0 of 5", *lines], strict=True):
+        expected = np.asarray(with_caption(picture, mission, line))
         assert frame.shape == expected.shape
         # The codec loses detail: coloured objects are small.
         assert np.abs(frame.astype(int) - expected).mean() < 8

@@ -1,6 +1,7 @@
 """The client of the model hub, as far as runs are given away with it."""
 
 import shutil
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,8 +41,23 @@ class FakeRepositories:
         shutil.copytree(folder_path, self.root / repo_id, dirs_exist_ok=True)
         return SimpleNamespace(commit_url=f"https://hub/{repo_id}/commit/1?{commit_message}")
 
-    def snapshot_download(self, name: str, *, revision: str | None, token: str | None) -> str:
+    def snapshot_download(
+        self,
+        name: str,
+        *,
+        revision: str | None,
+        token: str | None,
+        allow_patterns: list[str] | None = None,
+    ) -> str:
         self.asked.append((revision, token))
         if not (self.root / name).is_dir():
             raise OSError(f"404 {name}")
-        return str(self.root / name)
+        if allow_patterns is None:
+            return str(self.root / name)
+        copy = self.root / "snapshots" / name.replace("/", "--") / "0123abcd"
+        for path in sorted((self.root / name).rglob("*")):
+            inside = path.relative_to(self.root / name)
+            if path.is_file() and any(fnmatchcase(str(inside), one) for one in allow_patterns):
+                (copy / inside).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, copy / inside)
+        return str(copy)

@@ -1,18 +1,36 @@
-"""A server of loaded models in a thread of the test's process."""
+"""Runs of random weights, and a server of loaded models in a thread of the test's process."""
 
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 
+from helpers.command import train
+from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
 from mttl.serving.application import Limits, Service
 from mttl.serving.measures import Measures
 from mttl.serving.request_queue import RequestQueue
 from mttl.serving.run_server import listen, served_tasks, uvicorn_settings
+
+# Random weights that are large: answers depend on the question without any training.
+LARGE = {"initial_scale": {"*": 3.0}}
+BACKBONES = {"t5": {**TINY_T5, **LARGE}, "llama": {**TINY_LLAMA, **LARGE}}
+
+
+def make_run(
+    root: Path, backbone: dict, *settings: str, fragment: str = "", **sections: dict
+) -> Path:
+    """Train for a step; return the run's folder."""
+    gym = write_gym(root / "gym")
+    config = write_config(root / "tiny.yaml", gym, backbone=backbone, **sections)
+    short = ("trainer.max_steps=1", "data.validation=none")
+    return train(f"{config}{fragment}", "source", *short, *settings).path
 
 
 @dataclass
@@ -26,8 +44,11 @@ class Served:
 @contextmanager
 def serving(models: Any, **settings: Any) -> Iterator[Served]:
     """Serve a model, or several by task: ``with serving(run, batch_size=8) as served``."""
+    by_task: dict[str, Any] = (
+        models if isinstance(models, dict) else {task: models for task in models.tasks}
+    )
     tasks = served_tasks(
-        models if isinstance(models, dict) else dict.fromkeys(models.tasks, models),
+        by_task,
         most_tokens=settings.get("most_tokens", 64),
         truncate=settings.get("truncate", False),
     )
@@ -41,7 +62,8 @@ def serving(models: Any, **settings: Any) -> Iterator[Served]:
     )
     limits = Limits(body=settings.get("body", 1 << 16), seconds=settings.get("seconds", 60.0))
     service = Service(tasks, queue, limits, measures, settings.get("key"))
-    server = uvicorn.Server(uvicorn_settings(service))
+    routes = settings["add_routes"](tasks) if "add_routes" in settings else lambda *given: None
+    server = uvicorn.Server(uvicorn_settings(service, partial(routes, service)))
     with listen("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

@@ -46,7 +46,9 @@ def task_model(
             lambda i, o: make_kind(kind, i, o, 3),
             targets=("attention", "mlp"),
             slot=slot,
-            site="block" if kind.startswith(("adapter", "compacter")) else "linear",
+            site="block"
+            if kind.startswith(("adapter", "compacter", "sparse_adapter"))
+            else "linear",
         )
     else:
         attachment = attach_kind(backbone, kind, n_skills=3, targets=["attention"], slot=slot)
@@ -106,8 +108,14 @@ CASES = _TASKS | {
 # One of every kind of skill, and one of everything else; the others are slow.
 SOME = [
     *("t5, all", "t5, krona-deltas", "t5, supermask", "t5, sparse-deltas", "t5, tokens"),
-    *("t5, head_mask", "t5, adapter", "t5, compacter", "llama, intrinsic-dense"),
-    *("llama, prefix", "llama, prompt", "llama, diff_pruning"),
+    *(
+        "t5, head_mask",
+        "t5, adapter",
+        "t5, compacter",
+        "t5, sparse_adapter",
+        "llama, intrinsic-dense",
+    ),
+    *("llama, prefix", "llama, prompt", "llama, diff_pruning", "llama, norm", "t5, ladder"),
     *("llama, lora-factors", "llama, ia3", "llama, bitfit", "llama, dense-deltas"),
     *("llama, token adapters", "llama, prompts", "llama, bfloat16"),
 ]

@@ -11,6 +11,7 @@ from helpers.backbones import fill
 from mttl.models.prefixed_attention import read_prefixes
 from mttl.routing import (
     CategoricalRouter,
+    CoefficientRouter,
     HyperFormerRouter,
     MetadataRouter,
     PolytroponRouter,
@@ -34,10 +35,13 @@ from mttl.skills import (
     IntrinsicInventory,
     Inventory,
     KronAInventory,
+    LadderInventory,
     LoRAInventory,
+    NormInventory,
     PrefixInventory,
     PromptInventory,
     SkilledModel,
+    SparseAdapterInventory,
     SparseInventory,
     SupermaskInventory,
     attach_skills,
@@ -52,6 +56,15 @@ def _sparse(i: int, o: int, k: int, h: int, mix: str) -> SparseInventory:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return SparseInventory(i, o, k, n_heads=h, mix=mix, sparsity=0.7)
+
+
+class _SparseAdapter(SparseAdapterInventory):
+    """One whose places are the same every time, as above."""
+
+    def __init__(self, *sizes: int, **settings: Any) -> None:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            super().__init__(*sizes, hidden_features=6, sparsity=0.6, **settings)
 
 
 # (in_features, out_features, n_skills, n_heads) -> inventory
@@ -87,6 +100,8 @@ OTHERS: dict[str, Callable[[int, int, int], Inventory]] = {
     "compacter, outputs": lambda i, o, k: CompacterInventory(
         i, o, k, hidden_features=4, n_products=2, rank=None, mix="outputs", shared=False
     ),
+    "sparse_adapter": _SparseAdapter,
+    "sparse_adapter, outputs": partial(_SparseAdapter, scale=2.0, mix="outputs"),
     "krona-factors": lambda i, o, k: KronAInventory(i, o, k, scale=0.5),
     "head_mask": lambda i, o, k: HeadMaskInventory(i, o, k, 4, start=0.05),
     "head_mask, soft": lambda i, o, k: HeadMaskInventory(i, o, k, 4, hard=False),
@@ -100,6 +115,7 @@ OTHERS: dict[str, Callable[[int, int, int], Inventory]] = {
 PLACED: dict[str, Callable[..., Inventory]] = {
     "head_mask": partial(HeadMaskInventory, start=0.05),
     "head_mask, soft": partial(HeadMaskInventory, hard=False),
+    "norm": NormInventory,
     "prefix": partial(PrefixInventory, length=3),
     "prefix, joint": partial(PrefixInventory, length=2, gated=False),
     "prefix, computed": partial(PrefixInventory, length=2, gated=False, bottleneck=5),
@@ -110,7 +126,9 @@ PLACED: dict[str, Callable[..., Inventory]] = {
     "adapter, outputs": partial(
         AdapterInventory, hidden_features=3, scale=2.0, layer_norm=True, mix="outputs"
     ),
+    "ladder": partial(LadderInventory, side_features=5, activation="gelu"),
     "compacter": partial(CompacterInventory, hidden_features=4, n_products=2, scale=2.0),
+    "sparse_adapter": partial(_SparseAdapter, parallel=False),
 }
 
 
@@ -139,6 +157,7 @@ ROUTERS: dict[str, Callable[[int, int, int, int], TaskRouter]] = {
         torch.eye(t) + torch.eye(t)[:, [*range(1, t), 0]], g, h, k
     ),
     "random": RandomRouter,
+    "coefficients": CoefficientRouter,
     "hyperformer": lambda g, t, h, k: HyperFormerRouter(g, t, 1, k),
     "average": lambda g, t, h, k: average_router(g, t, k, h),
     "expert": lambda g, t, h, k: expert_router(torch.ones(t, k).tril() + 0.5, g, h),
@@ -169,9 +188,10 @@ def spread(router: TaskRouter, seed: int = 0) -> TaskRouter:
 
 
 def kind_class(kind: str) -> type[Inventory]:
-    """Return the class of a kind by its name in any of the lists."""
+    """Return the class of a kind by its name in any of the lists; a base, for a test's own."""
     made: Any = PLACED.get(kind)
-    return type(make_kind(kind, 4, 4, 2)) if made is None else getattr(made, "func", made)
+    found = type(make_kind(kind, 4, 4, 2)) if made is None else getattr(made, "func", made)
+    return next(kind for kind in found.__mro__ if not kind.__name__.startswith("_"))
 
 
 def attach_kind(
@@ -181,8 +201,9 @@ def attach_kind(
     made: Any = PLACED.get(kind)
     site = kind_class(kind).site
     if made is not None:
-        if site == "embedding" and where["targets"] == ["attention"]:
-            where["targets"] = ["input"]
+        words = {"embedding": "input", "norm": "norms", "stack": "stack"}
+        if site in words and where["targets"] == ["attention"]:
+            where["targets"] = [words[site]]
         if site == "attention" and hasattr(backbone, "config"):
             read_prefixes(backbone)  # type: ignore[arg-type]
         return attach_skills(

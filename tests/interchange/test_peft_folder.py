@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from mttl.errors import CheckpointError
-from mttl.interchange.lora_import import read_lora, stack_adapters
+from mttl.interchange.lora_import import read_lora
 from mttl.interchange.peft_folder import PeftFolder, read_peft, write_peft
 
 CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 2}
@@ -85,10 +85,3 @@ def test_tensors_that_are_others_are_refused(tmp_path):
     bare = PeftFolder(tmp_path, {"peft_type": "LORA"}, TENSORS)
     with pytest.raises(CheckpointError, match="its configuration lacks lora_alpha"):
         read_lora(bare)
-
-
-def test_adapters_of_different_models_are_refused(tmp_path):
-    one = read_lora(adapter(tmp_path))
-    other = read_lora(adapter(tmp_path, tensors={"a.q.lora_A.weight": torch.zeros(2, 6)}))
-    with pytest.raises(ValueError, match=r"'a\.q' has 6 -> 5 features in one adapter and 4 -> 5"):
-        stack_adapters([one, other])

@@ -8,9 +8,15 @@ from helpers.backbones import BACKBONES, batch, fill, tiny_t5
 from helpers.compare import relative_error
 from helpers.skills import filled, skilled
 from mttl.errors import CheckpointError
-from mttl.interchange.lora_export import lora_adapter, mixture_adapter, skill_mixing
-from mttl.interchange.lora_import import read_lora, stack_adapters
+from mttl.interchange.lora_export import (
+    common_scaling,
+    lora_adapter,
+    mixture_adapter,
+    skill_mixing,
+)
+from mttl.interchange.lora_import import common_settings, read_lora
 from mttl.interchange.peft_folder import read_peft, write_peft
+from mttl.library.stacking import stack_members
 from mttl.merging.fold import average_mixing, task_mixing
 from mttl.merging.low_rank_factors import relative_error as svd_error
 from mttl.routing import RoutingSlot, average_router, private_router
@@ -32,7 +38,13 @@ TARGETS = {
 
 def export(model, mixing, folder, family, rank=None):
     adapter = mixture_adapter(model, mixing, rank)
-    config, tensors = lora_adapter(model, adapter, base=None, task_type=TASK_TYPES[family])
+    config, tensors = lora_adapter(
+        adapter,
+        base=None,
+        task_type=TASK_TYPES[family],
+        transposed=family == "gpt2",
+        scaling=common_scaling(model),
+    )
     write_peft(folder, config, tensors)
     return adapter
 
@@ -170,7 +182,7 @@ def adapters_of_peft(family, tmp_path):
 @pytest.mark.parametrize("family", BACKBONES)
 def test_adapters_become_skills(family, tmp_path):
     folders = adapters_of_peft(family, tmp_path)
-    layers = stack_adapters([read_lora(read_peft(folder)) for folder, _ in folders])
+    layers = stack_members([read_lora(read_peft(folder)) for folder, _ in folders])
     backbone, slot = BACKBONES[family](), RoutingSlot()
     rank = next(iter(layers.values()))[0].shape[2]
     assert rank == 4
@@ -198,4 +210,82 @@ def test_what_comes_back_is_what_went_out(tmp_path):
     assert found.keys() == adapter.keys()
     for path, part in found.items():
         assert torch.equal(part.down, adapter[path].down)
-        assert torch.equal(part.up, adapter[path].up)
+        # The scale went out of the factor and in again.
+        torch.testing.assert_close(part.up, adapter[path].up, rtol=1e-6, atol=0)
+
+
+# What PEFT's users set.
+
+OPTIONS = {"alpha": 6.0, "rslora": True, "dropout": 0.25}
+
+
+def adapter_with(tmp_path, name, **changed):
+    settings = {"r": 2, "lora_alpha": 6, "use_rslora": True, "lora_dropout": 0.25}
+    config = peft.LoraConfig(
+        **settings | changed, target_modules=TARGETS["t5"], task_type=TASK_TYPES["t5"]
+    )
+    model = peft.get_peft_model(tiny_t5(), config)
+    for layer in model.modules():
+        if hasattr(layer, "lora_A"):
+            fill(layer.lora_A, 1)
+            fill(layer.lora_B, 8)
+    model.save_pretrained(tmp_path / name)
+    return model
+
+
+def with_options(n_skills=1, **settings):
+    backbone, slot = tiny_t5(), RoutingSlot()
+    attachment = attach_skills(
+        backbone,
+        lambda i, o: filled(LoRAInventory(i, o, n_skills, rank=2, **settings)),
+        targets=TARGETS["t5"],
+        slot=slot,
+    )
+    router = average_router(len(attachment.groups), 1, n_skills)
+    return SkilledModel(backbone, router, slot).eval()
+
+
+def test_options_come_in_where_adapters_are_set_alike(tmp_path):
+    for name in ("a", "b"):
+        adapter_with(tmp_path, name)
+    folders = [read_peft(tmp_path / name) for name in "ab"]
+    assert common_settings(folders) == OPTIONS
+    plain, scaled = (read_lora(folders[0], scaled=scaled) for scaled in (False, True))
+    for path, part in plain.items():
+        torch.testing.assert_close(6 / 2**0.5 * part.up, scaled[path].up)
+    for number, changed in enumerate(
+        ({"r": 3}, {"lora_alpha": 5}, {"use_rslora": False}, {"lora_dropout": 0.1},
+         {"alpha_pattern": {"q": 3}}, {"rank_pattern": {"q": 1}})
+    ):  # fmt: skip
+        adapter_with(tmp_path, str(number), **changed)
+        assert common_settings([*folders, read_peft(tmp_path / str(number))]) is None
+
+
+@pytest.mark.parametrize("n_skills", [1, 3])
+def test_options_go_out(tmp_path, n_skills):
+    """Also those of several skills side by side, whose rank is another."""
+    model = with_options(n_skills, mix="outputs", **OPTIONS)
+    export(model, average_mixing(model.router), tmp_path / "out", "t5")
+    theirs = loaded("t5", tmp_path / "out")
+    config = theirs.peft_config["default"]
+    assert (config.r, config.use_rslora, config.lora_dropout) == (2 * n_skills, True, 0.25)
+    assert config.lora_alpha == pytest.approx(6 * n_skills**0.5)
+    expected = model(torch.zeros(3, dtype=torch.long), **batch(3)).logits
+    assert relative_error(theirs(**batch(3)).logits, expected) < ROUNDING
+    # It is trained on as here: the same draws, the same loss and gradients.
+    if n_skills == 1:
+        losses = []
+        for trained in (model, theirs):
+            torch.manual_seed(2)
+            ids = {"task_ids": torch.zeros(3, dtype=torch.long)} if trained is model else {}
+            losses.append(trained.train()(**ids, **batch(3)).loss)
+        torch.testing.assert_close(*losses, rtol=ROUNDING, atol=0)
+
+
+def test_skills_that_start_from_the_weight_go_out_with_what_is_subtracted(tmp_path):
+    model = with_options(2, init="orthogonal", mix="outputs")
+    export(model, average_mixing(model.router), tmp_path / "out", "t5")
+    theirs = loaded("t5", tmp_path / "out")
+    assert theirs.peft_config["default"].r == 8
+    expected = model(torch.zeros(3, dtype=torch.long), **batch(3)).logits
+    assert relative_error(theirs(**batch(3)).logits, expected) < ROUNDING

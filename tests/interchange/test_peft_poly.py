@@ -46,7 +46,8 @@ def test_peft_answers_as_a_hard_router_does(tmp_path):
     assert relative_error(found, model(TASK_IDS, **batch(4)).logits) < ROUNDING
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ROUTERS if kind != "hyperformer"])
+# Weights of these may be negative.
+@pytest.mark.parametrize("kind", [k for k in ROUTERS if k not in ("hyperformer", "coefficients")])
 def test_routers_of_other_kinds_become_logits(kind):
     router = ROUTERS[kind](2, 3, 2, 4)
     with torch.no_grad():

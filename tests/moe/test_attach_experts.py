@@ -9,7 +9,7 @@ from helpers.backbones import BACKBONES, batch, tiny_bart, tiny_gpt2, tiny_llama
 from helpers.experts import N_EXPERTS, balanced, lora, padded_batch, token_model, top2
 from helpers.skills import ROUTERS, spread
 from mttl.moe.attach_experts import Selection, attach_experts
-from mttl.routing import RoutingSlot, expert_router, shared_router
+from mttl.routing import ArrowRouter, RoutingSlot, expert_router, shared_router
 from mttl.routing.token.hash import HashRouter
 from mttl.routing.token.top_k import TopKRouter
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
@@ -144,7 +144,22 @@ def answers(model, inputs, **settings):
 def test_a_batch_is_answered_as_its_rows_are_alone(name, beams):
     targets = ["EncDecAttention.k", "encoder_attn.v_proj", "mlp"]
     targets = {"t5": targets[::2], "bart": targets[1:], "llama": ["mlp"]}[name]
-    model, inputs = token_model(BACKBONES[name](), targets=targets), padded_batch()
+    answered_as_rows_alone(token_model(BACKBONES[name](), targets=targets), name, beams)
+
+
+@pytest.mark.parametrize("name", ["t5", "llama"])
+def test_members_of_a_library_answer_a_mixed_batch_with_beams(name):
+    def arrow(place):
+        return ArrowRouter(place.in_features, N_EXPERTS, top_k=2)
+
+    model = token_model(BACKBONES[name](), router=arrow)
+    for layer in model.token_layers().values():
+        layer.read_members()
+    answered_as_rows_alone(model, name, beams=3)
+
+
+def answered_as_rows_alone(model, name, beams):
+    inputs = padded_batch()
     inputs.pop("labels")
     if name == "llama":  # prompts are padded on the left
         inputs = {key: value.flip(1) for key, value in inputs.items()}

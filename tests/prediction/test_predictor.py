@@ -84,15 +84,16 @@ def test_a_chat_is_that_of_the_template(folder: Path, run: Built) -> None:
     ]
     seen: list[list[int]] = []
     run.model.backbone.register_forward_pre_hook(
-        lambda model, args, inputs: seen.append(inputs["input_ids"][0].tolist()), with_kwargs=True
+        lambda model, args, inputs: seen.extend(inputs["input_ids"].tolist()), with_kwargs=True
     )
     run.predict("copy", [" ab "])
     prompt = run.tokenizer.apply_chat_template(asked, add_generation_prompt=True)["input_ids"]
     assert seen[0] == prompt
     run.choose("copy", ["ab"], ["a", "b"], batch_size=1)
+    assert seen[-3] == prompt  # once for both answers, whose last tokens are only predicted
     for answer, ids in zip("ab", seen[-2:], strict=True):
         whole = [*asked, {"role": "assistant", "content": answer}]
-        assert ids == run.tokenizer.apply_chat_template(whole)["input_ids"]
+        assert prompt + ids == run.tokenizer.apply_chat_template(whole)["input_ids"][:-1]
     # An adapted task asks in the same form, and so does what was kept of it.
     pairs = [("ab", "aba"), ("c", "cc"), ("b", "bb"), ("ca", "cac")]
     settings = {"mode": "router_only", "max_steps": 1, "eval_every": 1, "batch_size": 2}

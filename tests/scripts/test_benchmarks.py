@@ -94,6 +94,7 @@ def test_speeds_turn_around_with_their_spread(generation: ModuleType) -> None:
     assert (speed["ratio_min"], speed["ratio"], speed["ratio_max"]) == (0.25, 0.5, 1.0)
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_writes_its_table(tmp_path) -> None:
     figures = tmp_path / "figures.json"
     arguments = ["--size", "tiny", "--rounds", "1", "--warmup", "1", "--json", str(figures)]

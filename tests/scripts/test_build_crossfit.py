@@ -172,7 +172,7 @@ def test_mistakes(build, mine, tmp_path, capsys):
 def test_a_hub_that_does_not_answer_is_asked_once(build, mine, capsys, monkeypatch, answers):
     monkeypatch.delenv("HF_HUB_OFFLINE")
     asked = []
-    monkeypatch.setattr(build, "hub_in_reach", lambda: asked.append(1) or answers)
+    monkeypatch.setattr("mttl.gym.building.hub.hub_in_reach", lambda: asked.append(1) or answers)
     words = options(mine)[:4]  # without --raw
     assert run(build, *words, "--workers", 1) == 2
     assert len(asked) == 1
@@ -186,7 +186,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(build, mine, capsys, monkeypat
 
 def test_the_hub_is_not_asked_where_it_is_not_needed(build, mine, monkeypatch):
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    monkeypatch.setattr(build, "hub_in_reach", lambda: pytest.fail("asked"))
+    monkeypatch.setattr("mttl.gym.building.hub.hub_in_reach", lambda: pytest.fail("asked"))
     assert run(build, *options(mine)) == 0
     assert run(build, "--tasks", "proto_qa", "--out", mine.parent / "gym") == 2
 

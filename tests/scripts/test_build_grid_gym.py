@@ -275,7 +275,7 @@ def test_the_matrix_of_the_oracle_is_the_factors(table):
 
 @pytest.mark.parametrize("prefix", ["name", "code", "none"])
 def test_no_row_is_cut_off(files, table, prefix):
-    config = load_config("crossfit.yaml+data/grid.yaml+router/expert_grid.yaml")
+    config = load_config("crossfit.yaml+data/grid.yaml+router/expert.yaml")
     assert config.skills.n_skills == 13 + 15
     assert tuple(config.data.samples) == SAMPLES
     check_codes(list(table))

@@ -26,10 +26,11 @@ from mttl.files import locked
 # As when the script is run: its folder comes first.
 sys.path.insert(0, str(ROOT / "scripts"))
 SCRIPT = load_recipe(ROOT / "scripts" / "compare.py")
-STAGES = sys.modules["comparison.stages"]
-TABLES = sys.modules["comparison.tables"]
-METHODS = sys.modules["comparison.methods"]
-FOLDER = sys.modules["comparison.folder"]
+STAGES = importlib.import_module("comparison.stages")
+RUNNING = importlib.import_module("comparison.running")
+TABLES = importlib.import_module("comparison.tables")
+METHODS = importlib.import_module("comparison.methods")
+FOLDER = importlib.import_module("comparison.folder")
 BUDGET = ("--steps", "1", "--adapt-steps", "1", "--workers", "1")
 
 
@@ -126,7 +127,17 @@ def test_mistakes_cost_no_training(config: Path, tmp_path: Path) -> None:
         (("--folds", "4"), "--folds 4 must lie between 2 and 3, the number of tasks"),
         (("--folds", "3", "--tasks", "dev"), "--tasks dev has no meaning with --folds"),
         (("--search-rates",), "--search-rates needs development tasks, and .* has none"),
-        (("--methods", "polytropon", "expert"), "no row for the task 'reverse'"),
+        (("--methods", "polytropon", "expert"), "name a file in router.matrix, or in data.expe"),
+        (
+            (
+                "--methods",
+                "polytropon",
+                "expert",
+                "-k",
+                "data.expert_matrix=router/expert_grid.csv",
+            ),
+            "no row for the task 'reverse'",
+        ),
     ):
         with pytest.raises(METHODS.MttlError, match=message):
             compare(config, tmp_path / "out", "--methods", "polytropon", *given)
@@ -392,6 +403,25 @@ exit_with(main)
     assert (tmp_path / "signals").read_text() == "1"
 
 
+def test_what_waits_for_its_turn_leaves_no_trace_when_the_others_are_stopped(
+    tmp_path: Path,
+) -> None:
+    short = script(tmp_path / "short.py", "")
+    long = script(tmp_path / "long.py", "import time; time.sleep(200)")
+
+    def run(name: str, processes: STAGES.Processes) -> None:
+        command = short if name == "first" else long
+        processes.run([str(command)], tmp_path / name / "log", tmp_path / name / "cost.json")
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        RUNNING.run_all(["first", "second", "third"], run, n_workers=1, name=str, ended=stop)
+    assert STAGES.Cost.read(tmp_path / "first" / "cost.json").ended
+    assert not (tmp_path / "third").exists()
+
+
 def test_differences_are_paired_by_task_fold_seed_and_sample() -> None:
     def score(method: str, task: str, seed: int, sample: int, value: float) -> object:
         return TABLES.Score(method, "all", seed, "unseen", task, sample, value)
@@ -427,9 +457,12 @@ def test_samples_are_averaged_before_tasks_and_undefined_scores_count_as_zero() 
 
 def test_every_seed_is_a_dot_and_the_reference_a_line() -> None:
     figures = importlib.import_module("comparison.figure")
-    figure = figures.comparison_figure(
-        [figures.Dots("a", [1.0, 3.0], [5.0, 7.0]), figures.Dots("b", [], [2.0])], "a"
-    )
+    none, apart = TABLES.Mean(0.0, math.nan, math.nan), TABLES.Mean(-4.0, -5.0, -2.0)
+    dots = [
+        figures.Dots("a", ([1.0, 3.0], [5.0, 7.0]), (none, none)),
+        figures.Dots("b", ([], [2.0]), (none, apart)),
+    ]
+    figure = figures.comparison_figure(dots, "a")
     seen, unseen = figure.axes
     assert [text.get_text() for text in seen.get_yticklabels()] == ["a", "b"]
     assert [text.get_text() for text in (seen.title, unseen.title)] == [
@@ -439,3 +472,5 @@ def test_every_seed_is_a_dot_and_the_reference_a_line() -> None:
     drawn = [line.get_xdata() for line in unseen.lines]
     assert [list(x) for x in drawn] == [[5.0, 7.0], [6.0], [6.0, 6.0], [2.0], [2.0]]
     assert len(seen.lines) == 3  # nothing of b
+    # The whisker is the interval of the difference, around the mean.
+    assert unseen.collections[1].get_segments()[0][:, 0].tolist() == [1.0, 4.0]

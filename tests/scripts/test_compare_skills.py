@@ -2,6 +2,7 @@
 
 import argparse
 import csv
+import importlib
 import json
 import math
 import sys
@@ -19,8 +20,8 @@ from mttl.errors import MttlError
 sys.path.insert(0, str(ROOT / "scripts"))
 SCRIPT = load_recipe(ROOT / "scripts" / "compare.py")
 SWEEP = load_recipe(ROOT / "scripts" / "sweep_skills.py")
-KINDS = sys.modules["comparison.kinds"]
-TABLES = sys.modules["comparison.tables"]
+KINDS = importlib.import_module("comparison.kinds")
+TABLES = importlib.import_module("comparison.tables")
 BUDGET = ("--steps", "1", "--adapt-steps", "1", "--workers", "1", "--seeds", "13")
 
 
@@ -195,6 +196,11 @@ def test_what_skills_change_is_counted(config: Path, monkeypatch: pytest.MonkeyP
         answer, facts = cost.build_answers(variant, settings)
         assert len(answer()) == 4
         assert bool(facts) == (variant == "with skills")
+    query: Any = load_recipe(ROOT / "scripts" / "benchmarks" / "query_cost.py")
+    settings.folders = {"own": str(run.path)}
+    for variant in (query.FLOOR, "own"):
+        answer, _ = query.build(variant, settings)
+        assert len(answer()) == 4
 
 
 @pytest.mark.slow

@@ -14,9 +14,9 @@ from helpers.gyms import TASKS, write_config, write_gym
 
 sys.path.insert(0, str(ROOT / "scripts"))
 SCRIPT = load_recipe(ROOT / "scripts" / "examples_curve.py")
-STAGES = sys.modules["comparison.stages"]
-EXAMPLES = sys.modules["comparison.examples"]
-TABLES = sys.modules["comparison.tables"]
+STAGES = importlib.import_module("comparison.stages")
+EXAMPLES = importlib.import_module("comparison.examples")
+TABLES = importlib.import_module("comparison.tables")
 
 
 def test_a_curve_ends_in_one_table_and_one_figure(

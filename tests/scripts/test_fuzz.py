@@ -8,7 +8,7 @@ import pytest
 from helpers.command import ROOT
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
-pytest.importorskip("plotly", reason="needs the extra `plots`")
+pytest.importorskip("matplotlib", reason="needs the extra `plots`")
 
 
 def drill(*arguments: str) -> "subprocess.CompletedProcess[str]":

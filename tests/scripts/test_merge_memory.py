@@ -19,6 +19,7 @@ import re, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 import merge_memory
+from mttl.merging.run import merge_models
 folder = Path(sys.argv[1])
 def high():
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
@@ -26,7 +27,7 @@ before = high()
 folders = [folder / name for name in ("base", "model0")]
 for name in sys.argv[3].split(";"):
     recipe = merge_memory.make_recipe(merge_memory.METHODS[name], folders)
-    merge_memory.merge_models(recipe, folder / name)
+    merge_models(recipe, folder / name)
 print(high() - before)
 """
 

@@ -2,8 +2,6 @@
 
 import csv
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -23,13 +21,11 @@ from mttl.errors import ConfigError
 
 
 @pytest.fixture
-def learning(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def learning(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(ROOT / "scripts")
     import comparison.learning as module
 
-    yield module
-    for name in [name for name in sys.modules if name.partition(".")[0] == "comparison"]:
-        del sys.modules[name]
+    return module
 
 
 @pytest.fixture
@@ -112,8 +108,10 @@ def test_the_command_runs_what_is_missing_and_reads_the_rest(
         command.main([*given[:4], "--rollouts", "4", *given[6:]])
 
 
-def test_only_what_is_trained_counts(command: ModuleType, tmp_path: Path) -> None:
+def test_only_what_is_trained_counts(learning: ModuleType, tmp_path: Path) -> None:
     """A frozen common part is no more trained than a fixed router."""
+    from comparison import policies
+
     skills = tmp_path / "skills"
     skills.mkdir()
     for number, name in enumerate(("skills", "router", "backbone")):
@@ -122,7 +120,7 @@ def test_only_what_is_trained_counts(command: ModuleType, tmp_path: Path) -> Non
     def trained(kind: str, train_base: bool) -> int:
         settings = {"router": {"kind": kind}, "train_base": train_base}
         (skills / "meta.json").write_text(json.dumps({"settings": settings}))
-        return command.n_trained(tmp_path)
+        return policies.n_trained(tmp_path)
 
     assert trained("polytropon", True) == 222
     assert trained("expert", True) == 202

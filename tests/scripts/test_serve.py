@@ -123,10 +123,6 @@ def test_what_cannot_be_served_is_told(
     with pytest.raises(SystemExit):
         recipe.main(["--port", "65536"])
     assert "must be at most 65535" in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "mttl.serving.run_server", None)
-    monkeypatch.setitem(sys.modules, "fastapi", None)
-    for name in list(sys.modules):
-        if name.startswith("mttl.serving."):
-            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr("mttl.libraries.missing_libraries", lambda *names: ["fastapi"])
     told = fails(recipe, capsys, "--from", str(run))
-    assert "serving needs the package fastapi: install it with pip install 'mttl[serve]'" in told
+    assert "fastapi must be installed: pip install 'mttl[serve]'" in told

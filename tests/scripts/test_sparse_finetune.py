@@ -90,6 +90,7 @@ def test_a_language_and_a_task_compose_and_come_off_again(models, text, tmp_path
         ("llama", ["--criterion", "movement", "--structure", "rows"]),
         ("llama", ["--criterion", "fisher", "--scope", "tensor", "--lm", "causal"]),
         ("t5", ["--criterion", "magnitude", "--form", "masked", "--rounds", "2", "--rewind", "1"]),
+        ("t5", ["--criterion", "movement", "--form", "masked", "--schedule", "cubic"]),
         ("t5", ["--criterion", "random", "--structure", "blocks", "--block", "4"]),
     ],
 )
@@ -105,7 +106,7 @@ def test_a_masked_model(models, text, tmp_path, monkeypatch):
 
     tokenizer = load_tokenizer("byte")
     tokenizer.add_special_tokens({"mask_token": "<extra_id_1>"})
-    monkeypatch.setattr(LEARN, "load_tokenizer", lambda name: tokenizer)
+    monkeypatch.setattr("mttl.models.backbone.load_tokenizer", lambda name: tokenizer)
     skill = learn(models["bert"], tmp_path / "a.safetensors", "--text", str(text), "--lm", "masked")
     assert skill.n_entries > 0
 

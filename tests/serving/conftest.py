@@ -6,20 +6,9 @@ from typing import Any
 import pytest
 
 import mttl
-from helpers.command import train
-from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
-from helpers.serving import serving
+from helpers.gyms import TINY_T5
+from helpers.serving import BACKBONES, make_run, serving
 from mttl.build.model import Built
-
-# Random weights that are large: answers depend on the question without any training.
-LARGE = {"initial_scale": {"*": 3.0}}
-BACKBONES = {"t5": {**TINY_T5, **LARGE}, "llama": {**TINY_LLAMA, **LARGE}}
-
-
-def make_run(root: Path, backbone: dict, **sections: dict) -> Path:
-    gym = write_gym(root / "gym")
-    config = write_config(root / "tiny.yaml", gym, backbone=backbone, **sections)
-    return train(config, "source", "trainer.max_steps=1", "data.validation=none").path
 
 
 @pytest.fixture(scope="session")

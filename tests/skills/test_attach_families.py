@@ -4,9 +4,18 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.backbones import BACKBONES, batch, tiny_t5
-from mttl.routing import RoutingSlot
-from mttl.skills import IA3Inventory, LoRAInventory, SkilledLinear, attach_skills
+from helpers.backbones import BACKBONES, batch, fill, tiny_t5
+from helpers.skills import spread
+from mttl.errors import ConfigError
+from mttl.models.backbone import build_random
+from mttl.routing import PolytroponRouter, RoutingSlot
+from mttl.skills import (
+    IA3Inventory,
+    LoRAInventory,
+    SkilledLinear,
+    SkilledModel,
+    attach_skills,
+)
 
 
 def attach(backbone, targets=("all",), granularity="linear", make=None):
@@ -130,6 +139,60 @@ def test_nothing_is_attached_where_a_target_is_unknown():
     with pytest.raises(ValueError, match=r"'attentoin' matches no.*Did you mean 'attention'\?"):
         attach(backbone, ["mlp", "attentoin"])
     assert torch.equal(backbone(**batch(2)).logits, expected)
+
+
+SIZES = {"vocab_size": 40, "hidden_size": 16, "num_attention_heads": 4}
+LAYERS = {"num_hidden_layers": 2, "max_position_embeddings": 32}
+OTHER_FAMILIES = {
+    "gpt_neox": SIZES | LAYERS | {"intermediate_size": 24},
+    "bloom": {"vocab_size": 40, "hidden_size": 16, "n_layer": 2, "n_head": 4},
+    "opt": SIZES | LAYERS | {"ffn_dim": 24, "word_embed_proj_dim": 16},
+}
+
+
+def other_family(name):
+    torch.manual_seed(0)
+    return build_random(name, OTHER_FAMILIES[name]).requires_grad_(False).eval()
+
+
+def with_rows(backbone, targets):
+    slot = RoutingSlot()
+    made = attach_skills(
+        backbone, lambda i, o: LoRAInventory(i, o, 3, rank=2), targets=targets, slot=slot
+    )
+    router = spread(PolytroponRouter(len(made.groups), 3, 1, 3, relaxed=False))
+    model = SkilledModel(backbone, router, slot).eval()
+    for layer in model.skilled_layers().values():
+        fill(layer.inventory)
+    return model, made
+
+
+@pytest.mark.parametrize("name", ["gpt_neox", "bloom"])
+def test_words_name_the_layers_of_other_families(name):
+    model, made = with_rows(other_family(name), ["attention", "mlp"])
+    names = {row.path.rpartition(".")[2] for row in made.layers}
+    assert names == {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"}
+    assert len(made.layers) == 2 * 4
+    inputs, ids = batch(3), torch.tensor([2, 0, 1])
+    together = model(ids, **inputs).logits
+    for row in range(3):
+        rows = {key: value[row : row + 1] for key, value in inputs.items()}
+        alone = model(ids[row : row + 1], **rows).logits
+        torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_layers_that_see_all_tokens_in_one_list_take_no_skills():
+    model, _ = with_rows(other_family("opt"), ["attention"])
+    model(torch.tensor([2, 0, 1]), **batch(3))
+    model, _ = with_rows(other_family("opt"), ["mlp"])
+    message = r"tokens of all examples in one list, as OPT.*Set skills.targets to .*attention"
+    with pytest.raises(ConfigError, match=message):
+        model(torch.tensor([2, 0, 1]), **batch(3))
+
+
+def test_no_hint_is_the_word_itself():
+    with pytest.raises(ValueError, match=r"'mlp' matches no linear layer of this backbone. Its"):
+        attach(nn.Sequential(nn.Linear(4, 4)), ["mlp"])
 
 
 def test_the_message_lists_what_there_is():

@@ -18,14 +18,14 @@ from mttl.skills import SkilledModel
 TASK_IDS = torch.tensor([2, 0, 1, 0])
 # Float32 logits of these models lie 1e-6 (10 eps) from those of float64, on any processor.
 ROUNDING = 1e-5
-FOLDED = ("head_mask", "head_mask, soft")
+FOLDED = ("head_mask", "head_mask, soft", "norm")
 # A softmax gives every column and every position some attention, whatever is there.
 SEEN = ("prefix, joint", "prefix, computed", "prompt")
 HARD = ("head_mask",)
-BLOCKS = ("adapter", "compacter")
+BLOCKS = ("adapter", "compacter", "sparse_adapter")
 VARIANTS = (
     *("head_mask, soft", "prefix, joint", "prefix, computed"),
-    *("adapter, outputs", "compacter"),
+    *("adapter, outputs", "compacter", "sparse_adapter"),
 )
 
 
@@ -45,7 +45,9 @@ every = cases([*PLACED])
 
 def placed(family: str, kind: str, **settings: Any) -> SkilledModel:
     blocks = kind.startswith(BLOCKS)
-    settings |= {"n_heads": 1} if blocks else {}  # whose features have no blocks of their own
+    settings |= (
+        {"n_heads": 1} if blocks or kind == "ladder" else {}
+    )  # whose features have no blocks of their own
     targets = ["attention", "mlp"] if blocks else ["attention"]
     return skilled(BACKBONES[family](), inventory=kind, targets=targets, **settings)
 
@@ -202,5 +204,7 @@ def test_skills_are_folded_or_refused(family: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", PLACED)
 def test_a_backbone_without_such_places(kind: str) -> None:
-    with pytest.raises(ValueError, match=r"target '(attention|input)' matches no .*: this b"):
+    with pytest.raises(
+        ValueError, match=r"target '(attention|input|norms|stack)' matches no .*: this b"
+    ):
         skilled(nn.Sequential(nn.Linear(4, 4)), inventory=kind, targets=["attention"])

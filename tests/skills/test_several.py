@@ -171,6 +171,23 @@ def test_the_section_builds_both_kinds() -> None:
     assert all(isinstance(x.inventory, GatedInventory) for x in gated.skilled_layers().values())
 
 
+def test_groups_of_layers_have_kinds_of_their_own() -> None:
+    """S4's groups, on every layer of the backbone for which its file is written."""
+    built = build_model(load_config("crossfit.yaml+skills/s4.yaml"), ("a", "b"))
+    found: dict[str, set[str]] = {}
+    for path, layer in built.model.skilled_layers().items():
+        stack, _, number = path.replace(".base", "").split(".")[:3]
+        name = type(layer.inventory).__name__.removesuffix("Inventory")
+        found.setdefault(f"{stack}.{number}", set()).add(name)
+    assert found == {
+        "encoder.0": {"Adapter", "LoRA"},
+        "encoder.1": {"Adapter", "Prefix"},
+        "encoder.2": {"Adapter", "Prefix"},
+        "decoder.0": {"Adapter", "Prefix", "BitFit"},
+        "decoder.1": {"Prefix", "BitFit", "LoRA"},
+    }
+
+
 def test_a_written_section_reads_back_and_takes_another_size(tmp_path: Any) -> None:
     config = load_config(BOTH)
     (tmp_path / "again.yaml").write_text(dump_config(config))

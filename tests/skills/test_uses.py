@@ -148,6 +148,15 @@ def averaged_projections(inventory, weights):
         biases = averaged(inventory.down_bias), averaged(inventory.up_bias)
         ways = kronecker_sum(inventory.down), kronecker_sum(inventory.up)
         return ways[0], biases[0], ways[1], biases[1]
+    if hasattr(inventory, "down_places"):
+
+        def whole(name, n_in):
+            bias = averaged(getattr(inventory, f"{name}_bias"))
+            pairs = zip(getattr(inventory, f"{name}_places"), getattr(inventory, name), strict=True)
+            flat = bias.new_zeros(len(bias) * n_in)
+            return averaged([flat.index_put((one,), v) for one, v in pairs]).view(-1, n_in), bias
+
+        return *whole("down", inventory.read_features), *whole("up", inventory.hidden_features)
     blocks = inventory.blocks
     return [averaged(s) for s in (blocks.up, blocks.up_bias, blocks.down, blocks.down_bias)]
 
@@ -441,12 +450,13 @@ def test_the_registry_knows_the_kinds_of_every_use():
     fit = {name: [kind for kind in KINDS if name in KINDS[kind].uses] for name in USES}
     assert fit == {
         "task": [
-            *("lora", "ia3", "adapter", "dense", "sparse", "supermask", "bitfit", "krona"),
-            *("head_mask", "prefix", "prompt", "compacter", "intrinsic", "diff_pruning"),
+            *("lora", "ia3", "adapter", "dense", "sparse", "supermask", "bitfit", "norm", "krona"),
+            *("head_mask", "prefix", "prompt", "compacter", "sparse_adapter", "ladder"),
+            *("intrinsic", "diff_pruning"),
         ],
         "token": [
             *("lora", "ia3", "adapter", "dense", "sparse", "bitfit", "krona", "compacter"),
-            "intrinsic",
+            *("sparse_adapter", "intrinsic"),
         ],
         "composed": ["lora", "dense", "sparse", "krona", "intrinsic"],
     }

@@ -56,10 +56,13 @@ VECTORS = {
     "supermask": set(),
     "bitfit": {"bias"},
     "krona": set(),
+    "norm": {"gain", "bias"},
     "head_mask": {"logits"},
     "prefix": {"gate"},
     "prompt": set(),
     "compacter": {"down_bias", "up_bias"},
+    "sparse_adapter": {"down_bias", "up_bias"},
+    "ladder": {"gates"},
     "intrinsic": {"scales"},
     "diff_pruning": {"logits"},
 }
@@ -67,7 +70,7 @@ VECTORS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_of_skills_decay_is_for_all_but_biases_and_scales(kind):
-    more = (2,) if kind in ("head_mask", "prefix") else ()
+    more = (2,) if kind in ("head_mask", "norm", "prefix", "ladder") else ()
     settings = {"n_products": 2} if kind == "compacter" else {}
     skills = KINDS[kind](4, 6, 3, *more, **settings)
     named = {name for name, _ in skills.named_parameters()}

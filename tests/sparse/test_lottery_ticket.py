@@ -186,6 +186,105 @@ def test_iterative_pruning_with_rewinding_by_hand(form, rewind):
     assert all(torch.equal(value, start[name]) for name, value in fresh.named_parameters())
 
 
+@pytest.mark.parametrize("criterion", ["movement", "magnitude"])
+def test_gradual_pruning_by_hand(criterion):
+    """Scores are parameters under masks that let gradients straight through."""
+    more = {"criterion": criterion, "form": "masked", "schedule": "cubic", "dense_steps": 2}
+    settings = LotterySettings(**SMALL | more)
+    ours, theirs, problem = network(), network(), Regression()
+    ticket = LotteryTicket(ours, MASKABLE, problem, settings)
+    start, named = parameters(theirs), dict(theirs.named_parameters())
+    scores = {name: torch.zeros_like(named[name], requires_grad=True) for name in MASKABLE}
+    n = sum(value.numel() for value in scores.values())
+    orders = [
+        torch.randperm(11, generator=torch.Generator().manual_seed(13_000 + epoch))
+        for epoch in range(3)
+    ]
+    came_back = 0
+    torch.manual_seed(0)
+    adam = torch.optim.AdamW([named[x] for x in MASKABLE], lr=1e-2, weight_decay=0.0)
+
+    def chosen(density):
+        known = {x: s.detach() for x, s in scores.items()}
+        if criterion == "magnitude":
+            known = {x: named[x].detach().abs() for x in MASKABLE}
+        least = torch.cat([s.flatten() for s in known.values()]).topk(round(density * n)).values[-1]
+        return {x: (s >= least).float() for x, s in known.items()}
+
+    before = {x: torch.ones_like(named[x]) for x in MASKABLE}
+    for place in range(7):
+        rate = 1e-2 * (1 - place / 7)
+        over = max(0, place - 2) / 5
+        masks = chosen(0.2 + 0.8 * (1 - over) ** 3)
+        came_back += sum(int((masks[x] > before[x]).sum()) for x in MASKABLE)
+        before = masks
+        used = {
+            x: named[x] * (masks[x] + scores[x] - scores[x].detach()) if x in masks else value
+            for x, value in named.items()
+        }
+        call = lambda x, used=used: torch.func.functional_call(theirs.train(), used, (x,))  # noqa: E731
+        rows = torch.cat(orders)[4 * place : 4 * place + 4].tolist()
+        drawn = torch.get_rng_state()  # of dropout
+        problem.loss(call, rows, 13 * 1_000_003 + place).backward()
+        with torch.no_grad():
+            for score in scores.values():
+                score -= rate * score.grad
+                score.grad = None
+        adam.param_groups[0]["lr"] = rate
+        adam.step()
+        adam.zero_grad()
+        torch.set_rng_state(drawn)
+        ticket.advance()
+        if place < 6:  # then weights outside are 0
+            for x, value in ours.named_parameters():
+                torch.testing.assert_close(value.detach(), named[x].detach())
+    assert came_back or criterion == "magnitude"
+    masks = chosen(0.2)
+    for x, value in ours.named_parameters():
+        expected = named[x].detach() * masks.get(x, 1)
+        torch.testing.assert_close(value.detach(), expected)
+        assert x not in masks or not torch.equal(expected, start[x] * masks[x])  # not put back
+    run(ticket)
+    assert all(torch.equal(dict(ours.named_parameters())[x] == 0, masks[x] == 0) for x in masks)
+
+
+@pytest.mark.parametrize("stop", [1, 4, 7, 9])
+def test_gradual_pruning_goes_on_as_if_it_had_not_been_stopped(stop):
+    more = {"criterion": "movement", "form": "masked", "schedule": "cubic"}
+    settings, models = LotterySettings(**SMALL | more), []
+    for parts in ((None,), (stop, None)):
+        torch.manual_seed(0)
+        model, state = network(), None
+        for n_steps in parts:
+            model = network()
+            torch.manual_seed(4)
+            ticket = LotteryTicket(model, MASKABLE, Regression(), settings)
+            if state is not None:
+                ticket.load_state_dict(state)
+            run(ticket, n_steps)
+            state = copy.deepcopy(ticket.state_dict())
+        models.append(parameters(model))
+    assert all(torch.equal(value, models[1][name]) for name, value in models[0].items())
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"schedule": "linear"}, r"schedule \('linear'\) must be one of once, cubic"),
+        (
+            {"schedule": "cubic"},
+            "it needs the form masked, 1 round, rewind 0, and the crit",
+        ),
+        ({"schedule": "cubic", "form": "masked", "criterion": "random"}, "needs the form masked"),
+        ({"dense_steps": 2}, r"dense_steps \(2\) must .* and is for the schedule cubic"),
+        ({"schedule": "cubic", "form": "masked", "dense_steps": 7}, r"dense_steps \(7\) must lie"),
+    ],
+)
+def test_what_gradual_pruning_needs(more, message):
+    with pytest.raises(ValueError, match=message):
+        LotterySettings(**SMALL | more)
+
+
 def test_two_skills_that_set_weights_to_0_are_not_added():
     skills = []
     for seed in (1, 2):

@@ -4,6 +4,7 @@ from torch import nn
 from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
 from mttl.config.optim_schema import Adafactor, Adam, AdamW
+from mttl.errors import ConfigError
 from mttl.routing import PolytroponRouter, RoutingSlot
 from mttl.skills import IA3Inventory, LoRAInventory, SkilledModel, attach_skills
 from mttl.training.optim import (
@@ -157,3 +158,39 @@ def test_the_warmup_is_the_fraction_that_was_written():
 def test_an_unknown_schedule_is_an_error():
     with pytest.raises(ValueError, match=r"schedule \('zigzag'\) must be"):
         learning_rate_factor("zigzag", 0, 1)
+
+
+def test_second_factors_move_as_under_pefts_lora_plus():
+    optimizers = pytest.importorskip("peft.optimizers")
+    peft = pytest.importorskip("peft")
+    model = skilled()
+    base = nn.Sequential(nn.Linear(4, 4))
+    theirs = peft.get_peft_model(base, peft.LoraConfig(r=16, target_modules=["0"]))
+    layer, inventory = theirs.base_model.model[0], model.backbone.blocks[0][0].inventory
+    first, second = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    with torch.no_grad():
+        inventory.down[0], inventory.up[0] = first.t(), second
+    expected = optimizers.create_loraplus_optimizer(
+        theirs, torch.optim.AdamW, lr=1e-2, loraplus_lr_ratio=16.0, loraplus_weight_decay=0.1
+    )
+    found = build_optimizer(
+        AdamW(kind="adamw", lr=1e-2, weight_decay=0.1, up_lr_ratio=16.0, router_lr=0.5), model
+    )
+    rates = {group["name"]: group["lr"] for group in found.param_groups}
+    assert rates == {"router": 0.5, "skills": 1e-2, "skills (second factors)": 0.16}
+    for step in range(3):
+        first.grad, second.grad = torch.randn(first.shape), torch.randn(second.shape)
+        inventory.down.grad = torch.zeros_like(inventory.down)
+        inventory.up.grad = torch.zeros_like(inventory.up)
+        inventory.down.grad[0], inventory.up.grad[0] = first.grad.t(), second.grad
+        expected.step()
+        found.step()
+        # A fused kernel and a loop of operations round differently.
+        torch.testing.assert_close(inventory.down[0], first.t(), msg=str(step))
+        torch.testing.assert_close(inventory.up[0], second, msg=str(step))
+
+
+def test_a_rate_of_second_factors_needs_some():
+    optim = AdamW(kind="adamw", up_lr_ratio=16.0)
+    with pytest.raises(ConfigError, match=r"up_lr_ratio \(16\) is for the second factors"):
+        build_optimizer(optim, skilled(kind=IA3Inventory))

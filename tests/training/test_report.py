@@ -74,6 +74,8 @@ def test_what_was_attached() -> None:
         "PolytroponRouter: 5 tasks, 3 skills, 1 heads, 2 routed groups. "
         f"{2 * skills + router} of {total:,} parameters are trained."
     )
+    told = attachment_table(attachment, model, is_trained=False).caption
+    assert str(told).endswith(f"2 routed groups. {total:,} parameters.")  # nothing will be trained
 
 
 # Scores beside their baselines.

@@ -37,13 +37,13 @@ def test_statistics_of_the_stacks_and_of_all() -> None:
     assert found == pytest.approx(
         {
             "routing/discreteness": 1 - (0 + 1 + entropy) / 3,
-            "routing/sparsity": 2 / 6,
+            "routing/active_cells": 2 / 6,
             "routing/usage": (0 + 1 + entropy) / 3,
             "routing/encoder/discreteness": 1.0,
-            "routing/encoder/sparsity": 1 / 2,
+            "routing/encoder/active_cells": 1 / 2,
             "routing/encoder/usage": 0.0,
             "routing/decoder/discreteness": 1 - (1 + entropy) / 2,
-            "routing/decoder/sparsity": 1 / 4,
+            "routing/decoder/active_cells": 1 / 4,
             "routing/decoder/usage": (1 + entropy) / 2,
         }
     )
@@ -59,7 +59,7 @@ def test_statistics_of_the_stacks_and_of_all() -> None:
 )
 def test_a_model_of_one_stack_has_no_statistics_of_stacks(groups: tuple[str, ...]) -> None:
     found = routing_statistics(probabilities([1, 0], [0, 1]), groups)
-    assert set(found) == {"routing/discreteness", "routing/sparsity", "routing/usage"}
+    assert set(found) == {"routing/discreteness", "routing/active_cells", "routing/usage"}
 
 
 def test_a_stack_is_found_inside_a_path() -> None:

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from sklearn.metrics import mutual_info_score
 
+from mttl.analysis.explore.explore_page import Explored, explore_page
 from mttl.analysis.figures import token_drawings
-from mttl.analysis.page import routing_page
+from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.tokens.token_counts import TokenCounts
-from mttl.analysis.tokens.token_page import expert_tokens, token_section
+from mttl.analysis.tokens.token_page import expert_tokens, token_data
 from mttl.analysis.tokens.token_record import (
     has_token_record,
     read_token_record,
@@ -113,18 +114,11 @@ def test_figures_and_page(run: Path) -> None:
     record = read_token_record(run)
     drawn = dict(token_drawings(record, "run"))
     assert set(drawn) == {"tokens_by_layer", "tokens_over_training", "tokens_load_over_training"}
-    section = token_section(record)
-    assert "Experts that tokens choose" in section
-    assert "A choice has 2.00 bits" in section.replace("\\u0027", "'")
-    page = routing_page(
-        record.as_routing(),
-        categories=["x"] * 3,
-        similarity=np.eye(3),
-        order=np.arange(3),
-        tokens=record,
-    )
-    assert 'id="expert-data"' in page
-    assert "{{TOKENS}}" not in page
+    assert "A choice has 2.00 bits" in token_data(record)["layers"][0]["numbers"]
+    routing = record.as_routing()
+    view = RoutingView(routing, routing.weights, ("x",) * 3)
+    page = explore_page([Explored(view, record)])
+    assert "A choice has 2.00 bits" in page
 
 
 def test_damaged_files_are_explained(run: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.task_router import initial_rows
 
 G, T, H, K = 2, 5, 3, 4
-NORMALISED = [name for name in ROUTERS if name != "hyperformer"]
+NORMALISED = [name for name in ROUTERS if name not in ("hyperformer", "coefficients")]
 TASK_IDS = torch.tensor([4, 0, 0, 2])
 
 

@@ -116,6 +116,7 @@ def test_a_penalty_makes_few_entries_change() -> None:
         optimizer.step()
     change = inventory.eval().changes()[0]
     assert change.nonzero().tolist() == [[1, 2], [5, 0]]
+    # Trained under drawn masks, compared under the one of evaluation.
     torch.testing.assert_close(change, wanted, rtol=0.1, atol=0.05)
     assert float(inventory.facts()["density"]) == pytest.approx(2 / (I * O))
 

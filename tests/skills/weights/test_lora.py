@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from helpers.skills import filled, mixing
+from mttl.routing import Tokens, TopKRouter
 from mttl.skills import LoRAInventory
 
 MIXES = ["factors", "deltas", "outputs"]
@@ -84,3 +85,42 @@ def test_the_rank_must_be_positive():
 def test_an_unknown_mixing_is_an_error():
     with pytest.raises(ValueError, match=r"mix \('sum'\) must be 'factors', 'deltas' or 'outputs'"):
         LoRAInventory(4, 6, 2, mix="sum")
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_a_shared_input_side_is_that_of_skills_with_equal_ones(mix):
+    shared = filled(LoRAInventory(4, 6, 3, rank=2, mix=mix, shared_down=True)).double()
+    assert shared.down.shape == (1, 4, 2)
+    own = LoRAInventory(4, 6, 3, rank=2, mix=mix).double()
+    own.down.data.copy_(shared.down.expand(3, -1, -1))
+    own.up.data.copy_(shared.up)
+    x, y = torch.randn(5, 3, 4).double(), torch.randn(5, 3, 6).double()
+    weights = mixing(5, 1, 3).double()
+    torch.testing.assert_close(shared(x, y, weights), own(x, y, weights))
+    torch.testing.assert_close(shared.delta(weights), own.delta(weights))
+    # Rows are normalised: B's are mixed, and A is as it is.
+    ups = torch.einsum("bk,kor->bor", weights[:, 0], shared.up)
+    expected = y + x @ shared.down[0] @ ups.mT / 2
+    torch.testing.assert_close(shared(x, y, weights), expected)
+
+
+@pytest.mark.parametrize("rank", [1, 4])
+def test_hydra_lora_is_a_plain_loop_over_tokens(rank):
+    """y = s Σ_e ω_e B_e A x with ω the softmax of a linear map (HydraLoRA, equation 3)."""
+    experts = filled(LoRAInventory(4, 6, 3, rank=rank, shared_down=True))
+    router = TopKRouter(4, 3, top_k=3, init_scale=10.0)
+    x = torch.randn(7, 4)
+    found = experts.dispatch(x, router(Tokens(x)))
+    for n in range(7):
+        gates = (router.weight @ x[n]).softmax(0)
+        hidden = experts.down[0].t() @ x[n]
+        expected = sum(gates[e] * (experts.up[e] @ hidden) for e in range(3)) / rank
+        torch.testing.assert_close(found[n], expected)
+    found.sum().backward()
+    assert experts.down.grad.shape == (1, 4, rank)
+    assert experts.down.grad.any()
+
+
+def test_a_shared_input_side_has_no_directions_of_its_own():
+    with pytest.raises(ValueError, match=r"init \('pissa'\) gives every skill an input"):
+        LoRAInventory(4, 6, 3, rank=2, shared_down=True, init="pissa")

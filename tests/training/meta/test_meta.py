@@ -99,6 +99,7 @@ def test_gradients_are_those_of_a_plain_loop_over_tasks(
     assert any(value.abs().max() > 1e-3 for value in expected.values())
     for name, value in trained(module).items():
         assert torch.equal(value, before[name])  # moved back, bit for bit
+        # Single precision, summed in another order.
         torch.testing.assert_close(value.grad, expected[name], rtol=1e-5, atol=1e-7)
 
 

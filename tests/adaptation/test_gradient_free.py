@@ -1,0 +1,98 @@
+"""LoraHub's coefficients on a model, and those of LoRA soups."""
+
+import pytest
+import torch
+from transformers import ByT5Tokenizer
+
+from helpers.backbones import tiny_t5
+from helpers.skills import skilled
+from mttl.adaptation import gradient_free
+from mttl.adaptation.gradient_free import compose
+from mttl.adaptation.modes import adapted, apply_mode
+from mttl.config.schema import Adapt
+from mttl.routing import CoefficientRouter
+from mttl.skills import SkilledModel
+from mttl.training.text_to_text import TextToTextModule
+
+BATCH = {
+    "input_ids": torch.arange(10).view(2, 5) + 2,
+    "attention_mask": torch.ones(2, 5).long(),
+    "labels": torch.arange(6).view(2, 3) + 2,
+    "task_ids": torch.tensor([0, 0]),
+}
+
+
+def objective(model: SkilledModel, coefficients: torch.Tensor) -> float:
+    """By the backbone's own loss: a plain forward pass."""
+    model.router.rows.data.copy_(coefficients.expand_as(model.router.rows))
+    inputs = {name: value for name, value in BATCH.items() if name != "task_ids"}
+    with torch.no_grad():
+        loss = model(BATCH["task_ids"], **inputs).loss
+    return float(loss) + 0.05 * float(coefficients.abs().mean())
+
+
+@pytest.mark.parametrize("inventory", ["lora-factors", "lora-outputs"])
+def test_coefficients_are_the_best_of_those_that_were_tried(inventory: str, monkeypatch) -> None:
+    monkeypatch.setattr(gradient_free, "score_batches", lambda *given: (0.5, []))
+    model = skilled(tiny_t5(), inventory=inventory)
+    skills = {name: value.clone() for name, value in model.state_dict().items()}
+    with adapted(model, "router_only", init="coefficients") as one:
+        module = TextToTextModule(one, ByT5Tokenizer(), {"new": "EM"})
+        torch.manual_seed(0)
+        steps: list[int] = []
+        found = compose(module, [BATCH], [], n_evaluations=60, on_step=lambda: steps.append(1))
+        assert found == (60, 0.5, [])
+        assert 50 < len(steps) <= 60
+        rows = one.router.rows.detach().clone()
+        assert torch.equal(rows, rows[:1].expand_as(rows))
+        best = rows[0, 0, 0]
+        assert bool((best.abs() <= 1.5).all())
+        least = objective(one, best)
+        assert least < objective(one, torch.zeros(3)) - 0.01
+        # A convex neighbourhood of the optimum, or nearly: small moves do not make it smaller.
+        for sign in (-1, 1):
+            for k in range(3):
+                moved = best + 0.3 * sign * torch.eye(3)[k]
+                if bool((moved.abs() <= 1.5).all()):
+                    assert objective(one, moved) > least - 0.05
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in skills.items())
+
+
+def test_coefficients_of_soups_start_alike_and_learn_alone() -> None:
+    model = apply_mode(
+        skilled(tiny_t5(), inventory="lora-deltas"), "router_only", 2, init="coefficients"
+    )
+    router = model.router
+    assert isinstance(router, CoefficientRouter)
+    assert torch.equal(router.rows, torch.full_like(router.rows, 1 / router.n_skills))
+    assert [name for name, value in model.named_parameters() if value.requires_grad] == [
+        "router.rows"
+    ]
+    inputs = {name: value for name, value in BATCH.items() if name != "task_ids"}
+    model(BATCH["task_ids"], **inputs).loss.backward()
+    # A plain loop: the gradient of a coefficient is that of the loss along the skill's change.
+    layers = list(model.skilled_layers().values())
+    step = 1e-2
+    for group, k in ((0, 0), (len(layers) - 1, 2)):
+        values = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                router.rows[group, 0, :, k] += sign * step
+                values.append(float(model(BATCH["task_ids"], **inputs).loss))
+                router.rows[group, 0, :, k] -= sign * step
+        slope = (values[0] - values[1]) / (2 * step)
+        # Differences of single precision over a step of 1e-2.
+        assert float(router.rows.grad[group, 0, :, k].sum()) == pytest.approx(slope, abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gradient_free": True}, "set mode: router_only and init: coefficients, not 'all' and"),
+        ({"mode": "average", "init": "coefficients"}, "'average' takes no row of coefficients"),
+        ({"mode": "from_scratch", "init": "coefficients"}, "takes no row of coefficients"),
+    ],
+)
+def test_what_does_not_fit_is_refused(settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Adapt(**settings)

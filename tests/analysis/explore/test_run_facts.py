@@ -1,0 +1,94 @@
+"""Scores, curves, answers and adapted tasks, as a run left them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mttl.analysis.explore.run_facts import (
+    MOST_ANSWERS,
+    MOST_POINTS,
+    Score,
+    read_adapted,
+    read_answers,
+    read_run_curves,
+    read_scores,
+)
+from mttl.errors import CheckpointError
+
+HEAD = "task,split,sample,seed,metric,score,n\n"
+
+
+def test_scores_stand_beside_baselines_and_are_means_over_samples(tmp_path: Path) -> None:
+    assert read_scores(tmp_path) == {}
+    rows = "a,dev,1,0,EM,0.2,5\na,test,1,0,EM,0.5,5\na,test,2,0,EM,0.7,5\nb,test,1,0,F1,nan,5\n"
+    (tmp_path / "results.csv").write_text(HEAD + rows)
+    (tmp_path / "baselines.csv").write_text(f"baseline,{HEAD}copy,a,test,1,0,EM,0.1,5\n")
+    found = read_scores(tmp_path)
+    assert found["a"] == [Score("test", "EM", 0.6, {"copy": 0.1}), Score("dev", "EM", 0.2)]
+    assert found["b"] == [Score("test", "F1", 0.0)]
+    (tmp_path / "results.csv").write_text(HEAD + "a,dev,1,0,EM,good,5\n")
+    with pytest.raises(CheckpointError, match="a score"):
+        read_scores(tmp_path)
+
+
+def test_curves_are_thinned_out_with_both_ends(tmp_path: Path) -> None:
+    assert read_run_curves(tmp_path, ["a"]) == ({}, {})
+    lines = [f"{step},{step / 10},,\n" for step in range(500)] + ["500,nan,0.5,0.25\n"]
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,train/loss,val/score,val/a/score\n" + "".join(lines))
+    whole, own = read_run_curves(tmp_path, ["a", "b"])
+    steps, values = whole["train/loss"]
+    assert (len(steps), steps[0], steps[-1], values[-1]) == (MOST_POINTS, 0, 499, 49.9)
+    assert whole["val/score"] == ([500], [0.5])
+    assert own == {"a": {"score": ([500], [0.25])}, "b": {}}
+    path.write_text("step,val/score\n1,high\n")
+    with pytest.raises(CheckpointError, match="damaged"):
+        read_run_curves(tmp_path, [])
+
+
+def test_right_and_wrong_answers_are_counted_and_some_are_shown(tmp_path: Path) -> None:
+    assert read_answers(tmp_path, "a") is None
+    folder = tmp_path / "predictions"
+    folder.mkdir()
+    rows = [
+        {"input": "x" * 999, "references": ["1", "one"], "prediction": "one" if n % 3 else "two"}
+        for n in range(60)
+    ]
+    path = folder / "a_dev.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = read_answers(tmp_path, "a")
+    assert found is not None
+    assert (found.split, found.n_right, found.n_rows) == ("dev", 40, 60)
+    assert [row[3] for row in found.shown].count(True) == MOST_ANSWERS
+    assert [row[3] for row in found.shown].count(False) == MOST_ANSWERS
+    assert found.shown[0][0].endswith("x…")
+    (folder / "a_test.jsonl").write_text('{"input": "x", "references": [], "prediction": 3}\n')
+    with pytest.raises(CheckpointError, match="line 1 is damaged"):  # test rows come first
+        read_answers(tmp_path, "a")
+
+
+def test_adapted_tasks_and_the_row_that_was_kept(tmp_path: Path) -> None:
+    assert read_adapted(tmp_path, 2, 3) == []
+    rows = np.linspace(0, 1, 4 * 6).reshape(4, 2, 1, 3)
+    for mode in ("all", "router_only"):
+        place = tmp_path / f"adapt-{mode}" / "models" / "new-13-1"
+        (place / "plots").mkdir(parents=True)
+        (place / "results.csv").write_text(HEAD + "new,test,13,1,EM,0.5,5\n")
+        np.savez(
+            place / "plots" / "routing_history.npz",
+            steps=np.array([0, 5, 10, 15]),
+            weights=rows,
+            score_steps=np.array([0, 10, 15]),
+            scores=np.array([0.1, 0.4, 0.4]),
+        )
+    first, second = read_adapted(tmp_path, 2, 3)
+    assert (first.name, second.name) == ("new-13-1, all", "new-13-1, router_only")
+    assert first.scores == [Score("test", "EM", 0.5)]
+    assert first.kept == 2  # a later score that is not better does not count
+    np.testing.assert_array_equal(first.rows, rows[:, :, 0])
+    path = tmp_path / "adapt-all" / "models" / "new-13-1" / "plots" / "routing_history.npz"
+    np.savez(path, steps=np.array([0]), weights=rows[:1], score_steps=np.zeros(2), scores=[0.1])
+    with pytest.raises(CheckpointError, match="damaged"):
+        read_adapted(tmp_path, 2, 3)

@@ -1,0 +1,68 @@
+"""The commands of docs/library.md, run as they stand on a few small adapters."""
+
+import csv
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.command import ROOT, load_recipe
+from mttl.build.model import load_run
+from mttl.command import run_command
+from mttl.interchange.peft_folder import write_peft
+
+TASKS = ("third_past", "noun_plural", "verb_gerund")
+PATHS = ("encoder.block.0.layer.0.SelfAttention.q", "encoder.block.1.layer.0.SelfAttention.q")
+SIZE = 160
+SMALL = [
+    "data.partition=partition.json",
+    "data.max_rows=16",
+    "data.evaluate=[]",
+    "trainer.max_steps=2",
+]
+SMALL = ["-k", *SMALL, "data.validation=none", "trainer.accelerator=cpu"]
+
+
+def commands() -> list[list[str]]:
+    page = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
+    lines = "\n".join(re.findall(r"^```\n(.*?)^```", page, re.MULTILINE | re.DOTALL)).splitlines()
+    return [shlex.split(line)[1:] for line in lines if line.startswith("python ")]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for number, task in enumerate(TASKS):
+        rank, paths = number + 1, PATHS[: 1 + number % 2]
+        tensors = {}
+        for path in paths:
+            tensors[f"{path}.lora_A.weight"] = torch.randn(rank, SIZE) / 16
+            tensors[f"{path}.lora_B.weight"] = torch.randn(SIZE, rank) / 16
+        settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+        base = {"base_model_name_or_path": "data/backbone", "target_modules": list(paths)}
+        write_peft(tmp_path / "adapters" / task, settings | base, tensors)
+    partition = {"train": list(TASKS), "dev": [], "test": []}
+    (tmp_path / "partition.json").write_text(json.dumps(partition))
+    with (tmp_path / "questions.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(
+            [["task", "input"], ["noun_plural", "cat"], ["third_past", "go"]]
+        )
+    return tmp_path
+
+
+def test_the_page_runs(here: Path) -> None:
+    ran = commands()
+    assert len(ran) >= 10
+    for script, *given in ran:
+        small = SMALL if script == "pl_train.py" else []
+        work = load_recipe(ROOT / script)
+        assert run_command(lambda: work.main([*given, *small])) == 0, (script, given)  # noqa: B023
+    assert len((here / "answers.csv").read_text().splitlines()) == 3
+    for name in ("clusters", "random"):
+        with (here / f"{name}.csv").open(newline="") as file:
+            assert sorted(row["task"] for row in csv.DictReader(file)) == sorted(TASKS)
+    assert load_run(here / "runs" / "clustered").model.router.n_skills == 2
+    assert sorted(path.name for path in (here / "copy" / "members").iterdir()) == ["verb_gerund"]

@@ -1,0 +1,274 @@
+"""A library takes all members that it is given or none, and its files are whole at any moment."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from mttl.errors import CheckpointError, ConfigError
+from mttl.library import library_folder
+from mttl.library.library_folder import (
+    Library,
+    Member,
+    add_members,
+    library_to_be,
+    open_library,
+    remove_members,
+)
+from mttl.library.low_rank_change import LowRank
+from mttl.library.member_card import BaseModel, MemberCard, parse_card
+
+LAYERS = {"a.q": (4, 5), "a.v": (4, 3)}
+BASE = BaseModel(
+    name="org/base", fingerprint="f" * 64, task_type="CAUSAL_LM", transposed=False, layers=LAYERS
+)
+
+
+def member(name: str, rank: int = 2, *paths: str, seed: int = 0, **facts) -> Member:
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(size: int) -> torch.Tensor:
+        return torch.randn(size, rank, generator=generator)
+
+    card = MemberCard(name=name, task=facts.pop("task", name), source=f"'{name}'", **facts)
+    chosen = paths or tuple(LAYERS)
+    return Member(
+        card, {path: LowRank(draw(LAYERS[path][0]), draw(LAYERS[path][1])) for path in chosen}
+    )
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_members_come_back_bit_for_bit(tmp_path):
+    told = {"licence": "mit", "data": "words", "training": {"lr": 1e-3}, "scores": [{"score": "1"}]}
+    given = [member("one", 3, "a.q", seed=1, **told), member("two", 1, seed=2, task="other")]
+    made = add_members(tmp_path / "library", BASE, given)
+    assert (made.version, made.names) == (1, ["one", "two"])
+    again = open_library(tmp_path / "library")
+    assert again == made
+    assert again.base == BASE
+    for own in given:
+        found = again.member(own.card.name)
+        assert found.changes.keys() == own.changes.keys()
+        for path, part in own.changes.items():
+            assert torch.equal(found.changes[path].down, part.down)
+            assert torch.equal(found.changes[path].up, part.up)
+    card = again.card("one")
+    assert {key: getattr(card, key) for key in told} == told
+    assert (card.rank, dict(card.targets)) == (3, {"a.q": 3})
+    assert card.base == {"name": "org/base", "fingerprint": "f" * 64}
+    assert card.weights["parameters"] == 3 * 9
+    assert parse_card(card.text(), "x") == card
+
+
+def test_what_fills_up_is_not_kept(tmp_path):
+    own = member("one", 2, "a.q")
+    parts = {path: part.padded(6) for path, part in own.changes.items()}
+    parts["a.v"] = LowRank(torch.zeros(4, 6), torch.zeros(3, 6))
+    found = add_members(tmp_path, BASE, [Member(own.card, parts)]).member("one").changes
+    assert found.keys() == {"a.q"}
+    assert torch.equal(found["a.q"].up, own.changes["a.q"].up)
+    nothing = Member(member("none").card, {"a.v": parts["a.v"]})
+    with pytest.raises(CheckpointError, match="'none' changes no layer"):
+        add_members(tmp_path, BASE, [nothing])
+
+
+def damage(own: Member, path: str, down: torch.Tensor, up: torch.Tensor) -> Member:
+    return Member(own.card, {**own.changes, path: LowRank(down, up)})
+
+
+BAD = {
+    "the name 'old' is taken by the library": member("old"),
+    "the name 'twice' is taken by 'twice'": member("twice"),
+    "'empty' changes no layer": Member(member("empty").card, {}),
+    "base model has no linear layer 'b.k'": damage(
+        member("missing"), "b.k", torch.ones(4, 1), torch.ones(5, 1)
+    ),
+    "'a.q' has 7 -> 5 features; in the base model it has 4 -> 5": damage(
+        member("wide"), "a.q", torch.ones(7, 1), torch.ones(5, 1)
+    ),
+    "'nan': 'a.v' holds numbers that are not finite": damage(
+        member("nan"), "a.v", torch.full((4, 1), torch.nan), torch.ones(3, 1)
+    ),
+    "'infinite': 'a.v' holds numbers that are not finite": damage(
+        member("infinite"), "a.v", torch.ones(4, 1), torch.full((3, 1), torch.inf)
+    ),
+    "'hollow': the change of 'a.q' has rank 0": damage(
+        member("hollow"), "a.q", torch.ones(4, 0), torch.ones(5, 0)
+    ),
+    'the name of a member is "../out"': member("../out"),
+    'the name of a member is ".hidden"': member(".hidden"),
+    "'=sum'": member("=sum"),
+}
+
+
+def test_bad_members_are_listed_and_nothing_changes(tmp_path):
+    add_members(tmp_path, BASE, [member("old")])
+    before = files(tmp_path)
+    given = [member("good"), member("twice"), *BAD.values()]
+    with pytest.raises(CheckpointError, match="nothing was added:") as error:
+        add_members(tmp_path, BASE, given)
+    for message in BAD:
+        assert message in str(error.value)
+    assert "good" not in str(error.value)
+    assert files(tmp_path) == before
+    with pytest.raises(CheckpointError, match=r"over 'org/base' \(fingerprint f{12}\), not over"):
+        add_members(tmp_path, replace(BASE, fingerprint="0" * 64), [member("good")])
+    assert files(tmp_path) == before
+    with pytest.raises(CheckpointError, match="nothing was added"):
+        add_members(tmp_path / "new", BASE, [member("x"), member("x")])
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    with pytest.raises(ConfigError, match="is no library and holds other files"):
+        add_members(tmp_path / "mine", BASE, [member("x")])
+    assert library_to_be(tmp_path / "nowhere") is None
+
+
+def test_what_is_removed_is_gone(tmp_path):
+    add_members(tmp_path, BASE, [member(name) for name in ("a1", "a2", "b1")])
+    before = files(tmp_path)
+    with pytest.raises(ConfigError, match=r"has no member 'b2'\. Did you mean 'b1'"):
+        remove_members(tmp_path, ["a*", "b2"])
+    assert files(tmp_path) == before
+    assert remove_members(tmp_path, ["a*"]) == ["a1", "a2"]
+    library = open_library(tmp_path)
+    assert (library.version, library.names) == (2, ["b1"])
+    assert [path.name for path in (tmp_path / "members").iterdir()] == ["b1"]
+    assert add_members(tmp_path, BASE, [member("a1")]).names == ["a1", "b1"]
+
+
+def test_a_writer_that_died_leaves_nothing(tmp_path, monkeypatch):
+    """Before the last step the library is what it was; the next writer clears up."""
+    add_members(tmp_path, BASE, [member("old")])
+    before = (tmp_path / "library.json").read_bytes()
+
+    def die(library: Library) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(library_folder, "_write_library", die)
+        with pytest.raises(KeyboardInterrupt):
+            add_members(tmp_path, BASE, [member("lost"), member("more")])
+    assert (tmp_path / "library.json").read_bytes() == before
+    assert open_library(tmp_path).names == ["old"]
+    add_members(tmp_path, BASE, [member("more", seed=3)])
+    assert sorted(path.name for path in (tmp_path / "members").iterdir()) == ["more", "old"]
+
+
+WRITER = """
+import sys
+from test_library_folder import BASE, member
+from mttl.errors import CheckpointError
+from mttl.library.library_folder import add_members
+own, n = sys.argv[2], 0
+for number in range(4):
+    add_members(sys.argv[1], BASE, [member(f"{own}{number}")])
+    try:
+        add_members(sys.argv[1], BASE, [member(f"{own}-extra{number}"), member(f"both{number}")])
+        n += 1
+    except CheckpointError as error:
+        assert f"the name 'both{number}' is taken by the library" in str(error), error
+print(n)
+"""
+
+
+def test_two_writers_lose_nothing(tmp_path):
+    path = os.pathsep.join(
+        [str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""), *sys.path]
+    )
+    command = [sys.executable, "-c", WRITER, str(tmp_path / "library")]
+    writers = [
+        subprocess.Popen(
+            [*command, name],
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("p", "q")
+    ]
+    told = [writer.communicate(timeout=120) for writer in writers]
+    assert [writer.returncode for writer in writers] == [0, 0], told
+    won = [int(out) for out, _ in told]
+    assert sum(won) == 4
+    library = open_library(tmp_path / "library")
+    assert library.version == 12
+    expected = {f"{name}{number}" for name in ("p", "q", "both") for number in range(4)}
+    assert set(library.names) >= expected
+    assert len(library.names) == 16
+    for name in library.names:
+        library.member(name)
+
+
+def test_damage_is_told(tmp_path):
+    library = add_members(tmp_path, BASE, [member("one"), member("two", seed=1)])
+    folder = tmp_path / "members"
+    weights, card = folder / "one" / "weights.safetensors", folder / "one" / "card.json"
+    kept = {path: path.read_bytes() for path in (weights, card)}
+    data = bytearray(kept[weights])
+    data[-3] ^= 1
+    other = (folder / "two" / "weights.safetensors").read_bytes()
+    for path, content, message in (
+        (weights, bytes(data), "checksum is not the one noted on its card"),
+        (weights, other, "checksum is not the one noted on its card"),
+        (weights, None, "does not exist"),
+        (card, kept[card].replace(b"one", b"uno"), "checksum is not the one noted in library"),
+        (card, None, "does not exist"),
+    ):
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(CheckpointError, match=message):
+            library.member("one")
+        path.write_bytes(kept[path])
+    library.member("one")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format_version": 2}, "has format version 2; this mttl reads 1"),
+        ({"members": {"../x": "0"}}, "is a folder's name"),
+        ({"members": []}, "is damaged"),
+        ({"version": -1}, "is damaged"),
+        ({"base": {}}, "is damaged"),
+    ],
+)
+def test_a_damaged_list_of_members_is_refused(tmp_path, change, message):
+    add_members(tmp_path, BASE, [member("one")])
+    path = tmp_path / "library.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(CheckpointError, match=message):
+        open_library(tmp_path)
+    with pytest.raises(CheckpointError, match="is no library: it has no library"):
+        open_library(tmp_path / "members")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format_version": None}, "has format version null"),
+        ({"task": 3, "more": 1}, "wrong: task, more"),
+        ({"targets": {"a.q": 0}}, "wrong: targets"),
+        ({"weights": {}}, "wrong: weights"),
+        ({"scores": [3]}, "wrong: scores"),
+        ({"name": "a/b"}, "must hold none of"),
+    ],
+)
+def test_a_damaged_card_is_refused(tmp_path, change, message):
+    card = json.loads(add_members(tmp_path, BASE, [member("one")]).card("one").text())
+    with pytest.raises(CheckpointError, match=message):
+        parse_card(json.dumps(card | change), "a card")

@@ -1,0 +1,34 @@
+"""Members of other ranks and layers stand beside each other and change what they changed."""
+
+import pytest
+import torch
+
+from mttl.library.low_rank_change import LowRank
+from mttl.library.stacking import stack_members
+
+
+def member(rank: int, *paths: str, n_in: int = 4) -> dict[str, LowRank]:
+    return {path: LowRank(torch.randn(n_in, rank), torch.randn(5, rank)) for path in paths}
+
+
+def test_each_skill_changes_what_its_member_changes():
+    members = [member(1, "a.q"), member(3, "a.q", "a.v"), member(2, "a.v")]
+    stacked = stack_members(members)
+    assert stacked.keys() == {"a.q", "a.v"}
+    for path, (down, up) in stacked.items():
+        assert (down.shape, up.shape) == ((3, 4, 3), (3, 5, 3))
+        for skill, own in enumerate(members):
+            part = own.get(path)
+            if part is None:
+                assert not down[skill].any()
+                assert not up[skill].any()
+            else:
+                assert torch.equal(down[skill, :, : part.rank], part.down)
+                assert torch.equal(up[skill, :, : part.rank], part.up)
+                assert not up[skill, :, part.rank :].any()
+
+
+def test_members_of_different_models_are_refused():
+    members = [member(2, "a.q"), member(2, "a.q", n_in=6)]
+    with pytest.raises(ValueError, match=r"'a\.q' has 6 -> 5 features in one adapter and 4 -> 5"):
+        stack_members(members)
