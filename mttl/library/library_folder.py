@@ -25,7 +25,7 @@ from mttl.files import locked, new_folder, write_text
 from mttl.inventory_files import read_tensors
 from mttl.library.low_rank_change import LowRank
 from mttl.library.member_card import BaseModel, MemberCard, check_member_name, parse_card
-from mttl.reading import check_count, read_bytes, read_json, require_file, shown
+from mttl.reading import check_count, file_sha256, read_bytes, read_json, shown
 from mttl.safetensors_file import write_tensors
 
 FORMAT_VERSION = 1
@@ -126,8 +126,7 @@ class Library:
         """
         card = self.card(name)
         path = self.folder / "members" / name / WEIGHTS
-        require_file(path, CheckpointError)
-        if _file_sha256(path) != card.weights["sha256"]:
+        if file_sha256(path, CheckpointError) != card.weights["sha256"]:
             raise CheckpointError(
                 f"'{path}' is damaged (its checksum is not the one noted on its card). Copy it "
                 "again, or remove the member and add it anew"
@@ -318,7 +317,7 @@ def _write_member(folder: Path, base: BaseModel, member: Member) -> str:
             base={"name": base.name, "fingerprint": base.fingerprint},
             targets={path: part.rank for path, part in member.changes.items()},
             weights={
-                "sha256": _file_sha256(new / WEIGHTS),
+                "sha256": file_sha256(new / WEIGHTS, CheckpointError),
                 "parameters": sum(tensor.numel() for tensor in tensors.values()),
             },
         )
@@ -338,11 +337,6 @@ def _write_library(library: Library) -> None:
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _some(names: Sequence[str], most: int = 3) -> str:
