@@ -11,6 +11,7 @@ many members come in, or none; what a writer that was killed has left is removed
 Writers wait for each other at ``.lock``; readers need not.
 """
 
+import errno
 import hashlib
 import json
 import shutil
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from mttl.errors import CheckpointError, ConfigError, nearest
-from mttl.files import locked, new_folder, write_text
+from mttl.files import GONE, FolderGoneError, locked, new_folder, write_text
 from mttl.inventory_files import read_tensors
 from mttl.library.low_rank_change import LowRank
 from mttl.library.member_card import BaseModel, MemberCard, check_member_name, parse_card
@@ -30,6 +31,7 @@ from mttl.safetensors_file import write_tensors
 
 FORMAT_VERSION = 1
 LIBRARY, CARD, WEIGHTS = "library.json", "card.json", "weights.safetensors"
+LOCK = ".lock"
 DOWN, UP = ".down", ".up"
 
 
@@ -233,15 +235,18 @@ def add_members(folder: str | Path, base: BaseModel, members: Sequence[Member]) 
     Raises:
         CheckpointError: If one cannot be a member, or the library has another base model; all
             reasons are listed, and nothing is written.
+        FolderGoneError: If the folder was removed meanwhile, and earlier members with it.
     """
     path, members = Path(folder), [member.trimmed() for member in members]
     _require_new_members(path, base, members)  # without a lock: nothing is made for what is refused
-    with locked(path / ".lock", wait=True):
+    with locked(path / LOCK, wait=True):
         before = _require_new_members(path, base, members)
         if not is_library(path):
             _write_library(before)
         _sweep(before)
         added = {member.card.name: _write_member(path, base, member) for member in members}
+        if not (path / LOCK).exists():
+            raise FolderGoneError(errno.ENOENT, GONE, str(path))
         hashes = dict(sorted({**before.hashes, **added}.items()))
         library = replace(before, version=before.version + 1, hashes=hashes)
         _write_library(library)
@@ -256,7 +261,7 @@ def remove_members(folder: str | Path, patterns: Sequence[str]) -> list[str]:
         ConfigError: If a pattern matches no member; nothing is removed then.
     """
     open_library(folder).chosen(patterns)
-    with locked(Path(folder) / ".lock", wait=True):
+    with locked(Path(folder) / LOCK, wait=True):
         library = open_library(folder)
         names = library.chosen(patterns)
         left = {name: own for name, own in library.hashes.items() if name not in names}
