@@ -1,6 +1,8 @@
 """YAML 1.2: `1e-3` is a number, `010` is ten, `no` is a word, and no key stands twice."""
 
+import copy
 import io
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from mttl.errors import MttlError
 from mttl.reading import MOST_YAML, check_yaml, read_text, reason
 
 __all__ = ["YAMLError", "dump", "parse", "problem", "read_yaml"]
+
+MOST_KEPT = 2**16  # characters of a text whose tree is kept
 
 
 class _CoreSchema(VersionedResolver):
@@ -48,6 +52,11 @@ def parse(text: str) -> Any:
     Raises:
         YAMLError: If it is malformed, a key stands twice, or it is too large or too deep.
     """
+    return copy.deepcopy(_parsed(text) if len(text) <= MOST_KEPT else _parsed.__wrapped__(text))
+
+
+@lru_cache(maxsize=256)  # ruamel takes milliseconds a line, and the same fragments come back
+def _parsed(text: str) -> Any:
     try:
         refusal = check_yaml(_yaml().parse(text))
         if refusal is None:

@@ -17,13 +17,18 @@ from hypothesis import settings
 # Test modules are imported one by one (importlib mode), so `helpers` needs a way to be found.
 sys.path.insert(0, str(Path(__file__).parent))
 
+from helpers.shapes import check_shapes
+
 # Every annotated shape in these rooms is checked on every call that their own tests make; others
 # would only be slower. The hook has to come before the first import of a room.
 CHECKED = ["mttl.skills", "mttl.routing", "mttl.aggregation", "mttl.moe", "mttl.babyai.rl"]
-jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
+check_shapes(CHECKED)
 ROOMS = tuple(Path(__file__).parent.joinpath(*room.split(".")[1:]) for room in CHECKED)
 
 torch.set_num_threads(1)
+
+# No test cuts the power, and a disk takes milliseconds for each file to be sure.
+os.fsync = lambda descriptor: None
 
 # The same examples in every run, and no deadline: machines differ.
 settings.register_profile("mttl", derandomize=True, deadline=None, max_examples=25)

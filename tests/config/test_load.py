@@ -322,3 +322,12 @@ def test_an_empty_mapping_empties_a_setting_and_no_section() -> None:
 def test_another_model_type_keeps_the_kind() -> None:
     config = load_config("crossfit.yaml+backbone/tiny_t5.yaml", ["backbone.model_type=bart"])
     assert (config.backbone.kind, config.backbone.config) == ("random", {})
+
+
+def test_what_was_read_may_be_changed() -> None:
+    """Trees of texts that come back are kept, and every reader gets one of its own."""
+    text = "own: {parts: [1, 2]}"
+    load_module.yaml12.parse(text)["own"]["parts"].append(3)
+    assert load_module.yaml12.parse(text) == {"own": {"parts": [1, 2]}}
+    deep = "[" * 50 + "]" * 50
+    assert repr(load_module.yaml12.parse(deep)).replace(" ", "") == deep

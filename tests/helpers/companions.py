@@ -25,7 +25,7 @@ def work(rank: int, folder: str, case: str, lost: int, n_processes: int) -> None
     dist.barrier()
     Path(folder, f"{rank}.pid").write_text(str(os.getpid()))
     if rank != lost:
-        time.sleep(3.0 if case == ENDED else 100.0)
+        time.sleep(3.0 if case == ENDED else 250.0)
         os._exit(0)
     if case == "killed":
         os.kill(os.getpid(), signal.SIGKILL)

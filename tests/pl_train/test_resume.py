@@ -176,7 +176,9 @@ def test_a_moved_run_is_resumed_with_its_best_weights(
     interrupt("here", SignalAt(9, signal.SIGINT))
     (whole.path.parent / "here").rename(whole.path.parent / "there")
     text = (whole.path.parent / "there" / "config.yaml").read_text()
-    (whole.path.parent / "there" / "config.yaml").write_text(text.replace("here", "there"))
+    (whole.path.parent / "there" / "config.yaml").write_text(
+        text.replace("name: here", "name: there")
+    )
     check_same_run(train(config, "there", resume=True), whole)
 
 

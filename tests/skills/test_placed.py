@@ -29,18 +29,24 @@ VARIANTS = (
 )
 
 
-def cases(kinds: Sequence[str]) -> pytest.MarkDecorator:
-    """Every family with every kind; of variants one family at once, the others are slow."""
-    rare = [(kind in VARIANTS and family != "t5") for kind in kinds for family in BACKBONES]
-    pairs = [(family, kind) for kind in kinds for family in BACKBONES]
-    marked = [
-        pytest.param(*pair, marks=pytest.mark.slow) if slow else pair
-        for pair, slow in zip(pairs, rare, strict=True)
-    ]
+def cases(kinds: Sequence[str], half: int | None = None) -> pytest.MarkDecorator:
+    """Every family with every kind; what is rare is slow.
+
+    Rare are variants with any family but one, and, where a half is given, the pairs of the other
+    half: each kind with an encoder and with a decoder alone, which are others in the other half.
+    """
+    marked = []
+    for place, kind in enumerate(kind for kind in PLACED if kind in kinds):
+        for family in BACKBONES:
+            at_once = half is None or family in HALVES[(place + half) % 2]
+            often = family == "t5" if kind in VARIANTS else at_once
+            marks = () if often else (pytest.mark.slow,)
+            marked.append(pytest.param(family, kind, marks=marks))
     return pytest.mark.parametrize(("family", "kind"), marked)
 
 
-every = cases([*PLACED])
+HALVES = (("t5", "llama"), ("bart", "gpt2"))
+every, first_half, second_half = (cases([*PLACED], half) for half in (None, 0, 1))
 
 
 def placed(family: str, kind: str, **settings: Any) -> SkilledModel:
@@ -60,7 +66,7 @@ def rows(chosen: Sequence[int], inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor[list(chosen)] for name, tensor in inputs.items()}
 
 
-@cases([kind for kind in PLACED if kind not in SEEN])
+@cases([kind for kind in PLACED if kind not in SEEN], half=0)
 def test_fresh_skills_change_nothing(family: str, kind: str) -> None:
     model = placed(family, kind, n_heads=2).train()
     for layer in model.skilled_layers().values():
@@ -91,7 +97,7 @@ def test_a_mixed_batch_equals_a_loop_over_examples(family: str, kind: str) -> No
     assert relative_error(run(model, TASK_IDS.roll(1), **inputs).logits, together) > 1e-3
 
 
-@every
+@second_half
 def test_rows_of_one_task_are_merged_once(family: str, kind: str) -> None:
     model, inputs = placed(family, kind), batch(4)
     ids = torch.tensor([1, 1, 1, 0])
@@ -128,7 +134,7 @@ def test_generation(family: str, kind: str) -> None:
             assert not torch.equal(other, together)
 
 
-@every
+@first_half
 def test_gradient_checkpointing_changes_no_gradient(family: str, kind: str) -> None:
     found = []
     for checkpointing in (False, True):
@@ -144,7 +150,7 @@ def test_gradient_checkpointing_changes_no_gradient(family: str, kind: str) -> N
             assert gradient.flatten(1).any(dim=1).all(), name
 
 
-@every
+@second_half
 def test_half_precision(family: str, kind: str) -> None:
     model = placed(family, kind)
     expected = run(model).logits
@@ -164,7 +170,7 @@ def test_half_precision(family: str, kind: str) -> None:
             assert relative_error(found.float(), expected) < 0.1
 
 
-@every
+@first_half
 def test_copies_and_saved_states_are_the_same_bit_for_bit(family: str, kind: str) -> None:
     model = placed(family, kind)
     expected = run(model).logits
@@ -183,7 +189,7 @@ def test_copies_and_saved_states_are_the_same_bit_for_bit(family: str, kind: str
     assert torch.equal(run(twin).logits, expected)
 
 
-@every
+@second_half
 def test_skills_are_folded_or_refused(family: str, kind: str) -> None:
     model = placed(family, kind, n_heads=2)
     expected = run(model, torch.ones_like(TASK_IDS)).logits

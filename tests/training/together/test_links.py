@@ -24,8 +24,8 @@ def test_where_one_is_lost_the_others_end(tmp_path: Path, case: str, lost: int) 
         **{"join": False, "start_method": "forkserver"},
     )
     for process in context.processes:
-        process.join(60)
-    assert time.monotonic() - begun < 60
+        process.join(200)
+    assert time.monotonic() - begun < 200  # the others would sleep for longer
     others = [rank for rank in range(N) if rank != lost]
     statuses = [context.processes[rank].exitcode for rank in others]
     said = [(tmp_path / f"{rank}.txt").read_text().splitlines() for rank in others]
