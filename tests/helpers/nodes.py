@@ -55,7 +55,13 @@ def environment(launcher: str, rank: int, port: int) -> dict[str, str]:
     }
 
 
-def work(rank: int, launcher: str, port: int, given: Sequence[Sequence[str]]) -> None:
+def work(
+    rank: int, launcher: str, port: int, given: Sequence[Sequence[str]], said: Path | None
+) -> None:
+    if said is not None:
+        with said.open("ab") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
     torch.set_num_threads(1)
     os.environ |= environment(launcher, rank, port)
     rank_zero_only.rank = rank  # as in a process that imports it in this environment
@@ -64,7 +70,10 @@ def work(rank: int, launcher: str, port: int, given: Sequence[Sequence[str]]) ->
 
 
 def train_on_two(
-    launcher: str, config: Path | str, *runs: tuple[str, tuple[str, ...], bool]
+    launcher: str,
+    config: Path | str,
+    *runs: tuple[str, tuple[str, ...], bool],
+    said: Path | None = None,
 ) -> None:
     """Train one run after another in two processes.
 
@@ -72,6 +81,7 @@ def train_on_two(
         launcher: ``"torchrun"`` or ``"SLURM"``.
         config: Of all runs.
         runs: Name, overrides, and whether to resume.
+        said: A file for what both print.
     """
     given = [arguments(config, name, overrides, resume) for name, overrides, resume in runs]
-    run_together(work, launcher, free_port(), given)
+    run_together(work, launcher, free_port(), given, said)
