@@ -57,7 +57,8 @@ def apply_mode(
     | ``full`` | new rows | everything, the backbone too |
 
     Routers of tokens belong to the router and their experts to the skills; they know no tasks, so a
-    new one needs nothing new of them.
+    new one needs nothing new of them. Where tasks have skills of their own (C-Poly), a new one has
+    fresh ones if the mode trains skills, and else the common skills alone.
 
     Args:
         model: Trained backbone, skills and router.
