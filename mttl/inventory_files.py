@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mttl.errors import CheckpointError
 from mttl.files import write_text
-from mttl.reading import check_name, read_json, reason, require_file
+from mttl.reading import check_name, file_sha256, read_json, reason, require_file
 
 logger = logging.getLogger(__name__)
 
@@ -158,10 +158,9 @@ def _file_sums(folder: Path) -> dict[str, str]:
     for path in sorted([*folder.glob("*.safetensors"), folder / "tasks.json"]):
         _require(path)
         try:
-            with path.open("rb") as file:
-                found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise CheckpointError(_unreadable(path, f"unreadable ({reason(error)})")) from error
+            found[path.name] = file_sha256(path, CheckpointError)
+        except CheckpointError as error:
+            raise CheckpointError(_unreadable(path, f"unreadable ({error})")) from error
     return found
 
 

@@ -6,6 +6,7 @@ busy: what is too large, too deep or no regular file is refused before it is rea
 """
 
 import csv
+import hashlib
 import io
 import json
 import math
@@ -73,6 +74,24 @@ def read_bytes(path: str | Path, error: type[MttlError], most: int = MOST_TEXT) 
     try:
         with Path(path).open("rb") as file:
             return file.read(most)
+    except OSError as cause:
+        raise error(f"'{path}' cannot be read: {reason(cause)}") from cause
+
+
+def file_sha256(path: Path, error: type[MttlError]) -> str:
+    """Return the SHA-256 of a regular file, which may be larger than what is read at once.
+
+    Args:
+        path: The file.
+        error: What to raise.
+
+    Raises:
+        MttlError: Of the given kind, if it cannot be read.
+    """
+    require_file(path, error)
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as cause:
         raise error(f"'{path}' cannot be read: {reason(cause)}") from cause
 

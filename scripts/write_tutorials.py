@@ -17,7 +17,8 @@ from pathlib import Path
 from mttl.command import exit_with, make_console, make_parser
 from mttl.files import write_text
 
-FOLDER = Path(__file__).parents[1] / "docs" / "tutorials"
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "tutorials"
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # Bars, and lines that say what is being done rather than what came out.
 PASSING = re.compile(r"^[a-z].*━{10}|\d+%\||^(Loading weights|tokenising|drawn:)|^step \d+ of")
@@ -58,8 +59,11 @@ def cleaned(book: dict) -> dict:
 
 
 def printed(text: str) -> str:
-    """Return what stays on a terminal: no colours, and of lines written anew the last form."""
-    lines = ANSI.sub("", text).replace("\r\n", "\n").split("\n")
+    """Return what stays on a terminal: no colours, and of lines written anew the last form.
+
+    Paths are those within the project, not of the machine.
+    """
+    lines = ANSI.sub("", text).replace(f"{ROOT}/", "").replace("\r\n", "\n").split("\n")
     last = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in lines]
     kept = [line for line in last if line and not PASSING.search(line)]
     return "".join(f"{line}\n" for line in kept)

@@ -111,7 +111,12 @@ def replace(name: str, old: str, new: str) -> Callable[[Path], None]:
             replace("results.jsonl", "1.0", "1.00"),
             *("results.jsonl", "", "the same values, written in another form"),
         ),
-        (replace("config.yaml", "seed: 13", "seed: 14"), "config.yaml", "run.seed", "13 before, 14 after"),
+        (
+            replace("config.yaml", "seed: 13", "seed: 14"),
+            "config.yaml",
+            "run.seed",
+            "13 before, 14 after",
+        ),
         (replace("merges.txt", "a b", "b a"), "merges.txt", "", "'a b\\n' before, 'b a\\n' after"),
         (lambda run: (run / "merges.txt").unlink(), "merges.txt", "", "missing after"),
     ],

@@ -107,3 +107,10 @@ def headings(path: Path) -> set[str]:
 
 def test_the_readme_is_a_page() -> None:
     assert len(text("README.md").splitlines()) <= 150
+
+
+def test_tutorials_show_no_folder_of_the_machine_that_ran_them() -> None:
+    absolute = re.compile(r"(?<![\w.])/(?:home|mnt|opt|root|tmp|Users|work)/")
+    books = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("docs/**/*.ipynb")}
+    assert {name for name, book in books.items() if absolute.search(book)} == set()
+    assert len(books) == 7

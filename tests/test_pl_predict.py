@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -168,7 +169,7 @@ def test_answers_to_other_questions_are_left_alone(
         ({"input": "a"}, [], "nothing says which task it is of"),
         ({"input": "a", "task": "kopy"}, [], "Did you mean 'copy'"),
         ({"input": "a"}, ["--task", "copy", "--choices", "a", "a"], "none empty and none twice"),
-        ({"input": "a"}, ["--task", "copy", "--metric", "em"], "--metric 'em' must be one of"),
+        ({"input": "a"}, ["--task", "copy", "--metric", "em"], "--metric ('em') must be one of"),
         ({"input": "a"}, ["--beams", "2", "--temperature", "1"], "choose one"),
         ({"input": "a"}, ["--top-p", "2"], "--top-p (2.0) is a share, at most 1"),
         ({"input": "a"}, ["--per-token"], "compares answers that --choices names"),
@@ -201,3 +202,15 @@ def test_models_have_to_be_named(
     assert "name a run with --from RUN" in fails(recipe, capsys, "--in", str(questions))
     twice = ["--adapted", str(kept), str(kept), "--in", str(questions)]
     assert "another one is of the task 'new' too" in fails(recipe, capsys, *twice)
+
+
+def test_a_damaged_name_of_a_metric_is_told(
+    recipe: ModuleType, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = tmp_path / "run"
+    shutil.copytree(run, damaged)
+    results = damaged / "results.csv"
+    results.write_text(results.read_text().replace(",EM,", ",eM,"))
+    questions = jsonl(tmp_path / "q.jsonl", [{"input": "a", "task": "copy", "output": "a"}])
+    told = fails(recipe, capsys, "--from", str(damaged), "--in", str(questions))
+    assert f"'{results}': the metric of 'copy' ('eM') must be one of ACC, EM" in told

@@ -1,5 +1,6 @@
 """What is too large, too deep or no text is refused with its name and what to do."""
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from mttl.reading import (
     MOST_NAME,
     check_name,
     check_yaml,
+    file_sha256,
     parse_json,
     read_bytes,
     read_json,
@@ -57,6 +59,13 @@ def test_a_name_that_no_file_can_have_is_refused() -> None:
     for name in ("a\0b", "x" * 5000):
         with pytest.raises(ConfigError, match="cannot be read"):
             require_file(name, ConfigError)
+
+
+def test_a_file_that_gives_no_bytes_has_no_checksum(tmp_path: Path) -> None:
+    """Memory of a process is a regular file to the system, and cannot be read at its start."""
+    assert file_sha256(write(tmp_path, b"abc"), TaskError) == hashlib.sha256(b"abc").hexdigest()
+    with pytest.raises(TaskError, match="'/proc/self/mem' cannot be read: Input/output error"):
+        file_sha256(Path("/proc/self/mem"), TaskError)
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:

@@ -4,12 +4,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from mttl import own_classes
-from mttl.errors import TaskError, nearest
+from mttl.errors import TaskError
 from mttl.files import write_table, write_text
 from mttl.gym.folder import Gym
 from mttl.gym.rows import JSON_LINES, line_of
-from mttl.metrics.crossfit import METRICS
+from mttl.metrics.crossfit import check_metric
 from mttl.reading import SURROGATE
 
 Example = tuple[str, str]
@@ -71,9 +70,7 @@ def write_examples(
     """
     if not re.fullmatch(r"[\w-][\w.-]*", task):
         raise TaskError(f"task ('{task}') must be a name of letters, digits, '_', '-' and '.'")
-    if metric not in METRICS and not own_classes.METRICS.is_own(metric):
-        allowed = ", ".join(METRICS)
-        raise TaskError(f"metric ('{metric}') must be one of {allowed}.{nearest(metric, METRICS)}")
+    check_metric(metric, TaskError)
     for split, rows in (("train", training), ("dev", development)):
         path = folder / task / f"{task}_{len(training)}_0_{split}{JSON_LINES}"
         lines = [line_of(JSON_LINES, source, [answer]) for source, answer in rows]

@@ -10,6 +10,7 @@ from mttl.build.share_weights import share_weights
 from mttl.errors import ConfigError, TaskError
 from mttl.gpus import device_of
 from mttl.inventory_folder import check_named
+from mttl.metrics.crossfit import check_metric
 from mttl.reading import read_table
 
 
@@ -27,6 +28,7 @@ def load_tasks(
 
     Raises:
         CheckpointError: If a folder holds no inventory.
+        TaskError: If its results name a metric that does not exist.
         ConfigError: If nothing is named, or two adapted tasks have one name.
     """
     check_named(source, adapted)
@@ -45,5 +47,8 @@ def load_tasks(
         results = Path(folder) / "results.csv"
         if results.is_file():
             table = read_table(results, TaskError, ["task", "metric"])
-            metrics = {row["task"]: row["metric"] for row in table} | metrics
+            of_tasks = {row["task"]: row["metric"] for row in table if row["task"] in models}
+            for name, metric in of_tasks.items():
+                check_metric(metric, TaskError, f"'{results}': the metric of '{name}'")
+            metrics = of_tasks | metrics
     return models, metrics

@@ -143,7 +143,15 @@ class KronA(_AnySkills):
     """Average the two matrices, or their products."""
 
 
+Activation = Literal["relu", "gelu", "gelu_new", "silu"]
+
+
 class _Bottleneck(_AnySkills):
+    sized_by: ClassVar = "hidden_features"
+    hidden_features: PositiveInt = 64
+    """Width of the bottleneck."""
+    activation: Activation = "relu"
+    """Between the two projections."""
     parallel: bool = False
     """Read the block's input, beside it; otherwise its output, behind it."""
     scale: PositiveFloat = 1.0
@@ -154,18 +162,10 @@ class _Bottleneck(_AnySkills):
     """Average the parameters, or the outputs."""
 
 
-Activation = Literal["relu", "gelu", "gelu_new", "silu"]
-
-
 class Adapter(_Bottleneck):
     """Bottleneck adapters behind or beside attention and feed-forward blocks."""
 
-    sized_by: ClassVar = "hidden_features"
     kind: Literal["adapter"]
-    hidden_features: PositiveInt = 64
-    """Width of the bottleneck."""
-    activation: Activation = "relu"
-    """Between the two projections."""
 
 
 class Compacter(_Bottleneck):
@@ -188,12 +188,9 @@ class Compacter(_Bottleneck):
 class SparseAdapter(_Bottleneck):
     """Wide adapters of which most entries are pruned before training."""
 
-    sized_by: ClassVar = "hidden_features"
     kind: Literal["sparse_adapter"]
     hidden_features: PositiveInt = 256
     """Width of the bottleneck."""
-    activation: Activation = "relu"
-    """Between the two projections."""
     sparsity: Fraction = 0.75
     """Fraction of the entries of both projections that stay 0."""
 

@@ -11,6 +11,7 @@ many members come in, or none; what a writer that was killed has left is removed
 Writers wait for each other at ``.lock``; readers need not.
 """
 
+import errno
 import hashlib
 import json
 import shutil
@@ -21,15 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from mttl.errors import CheckpointError, ConfigError, nearest
-from mttl.files import locked, new_folder, write_text
+from mttl.files import GONE, FolderGoneError, locked, new_folder, write_text
 from mttl.inventory_files import read_tensors
 from mttl.library.low_rank_change import LowRank
 from mttl.library.member_card import BaseModel, MemberCard, check_member_name, parse_card
-from mttl.reading import check_count, read_bytes, read_json, require_file, shown
+from mttl.reading import check_count, file_sha256, read_bytes, read_json, shown
 from mttl.safetensors_file import write_tensors
 
 FORMAT_VERSION = 1
 LIBRARY, CARD, WEIGHTS = "library.json", "card.json", "weights.safetensors"
+LOCK = ".lock"
 DOWN, UP = ".down", ".up"
 
 
@@ -126,8 +128,7 @@ class Library:
         """
         card = self.card(name)
         path = self.folder / "members" / name / WEIGHTS
-        require_file(path, CheckpointError)
-        if _file_sha256(path) != card.weights["sha256"]:
+        if file_sha256(path, CheckpointError) != card.weights["sha256"]:
             raise CheckpointError(
                 f"'{path}' is damaged (its checksum is not the one noted on its card). Copy it "
                 "again, or remove the member and add it anew"
@@ -234,15 +235,18 @@ def add_members(folder: str | Path, base: BaseModel, members: Sequence[Member]) 
     Raises:
         CheckpointError: If one cannot be a member, or the library has another base model; all
             reasons are listed, and nothing is written.
+        FolderGoneError: If the folder was removed meanwhile, and earlier members with it.
     """
     path, members = Path(folder), [member.trimmed() for member in members]
     _require_new_members(path, base, members)  # without a lock: nothing is made for what is refused
-    with locked(path / ".lock", wait=True):
+    with locked(path / LOCK, wait=True):
         before = _require_new_members(path, base, members)
         if not is_library(path):
             _write_library(before)
         _sweep(before)
         added = {member.card.name: _write_member(path, base, member) for member in members}
+        if not (path / LOCK).exists():
+            raise FolderGoneError(errno.ENOENT, GONE, str(path))
         hashes = dict(sorted({**before.hashes, **added}.items()))
         library = replace(before, version=before.version + 1, hashes=hashes)
         _write_library(library)
@@ -257,7 +261,7 @@ def remove_members(folder: str | Path, patterns: Sequence[str]) -> list[str]:
         ConfigError: If a pattern matches no member; nothing is removed then.
     """
     open_library(folder).chosen(patterns)
-    with locked(Path(folder) / ".lock", wait=True):
+    with locked(Path(folder) / LOCK, wait=True):
         library = open_library(folder)
         names = library.chosen(patterns)
         left = {name: own for name, own in library.hashes.items() if name not in names}
@@ -318,7 +322,7 @@ def _write_member(folder: Path, base: BaseModel, member: Member) -> str:
             base={"name": base.name, "fingerprint": base.fingerprint},
             targets={path: part.rank for path, part in member.changes.items()},
             weights={
-                "sha256": _file_sha256(new / WEIGHTS),
+                "sha256": file_sha256(new / WEIGHTS, CheckpointError),
                 "parameters": sum(tensor.numel() for tensor in tensors.values()),
             },
         )
@@ -338,11 +342,6 @@ def _write_library(library: Library) -> None:
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _some(names: Sequence[str], most: int = 3) -> str:

@@ -178,13 +178,26 @@ def build_metric(name: str) -> Metric:
     Raises:
         ValueError: If there is none of that name.
     """
-    if name not in METRICS and own_classes.METRICS.is_own(name):
-        return make(find_class(own_classes.METRICS, name), {}, {})
+    check_metric(name, ValueError)
     if name not in METRICS:
-        raise ValueError(
-            f"metric ('{name}') must be one of {', '.join(METRICS)}.{nearest(name, METRICS)}"
-        )
+        return make(find_class(own_classes.METRICS, name), {}, {})
     return METRICS[name]()
+
+
+def check_metric(name: str, error: type[Exception], what: str = "metric") -> None:
+    """Check that a metric is one of `METRICS`, or can be a class of one's own.
+
+    Args:
+        name: Of the metric.
+        error: What to raise.
+        what: Whose metric it is, for the message.
+
+    Raises:
+        Exception: Of the given kind, if it is neither.
+    """
+    if name not in METRICS and not own_classes.METRICS.is_own(name):
+        allowed = ", ".join(METRICS)
+        raise error(f"{what} ('{name}') must be one of {allowed}.{nearest(name, METRICS)}")
 
 
 def double(value: float) -> Float64[Tensor, ""]:

@@ -97,7 +97,10 @@ class SwitchedOff:
         check_name(found.layers, "layers", CheckpointError)
         check_count(found.skill - NONE, "skill")
         for name in ("losses", "scores"):
-            for task, value in getattr(found, name).items():
+            values = getattr(found, name)
+            if not isinstance(values, dict):
+                raise ValueError(f"{name} must be an object of tasks, not {values!r}")
+            for task, value in values.items():
                 known = type(value) in (int, float) and math.isfinite(value)
                 if not known and not (value is None and name == "scores"):
                     raise ValueError(f"{name} of '{task}' must be a number, not {value!r}")

@@ -18,7 +18,7 @@ from mttl.build.model import Built
 from mttl.command import make_console
 from mttl.errors import ConfigError, MttlError, TaskError, nearest
 from mttl.files import drop_cut_line, locked, write_text
-from mttl.metrics.crossfit import METRICS, score_answers
+from mttl.metrics.crossfit import check_metric, score_answers
 from mttl.prediction.question_table import (
     ANSWER,
     FORMATS,
@@ -87,10 +87,10 @@ def answer_table(
         ConfigError: If options do not fit one another.
         TaskError: If a question is malformed, or its task is unknown.
     """
-    if metric is not None and own_classes.METRICS.is_own(metric):
-        own_classes.find_class(own_classes.METRICS, metric, trusted=True)
-    elif metric is not None and metric not in METRICS:
-        raise ConfigError(f"--metric '{metric}' must be one of {', '.join(METRICS)}")
+    if metric is not None:
+        check_metric(metric, ConfigError, "--metric")
+        if own_classes.METRICS.is_own(metric):
+            own_classes.find_class(own_classes.METRICS, metric, trusted=True)
     kind = kind or _kind_of(questions) or _kind_of(out) or "tsv"
     place = questions or "standard input"
     rows = parse_rows_of(_text_of(questions), kind, place)

@@ -129,6 +129,7 @@ def test_the_expert_of_crossfit_knows_the_ontology_of_all_tasks() -> None:
         ("crossfit.yaml", 7),
         ("crossfit_paper.yaml", 4),
         ("crossfit.yaml+data/crossfit_tasks.yaml", 4),
+        ("crossfit.yaml+data/crossfit_library.yaml", 4),
         ("crossfit.yaml+data/grid.yaml", 28),
     ],
 )
@@ -137,7 +138,9 @@ def test_an_expert_takes_the_matrix_of_its_gym(files: str, n_skills: int) -> Non
     config = load_config(f"{files}+router/expert.yaml")
     assert config.router.matrix == config.data.expert_matrix
     assert config.skills.n_skills == n_skills
-    partition = json.loads(resolve_path(config.data.partition).read_text(encoding="utf-8"))
+    partition = config.data.partition
+    if isinstance(partition, str):
+        partition = json.loads(resolve_path(partition).read_text(encoding="utf-8"))
     tasks = [task for side in partition.values() for task in side]
     assert len(read_expert_matrix(config.router.matrix, tasks, n_skills)) == len(tasks)
     assert "per_column" not in dump_config(config)

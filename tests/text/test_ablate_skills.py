@@ -114,9 +114,11 @@ def test_an_interrupted_command_goes_on_and_scores_are_kept(run: Path, capsys: C
     capsys.readouterr()
     assert ablate(run, "--rows", 3) == 2
     assert "made with other settings: rows (2 before, 3 now)" in capsys.readouterr().err
-    (folder / "results.jsonl").write_text('{"layers": "all layers", "skill": 0}\n')
-    assert ablate(run, "--rows", 2) == 2
-    assert "line 1 is damaged" in capsys.readouterr().err
+    for values in ("", ', "losses": 0.5, "scores": {}', ', "losses": {"a": ""}, "scores": {}'):
+        line = f'{{"layers": "all layers", "skill": 0{values}}}\n'
+        (folder / "results.jsonl").write_text(line)
+        assert ablate(run, "--rows", 2) == 2
+        assert "line 1 is damaged" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.skills.blocks.bottleneck import BottleneckInventory, Projections
-from mttl.skills.blocks.feed_forward_experts import Activation, FeedForwardExperts
+from mttl.skills.blocks.feed_forward_experts import FeedForwardExperts
 
 
 class AdapterInventory(BottleneckInventory):
@@ -28,8 +28,6 @@ class AdapterInventory(BottleneckInventory):
         in_features: Features I of the block's input.
         out_features: Features O of its output.
         n_skills: Skills K.
-        hidden_features: Width F of the bottleneck.
-        activation: Between the projections.
         **settings: As for `BottleneckInventory`.
 
     References:
@@ -41,20 +39,10 @@ class AdapterInventory(BottleneckInventory):
         arXiv:2205.12410.
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        n_skills: int,
-        *,
-        hidden_features: int = 64,
-        activation: str | Activation = "relu",
-        **settings: Any,
-    ) -> None:
-        settings |= {"hidden_features": hidden_features, "activation": activation}
+    def __init__(self, in_features: int, out_features: int, n_skills: int, **settings: Any) -> None:
         super().__init__(in_features, out_features, n_skills, **settings)
-        sizes = self.read_features, hidden_features, out_features, n_skills
-        self.blocks = FeedForwardExperts(*sizes, activation=activation, bias=True)
+        sizes = self.read_features, self.hidden_features, out_features, n_skills
+        self.blocks = FeedForwardExperts(*sizes, activation=self.activation, bias=True)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

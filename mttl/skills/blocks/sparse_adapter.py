@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.skills.blocks.bottleneck import BottleneckInventory, Projections
-from mttl.skills.blocks.feed_forward_experts import Activation
 from mttl.skills.weights.supports import random_support, spread
 
 
@@ -29,7 +28,6 @@ class SparseAdapterInventory(BottleneckInventory):
         out_features: Features O of its output.
         n_skills: Skills K.
         hidden_features: Width F of the bottleneck.
-        activation: Between the projections.
         sparsity: Fraction of a projection's entries that stay 0.
         **settings: As for `BottleneckInventory`.
 
@@ -52,11 +50,10 @@ class SparseAdapterInventory(BottleneckInventory):
         n_skills: int,
         *,
         hidden_features: int = 256,
-        activation: str | Activation = "relu",
         sparsity: float = 0.75,
         **settings: Any,
     ) -> None:
-        settings |= {"hidden_features": hidden_features, "activation": activation}
+        settings["hidden_features"] = hidden_features
         super().__init__(in_features, out_features, n_skills, **settings)
         if not 0 <= sparsity < 1:
             raise ValueError(f"sparsity ({sparsity}) must lie in [0, 1)")
