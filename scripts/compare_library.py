@@ -6,14 +6,15 @@ python scripts/compare_library.py --rows polytropon arrow uniform --steps 200 --
 For each seed: a run of `router: private` over the training tasks, whose tasks become the members of
 a library; runs of these members under every router (`library.py run`); a skill for each of
 --clusters groups of members, which change alike (mbc) or were drawn (random_clusters), and a
-library of these skills; and Polytropon, Shared and SMEAR, trained as long. Each is asked unseen
-tasks
+library of these skills; and Polytropon, C-Poly, Shared and SMEAR, trained as long. Each is asked
+unseen tasks
 
 - with 0 rows: as they come. Nothing is trained. The row of a router of tasks is the mean of all.
 - with K rows of each task (--examples): what has parameters of its own for a task learns them
   (`polytropon_row`, `row`, `cat`, `lorahub`); `retrieval_examples` looks for members of similar
-  tasks; `polytropon`, `shared`, `smear` and the clusters train row and skills. `own` is a fresh
-  LoRA of the task, the oracle. Others have nothing that depends on a task, and no use for rows.
+  tasks; `polytropon`, `c_poly`, `shared`, `smear` and the clusters train row and skills. `own` is
+  a fresh LoRA of the task, the oracle. Others have nothing that depends on a task, and no use for
+  rows.
 
 Every command is a process of its own; what has ended is read, not repeated, and what was
 interrupted goes on. OUT/library.md, library.csv, library.svg and scores.csv are written whenever

@@ -38,6 +38,7 @@ FRAGMENTS = (
     "router/average",
     "router/task_moe",
     "router/hyperformer",
+    "router/c_poly",
     "router/categorical",
     "router/score_function",
     "router/adamix",

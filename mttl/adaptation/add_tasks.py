@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mttl.build.build_router import router_class
+from mttl.build.build_router import count_skills, counted, router_class
 from mttl.build.saved_settings import ModelSettings, read_found_settings, read_settings
 from mttl.checkpoint import SavedInventory
 from mttl.config.section import Section
@@ -47,7 +47,7 @@ def add_tasks(
     settings = read_found_settings(run)
     rows = router_class(settings.router).rows_of_tasks()
     n_skills = settings.skills.n_skills if settings.skills.kind != "none" else 1
-    own = n_total = len(run.tasks) if n_skills == "per_task" else n_skills
+    own = n_total = count_skills(n_skills, settings.router, len(run.tasks))
     names, skills, router = list(run.tasks), dict(run.skills), dict(run.router)
     texts = {name: dict(getattr(settings.data, name)) for name in _BY_TASK}
     for new in adapted:
@@ -71,7 +71,10 @@ def add_tasks(
         names += new.tasks
         for name, known in texts.items():
             known |= getattr(form.data, name)
-    changed: dict[str, Section] = {"data": settings.data.model_copy(update=texts)}
+    changed: dict[str, Section] = {
+        "data": settings.data.model_copy(update=texts),
+        "router": counted(settings.router),
+    }
     if settings.skills.kind != "none":
         changed["skills"] = settings.skills.model_copy(update={"n_skills": n_total})
     dumped = settings.model_copy(update=changed).model_dump(mode="json")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from mttl.aggregation.packed_weights import packed_layers
 from mttl.config.section import AdaptMode, RowInit
 from mttl.errors import ConfigError
+from mttl.routing.task.c_poly import CPolyRouter
 from mttl.routing.task.coefficients import CoefficientRouter
 from mttl.routing.task.fixed import FixedRouter, average_router, expert_router
 from mttl.routing.task.metadata import MetadataRouter
@@ -56,7 +57,8 @@ def apply_mode(
     | ``full`` | new rows | everything, the backbone too |
 
     Routers of tokens belong to the router and their experts to the skills; they know no tasks, so a
-    new one needs nothing new of them.
+    new one needs nothing new of them. Where tasks have skills of their own (C-Poly), a new one has
+    fresh ones if the mode trains skills, and else the common skills alone.
 
     Args:
         model: Trained backbone, skills and router.
@@ -78,7 +80,8 @@ def apply_mode(
         ``average`` Caccia et al., arXiv:2211.03831.
     """
     device = next(model.parameters()).device
-    router = adapted_router(model.router, mode, n_tasks, init=init, rows=rows)
+    known = model.router
+    router = adapted_router(known, mode, n_tasks, init=init, rows=rows)
     drawn_anew = mode == "from_scratch" or init == "own"
     _check_mode(model, router, mode, init, drawn_anew=drawn_anew)
     model.router = router.to(device).train(model.router.training)
@@ -87,6 +90,9 @@ def apply_mode(
         for part in (*parts["skills"], *parts["router"]):
             if part is not model.router:
                 part.reset_parameters()  # type: ignore[operator]
+    elif own := own_skills(known, router):
+        for layer in model.skilled_layers().values():
+            layer.inventory.renew(torch.tensor(own))
     roles = TRAINED_ROLES[mode]
     model.backbone.requires_grad_("backbone" in roles)
     for role, members in parts.items():
@@ -151,7 +157,21 @@ def adapted_router(
     if init == "learned":
         return PolytroponRouter(known.n_groups, n_tasks, known.n_heads, known.n_skills)
     start = "fresh" if mode == "from_scratch" else init
+    if isinstance(known, CPolyRouter):
+        return known.for_new_tasks(n_tasks, init=start, private="skills" in TRAINED_ROLES[mode])
     return known.for_new_tasks(n_tasks, init=start)
+
+
+def own_skills(known: TaskRouter, new: TaskRouter) -> list[int]:
+    """Return the skills that new tasks have for themselves, which begin fresh: C-Poly's.
+
+    Args:
+        known: The trained router.
+        new: That of the new tasks, by `adapted_router`.
+    """
+    if not (isinstance(known, CPolyRouter) and isinstance(new, CPolyRouter)):
+        return []
+    return (new.allowed.any(0) & ~known.common).nonzero().flatten().tolist()
 
 
 def require_trainable(mode: AdaptMode, *routers: nn.Module) -> None:
@@ -195,19 +215,26 @@ def parts_by_role(model: SkilledModel) -> dict[str, list[nn.Module]]:
 
 
 def count_trained(model: SkilledModel) -> int:
-    """Return how many parameters are trained, without skills that a fixed router never uses."""
+    """Return how many parameters are trained, without those of skills that no task may use."""
     router = model.router
     n_used = router.n_skills
     if isinstance(router, FixedRouter):
         n_used = int((router.weights > 0).any(0).sum())
-    layers = model.skilled_layers().values()
-    stacked = {id(value) for layer in layers for value in layer.inventory.parameters()}
-    counts = []
-    for value in model.parameters():
-        by_skill = id(value) in stacked and value.shape[:1] == (router.n_skills,)
-        share = n_used / router.n_skills if by_skill else 1.0
-        counts.append(round(share * value.numel()) if value.requires_grad else 0)
-    return sum(counts)
+    elif isinstance(router, CPolyRouter):
+        n_used = int(router.allowed.any(0).sum())
+    shares = {
+        id(value): n_used / router.n_skills
+        for layer in model.skilled_layers().values()
+        for value in layer.inventory.parameters()
+        if value.shape[:1] == (router.n_skills,)
+    }
+    if isinstance(router, CPolyRouter):
+        shares[id(router.logits)] = float(router.allowed.mean())
+    return sum(
+        round(shares.get(id(value), 1.0) * value.numel())
+        for value in model.parameters()
+        if value.requires_grad
+    )
 
 
 def attention_parts(inventory: Inventory) -> list[nn.Module]:

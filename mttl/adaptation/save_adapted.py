@@ -17,6 +17,7 @@ from pathlib import Path
 from mttl.adaptation.course import Course
 from mttl.adaptation.few_shot import FewShotResult
 from mttl.adaptation.modes import TRAINED_ROLES
+from mttl.build.build_router import counted
 from mttl.build.saved_settings import ModelSettings, read_found_settings
 from mttl.checkpoint import read_inventory, save_adapted_inventory
 from mttl.config.load import dump_config
@@ -109,7 +110,7 @@ def _settings(
     base: ModelSettings, model: SkilledModel, config: Config, form: PromptForm
 ) -> ModelSettings:
     """Return what builds the adapted model: its router may be of another kind than the run's."""
-    router, skills = base.router, base.skills
+    router, skills = counted(base.router), base.skills
     if type(model.router) is FixedRouter and router.kind != "none":
         router = Average(kind="average", granularity=router.granularity)
     elif type(model.router) is CoefficientRouter:

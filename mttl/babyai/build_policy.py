@@ -6,7 +6,7 @@ from typing import Literal
 
 from envs.vocabulary import N_TOKENS
 from mttl.babyai.policy import Policy
-from mttl.build.build_router import build_router
+from mttl.build.build_router import build_router, count_skills
 from mttl.build.saved_settings import read_settings
 from mttl.checkpoint import SavedInventory, load_into, read_inventory
 from mttl.config.babyai_schema import BabyAIConfig, PolicyNetwork, PolicySkills
@@ -105,7 +105,7 @@ def _assemble(
         norm=network.norm,
         init=network.init,
     )
-    n_skills = len(levels) if skills.n_skills == "per_task" else skills.n_skills
+    n_skills = count_skills(skills.n_skills, router, len(levels))
     try:
         inventory = ModuleInventory(
             policy,

@@ -1,6 +1,13 @@
 """Adaptation modes for policies: the router of new levels, and what is trained."""
 
-from mttl.adaptation.modes import TRAINED_ROLES, adapted_router, require_trainable
+import torch
+
+from mttl.adaptation.modes import (
+    TRAINED_ROLES,
+    adapted_router,
+    own_skills,
+    require_trainable,
+)
 from mttl.config.section import AdaptMode, RowInit
 from mttl.skills.composed.composed_model import ComposedModel
 
@@ -32,7 +39,10 @@ def adapt_policies(
     if mode == "from_scratch":
         raise ValueError("mode 'from_scratch' needs new policies: see fresh_policies")
     require_trainable(mode, model.router)
-    model.router = adapted_router(model.router, mode, n_levels, init=init).to(model.device)
+    router = adapted_router(model.router, mode, n_levels, init=init)
+    if own := own_skills(model.router, router):
+        model.inventory.renew(torch.tensor(own))
+    model.router = router.to(model.device)
     roles = TRAINED_ROLES[mode]
     model.base.requires_grad_("backbone" in roles)
     model.inventory.requires_grad_("skills" in roles)

@@ -1,15 +1,17 @@
 """From the section `router` to a task router."""
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 
 from mttl.build.expert_matrix import read_expert_matrix
 from mttl.build.factor_table import factor_rows
 from mttl.config.own_parts import OwnPart
-from mttl.config.router_schema import Metadata, Polytropon, Router
+from mttl.config.router_schema import CPoly, Metadata, Polytropon, Router
 from mttl.errors import ConfigError
 from mttl.own_classes import OwnClassError, told
+from mttl.routing.task.c_poly import CPolyRouter
 from mttl.routing.task.categorical import CategoricalRouter
 from mttl.routing.task.coefficients import CoefficientRouter
 from mttl.routing.task.fixed import (
@@ -34,6 +36,7 @@ from mttl.routing.task.task_router import TaskRouter
 LEARNED_ROUTERS: dict[str, type[TaskRouter]] = {
     "polytropon": PolytroponRouter,
     "metadata": MetadataRouter,
+    "c_poly": CPolyRouter,
     "categorical": CategoricalRouter,
     "score_function": ScoreFunctionRouter,
     "random": RandomRouter,
@@ -50,6 +53,27 @@ def router_class(router: Router) -> type[TaskRouter]:
     if isinstance(router, OwnPart):
         return router.own_class
     return LEARNED_ROUTERS.get(router.kind, FixedRouter)
+
+
+def count_skills(n_skills: int | Literal["per_task"], router: Router, n_tasks: int) -> int:
+    """Return how many skills there are for some tasks.
+
+    Args:
+        n_skills: As the section ``skills`` says it.
+        router: The section.
+        n_tasks: Tasks T.
+    """
+    common = n_tasks if n_skills == "per_task" else n_skills
+    return common + (n_tasks * router.n_private if isinstance(router, CPoly) else 0)
+
+
+def counted(router: Router) -> Router:
+    """Return the section of a router whose private skills are counted in ``skills.n_skills``.
+
+    An inventory to which tasks were added, or that was adapted to one, has not so many of each;
+    what a task may use is saved with its router.
+    """
+    return router.model_copy(update={"n_private": 0}) if isinstance(router, CPoly) else router
 
 
 def build_router(
@@ -111,6 +135,8 @@ def build_router(
                 orthogonality=prior.orthogonality,
             ),
         }
+    if isinstance(router, CPoly):
+        settings["n_private"] = router.n_private
     if isinstance(router, Metadata):
         return MetadataRouter(
             *(factor_rows(router.factors, tasks), n_groups, n_heads, n_skills), **settings

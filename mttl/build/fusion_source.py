@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from mttl.build.build_router import count_skills
 from mttl.build.saved_settings import ModelSettings, read_settings
 from mttl.checkpoint import load_skills, read_inventory
 from mttl.config.schema import Config
@@ -34,12 +35,15 @@ def load_source(model: SkilledModel, config: Config) -> None:
     settings = saved.meta["settings"]
     if settings.get("aggregation", {}).get("kind") == "fusion":
         raise CheckpointError(f"{name} '{source}' is a fusion itself; name the run of its skills")
+    built_from = read_settings(saved, ModelSettings)
     theirs = {
         "backbone": _without(settings.get("backbone", {}), FREE),
-        "skills": read_settings(saved, ModelSettings).skills.model_dump(mode="json"),
+        "skills": built_from.skills.model_dump(mode="json"),
     }
-    if theirs["skills"].get("n_skills") == "per_task":
-        theirs["skills"]["n_skills"] = len(saved.tasks)
+    if "n_skills" in theirs["skills"]:
+        theirs["skills"]["n_skills"] = count_skills(
+            theirs["skills"]["n_skills"], built_from.router, len(saved.tasks)
+        )
     ours = {
         "backbone": _without(config.backbone.model_dump(mode="json"), FREE),
         "skills": config.skills.model_dump(mode="json") | {"n_skills": model.router.n_skills},

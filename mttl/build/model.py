@@ -16,7 +16,7 @@ from mttl.build.build_backbone import (
     check_vocabulary,
 )
 from mttl.build.build_moe import build_experts
-from mttl.build.build_router import build_router
+from mttl.build.build_router import build_router, count_skills
 from mttl.build.fusion_source import load_source
 from mttl.build.model_hub import download
 from mttl.build.saved_run import SavedRun
@@ -243,7 +243,7 @@ def assemble(
     attachment, n_heads, n_skills = Attachment((), ()), 1, 1
     if skills.kind != "none":
         n_heads = skills.n_heads
-        n_skills = len(tasks) if skills.n_skills == "per_task" else skills.n_skills
+        n_skills = count_skills(skills.n_skills, router, len(tasks))
         aggregation = settings.aggregation
         attachment = _attach(
             network,

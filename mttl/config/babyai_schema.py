@@ -146,7 +146,8 @@ class Rl(Section):
 
 class _AnyPolicySkills(Section):
     n_skills: PositiveInt | Literal["per_task"] = 9
-    """How many skills; `per_task` is for the private router."""
+    """How many skills; `per_task` is for the private router. With the c_poly router those that all
+    levels share."""
     n_heads: Literal[1] = 1
     """Whole parameters are mixed: there is one head."""
     init: Literal["kaiming", "zero"] = "kaiming"

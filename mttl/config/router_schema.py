@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from mttl.config.own_parts import OwnKinds
 from mttl.config.section import Fraction, NonNegative, Section
@@ -73,6 +73,27 @@ class Metadata(Polytropon):
     factors: dict[str, Annotated[list[str], Field(min_length=1)]] = {}
     """Of each task, such as `{de_date_long: [language=de, operation=date_long]}`; by default the
     column `factors` of the gym's TASKS.csv."""
+
+
+class CPoly(Polytropon):
+    """Polytropon's rows over `skills.n_skills` common skills and some of each task (C-Poly)."""
+
+    kind: Literal["c_poly"]  # type: ignore[assignment]
+    n_private: NonNegativeInt = 1
+    """Skills that each task has for itself, besides; 0 is Polytropon."""
+
+    @model_validator(mode="after")
+    def _by_task(self) -> Self:
+        for name, found, needed in (
+            ("shared_skill", self.shared_skill, False),
+            ("normalise", self.normalise, "sum"),
+        ):
+            if found != needed:
+                raise ValueError(
+                    f"{name} ({found}) must be {needed} for the c_poly router, where it would "
+                    "count skills of other tasks; it is a setting of polytropon"
+                )
+        return self
 
 
 class Categorical(_AnyRouter):
@@ -185,6 +206,7 @@ class NoRouter(_AnyRouter):
 Router = Annotated[
     Polytropon
     | Metadata
+    | CPoly
     | Categorical
     | ScoreFunction
     | Random

@@ -581,6 +581,11 @@ class Config(Section):
         kind, prior = self.router.kind, self.moe.task_prior
         if kind in ("none", "shared", "average", "random"):
             return [f"moe.task_prior '{prior}' needs a router that tells tasks apart, not '{kind}'"]
+        if kind == "c_poly":
+            return [
+                f"moe.task_prior '{prior}' weighs experts, which are of no task, and router "
+                "'c_poly' gives tasks skills of their own; use polytropon"
+            ]
         if kind in ("hyperformer", "coefficients") and prior == "logits":
             return [
                 f"moe.task_prior 'logits' takes logarithms, and rows of the {kind} router "

@@ -14,7 +14,7 @@ class _Sizes(Section):
     sized_by: ClassVar[str] = "n_skills"
     n_skills: PositiveInt | Literal["per_task"] = 8
     """How many skills; `per_task` is for the private router, and `per_column` stands for the number
-    that the expert router's matrix has."""
+    that the expert router's matrix has. With the c_poly router those that all tasks share."""
     n_heads: PositiveInt = 1
     """Blocks of features that are routed apart; above 1 is multi-head routing."""
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from mttl.errors import CheckpointError
 from mttl.interchange.peft_folder import CONFIG, PeftFolder, by_layer
+from mttl.routing.task.c_poly import CPolyRouter
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.task_router import TaskRouter
 from mttl.skills.skilled_model import SkilledModel
@@ -113,6 +114,8 @@ def poly_logits(router: TaskRouter) -> Float[Tensor, "G T H K"]:
         logits = router.task_logits().detach()
         if router.hard:
             logits = torch.where(logits.sigmoid() > 0.5, CERTAIN, -CERTAIN).to(logits)
+        if isinstance(router, CPolyRouter):
+            logits = logits.masked_fill(router.allowed.unsqueeze(1) == 0, -CERTAIN)
         if router.shared_skill:
             logits = torch.cat([logits, torch.full_like(logits[..., :1], CERTAIN)], dim=-1)
         return logits.clone()

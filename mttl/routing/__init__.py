@@ -1,6 +1,7 @@
 """ROUTING: which examples use which skills, and which tokens which experts."""
 
 from mttl.routing.context import Routing, RoutingSlot, check_task_ids
+from mttl.routing.task.c_poly import CPolyRouter
 from mttl.routing.task.categorical import CategoricalRouter
 from mttl.routing.task.coefficients import CoefficientRouter
 from mttl.routing.task.fixed import (
@@ -41,6 +42,7 @@ __all__ = [
     "Balance",
     "BaseRouter",
     "BiasBalance",
+    "CPolyRouter",
     "CategoricalRouter",
     "CoefficientRouter",
     "ExampleRouter",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
@@ -102,6 +102,20 @@ class Inventory(nn.Module, ABC):
     @abstractmethod
     def reset_parameters(self) -> None:
         """Draw the skills anew, as they began."""
+
+    @torch.no_grad()
+    def renew(self, skills: Int[Tensor, "N"]) -> None:
+        """Draw some skills anew; the others stay.
+
+        Args:
+            skills: Their numbers.
+        """
+        before = [(value, value.clone()) for value in self.parameters()]
+        self.reset_parameters()
+        for value, kept in before:
+            if value.shape[:1] == (self.n_skills,):  # else it is common to all skills
+                kept[skills] = value[skills]
+            value.copy_(kept)
 
     def place(self, path: str) -> None:
         """Learn the path of the layer that the skills sit on; by default nothing.

@@ -78,6 +78,7 @@ def _arrow(library: str = MEMBERS, **settings: float) -> Made:
 METHODS: dict[str, Method] = {
     "private": Method("router/private.yaml", measured=True),
     "polytropon": Method("router/polytropon.yaml", measured=True),
+    "c_poly": Method("router/c_poly.yaml", measured=True),
     "shared": Method("router/shared.yaml", measured=True),
     "mbc": Method("router/expert.yaml"),
     "random_clusters": Method("router/expert.yaml"),
@@ -96,6 +97,7 @@ METHODS: dict[str, Method] = {
 ROWS = {
     "polytropon": Row("polytropon", START, TRAIN_ALL),
     "polytropon_row": Row("polytropon", None, ROUTER_ONLY),
+    "c_poly": Row("c_poly", START, TRAIN_ALL),
     "shared": Row("shared", START, TRAIN_ALL),
     "smear": Row("smear", PROMPTED, TRAIN_ALL),
     "own": Row("private", BARE, OWN),

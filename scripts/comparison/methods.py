@@ -101,6 +101,7 @@ METHODS: dict[str, Method] = {
     # A network makes its weights: it learns at the pace of the skills.
     "hyperformer": Method("router/hyperformer.yaml", one_speed=True),
     "task_moe": Method("router/task_moe.yaml"),
+    "c_poly": Method("router/c_poly.yaml"),
     "polytropon_ibp": Method("router/polytropon_ibp.yaml"),
     "one_speed": Method("router/polytropon.yaml", one_speed=True),
     "multi_head_2": _polytropon("skills.n_heads=2"),

@@ -100,8 +100,9 @@ def test_a_task_brings_its_skills(run: Path, row: Path, skills: Path, tmp_path: 
         (["router.kind=task_moe"], {}),
         (["router.kind=shared", "skills.n_skills=1"], {}),
         (["router.kind=private", "skills.n_skills=per_task"], {"init": "own"}),
+        (["router.kind=c_poly", "router.n_private=2"], {}),
     ],
-    ids=["task_moe", "shared", "private"],
+    ids=["task_moe", "shared", "private", "c_poly"],
 )
 def test_other_routers(router: list[str], settings: dict, tmp_path: Path) -> None:
     run = train_source(tmp_path, settings=router)
@@ -109,6 +110,32 @@ def test_other_routers(router: list[str], settings: dict, tmp_path: Path) -> Non
     before, after = mttl.load(run), add(run, tmp_path / "out", folder)
     expected = torch.cat([logits(before, *before.tasks), logits(mttl.load(folder), "own")])
     torch.testing.assert_close(logits(after, *after.tasks), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_with_skills_of_single_tasks_grows(tmp_path: Path) -> None:
+    """Which skills are common is known of the run of more tasks too, and of one adapted task."""
+    run = train_source(tmp_path, settings=["router.kind=c_poly", "skills.n_skills=2"])
+    row = adapt(run, tmp_path / "row", "router_only")
+    own = adapt(run, tmp_path / "skilled", "all")
+    before, after = mttl.load(run), add(run, tmp_path / "out", row, own)
+    n_skills = before.model.router.n_skills
+    assert n_skills == 2 + len(before.tasks)
+    assert after.model.router.n_skills == 2 * n_skills
+    used = [line.nonzero().flatten().tolist() for line in after.model.router.allowed]
+    assert used[-2:] == [[0, 1], [n_skills, n_skills + 1, n_skills + 2]]
+    assert used[:-2] == [[0, 1, 2 + task] for task in range(len(before.tasks))]
+    expected = [logits(before, *before.tasks)]
+    expected += [logits(mttl.load(folder), folder.name) for folder in (row, own)]
+    torch.testing.assert_close(
+        logits(after, *after.tasks), torch.cat(expected), rtol=1e-4, atol=1e-5
+    )
+    config = str(run.parents[1] / "tiny.yaml")
+    for source in (tmp_path / "out", own):
+        again = mttl.adapt_to(source, PAIRS, task="newer", mode="all", config=config, **STEPS)
+        again.save(source / "newer")
+        kept = mttl.load(source / "newer").model.router
+        assert torch.equal(kept.matrix(), again.model.router.matrix())
+        assert kept.allowed[0].nonzero().flatten().tolist() == [0, 1, 2]
 
 
 def test_the_command_writes_a_run(run: Path, row: Path, skills: Path, tmp_path: Path) -> None:

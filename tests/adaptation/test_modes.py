@@ -228,6 +228,56 @@ def test_a_row_of_polytropon_is_learned_over_skills_of_any_router() -> None:
     assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
+# C-Poly: a new task has the common skills, and where skills are trained fresh ones of its own.
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "average"])
+def test_a_new_task_of_c_poly_has_skills_of_its_own_where_skills_are_trained(
+    mode: AdaptMode,
+) -> None:
+    model = skilled(tiny_t5(), router="c_poly", n_skills=5)
+    own, trained = [3], "skills" in TRAINED_ROLES[mode]  # where the first task had its own
+    before = snapshot(model)
+    with adapted(model, mode) as new:
+        assert new.router.allowed.tolist() == [[1, 1, 1, float(trained), 0]]
+        fresh = snapshot(new)
+        for name, value in fresh.items():
+            if role_of(name) != "skills" or mode == "from_scratch":
+                continue
+            for skill, (now, then) in enumerate(zip(value, before[name], strict=True)):
+                assert torch.equal(now, then) == (not trained or skill not in own)
+        stacks = [value for name, value in new.named_parameters() if role_of(name) == "skills"]
+        assert {len(value) for value in stacks} == {5}
+        # It adds nothing at first: what is mixed is the common part, with the weight that is left.
+        assert all(not value[3].any() for name, value in fresh.items() if trained and "up" in name)
+        n_logits = new.router.n_groups * (3 + trained)
+        router = n_logits * ("router" in TRAINED_ROLES[mode])
+        backbone = sum(x.numel() for n, x in new.named_parameters() if role_of(n) == "backbone")
+        skills = sum(value[:4].numel() for value in stacks) * trained
+        assert count_trained(new) == skills + router + (mode == "full") * backbone
+        if mode != "zero_shot":
+            train_alone(new)
+            for name, value in snapshot(new).items():
+                if role_of(name) == "skills" and "up" in name:
+                    moved = [
+                        not torch.equal(*pair) for pair in zip(value, fresh[name], strict=True)
+                    ]
+                    assert moved == [*[trained] * 4, False]
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+
+
+def test_a_new_task_of_c_poly_without_own_skills_is_polytropons() -> None:
+    """The same common skills under the same rows, whatever else the run has."""
+    model = skilled(tiny_t5(), router="c_poly", n_skills=5).eval()
+    row = model.router.logits[..., :3].mean(1).sigmoid()
+    row = torch.cat([row / row.sum(-1, keepdim=True), torch.zeros(*row.shape[:-1], 2)], -1)
+    expected = same_but_for_the_row(model, row.detach().unsqueeze(1))
+    for mode in ("zero_shot", "router_only"):
+        with adapted(model, mode) as new:
+            logits = new.eval()(torch.zeros_like(TASK_IDS), **INPUTS).logits
+            torch.testing.assert_close(logits, expected)
+
+
 def test_a_given_row_must_be_given() -> None:
     with pytest.raises(ValueError, match="init 'matrix' needs rows, the weights of the new tasks"):
         apply_mode(skilled(tiny_t5(), router="expert"), "all", init="matrix")

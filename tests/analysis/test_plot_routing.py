@@ -104,6 +104,7 @@ def test_probabilities_of_other_routers(write_run: Write, tmp_path: Path) -> Non
     [
         ("shared", np.ones((1, 4, 1))),
         ("private", np.eye(4)[None]),
+        ("c_poly", np.concatenate([np.full((4, 2), 0.3), 0.4 * np.eye(4)], axis=1)[None]),
         ("hyperformer", np.random.default_rng(0).normal(size=(1, 4, 3))),
     ],
 )

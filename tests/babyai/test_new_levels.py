@@ -154,6 +154,25 @@ def test_adaptation_by_imitation(run: Path) -> None:
     assert losses[-1] < losses[0]
 
 
+def test_a_new_level_of_c_poly_has_a_fresh_skill_of_its_own(run: Path) -> None:
+    fragment = run.parent / "c_poly.yaml"
+    fragment.write_text("router: {kind: c_poly, granularity: model}\nskills: {n_skills: 2}\n")
+    given = ["-c", f"{run.parent / 'tiny.yaml'}+{fragment}", "-k", "run.name=c_poly"]
+    assert load_recipe().main(given) == 0
+    known, levels = load_policies(run.parent / "c_poly")
+    assert known.router.n_skills == 2 + len(levels)
+    before = {name: value.clone() for name, value in known.inventory.named_parameters()}
+    for mode, skills in (("router_only", [0, 1]), ("all", [0, 1, 2])):
+        model, _ = load_policies(run.parent / "c_poly")
+        adapt_policies(model, mode)
+        assert model.router.allowed[0].nonzero().flatten().tolist() == skills
+        for name, value in model.inventory.named_parameters():
+            stays = [torch.equal(*pair) for pair in zip(value, before[name], strict=True)]
+            assert stays == [True, True, mode == "router_only", True] or not value.any(), name
+    alone = fresh_policies(run.parent / "c_poly", ["GoToObj"])
+    assert alone.router.n_skills == 3
+
+
 def test_a_fixed_router_has_nothing_to_train(run: Path) -> None:
     load_recipe().main(
         ["-c", f"{run.parent / 'tiny.yaml'}+babyai/shared.yaml", "-k", "run.name=shared"]

@@ -19,6 +19,7 @@ from mttl.errors import ConfigError, TaskError
 from mttl.models.backbone import build_random, is_decoder_only
 from mttl.routing import (
     CategoricalRouter,
+    CPolyRouter,
     FixedRouter,
     HyperFormerRouter,
     PolytroponRouter,
@@ -160,6 +161,7 @@ def test_a_random_t5_scales_the_position_biases_it_draws() -> None:
         ("router/task_moe.yaml", TaskMoERouter, 8, 1),
         ("router/hyperformer.yaml", HyperFormerRouter, 8, 1),
         ("router/categorical.yaml", CategoricalRouter, 8, 1),
+        ("router/c_poly.yaml", CPolyRouter, 11, 1),
         ("router/shared.yaml", FixedRouter, 1, 1),
         ("router/private.yaml", FixedRouter, 3, 1),
         ("router/average.yaml", FixedRouter, 8, 1),

@@ -108,6 +108,11 @@ NONSENSE: list[tuple[str, list[str], str]] = [
     ),
     (
         TOP2,
+        ["moe.task_prior=logits", "router={kind: c_poly}"],
+        "which are of no task, and router 'c_poly' gives tasks skills of their own",
+    ),
+    (
+        TOP2,
         ["moe.task_prior=logits", "router={kind: random}"],
         "needs a router that tells tasks apart, not 'random'",
     ),

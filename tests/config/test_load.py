@@ -243,9 +243,10 @@ def test_a_malformed_value() -> None:
         ("router: {kind: null}", "router.kind: "),
         (
             "router: {kind: polytropn}",
-            "f.yaml: router.kind: 'polytropn' must be one of polytropon, metadata, categorical, "
-            "score_function, random, shared, private, average, expert, task_moe, hyperformer, "
-            "coefficients, smear, retrieval, none. Did you mean 'polytropon'?",
+            "f.yaml: router.kind: 'polytropn' must be one of polytropon, metadata, c_poly, "
+            "categorical, score_function, random, shared, private, average, expert, task_moe, "
+            "hyperformer, coefficients, smear, retrieval, none. Did you mean 'polytropon' or "
+            "'c_poly'?",
         ),
         (
             "data: {split: trein}",

@@ -101,7 +101,7 @@ def test_settings_have_types_and_defaults() -> None:
         (GIVEN.replace("MyRouter", "MyRuter"), "mine.yaml: router: 'mine_parts' has no 'MyRuter'"),
         (
             "router: {kind: polytropn}",
-            r"Did you mean 'polytropon'\? A class of your own is mod",
+            r"Did you mean 'polytropon' or 'c_poly'\? A class of your own is mod",
         ),
         ("router: {kind: 'mine_parts:Typed'}", "'act' is of the type Module, which no config"),
         ("router: {kind: 'mine_parts:Clash'}", "its argument 'granularity' needs another name"),

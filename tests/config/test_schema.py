@@ -96,6 +96,20 @@ def test_defaults() -> None:
             "skills.n_skills 'per_task' is for the private router, not 'polytropon'",
         ),
         (
+            ["router.kind=c_poly", "skills.n_skills=per_task"],
+            "skills.n_skills 'per_task' is for the private router, not 'c_poly'",
+        ),
+        (
+            ["router.kind=c_poly", "router.shared_skill=true"],
+            "shared_skill (True) must be False for the c_poly router, where it would count skills",
+        ),
+        (
+            ["router.kind=c_poly", "router.normalise=average_correction"],
+            "normalise (average_correction) must be sum for the c_poly router",
+        ),
+        (["router.kind=c_poly", "router.n_private=-1"], "router.n_private: '-1' must be greater"),
+        (["router.n_private=2"], "section 'router' has no 'n_private'. It belongs to kind c_poly"),
+        (
             ["router.kind=task_moe", "skills.n_skills=per_task"],
             "skills.n_skills 'per_task' is for the private router, not 'task_moe'",
         ),

@@ -69,6 +69,7 @@ def test_every_kind_has_a_fragment() -> None:
             "categorical",
             "score_function",
             "metadata",
+            "c_poly",
             "random",
             "smear",
             "retrieval",

@@ -12,6 +12,7 @@ from mttl.models.prefixed_attention import read_prefixes
 from mttl.routing import (
     CategoricalRouter,
     CoefficientRouter,
+    CPolyRouter,
     HyperFormerRouter,
     MetadataRouter,
     PolytroponRouter,
@@ -139,6 +140,15 @@ def make_kind(kind: str, n_in: int, n_out: int, n_skills: int) -> Inventory:
     return INVENTORIES[kind](n_in, n_out, n_skills, 1)
 
 
+def _c_poly(g: int, t: int, h: int, k: int) -> CPolyRouter:
+    """Return one in which the first tasks have one of the last skills each, of fewer than half."""
+    router = CPolyRouter(g, t, h, k, n_private=0)
+    n_own = min(t, (k - 1) // 2)
+    router.allowed[:, k - n_own :] = torch.eye(t)[:, :n_own]
+    router.n_common = k - n_own
+    return router
+
+
 # (n_groups, n_tasks, n_heads, n_skills) -> router
 ROUTERS: dict[str, Callable[[int, int, int, int], TaskRouter]] = {
     "polytropon": PolytroponRouter,
@@ -156,6 +166,7 @@ ROUTERS: dict[str, Callable[[int, int, int, int], TaskRouter]] = {
     "metadata": lambda g, t, h, k: MetadataRouter(
         torch.eye(t) + torch.eye(t)[:, [*range(1, t), 0]], g, h, k
     ),
+    "c_poly": _c_poly,
     "random": RandomRouter,
     "coefficients": CoefficientRouter,
     "hyperformer": lambda g, t, h, k: HyperFormerRouter(g, t, 1, k),

@@ -56,6 +56,22 @@ def tensor_skills(kind, shape, **settings):
     return made
 
 
+@pytest.mark.parametrize("kind", ALL)
+def test_some_skills_are_drawn_anew_and_the_others_stay(kind):
+    """A new one changes nothing, as at the start; so where it stands alone it is the bare layer."""
+    base, skills = layer(kind)
+    before = {name: value.clone() for name, value in skills.state_dict().items()}
+    skills.renew(torch.tensor([1, 3]))
+    stacked = [name for name, value in skills.named_parameters() if len(value) == K]
+    for name, value in skills.state_dict().items():
+        stays = [0, 2] if name in stacked else slice(None)
+        assert torch.equal(value[stays], before[name][stays]), name
+    assert any(not torch.equal(skills.state_dict()[name][1], before[name][1]) for name in stacked)
+    x = torch.randn(2, L, I, dtype=torch.float64)
+    alone = torch.eye(K, dtype=torch.float64)[[1, 3]].unsqueeze(1).expand(-1, skills.n_heads, -1)
+    torch.testing.assert_close(mixed(kind, skills, base, x, alone), base(x))
+
+
 def plain_changes(inventory, shape):
     """The K changes of a tensor, entry by entry."""
     if hasattr(inventory, "change"):

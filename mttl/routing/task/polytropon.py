@@ -1,7 +1,7 @@
 """Polytropon: a soft partition of tasks over skills; with several heads, multi-head routing."""
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -102,13 +102,17 @@ class PolytroponRouter(TaskRouter):
 
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
         """Return the mixing weights of each example, drawn anew while training."""
+        return self._normalise(self.draw(task_ids))
+
+    def draw(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
+        """Return how much each example uses each skill, before any normalisation."""
         logits = self.task_logits(task_ids)
         logits = nn.functional.dropout(logits, self.logit_dropout, training=self.training)
         if self.training and self.relaxed:
             active = relaxed_bernoulli(logits, self.temperature)
         else:
             active = logits.sigmoid()
-        return self._normalise(self._use(active))
+        return self._use(active)
 
     def matrix(self) -> Float[Tensor, "G T H K"]:
         """Return the weights of every task in evaluation."""
@@ -128,23 +132,24 @@ class PolytroponRouter(TaskRouter):
 
     def with_rows(self, rows: Float[Tensor, "G N H Q"]) -> "PolytroponRouter":
         """Return a router with the same settings whose tasks have given logits, a row each."""
-        router = PolytroponRouter(
-            self.n_groups,
-            rows.shape[1],
-            self.n_heads,
-            self.n_skills,
-            relaxed=self.relaxed,
-            hard=self.hard,
-            temperature=float(self.temperature),
-            init_scale=self.init_scale,
-            normalisation=self.normalisation,
-            shared_skill=self.shared_skill,
-            logit_dropout=self.logit_dropout,
-            prior=self.prior,
-        ).to(self.logits.device, self.logits.dtype)
+        sizes = self.n_groups, rows.shape[1], self.n_heads, self.n_skills
+        router = PolytroponRouter(*sizes, **self._settings())
+        router.to(self.logits.device, self.logits.dtype)
         with torch.no_grad():
             router.logits.copy_(rows)
         return router
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "relaxed": self.relaxed,
+            "hard": self.hard,
+            "temperature": float(self.temperature),
+            "init_scale": self.init_scale,
+            "normalisation": self.normalisation,
+            "shared_skill": self.shared_skill,
+            "logit_dropout": self.logit_dropout,
+            "prior": self.prior,
+        }
 
     def _use(self, active: Float[Tensor, "G N H Q"]) -> Float[Tensor, "G N H K"]:
         """Round, if the router is hard, and put the skill that is always on behind the others."""

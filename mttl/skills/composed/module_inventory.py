@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mttl.skills.inventory import Inventory
@@ -81,6 +81,15 @@ class ModuleInventory(nn.Module):
         """Draw all skills anew, as they began."""
         for name in self._group_of:
             self._of(name).reset_parameters()
+
+    def renew(self, skills: Int[Tensor, "N"]) -> None:
+        """Draw some skills anew; the others stay.
+
+        Args:
+            skills: Their numbers.
+        """
+        for name in self._group_of:
+            self._of(name).renew(skills)
 
     def merge(
         self, base: Mapping[str, Tensor], weights: Float[Tensor, "G T 1 K"]

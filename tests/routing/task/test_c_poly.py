@@ -1,0 +1,139 @@
+"""Common skills and some of each task's own."""
+
+import pytest
+import torch
+
+from helpers.skills import spread
+from mttl.routing import CPolyRouter, PolytroponRouter, RoutingPrior
+
+G, T, H, A, B = 2, 3, 2, 4, 2
+K = A + B * T
+IDS = torch.tensor([2, 0, 1, 1])
+IBP = RoutingPrior(ibp_weight=1.0, ibp_alpha=2.0, sparsity=0.5, orthogonality=0.2)
+
+
+def make(n_private: int = B, **settings) -> CPolyRouter:
+    return spread(CPolyRouter(G, T, H, A + n_private * T, n_private=n_private, **settings))
+
+
+def usable(task: int) -> list[int]:
+    """Return the skills of a task: the common ones, and its own behind them."""
+    return [*range(A), *range(A + B * task, A + B * (task + 1))]
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_rows_equal_a_plain_loop(hard: bool) -> None:
+    router = make(hard=hard).eval()
+    expected = torch.zeros(G, T, H, K)
+    likely = torch.zeros(G, T, H, K)
+    for group in range(G):
+        for task in range(T):
+            for head in range(H):
+                row = {k: router.logits[group, task, head, k].sigmoid() for k in usable(task)}
+                if hard:
+                    row = {k: torch.tensor(float(value > 0.5)) for k, value in row.items()}
+                for k, value in row.items():
+                    likely[group, task, head, k] = value
+                    expected[group, task, head, k] = value / max(sum(row.values()), 1e-12)
+    torch.testing.assert_close(router.matrix(), expected)
+    torch.testing.assert_close(router(IDS), expected[:, IDS])
+    torch.testing.assert_close(router.probabilities(), likely)
+
+
+def test_draws_leave_the_skills_of_others_alone() -> None:
+    router = make().train()
+    first, second = router(IDS), router(IDS)
+    for weights in (first, second):
+        torch.testing.assert_close(weights.sum(-1), torch.ones(G, len(IDS), H))
+        for position, task in enumerate(IDS.tolist()):
+            used = (weights[:, position] > 0).nonzero()[:, -1].unique()
+            assert used.tolist() == usable(task)
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"hard": True}, {"relaxed": False}, {"logit_dropout": 0.3}, {"prior": IBP}],
+    ids=lambda settings: next(iter(settings), "default"),
+)
+def test_without_skills_of_their_own_it_is_polytropon_bit_for_bit(settings: dict) -> None:
+    pair = []
+    for kind in (PolytroponRouter, lambda *sizes, **s: CPolyRouter(*sizes, n_private=0, **s)):
+        torch.manual_seed(3)
+        router = kind(G, T, H, A, **settings)
+        found = [router.logits.detach().clone(), router.train()(IDS), router.prior_loss()]
+        (found[1].square().sum() + router.prior_loss()).backward()
+        found += [router.logits.grad, router.eval()(IDS), router.matrix(), router.probabilities()]
+        for init in ("mean", "fresh"):
+            found.append(router.for_new_tasks(2, init=init).train()(torch.tensor([1, 0])))
+        pair.append((found, torch.get_rng_state()))
+    assert all(
+        torch.equal(ours, theirs) for ours, theirs in zip(*(x for x, _ in pair), strict=True)
+    )
+    assert torch.equal(pair[0][1], pair[1][1])
+
+
+def test_own_skills_learn_from_their_task_and_common_ones_from_all() -> None:
+    """Through the weights, to skills that they mix."""
+    router = make().train()
+    skills = torch.ones(K, 3, requires_grad=True)
+    for task in range(T):
+        router.zero_grad()
+        skills.grad = None
+        weights = router(torch.full((4,), task))
+        torch.einsum("gbhk,kf->gbhf", weights, skills).square().sum().backward()
+        assert skills.grad.any(1).nonzero().flatten().tolist() == usable(task)
+        # The same for what decides: what it may not use never moves.
+        reached = router.logits.grad.abs().sum((0, 2)).nonzero()
+        torch.autograd.backward(router(torch.full((4,), task))[..., 0].sum())
+        assert {row for row, _ in reached.tolist()} <= {task}
+    router.zero_grad()
+    router(torch.arange(T))[..., 0].sum().backward()
+    moved = router.logits.grad.abs().sum((0, 2)) > 0
+    assert torch.equal(moved, router.allowed > 0)
+
+
+def test_the_prior_is_of_the_common_skills() -> None:
+    router = make(prior=IBP)
+    torch.testing.assert_close(router.prior_loss(), IBP(router.logits[..., :A].sigmoid()))
+    router.prior_loss().backward()
+    assert not router.logits.grad[..., A:].any()
+    assert router.logits.grad[..., :A].any()
+
+
+def test_a_new_task_has_the_common_skills() -> None:
+    router = make()
+    new = router.for_new_tasks(5)
+    assert new.allowed.tolist() == [[1] * A + [0] * (K - A)] * 5
+    expected = router.logits[..., :A].mean(1, keepdim=True).sigmoid()
+    expected = expected / expected.sum(-1, keepdim=True)
+    torch.testing.assert_close(new.matrix()[..., :A], expected.expand(-1, 5, -1, -1))
+    assert not new.matrix()[..., A:].any()
+
+
+def test_a_new_task_may_have_skills_of_its_own_which_begin_afresh() -> None:
+    router = make(init_scale=0.01)
+    new = router.for_new_tasks(2, private=True)
+    assert torch.equal(new.allowed, router.allowed[:2])
+    for task in range(2):
+        own = usable(task)[A:]
+        torch.testing.assert_close(
+            new.logits[:, task, :, :A], router.logits[..., :A].mean(1).detach()
+        )
+        assert new.logits[:, task][..., own].abs().max() <= 0.01
+    with pytest.raises(ValueError, match=r"n_tasks \(4\) must be at most 3"):
+        router.for_new_tasks(4, private=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"shared_skill": True}, r"shared_skill \(True\) must be false and normalisation \('sum'"),
+        ({"normalisation": "average_correction"}, r"normalisation \('average_correction'\) 'sum'"),
+        ({"n_private": 4}, r"n_private \(4\) must be at least 0 and leave some of n_skills \(10\)"),
+        ({"n_private": -1}, r"n_private \(-1\) must be at least 0"),
+    ],
+)
+def test_what_it_cannot(settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CPolyRouter(G, T, H, K, **{"n_private": B, **settings})
