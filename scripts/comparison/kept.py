@@ -1,0 +1,89 @@
+"""What a comparison keeps, read from its folder: scores, and the settings that all runs shared."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from comparison.tables import Score
+from mttl.errors import MttlError
+from mttl.reading import MOST_YAML, read_table, read_text, to_number
+from mttl.training.run_folder import changed_settings, differing_settings
+
+CONFIG, SETTINGS, SCORES = "config.yaml", "comparison.yaml", "scores.csv"
+KEPT = (CONFIG, SETTINGS, SCORES)
+COLUMNS = ("method", "mode", "seed", "side", "task", "sample", "score", "fold")
+# Where things lie, and files that are equal wherever they lie.
+MAY_DIFFER = ("run.", "data.cache_dir")
+
+
+def join(folders: Sequence[Path]) -> list[Score]:
+    """Return the scores of comparisons that were made alike.
+
+    Args:
+        folders: Theirs.
+
+    Raises:
+        MttlError: If one holds no comparison, two differ in a setting, or in a score of one run.
+    """
+    found: dict[tuple[object, ...], tuple[Score, Path]] = {}
+    for folder in folders:
+        missing = [name for name in KEPT if not (folder / name).is_file()]
+        if missing:
+            raise MttlError(
+                f"'{folder}' is not the folder of a comparison: it has no {', '.join(missing)}. "
+                "Name what --out named"
+            )
+        check_alike(folders[0], folder)
+        for score in read_scores(folder / SCORES):
+            key = (score.method, score.mode, score.seed, score.task, score.sample, score.fold)
+            first, place = found.setdefault(key, (score, folder))
+            if f"{first.score:.4f}" != f"{score.score:.4f}":
+                raise MttlError(
+                    f"'{place}' and '{folder}' have different scores of {score.method}, seed "
+                    f"{score.seed}, task '{score.task}': {first.score} and {score.score}. Leave "
+                    "one of them out"
+                )
+    return [score for score, _ in found.values()]
+
+
+def check_alike(one: Path, other: Path) -> None:
+    """Refuse two comparisons whose scores mean different things.
+
+    Raises:
+        MttlError: If a setting that all runs of one shared is another in the other.
+    """
+    texts = [read_text(folder / SETTINGS, MttlError, MOST_YAML) for folder in (one, other)]
+    different = changed_settings(*texts, ignore=())
+    different += differing_settings(one, other, ignore=MAY_DIFFER)
+    if different:
+        raise MttlError(
+            f"'{one}' and '{other}' were not made alike: {', '.join(different)}. Join comparisons "
+            "of one configuration and one budget"
+        )
+
+
+def read_scores(path: Path) -> list[Score]:
+    """Read the scores that a comparison has written.
+
+    Raises:
+        MttlError: If the file is no such table.
+    """
+
+    def whole(text: str) -> int:
+        value = to_number(text, f"'{path}': a number", MttlError)
+        if not value.is_integer():
+            raise MttlError(f"'{path}': {text} must be a whole number. Copy the file again")
+        return int(value)
+
+    return [
+        Score(
+            method=row["method"],
+            mode=row["mode"],
+            seed=whole(row["seed"]),
+            side=row["side"],
+            task=row["task"],
+            sample=whole(row["sample"]),
+            score=to_number(row["score"], f"'{path}': a score", MttlError),
+            fold=whole(row["fold"]),
+        )
+        for row in read_table(path, MttlError, COLUMNS)
+    ]

@@ -1,0 +1,146 @@
+"""Make the tables and the figure of comparisons anew from the scores that they kept.
+
+python scripts/join_scores.py docs/measured/lexical_folds --out runs/again
+python scripts/join_scores.py runs/monday runs/tuesday --out runs/both
+
+A folder is the --out of compare.py or examples_curve.py. Its config.yaml, comparison.yaml and
+scores.csv are read, so what several machines have measured, or one in several days, becomes one
+table. All must be of one configuration and one budget. OUT has the same files, and can be joined
+again. Nothing is trained.
+"""
+
+import argparse
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from comparison.kept import CONFIG, SCORES, SETTINGS, join
+from comparison.methods import REFERENCE
+from comparison.running import COMPARED
+from comparison.tables import (
+    Score,
+    by_seed,
+    label,
+    markdown,
+    mean_cell,
+    mean_of,
+    paired_difference,
+    task_table,
+    to_csv,
+)
+
+from mttl.command import READ, WRITTEN, exit_with, make_console, make_parser
+from mttl.errors import MttlError
+from mttl.files import write_text
+from mttl.libraries import check_libraries
+
+CURVE = re.compile(r"-(\d+)$")  # a way to adapt with so many rows
+MEANING = (
+    "Mean test scores over tasks in per cent; in brackets 95 % intervals, of the paired difference "
+    "in the columns after, by a hierarchical bootstrap over tasks, seeds and few-shot samples. "
+    "A training is of one seed and one fold."
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Read the folders, and print and write the tables."""
+    options = parse(arguments)
+    check_libraries("matplotlib")
+    scores = join(options.folders)
+    out: Path = options.out
+    numbers = sorted({int(found[1]) for x in scores if (found := CURVE.search(x.mode))})
+    text = curves(scores, numbers, out) if numbers else table(scores, options.reference, out)
+    for name in (CONFIG, SETTINGS):
+        if options.folders[0].resolve() != out.resolve():
+            shutil.copyfile(options.folders[0] / name, out / name)
+    write_text(out / SCORES, to_csv(scores))
+    make_console().print(text, markup=False, soft_wrap=True)
+    make_console().print(f"The table and the figure are in {out}")
+    return 0
+
+
+def table(scores: Sequence[Score], reference: str, out: Path) -> str:
+    """Write table and figure of methods on seen and unseen tasks, and return the tables.
+
+    Raises:
+        MttlError: If nothing is of the reference.
+    """
+    from comparison.figure import Dots, comparison_figure  # they need matplotlib
+
+    from mttl.analysis.figures import save_figure
+
+    of: dict[tuple[str, str], list[Score]] = {}
+    for score in scores:
+        of.setdefault((score.method, score.mode), []).append(score)
+    if (reference, "all") not in of:
+        raise MttlError(
+            f"--reference {reference}: there is no score of it; there are "
+            f"{', '.join(sorted({method for method, _ in of}))}"
+        )
+    # Methods, then further ways to adapt them.
+    columns = sorted((key for key in of if key[1]), key=lambda key: key[1] != "all")
+    rows, dots = [], []
+    for method, mode in columns:
+        seen = of.get((method, ""), []) if mode == "all" else []
+        unseen = of[method, mode]
+        differences = [
+            paired_difference(seen, of.get((reference, ""), [])),
+            paired_difference(unseen, of[reference, "all"]),
+        ]
+        own = method == reference and mode == "all"
+        shown = ["" if own else mean_cell(difference, "+") for difference in differences]
+        means = [mean_cell(mean_of(side)) if side else "" for side in (seen, unseen)]
+        trainings = {(score.seed, score.fold) for score in unseen}
+        name = label(method, mode)
+        rows.append([f"`{name}`", str(len(trainings)), means[0], shown[0], means[1], shown[1]])
+        seeds = [list(by_seed(side).values()) for side in (seen, unseen)]
+        dots.append(Dots(name, scores=seeds, differences=differences))
+    save_figure(comparison_figure(dots, reference), out / "comparison")
+    heads = ["method", "trainings", "seen", f"− `{reference}`", "unseen", f"− `{reference}`"]
+    text = f"{MEANING}\n\n{markdown(heads, rows)}"
+    whole = [key for key in columns if key[1] == "all"]
+    unseen = [score for score in scores if (score.method, score.mode) in whole]
+    text += f"\nUnseen tasks:\n\n{task_table(unseen, whole)}"
+    write_text(out / "table.md", text)
+    return text
+
+
+def curves(scores: Sequence[Score], numbers: Sequence[int], out: Path) -> str:
+    """Write table and figure of scores by rows of each unseen task, and return the tables."""
+    from comparison.examples import curve_points, curve_tables
+    from comparison.examples_figure import examples_figure  # it needs matplotlib
+
+    from mttl.analysis.figures import save_figure
+
+    points = curve_points(scores, numbers)
+    save_figure(examples_figure(points, REFERENCE), out / "examples")
+    text = f"{MEANING}\n\n{curve_tables(points)}"
+    write_text(out / "examples.md", text)
+    return text
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = make_parser(__doc__)
+    parser.group(READ).add_argument(
+        "folders", nargs="+", type=Path, metavar="FOLDER", help="of a comparison"
+    )
+    parser.group(COMPARED).add_argument(
+        "--reference",
+        default=REFERENCE,
+        metavar="NAME",
+        help="the method that others are compared with (%(default)s)",
+    )
+    parser.group(WRITTEN).add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/joined"),
+        metavar="DIR",
+        help="the folder of all (%(default)s)",
+    )
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    exit_with(main)

@@ -1,0 +1,100 @@
+"""Comparisons that were made in parts become one table."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.command import ROOT, load_recipe
+
+sys.path.insert(0, str(ROOT / "scripts"))
+SCRIPT = load_recipe(ROOT / "scripts" / "join_scores.py")
+TABLES = importlib.import_module("comparison.tables")
+CONFIG = "optim: {lr: 0.1}\ndata: {cache_dir: %s}\n"
+Score = TABLES.Score
+
+
+def write_part(folder: Path, *scores: object, steps: int = 5, config: str = CONFIG) -> Path:
+    """Write what a comparison keeps."""
+    folder.mkdir()
+    (folder / "config.yaml").write_text(config.replace("%s", str(folder)))
+    (folder / "comparison.yaml").write_text(f"steps: {steps}\nfolds: 2\n")
+    (folder / "scores.csv").write_text(TABLES.to_csv(scores))
+    return folder
+
+
+def part(method: str, seed: int, seen: float, unseen: float, fold: int = 1) -> list[object]:
+    """Return the scores of a training with one task on either side."""
+    return [
+        Score(method, "", seed, "seen", "a", 100, seen, fold),
+        Score(method, "all", seed, "unseen", "b", 100, unseen, fold),
+    ]
+
+
+def test_parts_are_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By hand: Shared − Polytropon of seed 1 is −10 and +5, and no other seed has both."""
+    one = write_part(tmp_path / "one", *part("polytropon", 1, 60, 40))
+    other = write_part(
+        tmp_path / "other",
+        *part("shared", 1, 50, 45),
+        *part("polytropon", 2, 70, 60),
+        Score("polytropon", "router_only", 1, "unseen", "b", 100, 30.0, 1),
+    )
+    out = tmp_path / "both"
+    assert SCRIPT.main([str(one), str(other), "--out", str(out)]) == 0
+    text = (out / "table.md").read_text()
+    assert "| `polytropon` | 2 | 65.0" in text
+    assert "| `shared` | 1 | 50.0 | -10.0 | 45.0 | +5.0 |" in text
+    assert "| `polytropon: router_only` | 1 |  |  | 30.0 | -10.0 |" in text
+    assert text.strip() in capsys.readouterr().out
+    assert "shared" in (out / "comparison.svg").read_text()
+    # What was joined can be joined again, with itself too.
+    assert SCRIPT.main([str(out), str(one), "--out", str(out)]) == 0
+    assert (out / "table.md").read_text() == text
+
+
+def test_curves_are_joined_too(tmp_path: Path) -> None:
+    def curve(seed: int, score: float) -> object:
+        return Score("polytropon", "all-4", seed, "unseen", "b", 100, score)
+
+    parts = [write_part(tmp_path / str(seed), curve(seed, 10.0 * seed)) for seed in (1, 2)]
+    assert SCRIPT.main([*map(str, parts), "--out", str(tmp_path / "out")]) == 0
+    text = (tmp_path / "out" / "examples.md").read_text()
+    assert "| method | 4 rows |" in text
+    assert "| `polytropon` | 15.0" in text
+    assert (tmp_path / "out" / "examples.svg").is_file()
+
+
+def test_what_was_not_made_alike_is_refused(tmp_path: Path) -> None:
+    one = write_part(tmp_path / "one", *part("polytropon", 1, 60, 40))
+    longer = write_part(tmp_path / "longer", *part("shared", 1, 60, 40), steps=6)
+    faster = write_part(
+        tmp_path / "faster", *part("shared", 1, 60, 40), config=CONFIG.replace("0.1", "0.2")
+    )
+    for other, message in (
+        (longer, r"not made alike: steps \(5 before, 6 now\)"),
+        (faster, r"not made alike: optim\.lr \(0\.1 and 0\.2\)"),
+    ):
+        with pytest.raises(SCRIPT.MttlError, match=message):
+            SCRIPT.main([str(one), str(other), "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_scores_of_one_run_are_refused(tmp_path: Path) -> None:
+    one = write_part(tmp_path / "one", *part("polytropon", 1, 60, 40))
+    other = write_part(tmp_path / "other", *part("polytropon", 1, 60, 41))
+    with pytest.raises(SCRIPT.MttlError, match=r"different scores of polytropon, seed 1, task 'b'"):
+        SCRIPT.main([str(one), str(other), "--out", str(tmp_path / "out")])
+
+
+def test_mistakes_are_named(tmp_path: Path) -> None:
+    with pytest.raises(SCRIPT.MttlError, match=r"it has no config\.yaml, comparison\.yaml"):
+        SCRIPT.main([str(tmp_path), "--out", str(tmp_path / "out")])
+    one = write_part(tmp_path / "one", *part("polytropon", 1, 60, 40))
+    with pytest.raises(SCRIPT.MttlError, match=r"no score of it; there are polytropon"):
+        SCRIPT.main([str(one), "--reference", "lora", "--out", str(tmp_path / "out")])
+    damaged = (one / "scores.csv").read_text().replace("polytropon,,1,", "polytropon,,1.5,")
+    (one / "scores.csv").write_text(damaged)
+    with pytest.raises(SCRIPT.MttlError, match=r"1\.5 must be a whole number"):
+        SCRIPT.main([str(one), "--out", str(tmp_path / "out")])
