@@ -12,10 +12,10 @@ again. Nothing is trained.
 import argparse
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from comparison.kept import CONFIG, SCORES, SETTINGS, join
+from comparison.kept import CONFIG, SCORES, SETTINGS, categories_of, join
 from comparison.methods import REFERENCE
 from comparison.running import COMPARED
 from comparison.tables import (
@@ -50,7 +50,12 @@ def main(arguments: list[str] | None = None) -> int:
     scores = join(options.folders)
     out: Path = options.out
     numbers = sorted({int(found[1]) for x in scores if (found := CURVE.search(x.mode))})
-    text = curves(scores, numbers, out) if numbers else table(scores, options.reference, out)
+    categories = categories_of(options.folders[0]) if options.categories else {}
+    text = (
+        curves(scores, numbers, out)
+        if numbers
+        else table(scores, options.reference, out, categories)
+    )
     for name in (CONFIG, SETTINGS):
         if options.folders[0].resolve() != out.resolve():
             shutil.copyfile(options.folders[0] / name, out / name)
@@ -60,8 +65,10 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def table(scores: Sequence[Score], reference: str, out: Path) -> str:
+def table(scores: Sequence[Score], reference: str, out: Path, categories: Mapping[str, str]) -> str:
     """Write table and figure of methods on seen and unseen tasks, and return the tables.
+
+    Unseen tasks have a row each, or one for each of the categories that are given.
 
     Raises:
         MttlError: If nothing is of the reference.
@@ -101,9 +108,31 @@ def table(scores: Sequence[Score], reference: str, out: Path) -> str:
     text = f"{MEANING}\n\n{markdown(heads, rows)}"
     whole = [key for key in columns if key[1] == "all"]
     unseen = [score for score in scores if (score.method, score.mode) in whole]
-    text += f"\nUnseen tasks:\n\n{task_table(unseen, whole)}"
+    if categories:
+        text += f"\nUnseen tasks by category:\n\n{category_table(unseen, whole, categories)}"
+    else:
+        text += f"\nUnseen tasks:\n\n{task_table(unseen, whole)}"
     write_text(out / "table.md", text)
     return text
+
+
+def category_table(
+    scores: Sequence[Score], columns: Sequence[tuple[str, str]], categories: Mapping[str, str]
+) -> str:
+    """Return a row per category, the means of its tasks, and the number of those."""
+    tasks: dict[str, list[str]] = {}
+    for task in dict.fromkeys(score.task for score in scores):
+        tasks.setdefault(categories[task], []).append(task)
+    rows = []
+    for category, own in tasks.items():
+        kept = [
+            [x for x in scores if x.task in own and (x.method, x.mode) == key] for key in columns
+        ]
+        rows.append(
+            [category, str(len(own)), *(f"{mean_of(x).mean:.1f}" if x else "" for x in kept)]
+        )
+    heads = ["category", "tasks", *(f"`{label(*column)}`" for column in columns)]
+    return markdown(heads, rows)
 
 
 def curves(scores: Sequence[Score], numbers: Sequence[int], out: Path) -> str:
@@ -131,6 +160,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         default=REFERENCE,
         metavar="NAME",
         help="the method that others are compared with (%(default)s)",
+    )
+    parser.group(READ).add_argument(
+        "--categories",
+        action="store_true",
+        help="a row per category of unseen tasks, by the TASKS.csv of their gym, not one per task",
     )
     parser.group(WRITTEN).add_argument(
         "--out",

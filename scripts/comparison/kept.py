@@ -61,6 +61,15 @@ def check_alike(one: Path, other: Path) -> None:
         )
 
 
+def categories_of(folder: Path) -> dict[str, str]:
+    """Return the category of every task of the gym that a comparison was made on."""
+    from mttl.config.load import load_config
+    from mttl.data.chosen_tasks import open_gym
+
+    gym = open_gym(load_config(str(folder / CONFIG), []).data)
+    return {task: gym.category(task) for task in gym.tasks()}
+
+
 def read_scores(path: Path) -> list[Score]:
     """Read the scores that a comparison has written.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from helpers.command import ROOT, load_recipe
+from helpers.gyms import TASKS, write_config, write_gym
 
 sys.path.insert(0, str(ROOT / "scripts"))
 SCRIPT = load_recipe(ROOT / "scripts" / "join_scores.py")
@@ -98,3 +99,22 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     (one / "scores.csv").write_text(damaged)
     with pytest.raises(SCRIPT.MttlError, match=r"1\.5 must be a whole number"):
         SCRIPT.main([str(one), "--out", str(tmp_path / "out")])
+
+
+def test_unseen_tasks_by_category(tmp_path: Path) -> None:
+    """By hand: the first category's tasks have 10 and 30."""
+    gym = write_gym(tmp_path / "gym")
+    names = list(TASKS)[:3]
+    kinds = ["noun/plural", "noun/plural", "verb/past"]
+    lines = [f"{name},EM,{kind}" for name, kind in zip(names, kinds, strict=True)]
+    (gym / "TASKS.csv").write_text("\n".join(["task,metric,category", *lines]) + "\n")
+    scores = [
+        Score("polytropon", "all", 1, "unseen", name, 100, score)
+        for name, score in zip(names, (10.0, 30.0, 50.0), strict=True)
+    ]
+    config = write_config(tmp_path / "tiny.yaml", gym).read_text()
+    folder = write_part(tmp_path / "one", *scores, config=config)
+    assert SCRIPT.main([str(folder), "--categories", "--out", str(tmp_path / "out")]) == 0
+    text = (tmp_path / "out" / "table.md").read_text()
+    assert "| noun/plural | 2 | 20.0 |" in text
+    assert "| verb/past | 1 | 50.0 |" in text
