@@ -9,11 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from mttl.adaptation.best_row import task_losses
 from mttl.adaptation.course import Course
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.fine_tune import fine_tune, score_batches
 from mttl.adaptation.gradient_free import compose
-from mttl.adaptation.modes import adapted, count_trained
+from mttl.adaptation.modes import adapted, count_trained, require_rows
 from mttl.config.schema import Config
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.prompt_form import PromptForm
@@ -55,6 +56,8 @@ def run_job(
         keep: Called with the result, the answers of every split, and how it came about, while the
             model is adapted.
     """
+    if config.adapt.init == "best_row":
+        row = best_row(model, tokenizer, job, gym, config)
     with (
         seeded(job.seed, next(model.parameters()).device),
         adapted(model, config.adapt.mode, init=config.adapt.init, rows=row),
@@ -109,15 +112,7 @@ def fit(
     Returns:
         What it scored, the answers of every split that was scored, and how it came about.
     """
-    data = TextToTextDataModule(
-        gym,
-        [job.task],
-        module.tokenizer,
-        config.data.model_copy(update={"samples": [job.sample]}),
-        decoder_only=is_decoder_only(module.model.backbone),
-        seed=job.seed,
-        n_examples=config.adapt.examples,
-    )
+    data = _rows_of(job, module, gym, config)
     show_tasks(module.model, data)
     options = wanted_options(gym, [job.task], [job.sample], config.generation.mode)
     form = PromptForm.of(config.data)
@@ -173,6 +168,47 @@ def fit(
         n_answers=len(rows),
     )
     return result, answers, course
+
+
+def best_row(
+    model: SkilledModel,
+    tokenizer: PreTrainedTokenizerBase,
+    job: FewShotJob,
+    gym: Gym,
+    config: Config,
+) -> Float[Tensor, "1 1"]:
+    """Return the id of the trained task by whose routing the rows of a job cost least.
+
+    Args:
+        model: The trained model, before it is made ready for the new task.
+        tokenizer: Of its backbone.
+        job: Whose training rows.
+        gym: Where they are.
+        config: As for `run_job`.
+
+    Raises:
+        ConfigError: If the router keeps no rows of tasks.
+    """
+    require_rows(model.router)
+    module = task_module(model, tokenizer, {job.task: gym.metric(job.task)}, config)
+    batches = _rows_of(job, module, gym, config).train_dataloader()
+    precision = precision_plugin(config.trainer.precision, module.device.type)
+    return task_losses(module, batches, precision).argmin().reshape(1, 1).float()
+
+
+def _rows_of(
+    job: FewShotJob, module: TextToTextModule, gym: Gym, config: Config
+) -> TextToTextDataModule:
+    """Return the rows of a job, as the model reads them."""
+    return TextToTextDataModule(
+        gym,
+        [job.task],
+        module.tokenizer,
+        config.data.model_copy(update={"samples": [job.sample]}),
+        decoder_only=is_decoder_only(module.model.backbone),
+        seed=job.seed,
+        n_examples=config.adapt.examples,
+    )
 
 
 @contextmanager

@@ -58,7 +58,8 @@ def apply_mode(
 
     Routers of tokens belong to the router and their experts to the skills; they know no tasks, so a
     new one needs nothing new of them. Where tasks have skills of their own (C-Poly), a new one has
-    fresh ones if the mode trains skills, and else the common skills alone.
+    fresh ones if the mode trains skills, and else the common skills alone; one that begins as a
+    trained task, with that task's.
 
     Args:
         model: Trained backbone, skills and router.
@@ -90,7 +91,7 @@ def apply_mode(
         for part in (*parts["skills"], *parts["router"]):
             if part is not model.router:
                 part.reset_parameters()  # type: ignore[operator]
-    elif own := own_skills(known, router):
+    elif init != "best_row" and (own := own_skills(known, router)):
         for layer in model.skilled_layers().values():
             layer.inventory.renew(torch.tensor(own))
     roles = TRAINED_ROLES[mode]
@@ -115,6 +116,7 @@ def adapted_router(
     |---|---|
     | ``mean`` | the mean of the trained ones; ``fresh`` in the mode ``from_scratch`` |
     | ``fresh`` | as an untrained router of the same kind starts |
+    | ``best_row`` | the row of one trained task, which is given |
     | ``matrix`` | given and fixed: the Expert baseline, whose matrix names new tasks too |
     | ``own`` | all on one skill, fixed, and skills are drawn anew: the Private baseline |
     | ``learned`` | Polytropon's, untrained, over skills that any router has trained |
@@ -127,10 +129,12 @@ def adapted_router(
         mode: What to train.
         n_tasks: How many new tasks.
         init: How new rows start.
-        rows: Of the new tasks: weights, for the start ``"matrix"``; factors, for ``"factors"``.
+        rows: Of the new tasks: weights, for the start ``"matrix"``; factors, for ``"factors"``; the
+            id of the trained task to begin as, for ``"best_row"``.
 
     Raises:
         ValueError: If the mode is unknown, or the rows are missing.
+        ConfigError: If a row of a trained task is wanted of a router that keeps none.
 
     References:
         Private and Expert: Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, section 2.5.
@@ -156,10 +160,32 @@ def adapted_router(
         return CoefficientRouter(known.n_groups, n_tasks, known.n_heads, known.n_skills)
     if init == "learned":
         return PolytroponRouter(known.n_groups, n_tasks, known.n_heads, known.n_skills)
+    if init == "best_row":
+        known, init = _one_task(known, rows), "mean"
     start = "fresh" if mode == "from_scratch" else init
     if isinstance(known, CPolyRouter):
         return known.for_new_tasks(n_tasks, init=start, private="skills" in TRAINED_ROLES[mode])
     return known.for_new_tasks(n_tasks, init=start)
+
+
+def require_rows(known: TaskRouter) -> None:
+    """Refuse to begin as a trained task where there is no row of one.
+
+    Raises:
+        ConfigError: If the router keeps none.
+    """
+    if not known.task_rows:
+        raise ConfigError(
+            f"init 'best_row' begins with the row of a trained task, and a {type(known).__name__} "
+            "keeps no rows of tasks; use 'mean'"
+        )
+
+
+def _one_task(known: TaskRouter, rows: Float[Tensor, "T _"] | None) -> TaskRouter:
+    if rows is None:
+        raise ValueError("init 'best_row' needs rows, the id of the trained task to begin as")
+    require_rows(known)
+    return known.of_tasks(rows[0, :1].long())
 
 
 def own_skills(known: TaskRouter, new: TaskRouter) -> list[int]:

@@ -18,7 +18,7 @@ from mttl.adaptation import modes
 from mttl.adaptation.adapted_model import AdaptedModel
 from mttl.adaptation.course import Course
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
-from mttl.adaptation.job import fit, run_job, seeded, task_module
+from mttl.adaptation.job import best_row, fit, run_job, seeded, task_module
 from mttl.adaptation.own_examples import Example, split_examples, write_examples
 from mttl.adaptation.plan import new_tasks, plan_jobs
 from mttl.adaptation.results import Results, check_folder
@@ -177,9 +177,11 @@ def adapt_to(
         model = built.model.to(device_of())
         with seeded(seed, device_of()):
             rows = _known_rows(values, saved.meta, model.router.n_skills, [task], lambda _: factors)
+            job = FewShotJob(task, 0, seed)
+            if values.adapt.init == "best_row":
+                rows[task] = best_row(model, built.tokenizer, job, gym, values)
             modes.apply_mode(model, values.adapt.mode, init=values.adapt.init, rows=rows.get(task))
             module = task_module(model, built.tokenizer, {task: metric}, values)
-            job = FewShotJob(task, 0, seed)
             done = fit(module, job, gym, values, score_test=False)
         known = wanted_options(gym, [task], [0], values.generation.mode)
     descriptions = {} if description is None else {task: description}

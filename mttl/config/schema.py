@@ -71,9 +71,10 @@ class Adapt(Section):
     mode: AdaptMode = "all"
     """What to train; see `mttl.adaptation.modes`."""
     init: RowInit = "mean"
-    """How the routing of a new task starts: at the mean of the trained tasks, untrained, at its row
-    of the Expert's matrix, with a fresh skill of its own, a row of Polytropon's, composed of its
-    factors, fixed with all skills alike, or as free coefficients of the skills (CAT)."""
+    """How the routing of a new task starts: at the mean of the trained tasks, untrained, at the row
+    of the trained task by which its training rows cost least, at its row of the Expert's matrix,
+    with a fresh skill of its own, a row of Polytropon's, composed of its factors, fixed with all
+    skills alike, or as free coefficients of the skills (CAT)."""
     gradient_free: bool = False
     """Look for one coefficient per skill, the same in all layers, by evolution (LoraHub), trying
     `max_steps` of them. Needs mode `router_only` and init `coefficients`."""
@@ -111,6 +112,16 @@ class Adapt(Section):
             raise ValueError(
                 "init 'own' gives a new task a fresh skill, which mode "
                 f"'{self.mode}' does not train; use 'skills_only', or 'full'"
+            )
+        if self.init == "best_row" and (
+            self.mode in ("average", "from_scratch") or self.examples == 0
+        ):
+            told = (
+                f"mode '{self.mode}' takes no row over" if self.examples != 0 else "examples is 0"
+            )
+            raise ValueError(
+                f"init 'best_row' begins with the row of the trained task that explains the new "
+                f"task's rows best, and {told}; use 'mean', or another mode and some examples"
             )
         if self.init == "coefficients" and self.mode in ("average", "from_scratch"):
             raise ValueError(

@@ -20,7 +20,9 @@ def once(values: list[Any]) -> list[Any]:
 AdaptMode = Literal[
     "zero_shot", "router_only", "skills_only", "all", "average", "from_scratch", "full"
 ]
-RowInit = Literal["mean", "fresh", "matrix", "own", "learned", "factors", "average", "coefficients"]
+RowInit = Literal[
+    *("mean", "fresh", "best_row", "matrix", "own", "learned", "factors", "average", "coefficients")
+]
 Seeds = Annotated[list[Seed], Field(min_length=1), AfterValidator(once)]
 
 

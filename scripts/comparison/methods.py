@@ -35,6 +35,11 @@ class Way:
         """Whether new tasks start otherwise than at the mean row."""
         return any(setting.startswith("adapt.init=") for setting in self.settings)
 
+    @property
+    def starts_by_rows(self) -> bool:
+        """Whether rows of a new task choose how it starts."""
+        return "adapt.init=best_row" in self.settings
+
     def with_examples(self, n_examples: int) -> "Way":
         """Return the same way with so many training rows."""
         settings = (*self.settings, f"adapt.examples={n_examples}")
@@ -46,14 +51,21 @@ MEAN_ROW = Way("mean_row", ("adapt.mode=all",))
 # Full fine-tuning of the backbone, with nothing of the inventory.
 BARE_FULL = Way("bare_full", ("adapt.mode=full", "adapt.init=own", *MODE_SETTINGS["full"]))
 FRESH_ROW = Way("fresh_row", ("adapt.mode=all", "adapt.init=fresh"))
+# The row of the trained task that explains the new rows best: as it is, or to begin with.
+BEST_ROW_WAYS = (
+    Way("best_row", ("adapt.mode=zero_shot", "adapt.init=best_row")),
+    Way("from_best_row", ("adapt.mode=all", "adapt.init=best_row")),
+)
 # As published: a new task has a skill of its own …
 PRIVATE_WAYS = (
     Way("all", ("adapt.mode=skills_only", "adapt.init=own")),
-    Way("best_row", ("adapt.mode=router_only", "adapt.init=learned")),
+    *BEST_ROW_WAYS,
+    Way("learned_row", ("adapt.mode=router_only", "adapt.init=learned")),
     MEAN_ROW,
 )
 # … or those that a person gives it.
-EXPERT_WAYS = (Way("all", ("adapt.mode=all", "adapt.init=matrix")), MEAN_ROW)
+EXPERT_WAYS = (Way("all", ("adapt.mode=all", "adapt.init=matrix")), *BEST_ROW_WAYS, MEAN_ROW)
+ROW_WAYS = (MODE_WAYS[0], *BEST_ROW_WAYS)
 
 
 @dataclass(frozen=True)
@@ -94,13 +106,15 @@ def _polytropon(*settings: str) -> Method:
 
 UNBALANCED = ("moe.balance.switch=0", "moe.balance.z=0")
 METHODS: dict[str, Method] = {
-    "polytropon": Method("router/polytropon.yaml", ways=(*MODE_WAYS, FRESH_ROW, BARE_FULL)),
+    "polytropon": Method(
+        "router/polytropon.yaml", ways=(*MODE_WAYS, *BEST_ROW_WAYS, FRESH_ROW, BARE_FULL)
+    ),
     "shared": Method("router/shared.yaml"),
     "private": Method("router/private.yaml", ways=PRIVATE_WAYS),
     "expert": Method("router/expert.yaml", ways=EXPERT_WAYS),
     # A network makes its weights: it learns at the pace of the skills.
-    "hyperformer": Method("router/hyperformer.yaml", one_speed=True),
-    "task_moe": Method("router/task_moe.yaml"),
+    "hyperformer": Method("router/hyperformer.yaml", one_speed=True, ways=ROW_WAYS),
+    "task_moe": Method("router/task_moe.yaml", ways=ROW_WAYS),
     "c_poly": Method("router/c_poly.yaml"),
     "polytropon_ibp": Method("router/polytropon_ibp.yaml"),
     "one_speed": Method("router/polytropon.yaml", one_speed=True),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from helpers.backbones import tiny_t5
 from helpers.experts import N_EXPERTS, token_model
-from helpers.skills import INVENTORIES, LEARNED, skilled
+from helpers.skills import INVENTORIES, LEARNED, ROUTERS, skilled
 from mttl.adaptation.modes import TRAINED_ROLES, adapted, apply_mode, count_trained
 from mttl.config.optim_schema import AdamW
 from mttl.config.section import AdaptMode, RowInit
@@ -276,6 +276,21 @@ def test_a_new_task_of_c_poly_without_own_skills_is_polytropons() -> None:
         with adapted(model, mode) as new:
             logits = new.eval()(torch.zeros_like(TASK_IDS), **INPUTS).logits
             torch.testing.assert_close(logits, expected)
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_a_new_task_begins_as_a_trained_one(router: str) -> None:
+    model = skilled(tiny_t5(), router=router).eval()
+    known, digest = model.router, snapshot(model)
+    for task in range(known.n_tasks):
+        with adapted(model, "zero_shot", 2, init="best_row", rows=torch.tensor([[float(task)]])):
+            found, expected = model.router.matrix(), known.matrix()[:, [task, task]]
+            # Rounding: one row alone may be normalised by another kernel.
+            torch.testing.assert_close(found, expected)
+    after = model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in digest.items())
+    with pytest.raises(ValueError, match="init 'best_row' needs rows, the id of the trained task"):
+        apply_mode(model, "all", init="best_row")
 
 
 def test_a_given_row_must_be_given() -> None:

@@ -110,6 +110,19 @@ def test_results_of_another_number_of_examples_are_not_returned(run: Path, tmp_p
     assert mttl.adapt(run, examples=4, **given)[0] == four
 
 
+def test_a_call_begins_with_the_best_row(run: Path) -> None:
+    """Nothing is trained: the new task answers as the trained one whose row costs least."""
+    given = {"init": "best_row", "mode": "zero_shot"}
+    found = mttl.adapt_to(run, PAIRS, task="twice", dev=PAIRS, **given)
+    rows = mttl.load(run).model.router.matrix()
+    (best,) = [
+        t for t in range(rows.shape[1]) if torch.allclose(rows[:, [t]], found.model.router.matrix())
+    ]
+    (result,) = mttl.adapt(run, samples=[13], tasks=["twice"], **given)
+    assert (result.n_trained, result.step) == (0, 0)
+    assert best in range(rows.shape[1])
+
+
 def test_new_tasks_of_expert_are_routed_as_its_matrix_says(run: Path, tmp_path: Path) -> None:
     matrix = tmp_path / "matrix.csv"
     matrix.write_text("task,a,b\ncopy,1,0\nreverse,1,0\nnumber,0,1\ntwice,0,1\n")
@@ -207,6 +220,8 @@ def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
             ConfigError,
             "which mode 'zero_shot' does not train",
         ),
+        ({"init": "best_row", "mode": "average"}, ConfigError, "mode 'average' takes no row over"),
+        ({"init": "best_row", "examples": 0}, ConfigError, "and examples is 0; use 'mean', or"),
         ({"init": "matrix", "mode": "average"}, ConfigError, "takes no init 'matrix'"),
         ({"init": "matrix"}, ConfigError, "needs a run of the Expert router"),
         ({"init": "factors"}, ConfigError, "needs a run of the metadata router, and this one's"),

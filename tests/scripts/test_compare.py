@@ -195,9 +195,9 @@ def test_a_way_to_adapt_is_that_of_the_methods_that_have_it() -> None:
     plans = METHODS.plan(names, ["best_row", "full"], [13])
     found = {item.name: [way.name for way in item.ways] for item in plans}
     assert found == {
-        "polytropon": ["all", "full"],
+        "polytropon": ["all", "full", "best_row"],
         "private": ["all", "best_row"],
-        "expert": ["all"],
+        "expert": ["all", "best_row"],
         "shared": ["all"],
     }
 
@@ -212,13 +212,22 @@ def test_baselines_treat_new_tasks_as_published(
         f"# By hand.\nskills: {{n_skills: 2}}\nrouter: {{kind: expert, matrix: {matrix}}}\n"
     )
     monkeypatched = METHODS.Method(str(fragment), ways=METHODS.EXPERT_WAYS)
-    given = ("--methods", "polytropon", "private", "expert", "--modes", "best_row", "--seeds", "13")
+    given = (
+        "--methods",
+        "polytropon",
+        "private",
+        "expert",
+        "--modes",
+        "learned_row",
+        "--seeds",
+        "13",
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(METHODS.ALL, "expert", monkeypatched)
         assert compare(config, tmp_path / "out", *given) == 0
     with (tmp_path / "out" / "table.csv").open() as file:
         lines = {row["method"]: row for row in csv.DictReader(file)}
-    assert list(lines) == ["polytropon", "private", "expert", "private: best_row"]
+    assert list(lines) == ["polytropon", "private", "expert", "private: learned_row"]
 
     def n_trained(run: str, way: str) -> int:
         path = tmp_path / "out" / run / "seed13" / f"adapt-{way}" / "results.jsonl"
@@ -228,9 +237,9 @@ def test_baselines_treat_new_tasks_as_published(
     assert n_trained("private", "all") == n_trained("expert", "all") == one_skill
     n_groups = 12  # projections of attention, each with a row
     assert (
-        n_trained("private", "best_row")
+        n_trained("private", "learned_row")
         == 2 * n_groups
-        == int(lines["private: best_row"]["trained"])
+        == int(lines["private: learned_row"]["trained"])
     )
 
 

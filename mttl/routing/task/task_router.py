@@ -1,10 +1,11 @@
 """The interface of all routers that choose skills by task."""
 
+import copy
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from jaxtyping import Float, Int
@@ -159,6 +160,26 @@ class TaskRouter(nn.Module, ABC):
             init: ``"mean"`` starts every row at the mean of the known rows, ``"fresh"`` as an
                 untrained router starts.
         """
+
+    def of_tasks(self, task_ids: Int[Tensor, "N"]) -> Self:
+        """Return a copy that knows some of the tasks only.
+
+        Args:
+            task_ids: Which, in their new order.
+
+        Raises:
+            ValueError: If this kind names no rows of tasks.
+        """
+        if not self.task_rows:
+            raise ValueError(f"a {type(self).__name__} keeps no rows of tasks")
+        router = copy.deepcopy(self)
+        router.n_tasks = len(task_ids)
+        for name, place in self.rows_of_tasks().items():
+            value = getattr(self, name)
+            kept = value.detach().index_select(place.axis, task_ids.to(value.device))
+            learned = isinstance(value, nn.Parameter)
+            setattr(router, name, nn.Parameter(kept) if learned else kept)
+        return router
 
     def extra_repr(self) -> str:
         """Name the sizes in the module's printed form."""
