@@ -30,6 +30,11 @@ def task_losses(
         module: The trained model, with its router of T tasks.
         batches: Rows of the new task.
         precision: Of the arithmetic; single by default.
+
+    References:
+        One source task to begin with, there the one whose prompt is most alike: Vu, Lester,
+        Constant, Al-Rfou and Cer, *SPoT: Better Frozen Model Adaptation through Soft Prompt
+        Transfer*, ACL 2022, arXiv:2110.07904. To choose it by the loss is ours.
     """
     training = module.training
     module.eval()
@@ -41,6 +46,6 @@ def task_losses(
             with (precision or Precision()).forward_context():
                 of_tokens, labels, _ = module.nll(routed)
             losses[task] += of_tokens.sum().item()
-        n_tokens += int((labels != IGNORED).sum())
+        n_tokens += int(labels.ne(IGNORED).sum())
     module.train(training)
     return losses / max(n_tokens, 1)

@@ -21,7 +21,7 @@ AdaptMode = Literal[
     "zero_shot", "router_only", "skills_only", "all", "average", "from_scratch", "full"
 ]
 RowInit = Literal[
-    *("mean", "fresh", "best_row", "matrix", "own", "learned", "factors", "average", "coefficients")
+    "mean", "fresh", "best_row", "matrix", "own", "learned", "factors", "average", "coefficients"
 ]
 Seeds = Annotated[list[Seed], Field(min_length=1), AfterValidator(once)]
 
