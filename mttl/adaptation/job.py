@@ -191,7 +191,9 @@ def best_row(
     """
     require_rows(model.router)
     module = task_module(model, tokenizer, {job.task: gym.metric(job.task)}, config)
-    batches = _rows_of(job, module, gym, config).train_dataloader()
+    many = {"batch_size": config.data.eval_batch_size}  # nothing is trained on them
+    wide = config.model_copy(update={"data": config.data.model_copy(update=many)})
+    batches = _rows_of(job, module, gym, wide).train_dataloader()
     precision = precision_plugin(config.trainer.precision, module.device.type)
     return task_losses(module, batches, precision).argmin().reshape(1, 1).float()
 
