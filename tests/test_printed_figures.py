@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.command import ROOT
 from helpers.printed import PAGES, Command, commands, figures, sections, text
 from helpers.small import PARTITION, TABLE, run_small
 
@@ -35,6 +36,8 @@ def test_what_runs_is_what_figures_and_numbers_come_from() -> None:
 def test_they_run_at_a_small_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "small.json").write_text(json.dumps(PARTITION))
     (tmp_path / "words.tsv").write_text(TABLE)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "measured").symlink_to(ROOT / "docs" / "measured")
     monkeypatch.chdir(tmp_path)
     for command in wanted():
         run_small(command)

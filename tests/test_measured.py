@@ -1,0 +1,23 @@
+"""Tables of the results that come from kept scores are what their command prints."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.command import ROOT, load_recipe
+
+sys.path.insert(0, str(ROOT / "scripts"))
+RESULTS = (ROOT / "docs" / "results.md").read_text()
+MEASURED = sorted(path for path in (ROOT / "docs" / "measured").iterdir() if path.is_dir())
+
+
+@pytest.mark.parametrize("folder", MEASURED, ids=lambda folder: folder.name)
+def test_results_have_the_tables_of_kept_scores(folder: Path, tmp_path: Path) -> None:
+    command = f"python scripts/join_scores.py docs/measured/{folder.name}"
+    assert command in RESULTS, "no section says how to make the table of these scores"
+    script = load_recipe(ROOT / "scripts" / "join_scores.py")
+    assert script.main([str(folder), "--categories", "--out", str(tmp_path)]) == 0
+    tables = (tmp_path / "table.md").read_text().splitlines()
+    missing = [line for line in tables if line.startswith("|") and line not in RESULTS]
+    assert not missing, "docs/results.md has other lines: " + "\n".join(missing)
