@@ -14,7 +14,7 @@ from mttl.adaptation.course import Course
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.fine_tune import fine_tune, score_batches
 from mttl.adaptation.gradient_free import compose
-from mttl.adaptation.modes import adapted, count_trained, require_rows
+from mttl.adaptation.modes import adapted, count_trained, require_rows, row_start
 from mttl.config.schema import Config
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.prompt_form import PromptForm
@@ -56,11 +56,12 @@ def run_job(
         keep: Called with the result, the answers of every split, and how it came about, while the
             model is adapted.
     """
-    if config.adapt.init == "best_row":
+    init = row_start(model.router, config.adapt)
+    if init == "best_row":
         row = best_row(model, tokenizer, job, gym, config)
     with (
         seeded(job.seed, next(model.parameters()).device),
-        adapted(model, config.adapt.mode, init=config.adapt.init, rows=row),
+        adapted(model, config.adapt.mode, init=init, rows=row),
     ):
         module = task_module(model, tokenizer, {job.task: gym.metric(job.task)}, config)
         done = fit(module, job, gym, config, score_test=score_test, on_step=on_step)

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.packed_weights import packed_layers
+from mttl.config.schema import Adapt
 from mttl.config.section import AdaptMode, RowInit
 from mttl.errors import ConfigError
 from mttl.routing.task.c_poly import CPolyRouter
@@ -166,6 +167,31 @@ def adapted_router(
     if isinstance(known, CPolyRouter):
         return known.for_new_tasks(n_tasks, init=start, private="skills" in TRAINED_ROLES[mode])
     return known.for_new_tasks(n_tasks, init=start)
+
+
+def row_start(known: TaskRouter, adapt: Adapt) -> RowInit:
+    """Return how the routing of a new task starts, with ``"auto"`` decided.
+
+    That is ``"best_row"`` in the mode ``"all"``, if there are rows of the new task to choose one by
+    and trained tasks are routed differently; else ``"mean"``. (A row that is learned alone
+    scored higher from the mean.) A new task of C-Poly starts at the mean, too, since the skills of
+    its own are not another task's.
+
+    Args:
+        known: The trained router.
+        adapt: The settings of adaptation.
+    """
+    if adapt.init != "auto":
+        return adapt.init
+    chosen = adapt.mode == "all" and adapt.examples != 0 and _differ(known)
+    return "best_row" if chosen else "mean"
+
+
+def _differ(known: TaskRouter) -> bool:
+    rows = [(getattr(known, name), place.axis) for name, place in known.task_rows.items()]
+    return not isinstance(known, CPolyRouter) and any(
+        (row != row.narrow(axis, 0, 1)).any().item() for row, axis in rows
+    )
 
 
 def require_rows(known: TaskRouter) -> None:

@@ -178,9 +178,10 @@ def adapt_to(
         with seeded(seed, device_of()):
             rows = _known_rows(values, saved.meta, model.router.n_skills, [task], lambda _: factors)
             job = FewShotJob(task, 0, seed)
-            if values.adapt.init == "best_row":
+            init = modes.row_start(model.router, values.adapt)
+            if init == "best_row":
                 rows[task] = best_row(model, built.tokenizer, job, gym, values)
-            modes.apply_mode(model, values.adapt.mode, init=values.adapt.init, rows=rows.get(task))
+            modes.apply_mode(model, values.adapt.mode, init=init, rows=rows.get(task))
             module = task_module(model, built.tokenizer, {task: metric}, values)
             done = fit(module, job, gym, values, score_test=False)
         known = wanted_options(gym, [task], [0], values.generation.mode)

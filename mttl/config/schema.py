@@ -70,11 +70,12 @@ class Adapt(Section):
 
     mode: AdaptMode = "all"
     """What to train; see `mttl.adaptation.modes`."""
-    init: RowInit = "mean"
+    init: RowInit | Literal["auto"] = "auto"
     """How the routing of a new task starts: at the mean of the trained tasks, untrained, at the row
     of the trained task by which its training rows cost least, at its row of the Expert's matrix,
     with a fresh skill of its own, a row of Polytropon's, composed of its factors, fixed with all
-    skills alike, or as free coefficients of the skills (CAT)."""
+    skills alike, or as free coefficients of the skills (CAT). `auto` is the best row in mode `all`,
+    if there are examples and trained tasks are routed differently, and else the mean."""
     gradient_free: bool = False
     """Look for one coefficient per skill, the same in all layers, by evolution (LoraHub), trying
     `max_steps` of them. Needs mode `router_only` and init `coefficients`."""

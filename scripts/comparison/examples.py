@@ -9,7 +9,7 @@ from comparison.tables import Point, Score, label, markdown, mean_cell, mean_of,
 NUMBERS = (0, 1, 2, 4, 8, 16, 32)
 # Methods, and the ways to adapt them.
 CURVES: dict[str, tuple[str, ...]] = {
-    REFERENCE: ("all", "router_only", "from_best_row", "full", "bare_full"),
+    REFERENCE: ("all", "router_only", "mean_row", "full", "bare_full"),
     "shared": ("all",),
     "private": ("all",),
     "expert": ("all",),
@@ -44,11 +44,9 @@ def curve_plans(
     return plans
 
 
-def _start(method: str, way: str) -> str | None:
-    """Return the way whose start is that of a way; none has it where rows choose the start."""
+def _start(method: str, way: str) -> str:
+    """Return the way whose start, without rows, is that of a way."""
     (own,) = (known for known in ALL[method].ways if known.name == way)
-    if own.starts_by_rows:
-        return None
     return way if own.starts_apart else CURVES[method][0]
 
 

@@ -32,13 +32,9 @@ class Way:
 
     @property
     def starts_apart(self) -> bool:
-        """Whether new tasks start otherwise than at the mean row."""
-        return any(setting.startswith("adapt.init=") for setting in self.settings)
-
-    @property
-    def starts_by_rows(self) -> bool:
-        """Whether rows of a new task choose how it starts."""
-        return "adapt.init=best_row" in self.settings
+        """Whether new tasks without any rows start otherwise than at the mean row."""
+        starts = [setting for setting in self.settings if setting.startswith("adapt.init=")]
+        return starts not in ([], ["adapt.init=mean"])
 
     def with_examples(self, n_examples: int) -> "Way":
         """Return the same way with so many training rows."""
@@ -47,25 +43,27 @@ class Way:
 
 
 MODE_WAYS = tuple(Way(mode, (f"adapt.mode={mode}", *MODE_SETTINGS.get(mode, ()))) for mode in MODES)
-MEAN_ROW = Way("mean_row", ("adapt.mode=all",))
+MEAN_ROW = Way("mean_row", ("adapt.mode=all", "adapt.init=mean"))
 # Full fine-tuning of the backbone, with nothing of the inventory.
 BARE_FULL = Way("bare_full", ("adapt.mode=full", "adapt.init=own", *MODE_SETTINGS["full"]))
 FRESH_ROW = Way("fresh_row", ("adapt.mode=all", "adapt.init=fresh"))
 # The row of the trained task that explains the new rows best: as it is, or to begin with.
-BEST_ROW_WAYS = (
-    Way("best_row", ("adapt.mode=zero_shot", "adapt.init=best_row")),
-    Way("from_best_row", ("adapt.mode=all", "adapt.init=best_row")),
-)
+BEST_ROW = Way("best_row", ("adapt.mode=zero_shot", "adapt.init=best_row"))
+FROM_BEST_ROW = Way("from_best_row", ("adapt.mode=all", "adapt.init=best_row"))
 # As published: a new task has a skill of its own …
 PRIVATE_WAYS = (
     Way("all", ("adapt.mode=skills_only", "adapt.init=own")),
-    *BEST_ROW_WAYS,
+    *(BEST_ROW, FROM_BEST_ROW),
     Way("learned_row", ("adapt.mode=router_only", "adapt.init=learned")),
     MEAN_ROW,
 )
 # … or those that a person gives it.
-EXPERT_WAYS = (Way("all", ("adapt.mode=all", "adapt.init=matrix")), *BEST_ROW_WAYS, MEAN_ROW)
-ROW_WAYS = (MODE_WAYS[0], *BEST_ROW_WAYS)
+EXPERT_WAYS = (
+    Way("all", ("adapt.mode=all", "adapt.init=matrix")),
+    *(BEST_ROW, FROM_BEST_ROW, MEAN_ROW),
+)
+# A method whose new rows begin at the best one.
+ROW_WAYS = (MODE_WAYS[0], BEST_ROW, MEAN_ROW)
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ def _polytropon(*settings: str) -> Method:
 UNBALANCED = ("moe.balance.switch=0", "moe.balance.z=0")
 METHODS: dict[str, Method] = {
     "polytropon": Method(
-        "router/polytropon.yaml", ways=(*MODE_WAYS, *BEST_ROW_WAYS, FRESH_ROW, BARE_FULL)
+        "router/polytropon.yaml", ways=(*MODE_WAYS, BEST_ROW, MEAN_ROW, FRESH_ROW, BARE_FULL)
     ),
     "shared": Method("router/shared.yaml"),
     "private": Method("router/private.yaml", ways=PRIVATE_WAYS),

@@ -12,14 +12,18 @@ from helpers.skills import skilled
 from mttl.adaptation.best_row import task_losses
 from mttl.adaptation.few_shot import FewShotJob
 from mttl.adaptation.job import best_row, run_job, task_module
-from mttl.adaptation.modes import adapted
+from mttl.adaptation.modes import adapted, row_start
 from mttl.adaptation.settings import job_config
 from mttl.config.load import load_config
 from mttl.data.data_module import TextToTextDataModule
 from mttl.errors import ConfigError
 from mttl.gym.folder import Gym
 from mttl.models.backbone import build_random, load_tokenizer
+from mttl.routing.task.c_poly import CPolyRouter
+from mttl.routing.task.fixed import average_router, private_router, shared_router
+from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.smear import SmearRouter
+from mttl.routing.task.task_router import TaskRouter
 
 SETTINGS = job_config(
     load_config(
@@ -90,6 +94,31 @@ def test_a_job_begins_with_the_best_row(gym: Gym, mode: str) -> None:
     torch.testing.assert_close(torch.as_tensor(rows[0]).flatten(), known.detach().flatten())
     with adapted(model, "zero_shot", init="best_row", rows=best):
         assert torch.equal(model.router.matrix(), known)
+
+
+@pytest.mark.parametrize(
+    ("asked", "given", "router", "start"),
+    [
+        ("auto", {}, None, "best_row"),
+        ("auto", {"mode": "router_only"}, None, "mean"),
+        ("mean", {}, None, "mean"),
+        ("fresh", {}, None, "fresh"),
+        ("auto", {"mode": "zero_shot"}, None, "mean"),  # no row of the new task is read
+        ("auto", {"mode": "from_scratch"}, None, "mean"),
+        ("auto", {"mode": "average"}, None, "mean"),
+        ("auto", {"examples": 0}, None, "mean"),
+        ("auto", {}, shared_router(3, 3), "mean"),  # tasks are routed alike
+        ("auto", {}, average_router(3, 3, 3), "mean"),
+        ("auto", {}, private_router(3, 3), "best_row"),
+        ("auto", {}, SmearRouter(3, 3, 1, 3, n_features=8), "mean"),  # no rows
+        ("auto", {}, CPolyRouter(3, 3, 1, 5), "mean"),
+    ],
+)
+def test_a_start_is_decided_by_what_there_is(
+    asked: str, given: dict[str, object], router: TaskRouter | None, start: str
+) -> None:
+    adapt = SETTINGS.adapt.model_copy(update={"mode": "all", "init": asked} | given)
+    assert row_start(router or PolytroponRouter(3, 3, 1, 3), adapt) == start
 
 
 def test_a_router_without_rows_is_refused(gym: Gym) -> None:
