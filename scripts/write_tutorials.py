@@ -46,6 +46,7 @@ def cleaned(book: dict) -> dict:
     """Return a notebook whose cells keep what they print, and no times, bars or warnings."""
     for cell in book["cells"]:
         cell["metadata"] = {}
+        cell["source"] = cell["source"].splitlines(True)
         if cell["cell_type"] != "code":
             continue
         streams = [o for o in cell["outputs"] if o["output_type"] == "stream"]

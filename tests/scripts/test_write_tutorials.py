@@ -21,8 +21,9 @@ def test_a_cell_keeps_what_it_printed_and_no_warnings() -> None:
         {"output_type": "stream", "name": "stderr", "text": "a library warns\n"},
         {"output_type": "stream", "name": "stdout", "text": "two\n"},
     ]
-    cell = {"cell_type": "code", "metadata": {"time": 3}, "outputs": outputs}
+    cell = {"cell_type": "code", "metadata": {"time": 3}, "outputs": outputs, "source": "a\nb"}
     book = SCRIPT.cleaned({"cells": [cell], "metadata": {}})
     (kept,) = book["cells"]
     assert kept["metadata"] == {}
+    assert kept["source"] == ["a\n", "b"]  # as in the files, so that a change shows by lines
     assert [output["text"] for output in kept["outputs"]] == [["one\n", "two\n"]]
