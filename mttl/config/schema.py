@@ -564,6 +564,12 @@ class Config(Section):
                 )
         if kind == "hyperformer" and n_heads != 1:
             problems.append(f"skills.n_heads ({n_heads}) must be 1 for the hyperformer router")
+        stacked = next(filter(None, (getattr(one, "stacked", 0) for one in kinds_of(skills))), None)
+        if stacked and kind in ("hyperformer", "coefficients"):
+            problems.append(
+                f"skills.stacked ({stacked}) takes the share of a storey's skills in a row, and "
+                f"rows of the {kind} router may be negative; use another router"
+            )
         if self.moe is not None and prior:
             if n_skills != self.moe.n_experts:
                 problems.append(
@@ -578,6 +584,7 @@ class Config(Section):
                 ("skills.kind", skills.kind, fusable),
                 ("skills.n_heads", n_heads, 1),
                 ("skills.gate", getattr(skills, "gate", False), False),
+                ("skills.stacked", getattr(skills, "stacked", None), None),
                 ("router.kind", kind, "average"),  # attention takes the router's place
                 ("backbone.train", self.backbone.train, False),
                 ("moe", "given" if self.moe else None, None),

@@ -143,6 +143,20 @@ class KronA(_AnySkills):
     """Average the two matrices, or their products."""
 
 
+class KronABlock(_AnySkills):
+    """One Kronecker product beside a block, and a learned share of the block's input."""
+
+    kind: Literal["krona_block"]
+    targets: Annotated[list[str], Field(min_length=1)] = ["mlp"]
+    """Blocks that get skills: attention, mlp, all, or patterns of their names."""
+    shape: Annotated[list[PositiveInt], Field(min_length=2, max_length=2)] | None = None
+    """Sizes of the left matrix: divisors of output and input features; by default near the roots"""
+    scale: PositiveFloat = 1.0
+    """Factor on the product."""
+    residual: bool = True
+    """Learn the share of the input (KronA-res); else there is the product alone."""
+
+
 Activation = Literal["relu", "gelu", "gelu_new", "silu"]
 
 
@@ -160,6 +174,18 @@ class _Bottleneck(_AnySkills):
     """Normalise what the adapter reads."""
     mix: Literal["factors", "outputs"] = "factors"
     """Average the parameters, or the outputs."""
+    stacked: Annotated[list[PositiveInt], Field(min_length=2)] | None = None
+    """Skills of each storey, which sum to n_skills: the first change the block's output, the next
+    read that and change it, as a task's adapter on top of a language's (MAD-X)."""
+
+    @model_validator(mode="after")
+    def _behind(self) -> Self:
+        if self.stacked and self.parallel:
+            raise ValueError(
+                f"stacked ({self.stacked}) needs parallel: false, since an upper storey reads what "
+                "the lower one made of the block's output"
+            )
+        return self
 
 
 class Adapter(_Bottleneck):
@@ -288,6 +314,7 @@ _Kinds: TypeAlias = (
     | BitFit
     | Norm
     | KronA
+    | KronABlock
     | HeadMask
     | Prefix
     | Prompt

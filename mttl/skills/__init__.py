@@ -3,6 +3,7 @@
 from mttl.skills.attach import Attached, Attachment, attach_skills
 from mttl.skills.blocks.adapter import AdapterInventory
 from mttl.skills.blocks.compacter import CompacterInventory
+from mttl.skills.blocks.krona_block import KronABlockInventory
 from mttl.skills.blocks.ladder import LadderInventory
 from mttl.skills.blocks.sparse_adapter import SparseAdapterInventory
 from mttl.skills.inputs.prefix import PrefixInventory
@@ -34,6 +35,7 @@ __all__ = [
     "IA3Inventory",
     "IntrinsicInventory",
     "Inventory",
+    "KronABlockInventory",
     "KronAInventory",
     "LadderInventory",
     "LoRAInventory",

@@ -54,7 +54,7 @@ class Inventory(nn.Module, ABC):
     """
 
     role = "skills"
-    uses: ClassVar[tuple[str, ...]] = ("task",)
+    uses: tuple[str, ...] = ("task",)
     site: ClassVar[str] = "linear"
     reads = "input"
     reads_weight = False

@@ -2,6 +2,7 @@
 
 from mttl.skills.blocks.adapter import AdapterInventory
 from mttl.skills.blocks.compacter import CompacterInventory
+from mttl.skills.blocks.krona_block import KronABlockInventory
 from mttl.skills.blocks.ladder import LadderInventory
 from mttl.skills.blocks.sparse_adapter import SparseAdapterInventory
 from mttl.skills.inputs.prefix import PrefixInventory
@@ -29,6 +30,7 @@ KINDS: dict[str, type[Inventory]] = {
     "bitfit": BitFitInventory,
     "norm": NormInventory,
     "krona": KronAInventory,
+    "krona_block": KronABlockInventory,
     "head_mask": HeadMaskInventory,
     "prefix": PrefixInventory,
     "prompt": PromptInventory,

@@ -60,7 +60,7 @@ def test_every_kind_has_a_fragment() -> None:
     assert kinds["skills"] == {
         *("lora", "ia3", "dense", "sparse", "supermask", "bitfit", "krona", "head_mask"),
         *("adapter", "compacter", "several", "intrinsic", "prefix", "prompt", "diff_pruning"),
-        *("norm", "ladder", "sparse_adapter"),
+        *("norm", "ladder", "sparse_adapter", "krona_block"),
     }
     assert kinds["optim"] == {"adamw", "adam", "adafactor"}
     assert kinds["router"] - {"none"} == {

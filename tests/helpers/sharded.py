@@ -47,7 +47,7 @@ def task_model(
             targets=("attention", "mlp"),
             slot=slot,
             site="block"
-            if kind.startswith(("adapter", "compacter", "sparse_adapter"))
+            if kind.startswith(("adapter", "compacter", "sparse_adapter", "krona_block"))
             else "linear",
         )
     else:
@@ -113,6 +113,7 @@ SOME = [
         "t5, adapter",
         "t5, compacter",
         "t5, sparse_adapter",
+        "t5, krona_block",
         "llama, intrinsic-dense",
     ),
     *("llama, prefix", "llama, prompt", "llama, diff_pruning", "llama, norm", "t5, ladder"),

@@ -35,6 +35,7 @@ from mttl.skills import (
     IA3Inventory,
     IntrinsicInventory,
     Inventory,
+    KronABlockInventory,
     KronAInventory,
     LadderInventory,
     LoRAInventory,
@@ -66,6 +67,14 @@ class _SparseAdapter(SparseAdapterInventory):
         with torch.random.fork_rng():
             torch.manual_seed(0)
             super().__init__(*sizes, hidden_features=6, sparsity=0.6, **settings)
+
+
+class _StackedAdapter(AdapterInventory):
+    """One with two storeys, whatever the number of skills."""
+
+    def __init__(self, n_in: int, n_out: int, n_skills: int, **settings: Any) -> None:
+        storeys = (1, n_skills - 1)
+        super().__init__(n_in, n_out, n_skills, parallel=False, stacked=storeys, **settings)
 
 
 # (in_features, out_features, n_skills, n_heads) -> inventory
@@ -104,6 +113,7 @@ OTHERS: dict[str, Callable[[int, int, int], Inventory]] = {
     "sparse_adapter": _SparseAdapter,
     "sparse_adapter, outputs": partial(_SparseAdapter, scale=2.0, mix="outputs"),
     "krona-factors": lambda i, o, k: KronAInventory(i, o, k, scale=0.5),
+    "krona_block": lambda i, o, k: KronABlockInventory(i, o, k, scale=0.5, residual=i == o),
     "head_mask": lambda i, o, k: HeadMaskInventory(i, o, k, 4, start=0.05),
     "head_mask, soft": lambda i, o, k: HeadMaskInventory(i, o, k, 4, hard=False),
     "lora, gated": lambda i, o, k: GatedInventory(LoRAInventory(i, o, k, rank=2)),
@@ -130,6 +140,8 @@ PLACED: dict[str, Callable[..., Inventory]] = {
     "ladder": partial(LadderInventory, side_features=5, activation="gelu"),
     "compacter": partial(CompacterInventory, hidden_features=4, n_products=2, scale=2.0),
     "sparse_adapter": partial(_SparseAdapter, parallel=False),
+    "adapter, stacked": partial(_StackedAdapter, hidden_features=3),
+    "krona_block": partial(KronABlockInventory, scale=0.5),
 }
 
 

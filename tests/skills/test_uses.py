@@ -143,6 +143,9 @@ def test_a_mixed_batch_equals_plain_layers_one_example_at_a_time(kind, n_heads):
 
 def adapter(inventory, h, weights):
     """What one network of averaged parameters makes of an adapter's input."""
+    if hasattr(inventory, "left"):  # a Kronecker product, without an activation
+        left, right = (torch.tensordot(weights, f, 1) for f in (inventory.left, inventory.right))
+        return inventory.scale * h @ torch.kron(left, right).t()
     if inventory.layer_norm:
         h = (h - h.mean(-1, keepdim=True)) / (h.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
     down, down_bias, up, up_bias = averaged_projections(inventory, weights)
@@ -186,7 +189,7 @@ def gated(inventory, base, x, weights):
 
 def behind_or_beside(inventory, x, y, weights):
     h = x if inventory.reads == "input" else y
-    if inventory.mix == "factors":
+    if getattr(inventory, "mix", "factors") == "factors":
         return y + adapter(inventory, h, weights)
     only = torch.eye(K, dtype=weights.dtype)
     return y + sum(weights[k] * adapter(inventory, h, only[k]) for k in range(K))
@@ -467,12 +470,20 @@ def test_the_registry_knows_the_kinds_of_every_use():
     assert fit == {
         "task": [
             *("lora", "ia3", "adapter", "dense", "sparse", "supermask", "bitfit", "norm", "krona"),
-            *("head_mask", "prefix", "prompt", "compacter", "sparse_adapter", "ladder"),
+            *(
+                "krona_block",
+                "head_mask",
+                "prefix",
+                "prompt",
+                "compacter",
+                "sparse_adapter",
+                "ladder",
+            ),
             *("intrinsic", "diff_pruning"),
         ],
         "token": [
-            *("lora", "ia3", "adapter", "dense", "sparse", "bitfit", "krona", "compacter"),
-            *("sparse_adapter", "intrinsic"),
+            *("lora", "ia3", "adapter", "dense", "sparse", "bitfit", "krona", "krona_block"),
+            *("compacter", "sparse_adapter", "intrinsic"),
         ],
         "composed": ["lora", "dense", "sparse", "krona", "intrinsic"],
     }

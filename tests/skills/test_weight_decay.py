@@ -56,6 +56,7 @@ VECTORS = {
     "supermask": set(),
     "bitfit": {"bias"},
     "krona": set(),
+    "krona_block": {"residual"},
     "norm": {"gain", "bias"},
     "head_mask": {"logits"},
     "prefix": {"gate"},
@@ -72,7 +73,8 @@ VECTORS = {
 def test_of_skills_decay_is_for_all_but_biases_and_scales(kind):
     more = (2,) if kind in ("head_mask", "norm", "prefix", "ladder") else ()
     settings = {"n_products": 2} if kind == "compacter" else {}
-    skills = KINDS[kind](4, 6, 3, *more, **settings)
+    n_out = 4 if kind == "krona_block" else 6  # which adds a share of its input
+    skills = KINDS[kind](4, n_out, 3, *more, **settings)
     named = {name for name, _ in skills.named_parameters()}
     assert named - decayed(skills) == VECTORS[kind]
     assert VECTORS[kind] <= named

@@ -1,6 +1,7 @@
 """Bottlenecks: what adapters of all kinds have in common, whatever their projections are."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -26,6 +27,10 @@ class BottleneckInventory(Inventory):
     :math:`\sum_k w_k f_k(h)` for ``"outputs"``, which computes all K. Tokens that choose add
     :math:`\sum_e g_e f_e(h)`.
 
+    Where skills are ``stacked``, the first ones change y, the next ones read what these made of it
+    and change that: of MAD-X those of a language under those of a task. Each storey is mixed by its
+    share of a row, :math:`w_k / \sum_{j} w_j` over its own skills; one without weight adds nothing.
+
     Args:
         in_features: Features I of the block's input.
         out_features: Features O of its output.
@@ -37,11 +42,16 @@ class BottleneckInventory(Inventory):
         layer_norm: Normalise h first. A gain and a shift of the norm's own would only be products
             with D, and are not kept apart.
         mix: How the skills of a task combine.
+        stacked: How many skills each storey has, from the bottom; by default there is one storey.
         n_heads: Only 1.
 
     Raises:
-        ValueError: If a size is not positive, ``mix`` or the activation is unknown, or there are
-            several heads.
+        ValueError: If a size is not positive, ``mix`` or the activation is unknown, there are
+            several heads, or storeys do not hold all skills or read the block's input.
+
+    References:
+        Storeys: Pfeiffer, Vulić, Gurevych and Ruder, *MAD-X: An Adapter-Based Framework for
+        Multi-Task Cross-Lingual Transfer*, EMNLP 2020, arXiv:2005.00052.
     """
 
     uses = ("task", "token")
@@ -59,6 +69,7 @@ class BottleneckInventory(Inventory):
         scale: float = 1.0,
         layer_norm: bool = False,
         mix: str = "factors",
+        stacked: Sequence[int] | None = None,
         n_heads: int = 1,
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
@@ -71,6 +82,20 @@ class BottleneckInventory(Inventory):
                 f"n_heads ({n_heads}) must be 1 for adapters, whose features have no blocks of "
                 "their own; low-rank skills (lora) take heads"
             )
+        storeys = (n_skills,) if stacked is None else tuple(stacked)
+        if min(storeys, default=0) < 1 or sum(storeys) != n_skills:
+            raise ValueError(
+                f"stacked ({list(storeys)}) must hold all of n_skills ({n_skills}): as many "
+                f"numbers as storeys, whose sum is {n_skills}"
+            )
+        if len(storeys) > 1 and parallel:
+            raise ValueError(
+                f"stacked ({list(storeys)}) needs parallel: false, since an upper storey reads "
+                "what the lower one made of the block's output"
+            )
+        self.storeys = storeys
+        if len(storeys) > 1:
+            self.uses = ("task",)
         self.reads = "input" if parallel else "output"
         self.read_features = in_features if parallel else out_features
         self.hidden_features = hidden_features
@@ -87,13 +112,37 @@ class BottleneckInventory(Inventory):
         """
 
     def merge(self, weights: Float[Tensor, "B 1 K"]) -> Merged:
-        """Return each example's network, or the weights of all outputs."""
-        return (weights[:, 0],) if self.mix == "outputs" else self.projections(weights)
+        """Return each example's network, or the weights of all outputs, storey by storey."""
+        parts = []
+        for own in self._shares(weights):
+            parts += (own[:, 0],) if self.mix == "outputs" else self.projections(own)
+        return tuple(parts)
 
     def combine(
         self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
     ) -> Float[Tensor, "B L O"]:
         """Add what the adapters make of the block's input or output."""
+        n_parts = len(merged) // len(self.storeys)
+        for first in range(0, len(merged), n_parts):
+            y = self._add(x, y, merged[first : first + n_parts])
+        return y
+
+    def _shares(self, weights: Float[Tensor, "B 1 K"]) -> list[Float[Tensor, "B 1 K"]]:
+        """Return the mixing weights of each storey, which are 0 for the skills of others."""
+        if len(self.storeys) == 1:
+            return [weights]
+        shares, before = [], 0
+        for part in weights.split(self.storeys, dim=-1):
+            total = part.sum(-1, keepdim=True)
+            share = part / total.where(total != 0, 1)
+            behind = self.n_skills - before - part.shape[-1]
+            shares.append(nn.functional.pad(share, (before, behind)))
+            before += part.shape[-1]
+        return shares
+
+    def _add(
+        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
+    ) -> Float[Tensor, "B L O"]:
         dtype = active_dtype(x)
         h, y = self._read(x if self.reads == "input" else y, dtype), y.to(dtype)
         if self.mix == "factors":
@@ -124,6 +173,8 @@ class BottleneckInventory(Inventory):
         self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"]
     ) -> Float[Tensor, "B L K r"]:
         """Return the hidden units of every adapter, and a 1 that its last bias is multiplied by."""
+        if len(self.storeys) > 1:
+            raise NotImplementedError("stacked adapters change what others of them read")
         dtype = active_dtype(x)
         h = self._read(x if self.reads == "input" else y, dtype)
         down, down_bias, _, _ = (part.to(dtype) for part in self.projections())

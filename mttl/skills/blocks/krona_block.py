@@ -1,0 +1,102 @@
+"""Kronecker skills beside a block: one product of the block's input, and a share of it."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mttl.aggregation.mix import mix_blocks
+from mttl.aggregation.products import active_dtype
+from mttl.skills.inventory import Inventory, Merged, draw
+from mttl.skills.weights.krona import kronecker_sizes, times_kronecker
+
+
+class KronABlockInventory(Inventory):
+    r"""K changes of a block's output, :math:`f_k(x) = s (A_k \otimes B_k) x + g_k x`.
+
+    A is :math:`o \times i` and B :math:`O/o \times I/i`, and the number :math:`g_k` is learned:
+    KronA\ :sup:`B`\ :sub:`res` of the paper, and KronA\ :sup:`B` without g. There is no
+    activation between the two factors. With mixing weights w,
+    :math:`y + s (\sum_k w_k A_k) \otimes (\sum_k w_k B_k) x + (\sum_k w_k g_k) x`.
+
+    The paper's text was not at hand for the value at which its residual scale begins; here it
+    begins at 0, as B does, so that a fresh skill changes nothing.
+
+    Args:
+        in_features: Features I of the block's input x.
+        out_features: Features O of its output y.
+        n_skills: Skills K.
+        shape: The sizes (o, i) of A, which divide O and I; by default the divisors nearest to
+            their roots.
+        scale: The factor s.
+        residual: Learn a share g of the input, which has to have as many features as the output.
+        n_heads: Only 1.
+
+    Raises:
+        ValueError: If a size is not positive or does not divide, or there are several heads.
+
+    References:
+        Edalati, Tahaei, Kobyzev, Nia, Clark and Rezagholizadeh, *KronA: Parameter Efficient Tuning
+        with Kronecker Adapter*, 2022, arXiv:2212.10650.
+    """
+
+    uses = ("task", "token")
+    site = "block"
+    undecayed = ("residual",)
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        n_skills: int,
+        *,
+        shape: Sequence[int] | None = None,
+        scale: float = 1.0,
+        residual: bool = True,
+        n_heads: int = 1,
+    ) -> None:
+        super().__init__(in_features, out_features, n_skills, n_heads)
+        if n_heads > 1:
+            raise ValueError(
+                f"n_heads ({n_heads}) must be 1 for Kronecker products beside blocks, whose "
+                "features have no blocks of their own; krona with mix 'deltas' takes heads"
+            )
+        if residual and in_features != out_features:
+            raise ValueError(
+                f"residual must be false where a block's output ({out_features} features) differs "
+                f"in size from its input ({in_features} features)"
+            )
+        left, right = kronecker_sizes(shape, out_features, in_features)
+        self.scale = scale
+        self.left = nn.Parameter(torch.empty(n_skills, *left))
+        self.right = nn.Parameter(torch.empty(n_skills, *right))
+        self.residual = nn.Parameter(torch.empty(n_skills)) if residual else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the left factor as `nn.Linear` does, and set the right one and the share to 0."""
+        draw(self.left, "kaiming", self.left.shape[-1])
+        nn.init.zeros_(self.right)
+        if self.residual is not None:
+            nn.init.zeros_(self.residual)
+
+    def merge(self, weights: Float[Tensor, "B 1 K"]) -> Merged:
+        """Return each example's factors, and its share of the input."""
+        factors = mix_blocks(self.left, weights), mix_blocks(self.right, self.scale * weights)
+        return factors if self.residual is None else (*factors, weights[:, 0] @ self.residual)
+
+    def combine(
+        self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
+    ) -> Float[Tensor, "B L O"]:
+        """Add what the products make of the block's input."""
+        dtype = active_dtype(x)
+        x, y = x.to(dtype), y.to(dtype)
+        left, right, *share = (part.to(dtype) for part in merged)
+        y = y + times_kronecker(x, left, right)
+        return torch.addcmul(y, share[0][:, None, None], x) if share else y
+
+    def extra_repr(self) -> str:
+        """Name the sizes in the module's printed form."""
+        o, i = self.left.shape[1:]
+        return f"{super().extra_repr()}, shape={o} x {i}, scale={self.scale:g}"

@@ -1,0 +1,72 @@
+"""Kronecker skills beside blocks, against plain products and against KronA on the block's input."""
+
+import pytest
+import torch
+
+from helpers.skills import filled, mixing
+from mttl.config.load import load_config
+from mttl.planning.fake_model import fake_model
+from mttl.skills import KronABlockInventory, KronAInventory
+
+B, L, K = 5, 2, 3
+
+
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize("shape", [(2, 4), (12, 1), (1, 12)])
+def test_equals_a_plain_kronecker_product_and_a_share(
+    residual: bool, shape: tuple[int, int]
+) -> None:
+    inventory = filled(
+        KronABlockInventory(12, 12, K, shape=shape, scale=0.5, residual=residual)
+    ).double()
+    x, y = torch.randn(B, L, 12).double(), torch.randn(B, L, 12).double()
+    weights = mixing(B, 1, K).double()
+    found = inventory(x, y, weights)
+    for b in range(B):
+        w = weights[b, 0]
+        left, right = (torch.einsum("k,koi->oi", w, f) for f in (inventory.left, inventory.right))
+        change = 0.5 * torch.kron(left, right)
+        if residual:
+            change = change + (w @ inventory.residual) * torch.eye(12)
+        torch.testing.assert_close(found[b], y[b] + x[b] @ change.T)
+
+
+def test_without_the_share_it_is_krona_on_the_input() -> None:
+    ours = filled(KronABlockInventory(8, 12, K, scale=0.5, residual=False))
+    theirs = KronAInventory(8, 12, K, scale=0.5)
+    theirs.load_state_dict(ours.state_dict())
+    x, y, weights = torch.randn(B, L, 8), torch.randn(B, L, 12), mixing(B, 1, K)
+    torch.testing.assert_close(ours(x, y, weights), theirs(x, y, weights))
+
+
+def test_a_fresh_skill_changes_nothing_and_both_parts_learn() -> None:
+    inventory = KronABlockInventory(8, 8, K)
+    x, y, weights = torch.randn(B, L, 8), torch.randn(B, L, 8), mixing(B, 1, K)
+    found = inventory(x, y, weights)
+    assert torch.equal(found, y)
+    found.square().sum().backward()
+    assert inventory.right.grad.any()
+    # d/dg_k = sum over examples of w_k <dL/dy, x>, by hand.
+    expected = torch.einsum("bk,blo,blo->k", weights[:, 0], 2 * y, x)
+    torch.testing.assert_close(inventory.residual.grad, expected)
+
+
+def test_the_file_puts_one_beside_each_feed_forward_block() -> None:
+    model = fake_model(load_config("crossfit.yaml+skills/krona_block.yaml"), ["a"])
+    layers = model.skilled_layers()
+    kinds = {type(layer.inventory) for layer in layers.values()}
+    assert kinds == {KronABlockInventory}
+    assert all("DenseReluDense" in path for path in layers)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "settings", "message"),
+    [
+        ((8, 12), {}, r"residual must be false where a block's output \(12 features\) differs"),
+        ((8, 8), {"shape": [3, 2]}, r"shape \(\[3, 2\]\) must be two sizes that divide"),
+        ((8, 8), {"n_heads": 2}, r"n_heads \(2\) must be 1 for Kronecker products beside blocks"),
+    ],
+)
+def test_wrong_settings(sizes: tuple[int, int], settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        KronABlockInventory(*sizes, K, **settings)

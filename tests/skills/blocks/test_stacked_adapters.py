@@ -1,0 +1,135 @@
+"""Stacked adapters, against one module after the other."""
+
+import pytest
+import torch
+
+from helpers.skills import filled, mixing
+from mttl.config.load import load_config
+from mttl.errors import ConfigError
+from mttl.skills import AdapterInventory, CompacterInventory, SparseAdapterInventory
+from mttl.skills.attention import AttendedInventory
+
+B, L, I, K = 4, 3, 8, 5  # noqa: E741
+KINDS = {
+    "adapter": AdapterInventory,
+    "compacter": CompacterInventory,
+    "sparse_adapter": SparseAdapterInventory,
+}
+
+
+def alone(inventory, h, w):
+    """What a mixture of the skills of one storey makes of h, by their networks one by one."""
+    down, down_bias, up, up_bias = inventory.projections()
+
+    def network(parts):
+        d, a, u, c = parts
+        return inventory.scale * (inventory.activation(h @ d.T + a) @ u.T + c)
+
+    parts = (down, down_bias, up, up_bias)
+    if inventory.mix == "outputs":
+        return sum(w[k] * network([part[k] for part in parts]) for k in range(K) if w[k])
+    return network([torch.einsum("k,k...->...", w, part) for part in parts])
+
+
+@pytest.mark.parametrize("mix", ["factors", "outputs"])
+@pytest.mark.parametrize("kind", ["adapter", "sparse_adapter"])
+@pytest.mark.parametrize("stacked", [(2, 3), (1, 3, 1)])
+def test_an_upper_storey_reads_what_the_lower_one_made(kind, mix, stacked):
+    inventory = filled(
+        KINDS[kind](
+            *(I, I, K), hidden_features=4, parallel=False, stacked=stacked, mix=mix, scale=2.0
+        )
+    ).double()
+    y = torch.randn(B, L, I, dtype=torch.float64)
+    weights = mixing(B, 1, K).double()
+    found = inventory(torch.full_like(y, torch.nan), y, weights)  # the block's input is not read
+    for b in range(B):
+        h, before = y[b], 0
+        for size in stacked:
+            own = torch.zeros(K, dtype=torch.float64)
+            own[before : before + size] = weights[b, 0, before : before + size]
+            h = h + alone(inventory, h, own / own.sum())
+            before += size
+        torch.testing.assert_close(found[b], h)
+
+
+def test_a_storey_without_weight_adds_nothing():
+    """As where a language is known and a task is not; and gradients are finite."""
+    inventory = filled(AdapterInventory(I, I, K, hidden_features=4, parallel=False, stacked=(2, 3)))
+    plain = AdapterInventory(I, I, K, hidden_features=4, parallel=False)
+    plain.load_state_dict(inventory.state_dict())
+    x, y = torch.randn(B, L, I), torch.randn(B, L, I)
+    weights = torch.tensor([0, 1.0, 0, 0, 0]).expand(B, 1, K).clone().requires_grad_()
+    found = inventory(x, y, weights)
+    torch.testing.assert_close(found, plain(x, y, weights))
+    found.sum().backward()
+    assert weights.grad.isfinite().all()
+
+
+def test_the_order_matters():
+    inventory = filled(AdapterInventory(I, I, 2, hidden_features=4, parallel=False, stacked=(1, 1)))
+    x, y, weights = torch.randn(B, L, I), torch.randn(B, L, I), torch.full((B, 1, 2), 0.5)
+    found = inventory(x, y, weights)
+    with torch.no_grad():
+        for part in inventory.parameters():
+            part.copy_(part.flip(0))
+    assert not torch.allclose(found, inventory(x, y, weights), atol=1e-3)
+
+
+def test_compacters_are_stacked_too():
+    inventory = filled(
+        CompacterInventory(I, I, 2, hidden_features=4, parallel=False, stacked=(1, 1))
+    )
+    y = torch.randn(B, L, I)
+    weights = torch.full((B, 1, 2), 0.5)
+    lower, upper = torch.eye(2).split(1)
+    expected = y + alone_of(inventory, y, lower[0])
+    expected = expected + alone_of(inventory, expected, upper[0])
+    torch.testing.assert_close(inventory(y, y, weights), expected)
+
+
+def alone_of(inventory, h, w):
+    down, down_bias, up, up_bias = (
+        torch.einsum("k,k...->...", w, part) for part in inventory.projections()
+    )
+    return inventory.activation(h @ down.T + down_bias) @ up.T + up_bias
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"stacked": (2, 2)}, r"stacked \(\[2, 2\]\) must hold all of n_skills \(5\)"),
+        ({"stacked": (0, 5)}, r"stacked \(\[0, 5\]\) must hold all of n_skills \(5\)"),
+        (
+            {"stacked": (2, 3), "parallel": True},
+            r"stacked \(\[2, 3\]\) needs parallel: false, since an upper storey reads",
+        ),
+    ],
+)
+def test_wrong_storeys(settings, message):
+    with pytest.raises(ValueError, match=message):
+        AdapterInventory(I, I, K, **{"parallel": False} | settings)
+
+
+def test_what_stacked_adapters_cannot_be():
+    inventory = AdapterInventory(I, I, K, parallel=False, stacked=(2, 3))
+    with pytest.raises(ValueError, match="cannot be chosen by token, only mixed by task"):
+        inventory.require_use("token")
+    with pytest.raises(NotImplementedError, match="stacked adapters change what others"):
+        AttendedInventory(inventory)(torch.randn(B, L, I), torch.randn(B, L, I), mixing(B, 1, K))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["skills.parallel=true"], r"stacked \(\[4, 4\]\) needs parallel: false"),
+        (["router.kind=hyperformer"], r"skills.stacked \(\[4, 4\]\) takes the share of a storey"),
+        (
+            ["aggregation.kind=fusion", "aggregation.source=runs/x", "router.kind=average"],
+            r"skills.stacked \(\[4, 4\]\) must be None for aggregation fusion",
+        ),
+    ],
+)
+def test_wrong_combinations_are_errors_of_the_configuration(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config("crossfit.yaml+skills/adapter_stacked.yaml", settings)
