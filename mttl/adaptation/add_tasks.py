@@ -11,6 +11,7 @@ from mttl.build.build_router import count_skills, counted, router_class
 from mttl.build.saved_settings import ModelSettings, read_found_settings, read_settings
 from mttl.checkpoint import SavedInventory
 from mttl.config.section import Section
+from mttl.config.skills_schema import kinds_of
 from mttl.data.prompt_form import PromptForm
 from mttl.errors import CheckpointError
 from mttl.inventory_files import SOURCE
@@ -139,6 +140,8 @@ def _require_skills(new: SavedInventory, settings: ModelSettings) -> None:
         raise refuse("its skills changed, and all tasks choose among the same ones")
     if getattr(settings.skills, "shared_down", False):
         raise refuse("its skills changed, and share a factor with those of the run")
+    if any(getattr(one, "stacked", None) for one in kinds_of(settings.skills)):
+        raise refuse("its skills changed, and those of a stack have their storeys")
     if any(place.unused is None for place in router_class(router).rows_of_tasks().values()):
         raise refuse(f"its skills changed, and '{router.kind}' cannot leave skills unused")
     if router.kind == "polytropon" and (router.shared_skill or router.normalise != "sum"):

@@ -314,6 +314,12 @@ def _check_mode(
             f"{told} weighs what tasks choose, and here only tokens choose. Use "
             "'skills_only', which leaves their routers as they are"
         )
+    storeys = [getattr(layer.inventory, "storeys", ()) for layer in model.skilled_layers().values()]
+    if init == "coefficients" and any(len(own) > 1 for own in storeys):
+        raise ConfigError(
+            "init 'coefficients' may become negative, and stacked skills are mixed by their shares "
+            "of a row. Use 'mean', or another start"
+        )
     if drawn_anew and any(isinstance(layer.router, MemberRouter) for layer in layers):
         raise ConfigError(
             f"mode '{mode}' from fresh skills would draw anew the members by whose weights tokens "

@@ -85,8 +85,8 @@ class BottleneckInventory(Inventory):
         storeys = (n_skills,) if stacked is None else tuple(stacked)
         if min(storeys, default=0) < 1 or sum(storeys) != n_skills:
             raise ValueError(
-                f"stacked ({list(storeys)}) must hold all of n_skills ({n_skills}): as many "
-                f"numbers as storeys, whose sum is {n_skills}"
+                f"stacked ({list(storeys)}) must be numbers of skills, one for each storey, that "
+                f"sum to n_skills ({n_skills})"
             )
         if len(storeys) > 1 and parallel:
             raise ValueError(

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from helpers.skills import filled, mixing
+from helpers.backbones import tiny_t5
+from helpers.skills import filled, mixing, skilled
+from mttl.adaptation.modes import apply_mode
 from mttl.config.load import load_config
 from mttl.errors import ConfigError
 from mttl.skills import AdapterInventory, CompacterInventory, SparseAdapterInventory
@@ -98,8 +100,8 @@ def alone_of(inventory, h, w):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"stacked": (2, 2)}, r"stacked \(\[2, 2\]\) must hold all of n_skills \(5\)"),
-        ({"stacked": (0, 5)}, r"stacked \(\[0, 5\]\) must hold all of n_skills \(5\)"),
+        ({"stacked": (2, 2)}, r"stacked \(\[2, 2\]\) must be numbers of skills, one for each"),
+        ({"stacked": (0, 5)}, r"stacked \(\[0, 5\]\) must be numbers of skills, one for each"),
         (
             {"stacked": (2, 3), "parallel": True},
             r"stacked \(\[2, 3\]\) needs parallel: false, since an upper storey reads",
@@ -109,6 +111,14 @@ def alone_of(inventory, h, w):
 def test_wrong_storeys(settings, message):
     with pytest.raises(ValueError, match=message):
         AdapterInventory(I, I, K, **{"parallel": False} | settings)
+
+
+def test_free_coefficients_are_refused():
+    """A new task's may become negative, and such a row has no shares."""
+    model = skilled(tiny_t5(), inventory="adapter, stacked")
+    with pytest.raises(ConfigError, match="stacked skills are mixed by their shares of a row"):
+        apply_mode(model, "router_only", init="coefficients")
+    apply_mode(model, "router_only", init="mean")
 
 
 def test_what_stacked_adapters_cannot_be():
