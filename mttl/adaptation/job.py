@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from mttl.adaptation.best_row import task_losses
+from mttl.adaptation.best_row import best_task
 from mttl.adaptation.course import Course
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.fine_tune import fine_tune, score_batches
@@ -25,6 +25,9 @@ from mttl.skills.skilled_model import SkilledModel
 from mttl.training.precision import precision_plugin
 from mttl.training.shown_tasks import show_tasks
 from mttl.training.text_to_text import Prediction, TextToTextModule
+
+# Few, so that trained tasks unlike the new one are given up early.
+ROWS_AT_ONCE = 8
 
 
 def run_job(
@@ -192,11 +195,11 @@ def best_row(
     """
     require_rows(model.router)
     module = task_module(model, tokenizer, {job.task: gym.metric(job.task)}, config)
-    many = {"batch_size": config.data.eval_batch_size}  # nothing is trained on them
-    wide = config.model_copy(update={"data": config.data.model_copy(update=many)})
-    batches = _rows_of(job, module, gym, wide).train_dataloader()
+    few = {"batch_size": min(ROWS_AT_ONCE, config.data.eval_batch_size)}
+    parts = config.model_copy(update={"data": config.data.model_copy(update=few)})
+    batches = _rows_of(job, module, gym, parts).train_dataloader()
     precision = precision_plugin(config.trainer.precision, module.device.type)
-    return task_losses(module, batches, precision).argmin().reshape(1, 1).float()
+    return torch.tensor([[float(best_task(module, batches, precision))]])
 
 
 def _rows_of(

@@ -1,6 +1,5 @@
 """A new task begins as the trained task whose routing explains its rows best."""
 
-import math
 from pathlib import Path
 
 import pytest
@@ -8,8 +7,8 @@ import torch
 from torch.nn import functional
 
 from helpers.gyms import TINY_T5, write_gym
-from helpers.skills import skilled
-from mttl.adaptation.best_row import task_losses
+from helpers.skills import skilled, spread
+from mttl.adaptation.best_row import best_task
 from mttl.adaptation.few_shot import FewShotJob
 from mttl.adaptation.job import best_row, run_job, task_module
 from mttl.adaptation.modes import adapted, row_start
@@ -24,6 +23,7 @@ from mttl.routing.task.fixed import average_router, private_router, shared_route
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.smear import SmearRouter
 from mttl.routing.task.task_router import TaskRouter
+from mttl.training.text_to_text import TextToTextModule
 
 SETTINGS = job_config(
     load_config(
@@ -43,37 +43,58 @@ def gym(tmp_path: Path) -> Gym:
     return Gym(write_gym(tmp_path))
 
 
-def test_losses_are_those_of_a_plain_loop_over_tasks(gym: Gym) -> None:
-    """The reference is PyTorch's cross-entropy, of every row alone: 1e-5 is rounding of sums."""
-    model, tokenizer = skilled(build_random("t5", TINY_T5["config"])), load_tokenizer("byte")
-    module = task_module(model, tokenizer, {"copy": "EM"}, SETTINGS)
-    data = TextToTextDataModule(
-        gym,
-        ["copy"],
-        tokenizer,
-        SETTINGS.data.model_copy(update={"samples": [100]}),
-        decoder_only=False,
-        seed=13,
-    )
+def few_rows(module: TextToTextModule, gym: Gym, n_at_once: int) -> TextToTextDataModule:
+    update = {"samples": [100], "batch_size": n_at_once}
+    data = SETTINGS.data.model_copy(update=update)
+    return TextToTextDataModule(gym, ["copy"], module.tokenizer, data, decoder_only=False, seed=13)
+
+
+def loop_over_tasks(module: TextToTextModule, gym: Gym) -> list[float]:
+    """PyTorch's cross-entropy of every row alone, routed as each task is."""
+    totals = []
+    for task in range(module.model.router.n_tasks):
+        total = 0.0
+        for batch in few_rows(module, gym, 1).train_dataloader():
+            inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
+            logits = module.model(torch.tensor([task]), **inputs).logits
+            total += functional.cross_entropy(
+                logits[0], inputs["labels"][0], reduction="sum"
+            ).item()
+        totals.append(total)
+    return totals
+
+
+@pytest.mark.parametrize("n_at_once", [1, 3, 100])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_best_task_is_that_of_a_plain_loop(gym: Gym, seed: int, n_at_once: int) -> None:
+    model = skilled(build_random("t5", TINY_T5["config"]), n_tasks=6)
+    module = task_module(model, load_tokenizer("byte"), {"copy": "EM"}, SETTINGS)
+    spread(model.router, seed)
     module.train()
-    found = task_losses(module, data.train_dataloader())
+    found = best_task(module, few_rows(module, gym, n_at_once).train_dataloader())
     assert module.training
     model.eval()
-    for task, loss in enumerate(found.tolist()):
-        total, n_tokens = 0.0, 0
-        for batch in data.train_dataloader():
-            for row in range(len(batch["labels"])):
-                own = {
-                    name: batch[name][row : row + 1]
-                    for name in ("input_ids", "attention_mask", "labels")
-                }
-                logits = model(torch.tensor([task]), **own).logits
-                total += functional.cross_entropy(
-                    logits[0], own["labels"][0], ignore_index=-100, reduction="sum"
-                ).item()
-                n_tokens += int((own["labels"] != -100).sum())
-        assert math.isclose(loss, total / n_tokens, rel_tol=1e-5)
-    assert len(set(found.tolist())) == model.router.n_tasks  # tasks differ
+    with torch.no_grad():
+        expected = loop_over_tasks(module, gym)
+    assert found == min(range(6), key=expected.__getitem__)
+    assert len({round(total, 4) for total in expected}) == 6  # rounding decides nothing
+
+
+def test_tasks_that_cost_too_much_are_given_up(gym: Gym, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task of which one part costs more than all parts of the best is not asked for another."""
+    model = skilled(build_random("t5", TINY_T5["config"]), n_tasks=4)
+    module = task_module(model, load_tokenizer("byte"), {"copy": "EM"}, SETTINGS)
+    asked = []
+
+    def nll(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, None, None]:
+        asked.append(int(batch["task_ids"][0]))
+        return torch.tensor([9.0, 1.0, 3.5, 1.5][asked[-1]]), None, None
+
+    monkeypatch.setattr(module, "nll", nll)
+    batches = [{"task_ids": torch.zeros(1, dtype=torch.long)}] * 3
+    assert best_task(module, batches) == 1
+    # All once; then the best twice more, the next one until it costs more than 3, the others not.
+    assert asked == [0, 1, 2, 3, 1, 1, 3, 3]
 
 
 @pytest.mark.parametrize("mode", ["zero_shot", "all"])
