@@ -34,6 +34,7 @@ class FewShotResult:
         n_empty: Test answers that are empty; development answers where the test rows were not
             scored.
         n_answers: How many answers that is out of; None in results of earlier versions.
+        begun_as: The trained task whose row the new one began with, where one was chosen.
     """
 
     task: str
@@ -46,6 +47,7 @@ class FewShotResult:
     n_trained: int
     n_empty: int
     n_answers: int | None = None
+    begun_as: str | None = None
 
     @property
     def job(self) -> FewShotJob:
@@ -79,8 +81,9 @@ class FewShotResult:
         """
         scores = {name: math.nan if row[name] is None else row[name] for name in ("dev", "test")}
         result = cls(**{**row, **scores})
-        for name in ("task", "metric"):
-            check_name(getattr(result, name), name, TaskError)
+        for name in ("task", "metric", "begun_as"):
+            if (name, getattr(result, name)) != ("begun_as", None):
+                check_name(getattr(result, name), name, TaskError)
         for name in ("sample", "seed", "step", "n_trained", "n_empty", "n_answers"):
             if (name, getattr(result, name)) != ("n_answers", None):
                 check_count(getattr(result, name), name)

@@ -38,6 +38,7 @@ def run_job(
     config: Config,
     *,
     row: Float[Tensor, "1 _"] | None = None,
+    tasks: Sequence[str] = (),
     score_test: bool = True,
     on_step: Callable[[], object] = lambda: None,
     keep: Callable[[FewShotResult, Mapping[str, Sequence[Prediction]], Course], object]
@@ -54,20 +55,27 @@ def run_job(
         gym: Where the rows are.
         config: Made by `mttl.adaptation.settings.job_config`.
         row: What the routing of the task starts at, where it is known.
+        tasks: Names of the trained tasks, for the result to say which one the new one began as.
         score_test: Read and answer the test rows; else the test score is undefined.
         on_step: Called after every optimizer step.
         keep: Called with the result, the answers of every split, and how it came about, while the
             model is adapted.
     """
-    init = row_start(model.router, config.adapt)
+    init, begun_as = row_start(model.router, config.adapt), None
     if init == "best_row":
         row = best_row(model, tokenizer, job, gym, config)
+        begun_as = tasks[int(row)] if tasks else None
     with (
         seeded(job.seed, next(model.parameters()).device),
         adapted(model, config.adapt.mode, init=init, rows=row),
     ):
         module = task_module(model, tokenizer, {job.task: gym.metric(job.task)}, config)
-        done = fit(module, job, gym, config, score_test=score_test, on_step=on_step)
+        done = fit(
+            *(module, job, gym, config),
+            begun_as=begun_as,
+            score_test=score_test,
+            on_step=on_step,
+        )
         if keep is not None:
             keep(*done)
         return done[0]
@@ -100,6 +108,7 @@ def fit(
     gym: Gym,
     config: Config,
     *,
+    begun_as: str | None = None,
     score_test: bool,
     on_step: Callable[[], object] = lambda: None,
 ) -> tuple[FewShotResult, dict[str, Sequence[Prediction]], Course]:
@@ -110,6 +119,7 @@ def fit(
         job: As for `run_job`, and so are the others.
         gym: Where the rows are.
         config: As for `run_job`.
+        begun_as: The trained task whose row the new one begins with, for the result.
         score_test: Whether to score the test rows.
         on_step: Called after every optimizer step.
 
@@ -170,6 +180,7 @@ def fit(
         n_trained=module.model.router.n_skills if gradient_free else count_trained(module.model),
         n_empty=sum(not row.prediction for row in rows),
         n_answers=len(rows),
+        begun_as=begun_as,
     )
     return result, answers, course
 

@@ -178,12 +178,13 @@ def adapt_to(
         with seeded(seed, device_of()):
             rows = _known_rows(values, saved.meta, model.router.n_skills, [task], lambda _: factors)
             job = FewShotJob(task, 0, seed)
-            init = modes.row_start(model.router, values.adapt)
+            init, begun_as = modes.row_start(model.router, values.adapt), None
             if init == "best_row":
                 rows[task] = best_row(model, built.tokenizer, job, gym, values)
+                begun_as = built.tasks[int(rows[task])]
             modes.apply_mode(model, values.adapt.mode, init=init, rows=rows.get(task))
             module = task_module(model, built.tokenizer, {task: metric}, values)
-            done = fit(module, job, gym, values, score_test=False)
+            done = fit(module, job, gym, values, begun_as=begun_as, score_test=False)
         known = wanted_options(gym, [task], [0], values.generation.mode)
     descriptions = {} if description is None else {task: description}
     shown = PromptForm(**form, task_descriptions=descriptions, task_options=known)
@@ -311,6 +312,7 @@ class Adaptation:
             self.gym,
             values,
             row=self.rows.get(job.task),
+            tasks=self.run.tasks,
             score_test=score_test,
             on_step=on_step,
             keep=keep,

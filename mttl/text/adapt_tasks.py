@@ -114,9 +114,11 @@ def run_jobs(
             if job not in results.finished:  # it may have been run before without being kept
                 results.add(result)
             progress.update(bar, completed=number * config.adapt.max_steps)
+            begun = f"; begun as {result.begun_as}" if result.begun_as else ""
             status.print(
                 f"{number} of {len(todo)}: {job.task}, sample {job.sample}, seed {job.seed}: "
-                f"dev {100 * result.dev:.1f}, test {100 * result.test:.1f} (step {result.step})"
+                f"dev {100 * result.dev:.1f}, test {100 * result.test:.1f} "
+                f"(step {result.step}){begun}"
             )
 
 

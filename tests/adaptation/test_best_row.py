@@ -107,10 +107,13 @@ def test_a_job_begins_with_the_best_row(gym: Gym, mode: str) -> None:
     rows = []
     whole = run_job(
         *(model, tokenizer, JOB, gym, settings),
+        tasks=["red", "green", "blue"],
         keep=lambda result, answers, course: rows.append(course.rows[0]),
     )
     known = model.router.matrix()[:, [int(best)]]
     assert whole.task == "copy"
+    assert whole.begun_as == ("red", "green", "blue")[int(best)]
+    assert type(whole).from_row(whole.row()) == whole
     assert (whole.n_trained == 0) == (mode == "zero_shot")
     torch.testing.assert_close(torch.as_tensor(rows[0]).flatten(), known.detach().flatten())
     with adapted(model, "zero_shot", init="best_row", rows=best):

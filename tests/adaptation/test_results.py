@@ -57,10 +57,11 @@ def test_parts_see_what_the_others_finished_and_leave_their_files_alone(tmp_path
 
 def test_rows_of_earlier_versions_are_read(tmp_path: Path) -> None:
     row = result("a", 0.5).row()
-    del row["n_answers"]
+    del row["n_answers"], row["begun_as"]
     (tmp_path / "results.jsonl").write_text(json.dumps(row) + "\n")
     (found,) = Results(tmp_path).finished.values()
     assert found.n_answers is None
+    assert found.begun_as is None
 
 
 @pytest.mark.parametrize("line", ['{"task": "c", "sam', '{"task": "c"}', "[1]", "\0\0", "é", ""])
