@@ -219,6 +219,8 @@ def _parsed(text: str) -> Any:
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(tree, list) and tree and all(isinstance(value, dict) for value in tree):
+        tree = dict(enumerate(tree))  # a list of sections, as skills.kinds is
     if not isinstance(tree, dict):
         return {prefix.removesuffix("."): tree}
     flat: dict[str, Any] = {}

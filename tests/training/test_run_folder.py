@@ -127,6 +127,12 @@ def test_other_settings_are_named_with_both_values(interrupted: RunFolder) -> No
             ["data.template (plain before, chat now)"],
         ),
         ("data: {prefix: true}", "data: {prefix: code}", ["data.prefix (name before, code now)"]),
+        # A list of sections, of which a later version has a setting more, and another one changed.
+        (
+            "skills: {kinds: [{kind: lora, rank: 8}, {kind: adapter}]}",
+            "skills: {kinds: [{kind: lora, rank: 4}, {kind: adapter, stacked: null}]}",
+            ["skills.kinds.0.rank (8 before, 4 now)"],
+        ),
     ],
 )
 def test_changed_settings(before: str, now: str, changed: list[str]) -> None:

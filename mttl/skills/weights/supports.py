@@ -41,7 +41,8 @@ def random_indices(size: int, n: int, generator: torch.Generator | None = None) 
     """
     if not 1 <= n <= size:
         raise ValueError(f"n ({n}) must be between 1 and the number of entries ({size})")
-    if size <= PERMUTED or 2 * n > size:
+    # On the meta device, where sizes are planned, a set of places has no length to go by.
+    if size <= PERMUTED or 2 * n > size or torch.get_default_device().type == "meta":
         return torch.randperm(size, generator=generator)[:n].sort().values
     # Draw with replacement until enough different ones are there, then drop some at random.
     found = torch.empty(0, dtype=torch.int64)
