@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from comparison.tables import Point
 from mttl.analysis.figures.canvas import (
@@ -42,7 +43,8 @@ def examples_figure(points: Sequence[Point], reference: str) -> Figure:
     strip_frame(axes, "right", "top")
     axes.grid(axis="y", color=FAINT, linewidth=0.4)
     axes.set_xticks(range(len(numbers)), [str(number) for number in numbers])
-    axes.locator_params(axis="y", nbins=6)
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+    axes.tick_params(axis="y", length=2)
     axes.set_xlabel("rows", fontsize=FONT)
     for row, method in enumerate(methods):
         own = [point for point in points if point.method == method]

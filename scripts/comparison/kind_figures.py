@@ -3,8 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from comparison.examples_figure import COLOURS
 from comparison.tables import Mean
@@ -20,8 +22,12 @@ from mttl.analysis.figures.canvas import (
     strip_frame,
     text_width,
 )
+from mttl.analysis.figures.task_map import place_labels
 
-WIDTH, HEIGHT = 3.4, 2.8  # of a panel, in inches
+WIDTH, HEIGHT = 3.4, 2.8  # of a panel of lines, in inches
+SIDE = 4.2  # of one of named points
+SMALL = FONT - 1
+FAR = 0.12  # inches from a point to its name
 
 
 @dataclass(frozen=True)
@@ -44,30 +50,42 @@ class Dot:
 def size_figure(dots: Sequence[Dot]) -> Figure:
     """Return scores against trained parameters in per cent of the backbone: one point per kind."""
     title = "Mean test score over tasks, per cent, by trained parameters"
-    figure = _canvas(title)
-    for side, axes in _panels(figure, "trained, % of the backbone"):
-        for dot in dots:
-            score: Mean = getattr(dot, side)
-            axes.plot([dot.x], [score.mean], "o", color=COLOURS[3], markersize=4)
-            axes.vlines([dot.x], [score.low], [score.high], color=COLOURS[3], linewidth=0.8)
-            axes.annotate(
-                dot.kind,
-                (dot.x, score.mean),
-                xytext=(4, 3),
-                textcoords="offset points",
-                fontsize=FONT - 1,
-                color=INK,
-            )
-        _trim(axes)
+    figure = _canvas(title, SIDE, SIDE)
+    for side, axes in _panels(figure, "trained, % of the backbone", SIDE, SIDE):
+        scores: list[Mean] = [getattr(dot, side) for dot in dots]
+        places, means = [dot.x for dot in dots], [score.mean for score in scores]
+        axes.plot(places, means, "o", color=COLOURS[3], markersize=4)
+        lows, highs = [score.low for score in scores], [score.high for score in scores]
+        axes.vlines(places, lows, highs, color=COLOURS[3], linewidth=0.8)
+        _name_points(axes, [dot.kind for dot in dots], np.column_stack([places, means]))
     return figure
+
+
+def _name_points(axes: Axes, names: Sequence[str], points: np.ndarray) -> None:
+    """Write each name where there is room, with a line to its point where that is farther."""
+    axes.autoscale_view()
+    inches = SIDE * axes.transAxes.inverted().transform(axes.transData.transform(points))
+    widths = [text_width([name], SMALL) for name in names]
+    for name, point, box in zip(names, inches, place_labels(inches, widths, SIDE), strict=True):
+        nearest = np.clip(point, box[:2], box[2:])
+        if np.linalg.norm(nearest - point) > FAR:
+            line = np.stack([point, nearest]) / SIDE
+            axes.plot(*line.T, color=FAINT, linewidth=0.6, transform=axes.transAxes, zorder=1)
+        axes.text(
+            *(box[0] / SIDE, (box[1] + box[3]) / 2 / SIDE, name),
+            transform=axes.transAxes,
+            fontsize=SMALL,
+            color=INK,
+            va="center_baseline",
+        )
 
 
 def sweep_figure(dots: Sequence[Dot], name: str) -> Figure:
     """Return a line per kind: scores against what a sweep changes."""
     kinds = list(dict.fromkeys(dot.kind for dot in dots))
     title = f"Mean test score over tasks, per cent, by {name}"
-    figure = _canvas(title, text_width(kinds) + 0.6 + GAP)
-    for side, axes in _panels(figure, name):
+    figure = _canvas(title, WIDTH, HEIGHT, text_width(kinds) + 0.6 + GAP)
+    for side, axes in _panels(figure, name, WIDTH, HEIGHT):
         for number, kind in enumerate(kinds):
             own = [dot for dot in dots if dot.kind == kind]
             places, colour = [dot.x for dot in own], COLOURS[number % len(COLOURS)]
@@ -77,32 +95,31 @@ def sweep_figure(dots: Sequence[Dot], name: str) -> Figure:
             axes.vlines(places, lows, highs, color=colour, linewidth=0.8)
             means = [score.mean for score in scores]
             axes.plot(places, means, style, color=colour, linewidth=1, markersize=3, label=kind)
-        _trim(axes)
     figure.axes[-1].legend(
         loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, fontsize=FONT
     )
     return figure
 
 
-def _canvas(title: str, beside: float = 0.0) -> Figure:
-    width = 2 * MARGIN + 0.4 + 2 * (WIDTH + 3 * MARGIN) + beside
-    return new_canvas(width, 2 * MARGIN + 2 * HEADING + HEIGHT, title)
+def _canvas(title: str, width: float, height: float, beside: float = 0.0) -> Figure:
+    across = 2 * MARGIN + 0.4 + 2 * (width + 3 * MARGIN) + beside
+    return new_canvas(across, 2 * MARGIN + 2.5 * HEADING + height, title)
 
 
-def _panels(figure: Figure, label: str) -> Iterator[tuple[str, Axes]]:
+def _panels(figure: Figure, label: str, width: float, height: float) -> Iterator[tuple[str, Axes]]:
     """Give a panel for seen and one for unseen tasks, each over a logarithmic axis."""
     for number, side in enumerate(("seen", "unseen")):
-        left = MARGIN + 0.4 + number * (WIDTH + 3 * MARGIN)
-        axes = place(figure, left, MARGIN + HEADING, WIDTH, HEIGHT)
+        left = MARGIN + 0.4 + number * (width + 3 * MARGIN)
+        axes = place(figure, left, MARGIN + HEADING, width, height)
         strip_frame(axes, "right", "top")
         axes.set_title(f"{side} tasks", fontsize=FONT, color=INK)
         axes.set_xscale("log")
+        # Plain numbers: text of figures is no mathematics, since a name may hold dollar signs.
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_major_locator(MaxNLocator(6))
+        axes.tick_params(which="both", length=2)
         axes.set_xlabel(label, fontsize=FONT)
         axes.grid(axis="y", color=FAINT, linewidth=0.4)
         axes.margins(x=0.12, y=0.1)
         yield side, axes
-
-
-def _trim(axes: Axes) -> None:
-    axes.tick_params(which="both", length=2)
-    axes.locator_params(axis="y", nbins=6)

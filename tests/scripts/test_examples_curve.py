@@ -85,6 +85,7 @@ def test_every_method_is_a_line_with_whiskers() -> None:
     points = [TABLES.Point(name, n, mean, mean) for name in "ab" for n in (0, 2, 32)]
     (axes,) = figures.examples_figure(points, "a").axes
     assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "2", "32"]
+    assert len([text for text in axes.get_yticklabels() if text.get_text()]) > 2
     assert [line.get_label() for line in axes.lines] == ["a", "b"]
     assert [list(line.get_ydata()) for line in axes.lines] == [[5.0] * 3] * 2
     assert len(axes.collections) == 2
