@@ -140,7 +140,7 @@ PLACED: dict[str, Callable[..., Inventory]] = {
     "ladder": partial(LadderInventory, side_features=5, activation="gelu"),
     "compacter": partial(CompacterInventory, hidden_features=4, n_products=2, scale=2.0),
     "sparse_adapter": partial(_SparseAdapter, parallel=False),
-    "adapter, stacked": partial(_StackedAdapter, hidden_features=3),
+    "adapter, stacked": partial(_StackedAdapter, hidden_features=3, activation="gelu"),
     "krona_block": partial(KronABlockInventory, scale=0.5),
 }
 
