@@ -25,7 +25,7 @@ ROUND = ["--size", "tiny", "--rounds", "1", "--warmup", "1"]
 MORE = {
     "ablate": ["--rows", "2"],
     "record_demonstrations": ["--episodes", "2"],
-    "compare": ["--methods", "polytropon", "shared", "--modes", "router_only", "--seeds", "13"],
+    "compare": ["--seeds", "13", "--steps", "2", "--adapt-steps", "1", "--samples", "13"],
     "forgetting": ["--planted", "verb_past", "--others", "noun_plural", "--seeds", "13"],
     "sample_efficiency": ["--methods", "polytropon", "shared", "--seeds", "13", "--rollouts", "1"],
     "step_time": [*ROUND, "--only", "ours H=1"],
@@ -34,7 +34,8 @@ MORE = {
     "compare_library": ["--rows", "polytropon", "own", "retrieval", "--seen", "1"],
     "serving": [*ROUND, "--only", "ours, queue", "--requests", "16", "--tokens", "2"],
 }
-MORE["compare"] += ["--steps", "2", "--adapt-steps", "1", "--samples", "13"]
+COMPARED = ["--methods", "polytropon", "shared", "--modes", "router_only"]
+KINDS = ["--skills", "lora", "bitfit"]
 MORE["compare"] += ["-k", "data.validation=none", "data.max_eval_rows=2", *FEW_TASKS]
 MORE["compare_library"] += ["--tasks", "third_past", "--steps", "2", "--adapt-steps", "1"]
 MORE["compare_library"] += ["-k", "data.validation=none", "data.max_eval_rows=2", *FEW_TASKS]
@@ -52,7 +53,8 @@ def shortened(script: str, words: list[str]) -> list[str]:
     elif name == "pl_train":
         more = SHORT + ([] if any(word.startswith("data.tasks=") for word in words) else FEW_TASKS)
     else:
-        return [*words, *MORE.get(name, ())]
+        few = (KINDS if "--skills" in words else COMPARED) if name == "compare" else ()
+        return [*words, *few, *MORE.get(name, ())]
     return [*words, "-k", *more]
 
 
