@@ -178,15 +178,6 @@ class _Bottleneck(_AnySkills):
     """Skills of each storey, which sum to n_skills: the first change the block's output, the next
     read that and change it, as a task's adapter on top of a language's (MAD-X)."""
 
-    @model_validator(mode="after")
-    def _behind(self) -> Self:
-        if self.stacked and self.parallel:
-            raise ValueError(
-                f"stacked ({self.stacked}) needs parallel: false, since an upper storey reads what "
-                "the lower one made of the block's output"
-            )
-        return self
-
 
 class Adapter(_Bottleneck):
     """Bottleneck adapters behind or beside attention and feed-forward blocks."""

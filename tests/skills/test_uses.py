@@ -143,9 +143,10 @@ def test_a_mixed_batch_equals_plain_layers_one_example_at_a_time(kind, n_heads):
 
 def adapter(inventory, h, weights):
     """What one network of averaged parameters makes of an adapter's input."""
-    if hasattr(inventory, "left"):  # a Kronecker product, without an activation
-        left, right = (torch.tensordot(weights, f, 1) for f in (inventory.left, inventory.right))
-        return inventory.scale * h @ torch.kron(left, right).t()
+    if hasattr(inventory, "product"):  # of Kronecker factors, without an activation
+        factors = inventory.product.left, inventory.product.right
+        left, right = (torch.tensordot(weights, factor, 1) for factor in factors)
+        return inventory.product.scale * h @ torch.kron(left, right).t()
     if inventory.layer_norm:
         h = (h - h.mean(-1, keepdim=True)) / (h.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
     down, down_bias, up, up_bias = averaged_projections(inventory, weights)
@@ -470,16 +471,8 @@ def test_the_registry_knows_the_kinds_of_every_use():
     assert fit == {
         "task": [
             *("lora", "ia3", "adapter", "dense", "sparse", "supermask", "bitfit", "norm", "krona"),
-            *(
-                "krona_block",
-                "head_mask",
-                "prefix",
-                "prompt",
-                "compacter",
-                "sparse_adapter",
-                "ladder",
-            ),
-            *("intrinsic", "diff_pruning"),
+            *("krona_block", "head_mask", "prefix", "prompt", "compacter", "sparse_adapter"),
+            *("ladder", "intrinsic", "diff_pruning"),
         ],
         "token": [
             *("lora", "ia3", "adapter", "dense", "sparse", "bitfit", "krona", "krona_block"),

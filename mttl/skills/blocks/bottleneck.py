@@ -90,8 +90,8 @@ class BottleneckInventory(Inventory):
             )
         if len(storeys) > 1 and parallel:
             raise ValueError(
-                f"stacked ({list(storeys)}) needs parallel: false, since an upper storey reads "
-                "what the lower one made of the block's output"
+                "an upper storey reads what the lower one made of a block's output: set parallel: "
+                f"false for stacked ({list(storeys)})"
             )
         self.storeys = storeys
         if len(storeys) > 1:

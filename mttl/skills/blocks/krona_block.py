@@ -6,10 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
-from mttl.skills.inventory import Inventory, Merged, draw
-from mttl.skills.weights.krona import kronecker_sizes, times_kronecker
+from mttl.skills.inventory import Inventory, Merged
+from mttl.skills.weights.krona import KronAInventory
 
 
 class KronABlockInventory(Inventory):
@@ -67,36 +66,27 @@ class KronABlockInventory(Inventory):
                 f"residual must be false where a block's output ({out_features} features) differs "
                 f"in size from its input ({in_features} features)"
             )
-        left, right = kronecker_sizes(shape, out_features, in_features)
-        self.scale = scale
-        self.left = nn.Parameter(torch.empty(n_skills, *left))
-        self.right = nn.Parameter(torch.empty(n_skills, *right))
-        self.residual = nn.Parameter(torch.empty(n_skills)) if residual else None
-        self.reset_parameters()
+        self.product = KronAInventory(in_features, out_features, n_skills, shape=shape, scale=scale)
+        self.residual = nn.Parameter(torch.zeros(n_skills)) if residual else None
 
     def reset_parameters(self) -> None:
-        """Draw the left factor as `nn.Linear` does, and set the right one and the share to 0."""
-        draw(self.left, "kaiming", self.left.shape[-1])
-        nn.init.zeros_(self.right)
+        """Draw the products as KronA's, which change nothing yet, and set the share to 0."""
+        self.product.reset_parameters()
         if self.residual is not None:
             nn.init.zeros_(self.residual)
 
     def merge(self, weights: Float[Tensor, "B 1 K"]) -> Merged:
         """Return each example's factors, and its share of the input."""
-        factors = mix_blocks(self.left, weights), mix_blocks(self.right, self.scale * weights)
+        factors = self.product.merge(weights)
         return factors if self.residual is None else (*factors, weights[:, 0] @ self.residual)
 
     def combine(
         self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
     ) -> Float[Tensor, "B L O"]:
         """Add what the products make of the block's input."""
+        factors, share = merged[:2], merged[2:]
+        y = self.product.combine(x, y, factors)
+        if not share:
+            return y
         dtype = active_dtype(x)
-        x, y = x.to(dtype), y.to(dtype)
-        left, right, *share = (part.to(dtype) for part in merged)
-        y = y + times_kronecker(x, left, right)
-        return torch.addcmul(y, share[0][:, None, None], x) if share else y
-
-    def extra_repr(self) -> str:
-        """Name the sizes in the module's printed form."""
-        o, i = self.left.shape[1:]
-        return f"{super().extra_repr()}, shape={o} x {i}, scale={self.scale:g}"
+        return torch.addcmul(y, share[0].to(dtype)[:, None, None], x.to(dtype))

@@ -64,10 +64,16 @@ class KronAInventory(Inventory):
                 "blocks of their own; mix 'deltas' takes heads"
             )
         require_divisible(n_heads, out_features=out_features)
-        left, right = kronecker_sizes(shape, out_features, in_features)
-        self.shape, self.scale, self.mix, self.init = left, scale, mix, init
-        self.left = nn.Parameter(torch.empty(n_skills, *left))
-        self.right = nn.Parameter(torch.empty(n_skills, *right))
+        shape = shape or (_near_root(out_features), _near_root(in_features))
+        if len(shape) != 2 or min(shape) < 1 or out_features % shape[0] or in_features % shape[1]:
+            raise ValueError(
+                f"shape ({list(shape)}) must be two sizes that divide out_features "
+                f"({out_features}) and in_features ({in_features})"
+            )
+        self.shape, self.scale, self.mix, self.init = tuple(shape), scale, mix, init
+        rest = out_features // shape[0], in_features // shape[1]
+        self.left = nn.Parameter(torch.empty(n_skills, *shape))
+        self.right = nn.Parameter(torch.empty(n_skills, *rest))
         self.reset_parameters()
 
     @classmethod
@@ -95,7 +101,10 @@ class KronAInventory(Inventory):
         if self.mix == "deltas":
             return torch.baddbmm(y, x, merged[0].to(dtype).transpose(1, 2))
         left, right = (factor.to(dtype) for factor in merged)
-        return y + times_kronecker(x, left, right)
+        # (A ⊗ B) x = A X Bᵀ with X the input as a matrix (i, I / i).
+        matrix = x.unflatten(-1, (self.shape[1], -1))
+        inner = torch.matmul(matrix, right.mT.unsqueeze(1))
+        return y + torch.matmul(left.unsqueeze(1), inner).flatten(2)
 
     def changes(self) -> Float[Tensor, "K O I"]:
         """Return what each skill alone adds to the base weight."""
@@ -120,38 +129,6 @@ class KronAInventory(Inventory):
         """Name the sizes in the module's printed form."""
         shape = f"{self.shape[0]} x {self.shape[1]}"
         return f"{super().extra_repr()}, shape={shape}, scale={self.scale:g}, mix={self.mix}"
-
-
-def kronecker_sizes(
-    shape: Sequence[int] | None, out_features: int, in_features: int
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the sizes (o, i) of the left factor of a product (O, I), and (O/o, I/i) of the right.
-
-    Args:
-        shape: Those of the left one; by default the divisors nearest to the roots of O and I.
-        out_features: Features O.
-        in_features: Features I.
-
-    Raises:
-        ValueError: If they do not divide.
-    """
-    left = tuple(shape or (_near_root(out_features), _near_root(in_features)))
-    if len(left) != 2 or min(left) < 1 or out_features % left[0] or in_features % left[1]:
-        raise ValueError(
-            f"shape ({list(left)}) must be two sizes that divide out_features "
-            f"({out_features}) and in_features ({in_features})"
-        )
-    return left, (out_features // left[0], in_features // left[1])
-
-
-def times_kronecker(
-    x: Float[Tensor, "B L I"], left: Float[Tensor, "B o i"], right: Float[Tensor, "B p q"]
-) -> Float[Tensor, "B L O"]:
-    r"""Return :math:`(A \otimes B) x` of each example, without the product's matrix."""
-    # (A ⊗ B) x = A X Bᵀ with X the input as a matrix (i, I / i).
-    matrix = x.unflatten(-1, (left.shape[-1], -1))
-    inner = torch.matmul(matrix, right.mT.unsqueeze(1))
-    return torch.matmul(left.unsqueeze(1), inner).flatten(2)
 
 
 def _near_root(size: int) -> int:

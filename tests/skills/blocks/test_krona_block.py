@@ -22,9 +22,10 @@ def test_equals_a_plain_kronecker_product_and_a_share(
     x, y = torch.randn(B, L, 12).double(), torch.randn(B, L, 12).double()
     weights = mixing(B, 1, K).double()
     found = inventory(x, y, weights)
+    parts = inventory.product.left, inventory.product.right
     for b in range(B):
         w = weights[b, 0]
-        left, right = (torch.einsum("k,koi->oi", w, f) for f in (inventory.left, inventory.right))
+        left, right = (torch.einsum("k,koi->oi", w, f) for f in parts)
         change = 0.5 * torch.kron(left, right)
         if residual:
             change = change + (w @ inventory.residual) * torch.eye(12)
@@ -34,7 +35,7 @@ def test_equals_a_plain_kronecker_product_and_a_share(
 def test_without_the_share_it_is_krona_on_the_input() -> None:
     ours = filled(KronABlockInventory(8, 12, K, scale=0.5, residual=False))
     theirs = KronAInventory(8, 12, K, scale=0.5)
-    theirs.load_state_dict(ours.state_dict())
+    theirs.load_state_dict(ours.product.state_dict())
     x, y, weights = torch.randn(B, L, 8), torch.randn(B, L, 12), mixing(B, 1, K)
     torch.testing.assert_close(ours(x, y, weights), theirs(x, y, weights))
 
@@ -45,7 +46,7 @@ def test_a_fresh_skill_changes_nothing_and_both_parts_learn() -> None:
     found = inventory(x, y, weights)
     assert torch.equal(found, y)
     found.square().sum().backward()
-    assert inventory.right.grad.any()
+    assert inventory.product.right.grad.any()
     # d/dg_k = sum over examples of w_k <dL/dy, x>, by hand.
     expected = torch.einsum("bk,blo,blo->k", weights[:, 0], 2 * y, x)
     torch.testing.assert_close(inventory.residual.grad, expected)
