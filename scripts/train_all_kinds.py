@@ -28,7 +28,8 @@ from mttl.files import write_text
 from mttl.shipped_files import shipped_folder
 
 ROOT = Path(__file__).resolve().parent.parent
-FRAGMENTS = (
+# Those that need no other gym and no library; tokens are in the comparison of methods.
+ROUTERS = (
     "router/polytropon",
     "router/polytropon_ibp",
     "router/multi_head",
@@ -44,31 +45,6 @@ FRAGMENTS = (
     "router/adamix",
     "router/smear",
     "router/coefficients",
-    "skills/ia3",
-    "skills/dense",
-    "skills/sparse",
-    "skills/supermask",
-    "skills/bitfit",
-    "skills/bitfit_norms",
-    "skills/norm",
-    "skills/krona",
-    "skills/krona_block",
-    "skills/intrinsic",
-    "skills/diff_pruning",
-    "skills/adapter_houlsby",
-    "skills/adapter_pfeiffer",
-    "skills/adapter_parallel",
-    "skills/adapter_stacked",
-    "skills/compacter",
-    "skills/sparse_adapter",
-    "skills/ladder",
-    "skills/lora_parallel",
-    "skills/unipelt",
-    "skills/head_mask",
-    "skills/prefix",
-    "skills/prompt",
-    "skills/mam",
-    "skills/s4",
 )
 
 
@@ -166,7 +142,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = make_parser(__doc__)
     add = parser.group(READ).add_argument
     add("-c", "--config", default="crossfit.yaml", help="files below the fragments (%(default)s)")
-    add("--fragments", nargs="+", default=list(FRAGMENTS), metavar="ROOM[/NAME]", help="(all)")
+    add("--fragments", nargs="+", default=[*ROUTERS, "skills"], metavar="ROOM[/NAME]", help="(all)")
     add_overrides(parser, "override a setting of all runs; may be repeated")
     add = parser.group(WORK).add_argument
     add("--steps", type=int, default=800, help="optimizer steps of each run (%(default)s)")

@@ -20,6 +20,29 @@ from mttl.skills.weights.norm import NormInventory
 from mttl.skills.weights.sparse import SparseInventory
 from mttl.skills.weights.supermask import SupermaskInventory
 
+__all__ = [
+    "KINDS",
+    "AdapterInventory",
+    "BitFitInventory",
+    "CompacterInventory",
+    "DenseInventory",
+    "DiffPruningInventory",
+    "HeadMaskInventory",
+    "IA3Inventory",
+    "IntrinsicInventory",
+    "KronABlockInventory",
+    "KronAInventory",
+    "LadderInventory",
+    "LoRAInventory",
+    "NormInventory",
+    "PrefixInventory",
+    "PromptInventory",
+    "SparseAdapterInventory",
+    "SparseInventory",
+    "SupermaskInventory",
+    "kind_for",
+]
+
 KINDS: dict[str, type[Inventory]] = {
     "lora": LoRAInventory,
     "ia3": IA3Inventory,

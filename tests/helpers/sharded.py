@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,13 @@ from torch.nn.functional import cross_entropy
 
 from helpers.backbones import batch, fill, tiny_llama, tiny_t5
 from helpers.experts import token_model
-from helpers.skills import INVENTORIES, OTHERS, PLACED, attach_kind, make_kind, spread
+from helpers.skills import INVENTORIES, OTHERS, PLACED, attach_kind, kind_class, make_kind, spread
 from mttl.models.teacher_forcing import forced_logits
 from mttl.routing import PolytroponRouter, RoutingSlot, TaskRouter
 from mttl.routing.task.priors import RoutingPrior
 from mttl.sharding.shard_model import shard_model
 from mttl.sharding.whole_tensors import for_first, is_first, load_whole, whole, whole_parameters
-from mttl.skills import SkilledModel, attach_skills
+from mttl.skills import KINDS, SkilledModel, attach_skills
 
 WORLD, STEPS, RATE, NORM = 2, 2, 0.1, 0.5
 PRIOR = RoutingPrior(ibp_alpha=2.0, ibp_weight=0.1)
@@ -46,9 +47,7 @@ def task_model(
             lambda i, o: make_kind(kind, i, o, 3),
             targets=("attention", "mlp"),
             slot=slot,
-            site="block"
-            if kind.startswith(("adapter", "compacter", "sparse_adapter", "krona_block"))
-            else "linear",
+            site="block" if kind_class(kind).site == "block" else "linear",
         )
     else:
         attachment = attach_kind(backbone, kind, n_skills=3, targets=["attention"], slot=slot)
@@ -105,20 +104,11 @@ CASES = _TASKS | {
     "llama, prompts": prompt_model,
     "llama, bfloat16": partial(task_model, "llama", dtype=torch.bfloat16),
 }
+_FIRST = {kind_class(name): name for name in reversed(TASK_KINDS)}
 # One of every kind of skill, and one of everything else; the others are slow.
 SOME = [
-    *("t5, all", "t5, krona-deltas", "t5, supermask", "t5, sparse-deltas", "t5, tokens"),
-    *(
-        "t5, head_mask",
-        "t5, adapter",
-        "t5, compacter",
-        "t5, sparse_adapter",
-        "t5, krona_block",
-        "llama, intrinsic-dense",
-    ),
-    *("llama, prefix", "llama, prompt", "llama, diff_pruning", "llama, norm", "t5, ladder"),
-    *("llama, lora-factors", "llama, ia3", "llama, bitfit", "llama, dense-deltas"),
-    *("llama, token adapters", "llama, prompts", "llama, bfloat16"),
+    *("t5, all", "t5, tokens", "llama, token adapters", "llama, prompts", "llama, bfloat16"),
+    *(f"{family}, {_FIRST[kind]}" for family, kind in zip(cycle(FAMILIES), KINDS.values())),
 ]
 # The slow part is to put every block together for every token.
 ANSWERED = ("all", "lora-factors", "tokens", "sparse-deltas")

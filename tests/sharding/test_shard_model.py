@@ -13,7 +13,7 @@ import torch
 from helpers.sharded import CASES, SOME, TASK_KINDS, work
 from helpers.skills import kind_class
 from helpers.together import run_together
-from mttl.skills.kinds import KINDS
+from mttl.skills import KINDS
 
 
 @pytest.fixture(scope="module")

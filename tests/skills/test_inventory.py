@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from helpers.skills import INVENTORIES
-from mttl.skills import DenseInventory, LoRAInventory, SparseInventory
-from mttl.skills.kinds import KINDS
+from mttl.skills import KINDS, DenseInventory, LoRAInventory, SparseInventory
 
 KINDS_WITH_HEADS = sorted(INVENTORIES)
 K = 3

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from helpers.backbones import BACKBONES, batch, fill
 from helpers.compare import relative_error
-from helpers.skills import PLACED, gradients, skilled
+from helpers.skills import PLACED, gradients, kind_class, skilled
 from mttl.merging.fold import fold, strip, task_mixing, unfold
 from mttl.skills import SkilledModel
 
@@ -22,24 +22,23 @@ FOLDED = ("head_mask", "head_mask, soft", "norm")
 # A softmax gives every column and every position some attention, whatever is there.
 SEEN = ("prefix, joint", "prefix, computed", "prompt")
 HARD = ("head_mask",)
-BLOCKS = ("adapter", "compacter", "sparse_adapter", "krona_block")
-VARIANTS = (
-    *("head_mask, soft", "prefix, joint", "prefix, computed"),
-    *("adapter, outputs", "adapter, stacked", "compacter", "sparse_adapter", "krona_block"),
-)
+SITES = {kind: kind_class(kind).site for kind in PLACED}
+# The first of every site meets every family.
+FIRST = {site: kind for kind, site in reversed(SITES.items())}.values()
 
 
 def cases(kinds: Sequence[str], half: int | None = None) -> pytest.MarkDecorator:
     """Every family with every kind; what is rare is slow.
 
-    Rare are variants with any family but one, and, where a half is given, the pairs of the other
-    half: each kind with an encoder and with a decoder alone, which are others in the other half.
+    Rare are all but the first kind of a site with any family but one, and, where a half is given,
+    the pairs of the other half: each kind with an encoder and with a decoder alone, which are
+    others in the other half.
     """
     marked = []
     for place, kind in enumerate(kind for kind in PLACED if kind in kinds):
         for family in BACKBONES:
             at_once = half is None or family in HALVES[(place + half) % 2]
-            often = family == "t5" if kind in VARIANTS else at_once
+            often = at_once if kind in FIRST else family == "t5"
             marks = () if often else (pytest.mark.slow,)
             marked.append(pytest.param(family, kind, marks=marks))
     return pytest.mark.parametrize(("family", "kind"), marked)
@@ -50,7 +49,7 @@ every, first_half, second_half = (cases([*PLACED], half) for half in (None, 0, 1
 
 
 def placed(family: str, kind: str, **settings: Any) -> SkilledModel:
-    blocks = kind.startswith(BLOCKS)
+    blocks = SITES[kind] == "block"
     settings |= (
         {"n_heads": 1} if blocks or kind == "ladder" else {}
     )  # whose features have no blocks of their own
