@@ -47,8 +47,9 @@ def load_config(
         The configuration. Its name comes from the files where none is given.
 
     Raises:
-        ConfigError: If a file is missing or malformed, or values do not validate; the message
-            names file, key, value and what is allowed, for all mistakes at once.
+        ConfigError: If a file is missing or malformed, or nothing is left of it, or values do not
+            validate; the message names file, key, value and what is allowed, for all mistakes at
+            once.
     """
     config = load_any_config(names, overrides, own=own)
     if not isinstance(config, Config):
@@ -69,12 +70,16 @@ def load_any_config(
     """Read a configuration of any world; its sections tell which. See `load_config`."""
     listed = names.split("+") if isinstance(names, str) else list(names)
     stems: list[str] = []
+    paths: list[str] = []
     tree: Tree = {}
     sources: Sources = {}
     for name in listed:
         path = find_file(name, suffix=".yaml")
-        tree = merge(tree, _read(path), str(path), sources)
+        own_tree = _read(path)
+        tree = merge(tree, own_tree, str(path), sources)
         stems.append(path.stem)
+        paths += [str(path)] if own_tree else []
+    _refuse_overruled(paths, sources)
     for text in overrides:
         tree = _override(tree, text, sources)
     tree = _of_the_gym(tree)
@@ -153,6 +158,22 @@ def _read(path: Path) -> Tree:
                 f"{path}: section '{section}' must hold settings, not {_kind_of(settings)}"
             )
     return tree
+
+
+def _refuse_overruled(paths: Sequence[str], sources: Sources) -> None:
+    """Refuse a file on top of another of which nothing is left.
+
+    Raises:
+        ConfigError: If later files say otherwise about all that it sets.
+    """
+    heard = set(sources.values())
+    for place, path in enumerate(paths[1:-1], 1):
+        if path not in heard:
+            later = ", ".join(f"'{other}'" for other in paths[place + 1 :] if other in heard)
+            raise ConfigError(
+                f"'{path}' has no effect: all that it sets is set again by what is named after it "
+                f"({later}). Leave one of them out, or name it last"
+            )
 
 
 def _of_the_gym(tree: Tree) -> Tree:

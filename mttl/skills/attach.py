@@ -160,7 +160,7 @@ def attach_kinds(
                 group = groups.setdefault(name, len(groups))
                 found[path] = where.layer(base, inventory, slot, group)
             except ValueError as error:
-                raise ValueError(f"{error} of '{path}'") from error
+                raise ValueError(f"'{path}': {error}") from error
             first = first or inventory
             inventory.share(first)
             inventory.to(next(chain(base.parameters(), base.buffers())).device)

@@ -333,7 +333,7 @@ def test_unknown_tasks_and_ids_out_of_range() -> None:
             "backbone.config.vocab_size (300) must be at least 384, the number of tokens of the "
             "tokenizer 'byte'",
         ),
-        ("", "skills.n_heads=3", "section skills: n_heads (3) must divide"),
+        ("", "skills.n_heads=3", "SelfAttention.q': n_heads (3) must divide"),
         (
             "skills/ia3.yaml",
             "skills.targets=[wi_9]",

@@ -119,6 +119,27 @@ def test_the_same_kind_merges(write: Writer) -> None:
     assert (config.skills.rank, config.skills.targets) == (4, ["attention", "mlp"])
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("router/shared", "router/private"),
+        ("skills/head_mask", "router/token_top2"),  # which has no skills of tasks
+        ("optim/adam", "optim/adamw"),
+    ],
+)
+def test_a_file_that_others_overrule_is_refused(first: str, second: str) -> None:
+    message = rf"'configs/{first}.yaml' has no effect: .*\('configs/{second}.yaml'\)\. Leave one"
+    with pytest.raises(ConfigError, match=message):
+        load_config(f"crossfit.yaml+{first}.yaml+{second}.yaml")
+    load_config(f"crossfit.yaml+{second}.yaml")
+
+
+@pytest.mark.parametrize("text", ["", "trainer: {max_steps: 2}\nrun: {seed: 1}"])
+def test_a_file_may_be_overruled_in_part_and_hold_nothing(write: Writer, text: str) -> None:
+    quick = load_config("crossfit.yaml+trainer/quick.yaml")
+    assert load_config(f"{write(text)}+trainer/quick.yaml").trainer == quick.trainer
+
+
 def test_an_override_of_the_kind_replaces_too() -> None:
     config = load_config("crossfit.yaml", ["data.length_window=0", "data.sampler.kind=homogeneous"])
     assert config.data.sampler.kind == "homogeneous"

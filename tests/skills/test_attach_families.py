@@ -202,7 +202,7 @@ def test_the_message_lists_what_there_is():
 
 def test_a_layer_that_cannot_hold_the_inventory_is_named():
     # 24 features are divisible by 3, 16 are not.
-    message = r"n_heads \(3\) must divide out_features \(16\) of 'encoder.block.0.*\.wo'"
+    message = r"'encoder.block.0.*\.wo': n_heads \(3\) must divide out_features \(16\)"
     with pytest.raises(ValueError, match=message):
         attach(tiny_t5(), ["mlp"], make=lambda i, o: IA3Inventory(i, o, 2, n_heads=3))
 

@@ -216,7 +216,7 @@ def test_what_a_list_of_kinds_may_not_say(kinds: str, message: str) -> None:
     ("settings", "message"),
     [
         (["skills.kinds=[{kind: lora}, {kind: ia3}]"], "section skills: '.*' would get two kinds"),
-        (["skills.n_heads=4"], r"section skills: n_heads \(4\) must be 1 for adapters"),
+        (["skills.n_heads=4"], r"section skills: '.*': n_heads \(4\) must be 1 for adapters"),
     ],
 )
 def test_what_cannot_be_built(settings: list[str], message: str) -> None:
