@@ -183,7 +183,7 @@ def test_every_fragment_reads_back_on_a_frozen_backbone(
             [*small(T5), "router.embedding_size=3"],
         ),
         (
-            "crossfit.yaml+backbone/tiny_t5.yaml+router/token_top2.yaml+backbone/tiny_llama.yaml",
+            "crossfit.yaml+router/token_top2.yaml+backbone/tiny_llama.yaml",
             small(LLAMA),
         ),
         (

@@ -50,7 +50,7 @@ def nothing_written(config: Path) -> bool:
             "router.kind=polytropn",
             "router.kind: 'polytropn' must be one of polytropon, ",
         ),
-        ("skills.n_heads=3", "section skills: n_heads (3) must divide in_features"),
+        ("skills.n_heads=3", "SelfAttention.q': n_heads (3) must divide in_features"),
         ("skills.targets=[q_prj]", "the target 'q_prj' matches no linear layer"),
         ("backbone.model_type=t55", "('t55') is no model type of transformers"),
         ("backbone.config.d_modl=8", "backbone.config.d_modl is no setting of 't5'"),
