@@ -56,7 +56,7 @@ def size_figure(dots: Sequence[Dot]) -> Figure:
         places, means = [dot.x for dot in dots], [score.mean for score in scores]
         axes.plot(places, means, "o", color=COLOURS[3], markersize=4)
         lows, highs = [score.low for score in scores], [score.high for score in scores]
-        axes.vlines(places, lows, highs, color=COLOURS[3], linewidth=0.8)
+        axes.vlines(places, lows, highs, color=COLOURS[3], linewidth=0.8, alpha=0.4)
         _name_points(axes, [dot.kind for dot in dots], np.column_stack([places, means]))
     return figure
 
