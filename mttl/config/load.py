@@ -78,7 +78,8 @@ def load_any_config(
         own_tree = _read(path)
         tree = merge(tree, own_tree, str(path), sources)
         stems.append(path.stem)
-        paths += [str(path)] if own_tree else []
+        if own_tree:
+            paths.append(str(path))
     _refuse_overruled(paths, sources)
     for text in overrides:
         tree = _override(tree, text, sources)
