@@ -80,8 +80,7 @@ def fine_tune(
         if step % eval_every == 0 or step == n_steps:
             found, rows = score_batches(module, development, precision)
             on_score(found)
-            # An undefined score is worse than any other.
-            if _rank(found) > _rank(best):
+            if rank(found) > rank(best):
                 best_step, best, answers = step, found, rows
                 kept = [value.detach().clone() for value in state]
     with torch.no_grad():
@@ -120,5 +119,6 @@ def _endless(batches: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]
         yield from batches
 
 
-def _rank(score: float) -> float:
+def rank(score: float) -> float:
+    """Return what orders scores: an undefined one is worse than any other."""
     return -math.inf if math.isnan(score) else score

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -12,9 +13,15 @@ from transformers import PreTrainedTokenizerBase
 from mttl.adaptation.best_row import best_task
 from mttl.adaptation.course import Course
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
-from mttl.adaptation.fine_tune import fine_tune, score_batches
+from mttl.adaptation.fine_tune import fine_tune, rank, score_batches
 from mttl.adaptation.gradient_free import compose
-from mttl.adaptation.modes import adapted, count_trained, require_rows, row_start
+from mttl.adaptation.modes import (
+    adapted,
+    count_trained,
+    kept_state,
+    require_rows,
+    row_starts,
+)
 from mttl.config.schema import Config
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.prompt_form import PromptForm
@@ -43,10 +50,13 @@ def run_job(
     on_step: Callable[[], object] = lambda: None,
     keep: Callable[[FewShotResult, Mapping[str, Sequence[Prediction]], Course], object]
     | None = None,
+    stay: bool = False,
 ) -> FewShotResult:
     """Adapt to one sample of one task, score, and leave the model as it was.
 
-    The random state of PyTorch is left as it was too.
+    Of several starts, the one that ends best on the development rows is kept, of equal ones the
+    first; test rows are scored for those alone that are the best so far. The random state of
+    PyTorch is left as it was too.
 
     Args:
         model: The trained model.
@@ -60,25 +70,38 @@ def run_job(
         on_step: Called after every optimizer step.
         keep: Called with the result, the answers of every split, and how it came about, while the
             model is adapted.
+        stay: Leave the model adapted, rather than as it was.
     """
-    init, begun_as = row_start(model.router, config.adapt), None
-    if init == "best_row":
-        row = best_row(model, tokenizer, job, gym, config)
-        begun_as = tasks[int(row)] if tasks else None
-    with (
-        seeded(job.seed, next(model.parameters()).device),
-        adapted(model, config.adapt.mode, init=init, rows=row),
-    ):
-        module = task_module(model, tokenizer, {job.task: gym.metric(job.task)}, config)
-        done = fit(
-            *(module, job, gym, config),
-            begun_as=begun_as,
-            score_test=score_test,
-            on_step=on_step,
-        )
-        if keep is not None:
-            keep(*done)
-        return done[0]
+    mode = config.adapt.mode
+    best: tuple[FewShotResult, Mapping[str, Sequence[Prediction]], Course] | None = None
+    bring_back = None
+    for init in row_starts(model.router, config.adapt):
+        begun_as = None
+        if init == "best_row":
+            row = best_row(model, tokenizer, job, gym, config)
+            begun_as = tasks[int(row)] if tasks else None
+        with (
+            seeded(job.seed, next(model.parameters()).device),
+            adapted(model, mode, init=init, rows=row),
+        ):
+            module = task_module(model, tokenizer, {job.task: gym.metric(job.task)}, config)
+            fitted = fit(module, job, gym, config, on_step=on_step)
+            if best is None or rank(fitted.dev) > rank(best[0].dev):
+                scored = score(module, job, config, fitted, begun_as, test=score_test)
+                best = (*scored, fitted.course)
+                if keep is not None or stay:
+                    bring_back = kept_state(model, mode)
+    assert best is not None  # there is at least one start
+    if bring_back is not None:
+        leave = kept_state(model, mode)
+        try:
+            bring_back()
+            if keep is not None:
+                keep(*best)
+        finally:
+            if not stay:
+                leave()
+    return best[0]
 
 
 def task_module(
@@ -102,29 +125,41 @@ def task_module(
     ).to(next(model.parameters()).device)
 
 
+@dataclass(frozen=True)
+class Fitted:
+    """What training on a job's rows came to.
+
+    Attributes:
+        step: The step whose weights were kept.
+        dev: Their score on the development rows; undefined (NaN) where there was no training.
+        answers: To the rows that were scored, by their split.
+        course: How it came about.
+        data: The rows.
+    """
+
+    step: int
+    dev: float
+    answers: dict[str, Sequence[Prediction]]
+    course: Course
+    data: TextToTextDataModule
+
+
 def fit(
     module: TextToTextModule,
     job: FewShotJob,
     gym: Gym,
     config: Config,
     *,
-    begun_as: str | None = None,
-    score_test: bool,
     on_step: Callable[[], object] = lambda: None,
-) -> tuple[FewShotResult, dict[str, Sequence[Prediction]], Course]:
-    """Train on a job's rows and score; the module keeps the weights that were chosen.
+) -> Fitted:
+    """Train on a job's rows; the module keeps the weights that were best on development rows.
 
     Args:
         module: Made by `task_module`.
         job: As for `run_job`, and so are the others.
         gym: Where the rows are.
         config: As for `run_job`.
-        begun_as: The trained task whose row the new one begins with, for the result.
-        score_test: Whether to score the test rows.
         on_step: Called after every optimizer step.
-
-    Returns:
-        What it scored, the answers of every split that was scored, and how it came about.
     """
     data = _rows_of(job, module, gym, config)
     show_tasks(module.model, data)
@@ -135,17 +170,16 @@ def fit(
         options = wanted_options(gym, [job.task], [job.sample], "rank")
         module.contrast(options, form, **weights)
     precision = precision_plugin(config.trainer.precision, module.device.type)
-    step, dev = 0, math.nan
     course = Course(module.model.router, config.adapt.max_steps)
+    if config.adapt.examples == 0:
+        return Fitted(0, math.nan, {}, course, data)
 
     def stepped() -> None:
         course.note_step()
         on_step()
 
-    answers: dict[str, Sequence[Prediction]] = {}
-    gradient_free = config.adapt.gradient_free and config.adapt.examples != 0
-    if gradient_free:
-        step, dev, answers["dev"] = compose(
+    if config.adapt.gradient_free:
+        step, dev, answers = compose(
             module,
             data.train_dataloader(),
             data.evaluation_dataloader("dev"),
@@ -153,8 +187,8 @@ def fit(
             precision=precision,
             on_step=on_step,
         )
-    elif config.adapt.examples != 0:
-        step, dev, answers["dev"] = fine_tune(
+    else:
+        step, dev, answers = fine_tune(
             module,
             data.train_dataloader(),
             data.evaluation_dataloader("dev"),
@@ -165,24 +199,48 @@ def fit(
             on_step=stepped,
             on_score=course.note_score,
         )
-    test = math.nan
-    if score_test:
-        loader = data.evaluation_dataloader("test")
-        test, answers["test"] = score_batches(module, loader, precision)
+    return Fitted(step, dev, {"dev": answers}, course, data)
+
+
+def score(
+    module: TextToTextModule,
+    job: FewShotJob,
+    config: Config,
+    fitted: Fitted,
+    begun_as: str | None,
+    *,
+    test: bool,
+) -> tuple[FewShotResult, dict[str, Sequence[Prediction]]]:
+    """Return what a fitted job scored, and the answers of every split that was scored.
+
+    Args:
+        module: With the weights that were chosen.
+        job: As for `run_job`.
+        config: As for `run_job`.
+        fitted: What `fit` returned.
+        begun_as: The trained task whose row the new one began with.
+        test: Whether to score the test rows.
+    """
+    answers, found = dict(fitted.answers), math.nan
+    if test:
+        precision = precision_plugin(config.trainer.precision, module.device.type)
+        loader = fitted.data.evaluation_dataloader("test")
+        found, answers["test"] = score_batches(module, loader, precision)
     rows = answers.get("test", answers.get("dev", []))
     (metric,) = module.metric_names
+    alone = config.adapt.gradient_free and config.adapt.examples != 0
     result = FewShotResult(
         **{"task": job.task, "sample": job.sample, "seed": job.seed},
         metric=metric,
-        dev=dev,
-        test=test,
-        step=step,
-        n_trained=module.model.router.n_skills if gradient_free else count_trained(module.model),
+        dev=fitted.dev,
+        test=found,
+        step=fitted.step,
+        n_trained=module.model.router.n_skills if alone else count_trained(module.model),
         n_empty=sum(not row.prediction for row in rows),
         n_answers=len(rows),
         begun_as=begun_as,
     )
-    return result, answers, course
+    return result, answers
 
 
 def best_row(

@@ -1,6 +1,6 @@
 """Adaptation modes: the router of new tasks, and which parameters are trained."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import get_args
 
@@ -169,22 +169,24 @@ def adapted_router(
     return known.for_new_tasks(n_tasks, init=start)
 
 
-def row_start(known: TaskRouter, adapt: Adapt) -> RowInit:
-    """Return how the routing of a new task starts, with ``"auto"`` decided.
+def row_starts(known: TaskRouter, adapt: Adapt) -> tuple[RowInit, ...]:
+    """Return how the routing of a new task may start; of several, all are tried.
 
-    That is ``"best_row"`` in the mode ``"all"``, if there are rows of the new task to choose one by
-    and trained tasks are routed differently; else ``"mean"``. (A row that is learned alone
+    ``"auto"`` is ``"best_row"`` in the mode ``"all"``, if there are rows of the new task to choose
+    one by and trained tasks are routed differently; else ``"mean"``. (A row that is learned alone
     scored higher from the mean.) A new task of C-Poly starts at the mean, too, since the skills of
-    its own are not another task's.
+    its own are not another task's. ``"two_starts"`` is the same, but tries ``"mean"`` as well
+    where that is ``"best_row"``.
 
     Args:
         known: The trained router.
         adapt: The settings of adaptation.
     """
-    if adapt.init != "auto":
-        return adapt.init
-    chosen = adapt.mode == "all" and adapt.examples != 0 and _differ(known)
-    return "best_row" if chosen else "mean"
+    if adapt.init not in ("auto", "two_starts"):
+        return (adapt.init,)
+    if adapt.mode != "all" or adapt.examples == 0 or not _differ(known):
+        return ("mean",)
+    return ("best_row", "mean") if adapt.init == "two_starts" else ("best_row",)
 
 
 def _differ(known: TaskRouter) -> bool:
@@ -353,20 +355,30 @@ def adapted(
         init: How new rows start.
         rows: As for `adapted_router`.
     """
-    router, training = model.router, model.training
-    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    before = [(value, value.detach().clone()) for value in _changing(model, mode)]
+    leave = kept_state(model, mode)
     try:
         yield apply_mode(model, mode, n_tasks, init=init, rows=rows)
     finally:
+        leave()
+
+
+def kept_state(model: SkilledModel, mode: AdaptMode) -> Callable[[], None]:
+    """Keep what a mode changes as it is now, and return what brings it back."""
+    router, training = model.router, model.training
+    trained = {name for name, value in model.named_parameters() if value.requires_grad}
+    kept = [(value, value.detach().clone()) for value in _changing(model, mode)]
+
+    def bring_back() -> None:
         model.router = router
         with torch.no_grad():
-            for value, kept in before:
-                value.copy_(kept)
+            for value, before in kept:
+                value.copy_(before)
         for name, value in model.named_parameters():
             value.requires_grad_(name in trained)
             value.grad = None
         model.train(training)
+
+    return bring_back
 
 
 def _changing(model: SkilledModel, mode: AdaptMode) -> list[torch.Tensor]:

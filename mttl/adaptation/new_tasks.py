@@ -18,7 +18,7 @@ from mttl.adaptation import modes
 from mttl.adaptation.adapted_model import AdaptedModel
 from mttl.adaptation.course import Course
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
-from mttl.adaptation.job import best_row, fit, run_job, seeded, task_module
+from mttl.adaptation.job import run_job, task_module
 from mttl.adaptation.own_examples import Example, split_examples, write_examples
 from mttl.adaptation.plan import new_tasks, plan_jobs
 from mttl.adaptation.results import Results, check_folder
@@ -175,20 +175,21 @@ def adapt_to(
         )
         inventory, built = inventory_digest(saved.folder), load_run(run, backbone=backbone)
         model = built.model.to(device_of())
-        with seeded(seed, device_of()):
-            rows = _known_rows(values, saved.meta, model.router.n_skills, [task], lambda _: factors)
-            job = FewShotJob(task, 0, seed)
-            init, begun_as = modes.row_start(model.router, values.adapt), None
-            if init == "best_row":
-                rows[task] = best_row(model, built.tokenizer, job, gym, values)
-                begun_as = built.tasks[int(rows[task])]
-            modes.apply_mode(model, values.adapt.mode, init=init, rows=rows.get(task))
-            module = task_module(model, built.tokenizer, {task: metric}, values)
-            done = fit(module, job, gym, values, begun_as=begun_as, score_test=False)
+        rows = _known_rows(values, saved.meta, model.router.n_skills, [task], lambda _: factors)
+        found: list[tuple[FewShotResult, Answers, Course]] = []
+        run_job(
+            *(model, built.tokenizer, FewShotJob(task, 0, seed), gym, values),
+            row=rows.get(task),
+            tasks=built.tasks,
+            score_test=False,
+            keep=lambda *best: found.append(best),
+            stay=True,
+        )
+        ((result, answers, course),) = found
+        module = task_module(model, built.tokenizer, {task: metric}, values)
         known = wanted_options(gym, [task], [0], values.generation.mode)
     descriptions = {} if description is None else {task: description}
     shown = PromptForm(**form, task_descriptions=descriptions, task_options=known)
-    result, answers, course = done
     return AdaptedModel(module, values, result, shown, answers, course, saved.folder, inventory)
 
 
@@ -277,6 +278,10 @@ class Adaptation:
         """
         self.run.model.to(device_of(number))
 
+    def n_starts(self, config: Config) -> int:
+        """Return from how many starts a job is adapted."""
+        return len(modes.row_starts(self.run.model.router, config.adapt))
+
     def run_job(
         self,
         job: FewShotJob,
@@ -298,12 +303,12 @@ class Adaptation:
         values = job_config(config, self.form)
 
         def keep(result: FewShotResult, answers: Answers, course: Course) -> None:
-            if save is not None:
-                shown = self._shown(job, config)
-                where = {"skills": self.skills, "inventory": self.inventory, "course": course}
-                save_adapted(
-                    save, self.run.model, result, answers, values, shown, **where, replace=True
-                )
+            assert save is not None
+            shown = self._shown(job, config)
+            where = {"skills": self.skills, "inventory": self.inventory, "course": course}
+            save_adapted(
+                save, self.run.model, result, answers, values, shown, **where, replace=True
+            )
 
         return run_job(
             self.run.model,
@@ -315,7 +320,7 @@ class Adaptation:
             tasks=self.run.tasks,
             score_test=score_test,
             on_step=on_step,
-            keep=keep,
+            keep=keep if save is not None else None,
         )
 
     def _shown(self, job: FewShotJob, config: Config) -> PromptForm:

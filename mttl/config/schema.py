@@ -70,12 +70,14 @@ class Adapt(Section):
 
     mode: AdaptMode = "all"
     """What to train; see `mttl.adaptation.modes`."""
-    init: RowInit | Literal["auto"] = "auto"
+    init: RowInit | Literal["auto", "two_starts"] = "two_starts"
     """How the routing of a new task starts: at the mean of the trained tasks, untrained, at the row
     of the trained task by which its training rows cost least, at its row of the Expert's matrix,
     with a fresh skill of its own, a row of Polytropon's, composed of its factors, fixed with all
     skills alike, or as free coefficients of the skills (CAT). `auto` is the best row in mode `all`,
-    if there are examples and trained tasks are routed differently, and else the mean."""
+    if there are examples and trained tasks are routed differently, and else the mean. `two_starts`
+    is the same, but where that is the best row adapts from the mean as well, and keeps what scores
+    higher on the development rows: twice the work."""
     gradient_free: bool = False
     """Look for one coefficient per skill, the same in all layers, by evolution (LoraHub), trying
     `max_steps` of them. Needs mode `router_only` and init `coefficients`."""

@@ -103,7 +103,9 @@ def run_jobs(
 ) -> None:
     """Run jobs one after another and keep their results, and what they learned in ``models``."""
     with counting_bar(status) as progress:
-        bar = progress.add_task("adapting", total=len(todo) * config.adapt.max_steps)
+        n_starts = adaptation.n_starts(config)
+        n_steps = n_starts * config.adapt.max_steps
+        bar = progress.add_task("adapting", total=len(todo) * n_steps)
         for number, job in enumerate(todo, start=1):
             result = adaptation.run_job(
                 job,
@@ -113,8 +115,9 @@ def run_jobs(
             )
             if job not in results.finished:  # it may have been run before without being kept
                 results.add(result)
-            progress.update(bar, completed=number * config.adapt.max_steps)
-            begun = f"; begun as {result.begun_as}" if result.begun_as else ""
+            progress.update(bar, completed=number * n_steps)
+            start = f"as {result.begun_as}" if result.begun_as else "at the mean row"
+            begun = f"; begun {start}" if result.begun_as or n_starts > 1 else ""
             status.print(
                 f"{number} of {len(todo)}: {job.task}, sample {job.sample}, seed {job.seed}: "
                 f"dev {100 * result.dev:.1f}, test {100 * result.test:.1f} "

@@ -50,6 +50,8 @@ FRESH_ROW = Way("fresh_row", ("adapt.mode=all", "adapt.init=fresh"))
 # The row of the trained task that explains the new rows best: as it is, or to begin with.
 BEST_ROW = Way("best_row", ("adapt.mode=zero_shot", "adapt.init=best_row"))
 FROM_BEST_ROW = Way("from_best_row", ("adapt.mode=all", "adapt.init=best_row"))
+# Adapted twice, from that row and from the mean: what is better on development rows.
+TWO_STARTS = Way("two_starts", ("adapt.mode=all", "adapt.init=two_starts"))
 # As published: a new task has a skill of its own …
 PRIVATE_WAYS = (
     Way("all", ("adapt.mode=skills_only", "adapt.init=own")),
@@ -63,7 +65,7 @@ EXPERT_WAYS = (
     *(BEST_ROW, FROM_BEST_ROW, MEAN_ROW),
 )
 # A method whose new rows begin at the best one.
-ROW_WAYS = (MODE_WAYS[0], BEST_ROW, MEAN_ROW)
+ROW_WAYS = (MODE_WAYS[0], BEST_ROW, MEAN_ROW, TWO_STARTS)
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def _polytropon(*settings: str) -> Method:
 UNBALANCED = ("moe.balance.switch=0", "moe.balance.z=0")
 METHODS: dict[str, Method] = {
     "polytropon": Method(
-        "router/polytropon.yaml", ways=(*MODE_WAYS, BEST_ROW, MEAN_ROW, FRESH_ROW, BARE_FULL)
+        "router/polytropon.yaml", ways=(*MODE_WAYS, *ROW_WAYS[1:], FRESH_ROW, BARE_FULL)
     ),
     "shared": Method("router/shared.yaml"),
     "private": Method("router/private.yaml", ways=PRIVATE_WAYS),

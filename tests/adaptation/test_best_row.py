@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch.nn import functional
 
+import mttl.adaptation.job as job_file
 from helpers.gyms import TINY_T5, write_gym
 from helpers.skills import skilled, spread
 from mttl.adaptation.best_row import best_task
-from mttl.adaptation.few_shot import FewShotJob
+from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.job import best_row, run_job, task_module
-from mttl.adaptation.modes import adapted, row_start
+from mttl.adaptation.modes import adapted, row_starts
 from mttl.adaptation.settings import job_config
 from mttl.config.load import load_config
 from mttl.data.data_module import TextToTextDataModule
@@ -142,7 +143,46 @@ def test_a_start_is_decided_by_what_there_is(
     asked: str, given: dict[str, object], router: TaskRouter | None, start: str
 ) -> None:
     adapt = SETTINGS.adapt.model_copy(update={"mode": "all", "init": asked} | given)
-    assert row_start(router or PolytroponRouter(3, 3, 1, 3), adapt) == start
+    router = router or PolytroponRouter(3, 3, 1, 3)
+    assert row_starts(router, adapt) == (start,)
+    if asked == "auto":  # a second start is for tasks that begin as a trained one alone
+        twice = adapt.model_copy(update={"init": "two_starts"})
+        assert row_starts(router, twice) == (start, "mean")[: 2 if start == "best_row" else 1]
+
+
+@pytest.mark.parametrize("better", ["best_row", "mean", "neither"])
+def test_of_two_starts_what_ends_better_is_kept(
+    gym: Gym, better: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores, weights and answers are those of the better start alone; of equals, the first."""
+    model, tokenizer = skilled(build_random("t5", TINY_T5["config"])), load_tokenizer("byte")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def tuned(module: TextToTextModule, *batches: object, **more: object) -> tuple:
+        return 1, scored.pop(0), []
+
+    def adapt(init: str) -> tuple[FewShotResult, list[torch.Tensor]]:
+        rows: list[torch.Tensor] = []
+        change = {"mode": "all", "init": init}
+        changed = SETTINGS.model_copy(update={"adapt": SETTINGS.adapt.model_copy(update=change)})
+        result = run_job(
+            *(model, tokenizer, JOB, gym, changed),
+            tasks=["red", "green", "blue"],
+            keep=lambda *best: rows.append(model.router.matrix().detach().clone()),
+        )
+        return result, rows
+
+    monkeypatch.setattr(job_file, "fine_tune", tuned)
+    first, second = {"best_row": (0.8, 0.5), "mean": (0.5, 0.8), "neither": (0.5, 0.5)}[better]
+    scored = [first, second]
+    result, rows = adapt("two_starts")
+    scored = [max(first, second)]
+    alone, own_rows = adapt("mean" if better == "mean" else "best_row")
+    assert result == alone
+    assert len(rows) == 1
+    assert torch.equal(rows[0], own_rows[0])
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
 
 
 def test_a_router_without_rows_is_refused(gym: Gym) -> None:

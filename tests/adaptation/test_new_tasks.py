@@ -15,12 +15,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import mttl
+import mttl.adaptation.job
 import mttl.adaptation.modes
 from helpers.checksums import note_again
 from helpers.command import ROOT, load_recipe, train
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
 from helpers.new_tasks import NEW, train_source
-from mttl.adaptation.fine_tune import score_batches
+from mttl.adaptation.fine_tune import fine_tune, score_batches
 from mttl.adaptation.new_tasks import Adaptation
 from mttl.adaptation.own_examples import write_examples
 from mttl.config.load import load_config
@@ -121,6 +122,29 @@ def test_a_call_begins_with_the_best_row(run: Path) -> None:
     (result,) = mttl.adapt(run, samples=[13], tasks=["twice"], **given)
     assert (result.n_trained, result.step) == (0, 0)
     assert best in range(rows.shape[1])
+
+
+@pytest.mark.parametrize(("scores", "better"), [((0.5, 0.2), "best_row"), ((0.2, 0.5), "mean")])
+def test_a_model_of_two_starts_is_the_better_one(
+    run: Path, scores: tuple[float, float], better: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weight for weight that of a call from that start alone, whichever was adapted last."""
+
+    def told(*given: object, **more: object) -> tuple:
+        step, _, answers = fine_tune(*given, **more)
+        return step, scores[next(count)], answers
+
+    count = iter(range(2))
+    monkeypatch.setattr(mttl.adaptation.job, "fine_tune", told)
+    found = mttl.adapt_to(run, PAIRS, task="twice", lr=1e-1, **STEPS)
+    assert next(count, None) is None  # both were adapted
+    monkeypatch.undo()
+    alone = mttl.adapt_to(run, PAIRS, task="twice", lr=1e-1, init=better, **STEPS)
+    assert found.result == replace(alone.result, dev=0.5)
+    expected = alone.model.state_dict()
+    assert found.model.state_dict().keys() == expected.keys()
+    for name, value in found.model.state_dict().items():
+        assert torch.equal(value, expected[name]), name
 
 
 def test_new_tasks_of_expert_are_routed_as_its_matrix_says(run: Path, tmp_path: Path) -> None:

@@ -202,6 +202,25 @@ def test_a_way_to_adapt_is_that_of_the_methods_that_have_it() -> None:
     }
 
 
+def test_every_method_has_one_start_and_one_way_has_two(
+    config: Path, tmp_path: Path, commands: list[list[str]]
+) -> None:
+    given = ("--methods", "polytropon", "shared", "--seeds", "13")
+    assert compare(config, tmp_path, *given, "--modes", "two_starts", "mean_row") == 0
+    inits = {}
+    for command in commands:
+        if Path(command[0]).stem == "pl_finetune":
+            folder = Path(command[command.index("--out") + 1])
+            kept = load_config(str(folder / "config.yaml")).adapt
+            inits[folder.parents[1].name, folder.name] = kept.init
+    assert inits == {
+        ("polytropon", "adapt-all"): "auto",
+        ("polytropon", "adapt-mean_row"): "mean",
+        ("polytropon", "adapt-two_starts"): "two_starts",
+        ("shared", "adapt-all"): "auto",
+    }
+
+
 def test_baselines_treat_new_tasks_as_published(
     config: Path, tmp_path: Path, commands: list[list[str]]
 ) -> None:
