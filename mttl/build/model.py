@@ -270,8 +270,15 @@ def assemble(
     except ValueError as error:
         raise ConfigError(f"section router: {error}") from error
     if skills.kind == "sparse" and skills.support != "random" and not trained:
+        skill = SparseSkill.load(skills.support)
+        if skill.masks:
+            raise ConfigError(
+                f"skills.support ('{skills.support}') is of a pruned network (form masked), which "
+                "changes every entry and has no support to take over; make the file with --form "
+                "added, or use support: random"
+            )
         try:
-            place_supports(model.skilled_layers(), SparseSkill.load(skills.support).support)
+            place_supports(model.skilled_layers(), skill.support)
         except ValueError as error:
             raise ConfigError(f"skills.support ('{skills.support}'): {error}") from error
     return model, attachment, token_layers

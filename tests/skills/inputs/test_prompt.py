@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import MambaConfig, MambaForCausalLM
 
 from helpers.backbones import BACKBONES, batch, fill, tiny_gpt2, tiny_llama, tiny_t5
 from helpers.compare import relative_error
@@ -139,6 +140,15 @@ def test_only_the_stack_that_reads_the_text_has_prompts() -> None:
     model = one_task(backbone)
     assert list(model.skilled_layers()) == ["encoder.embed_tokens"]
     assert list(one_task(tiny_gpt2()).skilled_layers()) == ["transformer.wte"]
+
+
+def test_a_stack_without_a_cache_of_keys_and_values_is_refused() -> None:
+    """A state-space model would read the prompt again before every token that it writes."""
+    config = MambaConfig(hidden_size=8, num_hidden_layers=1, vocab_size=9, state_size=2)
+    with pytest.raises(
+        ValueError, match="a MambaModel keeps no past_key_values, in which a prompt"
+    ):
+        skilled(MambaForCausalLM(config), inventory="prompt", targets=["input"])
 
 
 def test_calls_that_have_no_place_for_prompts_are_refused() -> None:
