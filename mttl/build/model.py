@@ -270,14 +270,13 @@ def assemble(
     except ValueError as error:
         raise ConfigError(f"section router: {error}") from error
     if skills.kind == "sparse" and skills.support != "random" and not trained:
-        skill = SparseSkill.load(skills.support)
-        if skill.masks:
-            raise ConfigError(
-                f"skills.support ('{skills.support}') is of a pruned network (form masked), which "
-                "changes every entry and has no support to take over; make the file with --form "
-                "added, or use support: random"
-            )
         try:
+            skill = SparseSkill.load(skills.support)
+            if skill.masks:
+                raise ValueError(
+                    "it is of a pruned network (form masked), which changes every entry and has no "
+                    "support to take over; make it with --form added, or use support: random"
+                )
             place_supports(model.skilled_layers(), skill.support)
         except ValueError as error:
             raise ConfigError(f"skills.support ('{skills.support}'): {error}") from error

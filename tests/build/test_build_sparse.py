@@ -94,7 +94,9 @@ def test_a_support_that_does_not_fit_is_the_users_mistake(config, tmp_path):
         build_model(load_config(files, [f"skills.support={path}"]), ["one"])
     pruned = replace(write_support(path, config), about={"form": "masked"})
     pruned.save(path)
-    with pytest.raises(ConfigError, match=r"is of a pruned network \(form masked\)"):
+    with pytest.raises(
+        ConfigError, match=r"skills\.support .*is of a pruned network \(form masked\)"
+    ):
         build_model(load_config(files, [f"skills.support={path}"]), ["one"])
     with pytest.raises(ConfigError, match="sparsity must stay out where support names a file"):
         load_config(files, [f"skills.support={path}", "skills.sparsity=0.5"])

@@ -63,15 +63,19 @@ def input_embeddings(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
         ValueError: If it generates without a cache of keys and values: nothing would say whether a
             prompt has been read already.
     """
-    stack = _reader(backbone)
-    if stack is not None and not has_encoder(backbone):
-        if "past_key_values" not in inspect.signature(stack.forward).parameters:
-            raise ValueError(
-                f"a {type(stack).__name__} keeps no past_key_values, in which a prompt that was "
-                "read stands when text is generated; put skills on its layers instead (lora, ia3, "
-                "bitfit), or take a backbone of attention alone"
-            )
-    found: Any = None if stack is None else stack.get_input_embeddings()  # type: ignore[operator]
+    stack: Any = _reader(backbone)
+    if stack is None:
+        return {}
+    if (
+        not has_encoder(backbone)
+        and "past_key_values" not in inspect.signature(stack.forward).parameters
+    ):
+        raise ValueError(
+            f"a {type(stack).__name__} keeps no past_key_values, in which a prompt that was read "
+            "stands when text is generated; put skills on its layers instead (lora, ia3, bitfit), "
+            "or take a backbone of attention alone"
+        )
+    found = stack.get_input_embeddings()
     return {
         path: (found.weight.shape[0], found.weight.shape[1])
         for path, module in backbone.named_modules()
