@@ -105,7 +105,10 @@ def choose_layers(
                 "point, or quantised by bitsandbytes or torchao (backbone.quantize)"
             )
         if not places:
-            raise ValueError(f"the target '{target}' matches no {noun}: this backbone has none")
+            raise ValueError(
+                f"the target '{target}' matches no {noun}: this backbone has none; take a kind of "
+                "skill for its linear layers (lora, ia3, krona, bitfit …)"
+            )
         if not found:
             names = sorted({path.rpartition(".")[2] for path in places})
             known = [word for word in (*names, *words, "all") if word != target]
