@@ -53,14 +53,15 @@ def apply_mode(
     | ``router_only`` | new rows | the router (MHR-z) |
     | ``skills_only`` | new rows, fixed | the skills |
     | ``all`` | new rows | router and skills (Polytropon) |
-    | ``average`` | all skills alike | the skills (MHR-μ) |
+    | ``average`` | all skills alike | the skills, as one (MHR-μ) |
     | ``from_scratch`` | fresh rows | router and fresh skills: no transfer but the backbone's |
     | ``full`` | new rows | everything, the backbone too |
 
-    Routers of tokens belong to the router and their experts to the skills; they know no tasks, so a
-    new one needs nothing new of them. Where tasks have skills of their own (C-Poly), a new one has
-    fresh ones if the mode trains skills, and else the common skills alone; one that begins as a
-    trained task, with that task's.
+    Skills that are weighed alike move alike: in ``average`` the average of kinds that mix factors
+    learns what a single skill would that starts there. Routers of tokens belong to the router and
+    their experts to the skills; they know no tasks, so a new one needs nothing new of them. Where
+    tasks have skills of their own (C-Poly), a new one has fresh ones if the mode trains skills, and
+    else the common skills alone; one that begins as a trained task, with that task's.
 
     Args:
         model: Trained backbone, skills and router.
