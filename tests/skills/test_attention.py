@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from torch.func import functional_call
 
+from helpers.adapterhub import adapterhub
 from helpers.backbones import BACKBONES, batch, fill, tiny_t5
 from helpers.compare import relative_error
 from mttl.adaptation.modes import adapted, apply_mode
@@ -87,6 +89,67 @@ def test_adapters_under_attention_equal_the_plain_computation(parallel):
         for made in (found, expected)
     )
     torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("value", [True, False], ids=["dynamic", "static"])
+@pytest.mark.parametrize("parallel", [True, False])
+def test_adapters_under_attention_are_those_of_adapterhubs_fusion(parallel, value):
+    """As its layer fuses adapters, but for the model's residual connection and norm behind it."""
+    hub = adapterhub()
+    config = hub.configuration.ParBnConfig if parallel else hub.configuration.SeqBnConfig
+    kind = hub.modeling.ParallelAdapter if parallel else hub.modeling.Adapter
+    own = config(scaling=0.7, original_ln_before=False, original_ln_after=False)
+    adapter = kind("skill", 6, 4, own)
+    # What theirs has, too, and has switched off in its two configurations: a temperature that falls
+    # from 50 to 1, and a residual connection inside the sum. Its matrix of values starts with 1e-6
+    # beside the diagonal, ours as the identity; here both are far from that.
+    form = "DynamicAdapterFusionConfig" if value else "StaticAdapterFusionConfig"
+    fusion_config = getattr(hub.configuration, form)()
+    fusion = hub.modeling.BertFusion(fusion_config, 6, 0.0).double()
+
+    settings = {"hidden_features": 4, "scale": 0.7, "parallel": parallel}
+    query = "input" if parallel else "output"
+    inventory = AttendedInventory(AdapterInventory(6, 6, 3, **settings), value=value, query=query)
+    fill(inventory)
+    skills, attention = inventory.double().skills, inventory.attention
+    x, y = torch.randn(2, 2, 3, 6, dtype=torch.double).requires_grad_().unbind()
+    stacks = {
+        "adapter_down.0.weight": skills.blocks.up,
+        "adapter_down.0.bias": skills.blocks.up_bias,
+        "adapter_up.weight": skills.blocks.down,
+        "adapter_up.bias": skills.blocks.down_bias,
+    }
+    h, asks, residual = adapter.pre_forward(y, x, None, fusion_config=fusion_config)
+    singles = [{name: part[k] for name, part in stacks.items()} for k in range(3)]
+    made = [functional_call(adapter, one, (h, residual), strict=True)[2] for one in singles]
+    outputs = torch.stack(made, dim=2)
+    bias = torch.randn(6, dtype=torch.double, requires_grad=True)
+    parts = {
+        "query.weight": attention.query,
+        "query.bias": attention.query_bias,
+        "key.weight": attention.key,
+        "key.bias": bias,
+    }
+    if value:
+        parts["value.weight"] = torch.eye(6).double() + attention.value_change
+    attended = functional_call(fusion, parts, (asks, outputs, outputs, residual), strict=True)
+    expected = adapter.post_forward(attended, y, x, None)
+    if parallel:  # where it fuses these, the block's input is added, which one of them does not add
+        expected = expected - x
+    found = inventory(x, y, WEIGHTS.double())
+    # The same double-precision sums in another order: some dozens of roundings of 1e-16.
+    close = {"rtol": 1e-12, "atol": 1e-12}
+    torch.testing.assert_close(found, expected, **close)
+    trained, towards = [x, y, *attention.parameters()], torch.randn_like(found)
+    ours, theirs = (
+        torch.autograd.grad(
+            (one * towards).sum(), trained, materialize_grads=True, retain_graph=True
+        )
+        for one in (found, expected)
+    )
+    torch.testing.assert_close(ours, theirs, **close)
+    # A bias of the keys, which ours has not, adds the same to all scores.
+    assert torch.autograd.grad((expected * towards).sum(), bias)[0].abs().max() < 1e-12
 
 
 def test_kinds_without_a_last_product_are_refused():

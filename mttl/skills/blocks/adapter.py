@@ -20,9 +20,11 @@ class AdapterInventory(BottleneckInventory):
     scaled parallel     the same with the factor 4, beside feed-forward blocks
     ==================  ==================================================================
 
-    Places are those of the formulas in the survey of He et al. In models that normalise behind the
-    residual connection, such as BERT, the release of AdapterFusion also sends the sum with the
-    residual through the norm before a Pfeiffer adapter reads it; here it reads the block's output.
+    Places are those of the formulas in the survey of He et al.: skills read the block's output, or
+    its input. In the library `adapters` a Pfeiffer adapter reads the sum of output and residual,
+    behind the norm in models that normalise there, such as BERT (so does the release of
+    AdapterFusion); and a parallel adapter reads the residual, which is not what the block reads in
+    models that normalise first, such as T5. From the same input both make the same change.
 
     Args:
         in_features: Features I of the block's input.

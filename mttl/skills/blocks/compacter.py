@@ -22,8 +22,8 @@ class CompacterInventory(BottleneckInventory):
     averaged apart.
 
     A fresh one changes nothing, and its way down varies as that of `nn.Linear`. In the library
-    `adapters`, whose layer is that of the release, rules have a standard deviation of 0.01 and both
-    projections are drawn, so that it begins with a change.
+    `adapters`, whose layer is that of the release, rules have a standard deviation of 0.0001, or of
+    0.01 where layers share none, and both projections are drawn, so that it begins with a change.
 
     Args:
         in_features: Features I of the block's input.

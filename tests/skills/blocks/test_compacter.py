@@ -5,8 +5,9 @@ import copy
 import pytest
 import torch
 
+from helpers.adapterhub import adapterhub, mixed
 from helpers.backbones import batch, fill, tiny_llama, tiny_t5
-from helpers.skills import skilled
+from helpers.skills import filled, mixing, skilled
 from mttl.config.load import load_config
 from mttl.errors import ConfigError
 from mttl.model_tensors import skill_tensors
@@ -14,6 +15,69 @@ from mttl.routing import RoutingSlot
 from mttl.skills import CompacterInventory, attach_skills
 
 IDS = torch.tensor([2, 0, 1, 0])
+
+
+def their_parts(inventory):
+    """Return our parameters by the names that AdapterHub's adapters of PHM layers have.
+
+    Their layers multiply rows of inputs by a matrix, ours a matrix by columns: all is transposed.
+    """
+    found = {"phm_rule": inventory.rule.mT}
+    for name, factors, bias in (
+        ("adapter_down.0", inventory.down, inventory.down_bias),
+        ("adapter_up", inventory.up, inventory.up_bias),
+    ):
+        words = ("W",) if inventory.rank is None else ("W_right", "W_left")
+        for word, factor in zip(words, factors, strict=True):
+            found[f"{name}.{word}"] = factor.mT
+        found[f"{name}.b"] = bias
+        # Where layers share no rules, theirs has one for each projection, ours one for both.
+        found[f"{name}.phm_rule"] = found["phm_rule"]
+    return found
+
+
+@pytest.mark.parametrize("mix", ["factors", "outputs"])
+@pytest.mark.parametrize("n_skills", [1, 2])
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("rank", [1, 2, None])
+def test_mixtures_are_those_of_adapterhubs_compacter(rank, shared, n_skills, mix):
+    hub = adapterhub()
+    config = hub.configuration.CompacterConfig(
+        original_ln_after=False,  # the model's residual connection and norm behind the block
+        phm_rank=rank or 1,
+        factorized_phm_W=rank is not None,
+        shared_phm_rule=shared,
+    )
+    adapter = hub.modeling.Adapter("skill", 12, 8, config)
+    settings = {"hidden_features": 8, "activation": "gelu", "parallel": False, "mix": mix}
+    inventory = filled(CompacterInventory(12, 12, n_skills, rank=rank, **settings)).double()
+    parts = their_parts(inventory)
+    theirs = {name for name, _ in adapter.named_parameters()} | ({"phm_rule"} if shared else set())
+    x, y = torch.randn(2, 3, 5, 12, dtype=torch.double).requires_grad_().unbind()
+    # In double precision rows sum to 1 there, too.
+    weights = mixing(3, 1, n_skills).double().log().softmax(-1)
+    expected = mixed(adapter, {name: parts[name] for name in theirs}, weights, x, y, mix=mix)
+    found = inventory(x, y, weights)
+    # The same sums in another order: some dozens of roundings of 1e-16.
+    close = {"rtol": 1e-12, "atol": 1e-12}
+    torch.testing.assert_close(found, expected, **close)
+    assert not torch.allclose(found, y)
+    towards, by = torch.randn_like(found), [y, *inventory.parameters()]
+    gradients = [torch.autograd.grad((made * towards).sum(), by) for made in (found, expected)]
+    torch.testing.assert_close(*gradients, **close)
+
+
+def test_adapterhubs_compacter_begins_with_a_change_and_ours_does_not():
+    hub = adapterhub()
+    config = hub.configuration.CompacterConfig(phm_dim=16)
+    rule = hub.modeling.init_shared_parameters(config, 64, "cpu")["phm_rule"]
+    own = hub.modeling.PHMLayer("skill", 64, 32, "down", config.replace(shared_phm_rule=False))
+    # The deviation of 4,096 draws is known to 1.1 %.
+    for found, expected in ((rule, 1e-4), (own.phm_rule, 1e-2)):
+        torch.testing.assert_close(found.std(), torch.tensor(expected), rtol=0.05, atol=0)
+    assert own.W_left.any()
+    assert own.W_right.any()
+    assert not CompacterInventory(64, 64, 1).up[-1].any()
 
 
 @pytest.mark.parametrize("rank", [1, 2, None])

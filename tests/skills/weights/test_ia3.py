@@ -1,7 +1,18 @@
-import torch
+"""Scales of outputs, beside plain loops and PEFT's (IA)³."""
 
+import pytest
+import torch
+from torch import nn
+from transformers import T5Config, T5ForConditionalGeneration
+
+from helpers.backbones import VOCABULARY, batch, fill, tiny_llama, tiny_t5
+from helpers.compare import relative_error
 from helpers.skills import filled, mixing
-from mttl.skills import IA3Inventory
+from mttl.routing import RoutingSlot, average_router
+from mttl.skills import IA3Inventory, SkilledModel, attach_skills
+
+# The same double-precision products in another order: some roundings of 1e-16.
+ROUNDING = {"rtol": 1e-12, "atol": 1e-12}
 
 
 def test_equals_a_loop_over_examples_and_features():
@@ -23,3 +34,97 @@ def test_weights_that_sum_to_zero_leave_the_output_as_it_is():
     inventory = filled(IA3Inventory(4, 6, 3))
     y = torch.randn(2, 3, 6)
     assert torch.equal(inventory(torch.randn(2, 3, 4), y, torch.zeros(2, 1, 3)), y)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_one_skill_is_ia3_of_peft(bias):
+    peft = pytest.importorskip("peft")
+    base = nn.Linear(4, 6, bias=bias).double()
+    config = peft.IA3Config(target_modules=["0"], feedforward_modules=[])
+    theirs = peft.get_peft_model(nn.Sequential(base), config).double()
+    layer = theirs.base_model.model[0]
+    inventory = filled(IA3Inventory(4, 6, 1)).double()
+    with torch.no_grad():
+        layer.ia3_l["default"].copy_(1 + inventory.difference.t())
+    x = torch.randn(3, 5, 4).double()
+    weights = torch.ones(3, 1, 1).double()
+    found = inventory.combine_linear(x, layer.base_layer, inventory.merge(weights))
+    expected = theirs(x)
+    torch.testing.assert_close(found, expected, **ROUNDING)
+    towards = torch.randn_like(found)
+    (ours,) = torch.autograd.grad((found * towards).sum(), inventory.difference)
+    (of_peft,) = torch.autograd.grad((expected * towards).sum(), layer.ia3_l["default"])
+    torch.testing.assert_close(ours, of_peft.t(), **ROUNDING)
+    folded = inventory.fold(base.weight, base.bias, weights[0])
+    merged = theirs.merge_and_unload()[0]
+    torch.testing.assert_close(folded, (merged.weight, merged.bias), **ROUNDING)
+
+
+def tiny_gated_t5():
+    config = T5Config(
+        vocab_size=VOCABULARY,
+        d_model=16,
+        d_kv=4,
+        d_ff=24,
+        num_layers=2,
+        num_heads=4,
+        dropout_rate=0.0,
+        feed_forward_proj="gated-gelu",
+        decoder_start_token_id=0,
+    )
+    model = T5ForConditionalGeneration(config)
+    fill(model)
+    return model.eval()
+
+
+# Backbone, PEFT's names of its targets, the one whose inputs it scales, and ours for that one.
+FAMILIES = {
+    "t5": (tiny_t5, "SEQ_2_SEQ_LM", ["k", "v"], "wo", "wi"),
+    "t5, gated": (tiny_gated_t5, "SEQ_2_SEQ_LM", ["k", "v"], "wo", "wi_1"),
+    "llama": (tiny_llama, "CAUSAL_LM", ["k_proj", "v_proj"], "down_proj", "up_proj"),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_are_those_of_peft(family):
+    """PEFT scales what the last layer of a feed-forward block reads, ours what a layer makes.
+
+    In blocks with a gate both scale the hidden layer: it is the product of the gate and the output
+    of the other layer. Behind other activations it has no place here, except that positive scales
+    pass through relu.
+    """
+    peft = pytest.importorskip("peft")
+    make, kind, outputs, reader, maker = FAMILIES[family]
+    backbone, slot = make().double().requires_grad_(False), RoutingSlot()
+    attachment = attach_skills(
+        backbone,
+        lambda i, o: IA3Inventory(i, o, 1),
+        targets=[*outputs, maker],
+        slot=slot,
+    )
+    model = SkilledModel(backbone, average_router(len(attachment.groups), 1, 1), slot).double()
+    config = peft.IA3Config(
+        target_modules=[*outputs, reader], feedforward_modules=[reader], task_type=kind
+    )
+    theirs = peft.get_peft_model(make().double(), config).double().eval()
+    pairs = []
+    for seed, (path, layer) in enumerate(model.eval().skilled_layers().items()):
+        fill(layer.inventory, seed)
+        place = path.removesuffix(maker) + reader if path.endswith(maker) else path
+        scales = theirs.base_model.model.get_submodule(place).ia3_l["default"]
+        assert scales.shape == (
+            (1, 24) if path.endswith(maker) else (layer.inventory.out_features, 1)
+        )
+        with torch.no_grad():
+            scales.copy_(1 + layer.inventory.difference.view_as(scales))
+        assert scales.min() > 0
+        pairs.append((layer.inventory.difference, scales))
+    assert sum(p.requires_grad for p in theirs.parameters()) == len(pairs)
+    inputs = batch(4)
+    found, expected = model(torch.zeros(4, dtype=torch.long), **inputs), theirs(**inputs)
+    # The norms of both families compute in single precision, whatever they are given.
+    assert relative_error(found.logits, expected.logits) < 1e-5
+    found.loss.backward()
+    expected.loss.backward()
+    for difference, scales in pairs:
+        assert relative_error(difference.grad.view_as(scales), scales.grad) < 1e-5

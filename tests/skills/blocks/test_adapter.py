@@ -1,0 +1,165 @@
+"""Bottleneck adapters, beside the sequential and the parallel ones of AdapterHub."""
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from helpers.adapterhub import adapted, adapterhub, mixed
+from helpers.skills import filled, mixing
+from mttl.skills import AdapterInventory
+
+B, L, SIZE, HIDDEN = 4, 3, 8, 5
+# The same double-precision sums in another order: some dozens of roundings of 1e-16 of numbers
+# that are about 1, or about 10 in gradients.
+ROUNDING = {"rtol": 1e-12, "atol": 1e-12}
+
+# Their configuration, what is set in it, and our settings. `original_ln_after` adds what the model
+# has behind every block, its residual connection and norm. Not here, as ours have none: a norm
+# behind the way up (`ln_after`), scales that are learned, and gates of their own.
+FORMS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "houlsby": ("DoubleSeqBnConfig", {}, {"parallel": False, "activation": "silu"}),
+    "houlsby, gelu": (
+        "DoubleSeqBnConfig",
+        {"non_linearity": "gelu"},
+        {"parallel": False, "activation": "gelu"},
+    ),
+    "houlsby, layer norm": (
+        "DoubleSeqBnConfig",
+        {"ln_before": True, "non_linearity": "gelu_new"},
+        {"parallel": False, "activation": "gelu_new", "layer_norm": True},
+    ),
+    # What it reads otherwise has a test of its own, below.
+    "pfeiffer": ("SeqBnConfig", {"original_ln_before": False}, {"parallel": False}),
+    "parallel": ("ParBnConfig", {"scaling": 1.0}, {}),
+    "scaled parallel": ("ParBnConfig", {}, {"scale": 4.0}),
+    "scaled parallel, layer norm": (
+        "ParBnConfig",
+        {"ln_before": True},
+        {"scale": 4.0, "layer_norm": True},
+    ),
+}
+
+
+def theirs(config: str, **settings: Any) -> nn.Module:
+    """Return one of their adapters, as their layers choose its class."""
+    hub = adapterhub()
+    settings = {"original_ln_after": False} | settings
+    made = getattr(hub.configuration, config)(**settings)
+    kind = hub.modeling.ParallelAdapter if made["is_parallel"] else hub.modeling.Adapter
+    return kind("skill", SIZE, HIDDEN, made)
+
+
+def stacks(inventory: Any, *, norm: bool = False) -> dict[str, Tensor]:
+    """Return our parameters by their names; the way down follows a norm where there is one."""
+    blocks, n_skills = inventory.blocks, inventory.n_skills
+    found = {
+        f"adapter_down.{int(norm)}.weight": blocks.up,
+        f"adapter_down.{int(norm)}.bias": blocks.up_bias,
+        "adapter_up.weight": blocks.down,
+        "adapter_up.bias": blocks.down_bias,
+    }
+    if norm:
+        found["adapter_norm_before.weight"] = torch.ones(n_skills, SIZE).double()
+        found["adapter_norm_before.bias"] = torch.zeros(n_skills, SIZE).double()
+    return found
+
+
+def block() -> tuple[Tensor, Tensor]:
+    """Return the input and the output of a block."""
+    x, y = torch.randn(2, B, L, SIZE, dtype=torch.float64)
+    return x.requires_grad_(), y.requires_grad_()
+
+
+def rows(n_skills: int) -> Tensor:
+    """Return mixing weights that sum to 1 in double precision, too."""
+    return mixing(B, 1, n_skills).double().log().softmax(-1).requires_grad_()
+
+
+def assert_equal_with_gradients(found: Tensor, expected: Tensor, by: list[Tensor]) -> None:
+    torch.testing.assert_close(found, expected, **ROUNDING)
+    towards = torch.randn_like(found)
+    # Adapters behind a block do not read its input.
+    gradients = [
+        torch.autograd.grad((made * towards).sum(), by, materialize_grads=True)
+        for made in (found, expected)
+    ]
+    torch.testing.assert_close(*gradients, **ROUNDING)
+
+
+@pytest.mark.parametrize("mix", ["factors", "outputs"])
+@pytest.mark.parametrize("n_skills", [1, 3])
+@pytest.mark.parametrize("form", FORMS)
+def test_mixtures_are_those_of_adapterhubs_adapters(form: str, n_skills: int, mix: str) -> None:
+    config, their_settings, our_settings = FORMS[form]
+    adapter = theirs(config, **their_settings)
+    inventory = filled(
+        AdapterInventory(SIZE, SIZE, n_skills, hidden_features=HIDDEN, mix=mix, **our_settings)
+    ).double()
+    (x, y), weights = block(), rows(n_skills)
+    normed = "layer_norm" in our_settings
+    named = stacks(inventory, norm=normed)
+    expected = mixed(adapter, named, weights, x, y, mix=mix)
+    assert not torch.allclose(expected, y)
+    by = [x, y, *inventory.parameters()]
+    # Their outputs hold y, and the gain of their norm is mixed with the rest, so that these are
+    # ours where weights sum to 1, and only there.
+    if mix == "factors" and not normed:
+        by.append(weights)
+    assert_equal_with_gradients(inventory(x, y, weights), expected, by)
+
+
+def test_gain_and_shift_of_their_norm_are_products_with_the_way_down() -> None:
+    adapter = theirs("DoubleSeqBnConfig", ln_before=True)
+    inventory: Any = AdapterInventory(
+        SIZE, SIZE, 1, hidden_features=HIDDEN, parallel=False, activation="silu", layer_norm=True
+    ).double()
+    x, y = block()
+    shapes = {name: part.shape for name, part in adapter.named_parameters()}
+    parts = {
+        name: torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        for name, shape in shapes.items()
+    }
+    gain, shift, way_down, bias, way_up, last = (
+        parts[name]
+        for name in (
+            *("adapter_norm_before.weight", "adapter_norm_before.bias"),
+            *("adapter_down.1.weight", "adapter_down.1.bias"),
+            *("adapter_up.weight", "adapter_up.bias"),
+        )
+    )
+    ours = {
+        "blocks.up": way_down * gain,
+        "blocks.up_bias": bias + way_down @ shift,
+        "blocks.down": way_up,
+        "blocks.down_bias": last,
+    }
+    stacked = {name: part[None] for name, part in ours.items()}
+    found = functional_call(inventory, stacked, (x, y, torch.ones(B, 1, 1).double()))
+    expected = adapted(adapter, parts, x, y, None)
+    assert_equal_with_gradients(found, expected, [x, y, *parts.values()])
+
+
+@pytest.mark.parametrize("norm", [None, nn.LayerNorm(SIZE)], ids=["no norm", "norm"])
+def test_their_pfeiffer_adapter_reads_the_sum_with_the_residual(norm: nn.Module | None) -> None:
+    """Ours reads the block's output; from the same input the same change is made."""
+    adapter = theirs("SeqBnConfig")
+    inventory = filled(
+        AdapterInventory(SIZE, SIZE, 1, hidden_features=HIDDEN, parallel=False)
+    ).double()
+    x, y = block()
+    if norm is not None:
+        norm.double()
+    read = x + y if norm is None else norm(x + y)
+    parts = {name: part[0] for name, part in stacks(inventory).items()}
+    change = inventory(x, read, torch.ones(B, 1, 1).double()) - read
+    expected = adapted(adapter, parts, x, y, norm)
+    assert_equal_with_gradients(y + change, expected, [x, y, *inventory.parameters()])
+
+
+def test_the_package_is_not_imported() -> None:
+    assert adapterhub().modeling.Adapter.__module__ == "adapters.methods.modeling"
+    assert not [name for name in sys.modules if name.split(".")[0] == "adapters"]
