@@ -243,7 +243,8 @@ class Prefix(_AnySkills):
     length: PositiveInt = 10
     """Keys of a prefix."""
     gated: bool = True
-    """A softmax of its own, and gates that start at 0; else one softmax with the text."""
+    """A softmax of its own, and gates that start at 0; else one softmax with the text, which takes
+    no `gate`."""
     bottleneck: PositiveInt | None = None
     """Hidden features of a network that computes the prefix; by default it is kept plain."""
 

@@ -39,16 +39,19 @@ def _attention_modules(
 
 
 def attention_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return features of keys and of values, and heads that ask, of attention modules, by path.
+    """Return sizes of attention modules, by path: of keys, of values, heads, and of hidden states.
+
+    A hidden state that an attention reads has as many features as its output projection returns.
 
     Args:
         backbone: Any model.
     """
     found = {}
-    for path, module, size, _, (n_joined, _) in _attention_modules(backbone):
+    for path, module, size, _, (n_joined, n_hidden) in _attention_modules(backbone):
         heads = n_joined // size
         n_values = heads // getattr(module, "num_key_value_groups", 1)
-        found[path] = (n_values * getattr(module, "qk_head_dim", size), n_values * size, heads)
+        key_features = n_values * getattr(module, "qk_head_dim", size)
+        found[path] = (key_features, n_values * size, heads, n_hidden)
     return found
 
 

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
+from mttl.skills.inputs.prefix import PrefixInventory
 from mttl.skills.inventory import Inventory, Merged
 
 
@@ -16,14 +17,19 @@ class GatedInventory(Inventory):
     what the skills make of the output y. A skill has a gate of its own, :math:`v_k` and
     :math:`c_k`, which are averaged by the mixing weights; it starts half open.
 
+    A prefix changes the output of every head of an attention, in front of its last projection:
+    :math:`\mathrm{Attn}(q, K, V) + g(h) \tanh(\sum_k w_k g_k)\,
+    \mathrm{softmax}(q {P^K}^\top / \sqrt d) P^V`, h being the hidden state of the token that asks.
+    It needs a softmax of its own, as it has where it is ``gated``.
+
     UniPELT's code takes the mean of g over the tokens of an example. Here every token has its own,
     so that it depends on no later ones, and generation with a cache is that without.
 
     Args:
-        skills: Skills that change a layer's output.
+        skills: Skills that change a layer's output, or gated prefixes.
 
     Raises:
-        ValueError: If they act elsewhere, or have several heads.
+        ValueError: If they act elsewhere, share the softmax of a text, or have several heads.
 
     References:
         Mao, Mathias, Hou, Almahairi, Ma, Han, Yih and Khabsa, *UniPELT: A Unified Framework for
@@ -36,17 +42,23 @@ class GatedInventory(Inventory):
         sizes = skills.in_features, skills.out_features, skills.n_skills, skills.n_heads
         super().__init__(*sizes)
         skills.require_use("task")
-        if skills.site not in ("linear", "block") or skills.reads_weight:
+        prefix = isinstance(skills, PrefixInventory)
+        if prefix and not skills.gated:
+            raise ValueError(
+                "gate must be false for a prefix with gated: false, which shares the softmax of "
+                "the text: no part of an output is its own. Set gated: true, or leave gate out"
+            )
+        if (not prefix and skills.site not in ("linear", "block")) or skills.reads_weight:
             raise ValueError(
                 f"gate must be false for {type(skills).__name__}, which changes more than an "
-                "output; kinds that add to one (lora, adapter, krona …) take a gate; skills"
+                "output; kinds that add to one (lora, adapter, krona, prefix …) take a gate"
             )
         if skills.n_heads > 1:
             raise ValueError(
                 f"n_heads ({skills.n_heads}) must be 1 with a gate, which is for whole outputs"
             )
         self.skills = skills
-        self.weight = nn.Parameter(torch.empty(skills.n_skills, skills.in_features))
+        self.weight = nn.Parameter(torch.empty(skills.n_skills, skills.gate_features))
         self.bias = nn.Parameter(torch.empty(skills.n_skills, 1))
         self._open_half()
 
@@ -73,21 +85,18 @@ class GatedInventory(Inventory):
         self.skills.share(first.skills)
 
     def merge(self, weights: Float[Tensor, "B 1 K"]) -> Merged:
-        """Return each example's gate, and its merged skills."""
+        """Return each example's merged skills, and its gate."""
         gate = mix_blocks(self.weight, weights), mix_blocks(self.bias, weights)
-        return *gate, *self.skills.merge(weights)
+        return *self.skills.merge(weights), *gate
 
     def combine(
         self, x: Float[Tensor, "B L I"], y: Float[Tensor, "B L O"], merged: Merged
     ) -> Float[Tensor, "B L O"]:
         """Go from the base output towards that with skills, as far as the gate lets."""
-        weight, bias, *rest = merged
-        dtype = active_dtype(x)
-        logits = torch.baddbmm(
-            bias.to(dtype).unsqueeze(1), x.to(dtype), weight.to(dtype).unsqueeze(2)
-        )
-        changed = self.skills.combine(x, y, tuple(rest))
-        return torch.lerp(y.to(changed.dtype), changed, logits.sigmoid().to(changed.dtype))
+        *skills, weight, bias = merged
+        changed = self.skills.combine(x, y, tuple(skills))
+        opened = open_gates(x, weight, bias)
+        return torch.lerp(y.to(changed.dtype), changed, opened.to(changed.dtype))
 
     def penalties(self) -> dict[str, Tensor]:
         """Return the auxiliary losses of the skills."""
@@ -104,3 +113,18 @@ class GatedInventory(Inventory):
             NotImplementedError: Always.
         """
         raise NotImplementedError("a gate changes with every token, which no weight does")
+
+
+def open_gates(
+    x: Float[Tensor, "B L I"], weight: Float[Tensor, "B I"], bias: Float[Tensor, "B 1"]
+) -> Float[Tensor, "B L 1"]:
+    """Return how far the gate of each example is open at its tokens, from 0 to 1.
+
+    Args:
+        x: What the gates read.
+        weight: As merged by a `GatedInventory`.
+        bias: As merged by it.
+    """
+    dtype = active_dtype(x)
+    weight, bias = weight.to(dtype).unsqueeze(2), bias.to(dtype).unsqueeze(1)
+    return torch.baddbmm(bias, x.to(dtype), weight).sigmoid()

@@ -42,6 +42,7 @@ class Inventory(nn.Module, ABC):
     Attributes:
         uses: The uses that the kind has.
         site: The sort of place that it sits on, one of `mttl.skills.sites`.
+        gate_features: Features that a gate around the skills reads at a token: by default I.
         reads: What `dispatch` is given: the ``"input"`` of the layer, or its ``"output"``.
         reads_weight: Whether `combine_linear` needs the base layer's weight itself.
         changes_input: Whether `combine_linear` gives the base layer another input.
@@ -71,6 +72,7 @@ class Inventory(nn.Module, ABC):
         self.out_features = out_features
         self.n_skills = n_skills
         self.n_heads = n_heads
+        self.gate_features = in_features
         for name in ("in_features", "out_features", "n_skills", "n_heads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1")

@@ -1,5 +1,8 @@
 """A part of the backbone that has skills, wherever it sits: the base of all skilled layers."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from torch import Tensor, nn
 
 from mttl.routing.context import Routing, RoutingSlot
@@ -66,3 +69,13 @@ class SkilledLayer(nn.Module):
     def extra_repr(self) -> str:
         """Name the group in the module's printed form."""
         return f"group={self.group}"
+
+
+def hidden_states(given: Sequence[Any], named: Mapping[str, Any]) -> Tensor:
+    """Return what a part of the backbone reads: its first argument, or the one of that name.
+
+    Args:
+        given: What it was called with.
+        named: The same by name.
+    """
+    return given[0] if given else named["hidden_states"]

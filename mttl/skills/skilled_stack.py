@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from mttl.routing.context import RoutingSlot
 from mttl.skills.inputs.skilled_embedding import has_encoder
 from mttl.skills.inventory import Inventory
-from mttl.skills.skilled_layer import SkilledLayer
+from mttl.skills.skilled_layer import SkilledLayer, hidden_states
 from mttl.skills.targets import block_paths, linear_features
 
 
@@ -39,7 +39,7 @@ class SkilledStack(SkilledLayer):
         states: list[Tensor] = []
 
         def first(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-            states.append((given[0] if given else named["hidden_states"]).detach())
+            states.append(hidden_states(given, named).detach())
 
         def behind(_: nn.Module, given: Any, found: Any) -> None:
             states.append((found[0] if isinstance(found, tuple) else found).detach())

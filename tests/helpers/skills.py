@@ -77,6 +77,15 @@ class _StackedAdapter(AdapterInventory):
         super().__init__(n_in, n_out, n_skills, parallel=False, stacked=storeys, **settings)
 
 
+class GatedPrefix(GatedInventory):
+    """One behind a gate that reads hidden states."""
+
+    site = PrefixInventory.site
+
+    def __init__(self, *sizes: int, n_heads: int = 1) -> None:
+        super().__init__(PrefixInventory(*sizes, length=4, n_heads=n_heads))
+
+
 # (in_features, out_features, n_skills, n_heads) -> inventory
 INVENTORIES: dict[str, Callable[[int, int, int, int], Inventory]] = {
     "lora-factors": lambda i, o, k, h: LoRAInventory(i, o, k, rank=RANK, n_heads=h, mix="factors"),
@@ -129,6 +138,7 @@ PLACED: dict[str, Callable[..., Inventory]] = {
     "norm": NormInventory,
     "prefix": partial(PrefixInventory, length=3),
     "prefix, joint": partial(PrefixInventory, length=2, gated=False),
+    "prefix, behind a gate": GatedPrefix,
     "prefix, computed": partial(PrefixInventory, length=2, gated=False, bottleneck=5),
     "prompt": partial(PromptInventory, length=3),
     "adapter, behind": partial(

@@ -50,9 +50,8 @@ every, first_half, second_half = (cases([*PLACED], half) for half in (None, 0, 1
 
 def placed(family: str, kind: str, **settings: Any) -> SkilledModel:
     blocks = SITES[kind] == "block"
-    settings |= (
-        {"n_heads": 1} if blocks or kind == "ladder" else {}
-    )  # whose features have no blocks of their own
+    if blocks or kind in ("ladder", "prefix, behind a gate"):  # which have no blocks of features
+        settings["n_heads"] = 1
     targets = ["attention", "mlp"] if blocks else ["attention"]
     return skilled(BACKBONES[family](), inventory=kind, targets=targets, **settings)
 

@@ -19,6 +19,7 @@ from mttl.skills import (
     AdapterInventory,
     HeadMaskInventory,
     LoRAInventory,
+    PrefixInventory,
     SkilledModel,
     SupermaskInventory,
 )
@@ -150,6 +151,15 @@ def test_a_gate_is_for_what_changes_an_output(inventory: Any) -> None:
         GatedInventory(inventory)
 
 
+def test_a_gate_is_not_for_a_prefix_in_the_softmax_of_the_text() -> None:
+    message = r"gate must be false for a prefix with gated: false, .* Set gated: true"
+    with pytest.raises(ValueError, match=message):
+        GatedInventory(PrefixInventory(4, 4, 2, 2, gated=False))
+    settings = ["skills.gate=true", "skills.gated=false"]
+    with pytest.raises(ConfigError, match=f"section skills: '.*SelfAttention': {message}"):
+        build_model(load_config(f"{TINY}+skills/prefix.yaml", settings), ["a", "b"])
+
+
 def test_a_gate_is_for_whole_outputs() -> None:
     with pytest.raises(ValueError, match=r"n_heads \(2\) must be 1 with a gate"):
         GatedInventory(LoRAInventory(4, 4, 2, n_heads=2))
@@ -168,7 +178,12 @@ def test_the_section_builds_both_kinds() -> None:
     assert (kinds.count(LoRAInventory), kinds.count(AdapterInventory)) == (24, 4)
     assert {layer.inventory.n_skills for layer in model.skilled_layers().values()} == {3}
     gated = build_model(load_config(f"{TINY}+skills/unipelt.yaml"), ["a", "b"]).model
-    assert all(isinstance(x.inventory, GatedInventory) for x in gated.skilled_layers().values())
+    inventories: Any = [layer.inventory for layer in gated.skilled_layers().values()]
+    assert all(isinstance(inventory, GatedInventory) for inventory in inventories)
+    kinds = [type(inventory.skills) for inventory in inventories]
+    assert [kinds.count(one) for one in (PrefixInventory, LoRAInventory, AdapterInventory)] == [
+        *(6, 24, 4)
+    ]
 
 
 def test_groups_of_layers_have_kinds_of_their_own() -> None:

@@ -9,7 +9,7 @@
 
 from typing import Any
 
-from mttl.skills.skilled_layer import SkilledLayer
+from mttl.skills.skilled_layer import SkilledLayer, hidden_states
 
 
 class SkilledBlock(SkilledLayer):
@@ -40,8 +40,7 @@ class SkilledBlock(SkilledLayer):
         merged = self.merge()
         outputs = self.base(*args, **kwargs)
         y = outputs[0] if isinstance(outputs, tuple) else outputs
-        x = args[0] if args else kwargs["hidden_states"]
-        changed = self.changed(x, y, *merged)
+        changed = self.changed(hidden_states(args, kwargs), y, *merged)
         return (changed, *outputs[1:]) if isinstance(outputs, tuple) else changed
 
     def __getattr__(self, name: str) -> Any:

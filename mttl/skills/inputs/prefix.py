@@ -16,7 +16,8 @@ class PrefixInventory(Inventory):
     takes attention from the text whatever is in it, so that no fresh one changes nothing. Where it
     is ``gated``, it has a softmax of its own and a gate per head that starts at 0 (zero-initialised
     attention of LLaMA-Adapter): :math:`\mathrm{Attn}(q, K, V) + \tanh(\sum_k w_k g_k)\,
-    \mathrm{softmax}(q {P^K}^\top / \sqrt d) P^V`.
+    \mathrm{softmax}(q {P^K}^\top / \sqrt d) P^V`. `GatedInventory` lets every token weaken that by
+    a gate of its own.
 
     A prefix in every layer is what P-tuning v2 calls deep prompts. It has no positions: neither a
     rotation nor T5's bias. With a ``bottleneck`` it is computed, also after training, by a network
@@ -29,6 +30,8 @@ class PrefixInventory(Inventory):
         out_features: Features of all values of a token.
         n_skills: Skills K.
         attention_heads: Heads A that ask.
+        hidden_features: Features of the hidden states that the attention reads, by default as many
+            as of keys; only a `GatedInventory` around the prefixes needs them.
         length: Keys P of a prefix.
         gated: Start at a gate of 0, and outside of the text's softmax.
         bottleneck: Hidden features of the network that computes the prefix; None keeps it plain.
@@ -62,6 +65,7 @@ class PrefixInventory(Inventory):
         out_features: int,
         n_skills: int,
         attention_heads: int,
+        hidden_features: int | None = None,
         *,
         length: int = 10,
         gated: bool = True,
@@ -69,7 +73,9 @@ class PrefixInventory(Inventory):
         n_heads: int = 1,
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
-        for name, size in (("length", length), ("bottleneck", bottleneck)):
+        self.gate_features = in_features if hidden_features is None else hidden_features
+        positive = {"hidden_features": hidden_features, "length": length, "bottleneck": bottleneck}
+        for name, size in positive.items():
             if size is not None and size < 1:
                 raise ValueError(f"{name} ({size}) must be at least 1")
         sizes = {"in_features": in_features, "out_features": out_features}

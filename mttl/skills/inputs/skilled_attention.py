@@ -16,7 +16,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from mttl.skills.skilled_layer import SkilledLayer
+from mttl.skills.gated import open_gates
+from mttl.skills.skilled_layer import SkilledLayer, hidden_states
 
 Attended = tuple[Tensor, Tensor | None]
 
@@ -30,6 +31,7 @@ class Prefix:
         values: Of each example.
         gates: Of each example and head, shape (B, A), where the prefix has a softmax of its own.
         repeat: Repeats what belongs to examples for their rows.
+        opened: How far each token lets it in, where a `GatedInventory` holds it, shape (R, L, 1).
         seen: Whether a function has attended to it.
     """
 
@@ -37,6 +39,7 @@ class Prefix:
     values: Float[Tensor, "B O P"]
     gates: Float[Tensor, "B A"] | None
     repeat: Callable[[Tensor, int], Tensor]
+    opened: Float[Tensor, "R L 1"] | None = None
     seen: bool = False
 
     def attend(
@@ -76,8 +79,10 @@ class Prefix:
             y, weights = plain(module, query, key, value, mask, **given, **settings)
             settings["dropout"] = 0.0
             own, _ = plain(module, query, keys, values, None, is_causal=False, **settings)
-            gates = self.repeat(self.gates, len(query))[:, None, :, None]
-            return y + gates.to(y.dtype) * own, weights
+            gates = self.repeat(self.gates, len(query))[:, None]
+            if self.opened is not None:
+                gates = gates * self.opened
+            return y + gates[..., None].to(y.dtype) * own, weights
         length = query.shape[2]
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         if mask is None and causal and length > 1:
@@ -120,6 +125,10 @@ class SkilledAttention(SkilledLayer):
             )
         keys, values, *gates = merged
         prefix = Prefix(keys, values, gates[0] if gates else None, routing.repeat)
+        if len(gates) > 1:  # those of a `GatedInventory`, which reads what the attention reads
+            x = hidden_states(args, settings)
+            opened = open_gates(routing.examples(x), *gates[1:])
+            prefix.opened = opened.view(*x.shape[:2], 1)
         found = self.base(*args, prefix=prefix, **settings)
         if not prefix.seen:
             raise RuntimeError(

@@ -1,23 +1,34 @@
 """Prefixes, beside a plain loop and PEFT's prefix tuning and LLaMA-Adapter."""
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, T5Config, T5ForConditionalGeneration
 
-from helpers.backbones import BACKBONES, batch, tiny_gpt2, tiny_llama, tiny_t5
+from helpers.backbones import BACKBONES, batch, fill, tiny_gpt2, tiny_llama, tiny_t5
 from helpers.compare import relative_error
 from helpers.skills import filled, mixing, skilled
 from mttl.errors import ConfigError
 from mttl.models.prefixed_attention import read_prefixes
-from mttl.routing import RoutingSlot, average_router
+from mttl.routing import Routing, RoutingSlot, average_router
 from mttl.skills import PrefixInventory, SkilledModel, attach_skills
-from mttl.skills.inputs.skilled_attention import Prefix
+from mttl.skills.attention_modules import attention_places
+from mttl.skills.gated import GatedInventory
+from mttl.skills.inputs.skilled_attention import Prefix, SkilledAttention
 
 ROUNDING = 1e-5
 ONE = torch.zeros(4, dtype=torch.long)
+
+
+def narrow_t5() -> T5ForConditionalGeneration:
+    """Its heads have fewer features than hidden states have."""
+    config = T5Config(vocab_size=40, d_model=16, d_kv=3, d_ff=24, num_layers=1, num_heads=4)
+    backbone = T5ForConditionalGeneration(config).eval()
+    fill(backbone)
+    return backbone
 
 
 def one_task(backbone: nn.Module, **settings: Any) -> SkilledModel:
@@ -26,7 +37,7 @@ def one_task(backbone: nn.Module, **settings: Any) -> SkilledModel:
     slot = RoutingSlot()
     attachment = attach_skills(
         backbone.requires_grad_(False),
-        lambda i, o, heads: PrefixInventory(i, o, 1, heads, **settings),
+        lambda i, o, *more: PrefixInventory(i, o, 1, *more, **settings),
         targets=["attention"],
         slot=slot,
         site="attention",
@@ -94,6 +105,63 @@ def test_gates_are_mixed_before_they_are_bent() -> None:
     for head in range(4):
         expected = (weights[:, head // 2] @ inventory.gate[:, head]).tanh()
         torch.testing.assert_close(gates[:, head], expected)
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_every_token_opens_a_gate_of_its_own(family: str) -> None:
+    """Two examples of two rows each, token by token, with gradients; keys have fewer features."""
+    backbone = {"t5": narrow_t5, "llama": tiny_llama}[family]().double().requires_grad_(False)
+    read_prefixes(backbone)
+    path = {"t5": "decoder.block.0.layer.1.EncDecAttention", "llama": "model.layers.0.self_attn"}
+    module: Any = backbone.get_submodule(path[family])
+    n_in, n_out, n_heads, n_hidden = attention_places(backbone)[path[family]]
+    assert n_hidden == 16
+    assert n_in < n_hidden
+    skills: Any = filled(PrefixInventory(n_in, n_out, 3, n_heads, n_hidden, length=2))
+    inventory: Any = filled(GatedInventory(skills)).double()
+    slot, weights = RoutingSlot(), mixing(2, 1, 3).double().requires_grad_()
+    layer = SkilledAttention(module, inventory, slot, 0)
+    draw = torch.Generator().manual_seed(4)
+    x, text = torch.randn(2, 4, 5, n_hidden, generator=draw, dtype=torch.float64)
+    x.requires_grad_()
+    with slot.use(Routing(torch.arange(2), weights[None], expansion=2)):
+        if family == "t5":
+            found = layer(x, key_value_states=text)[0]
+            names, scaling, causal = "qkvo", 1.0, False
+        else:
+            text = x
+            still = torch.ones(4, 5, 4).double(), torch.zeros(4, 5, 4).double()  # no rotation
+            found = layer(hidden_states=x, position_embeddings=still, attention_mask=None)[0]
+            names, scaling, causal = ("q_proj", "k_proj", "v_proj", "o_proj"), 0.5, True
+    q, k, v, o = (getattr(module, name) for name in names)
+    expected = []
+    for row, token in itertools.product(range(4), range(5)):
+        mix = weights[row // 2, 0]
+
+        def mean(stack: Tensor, mix: Tensor = mix) -> Tensor:
+            return torch.tensordot(mix, stack, 1)
+
+        state, seen = x[row, token], text[row, : token + 1 if causal else None]
+        opened = (mean(inventory.weight) @ state + mean(inventory.bias)).sigmoid()
+        size = len(q(state)) // n_heads
+        attended = []
+        for head in range(n_heads):
+            group = head * n_in // (n_heads * size)
+            own = slice(group * size, group * size + size)
+            query = scaling * q(state)[head * size : head * size + size]
+            plain = (k(seen)[:, own] @ query).softmax(0) @ v(seen)[:, own]
+            shares = (mean(skills.keys)[own].t() @ query).softmax(0)
+            gate = opened * mean(skills.gate)[head].tanh()
+            attended.append(plain + gate * (mean(skills.values)[own] @ shares))
+        expected.append(o(torch.cat(attended)))
+    wanted = torch.stack(expected).view_as(found)
+    torch.testing.assert_close(found, wanted)
+    leaves = [x, weights, *inventory.parameters()]
+    direction = torch.randn(found.shape, generator=draw, dtype=torch.float64)
+    ours = torch.autograd.grad(found, leaves, direction)
+    for one, other in zip(ours, torch.autograd.grad(wanted, leaves, direction), strict=True):
+        torch.testing.assert_close(one, other)
+        assert one.any()
 
 
 @pytest.mark.parametrize("bottleneck", [None, 5])
@@ -223,6 +291,7 @@ def test_packed_rows_are_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"hidden_features": 0}, r"hidden_features \(0\) must be at least 1"),
         ({"length": 0}, r"length \(0\) must be at least 1"),
         ({"bottleneck": 0}, r"bottleneck \(0\) must be at least 1"),
         ({"n_heads": 3}, r"n_heads \(3\) must divide attention_heads \(4\)"),

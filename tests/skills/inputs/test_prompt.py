@@ -191,7 +191,7 @@ def test_prompts_prefixes_adapters_and_low_ranks_side_by_side(make: Any) -> None
         [
             Placement(lambda i, o: LoRAInventory(i, o, 3, rank=2), ["mlp"]),
             Placement(
-                lambda i, o, heads: PrefixInventory(i, o, 3, heads, length=2, gated=False),
+                lambda i, o, *more: PrefixInventory(i, o, 3, *more, length=2, gated=False),
                 *(["attention"], "attention"),
             ),
             Placement(
