@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import ByT5Tokenizer
 
-from helpers.backbones import batch, fill, tiny_t5
+from helpers.backbones import tiny_t5
 from helpers.checksums import note_again
+from helpers.fragments import BESIDES, T5, TASKS, fragments, logits, small, trained
 from mttl import safetensors_file
 from mttl.adaptation.modes import parts_by_role
 from mttl.build.build_backbone import backbone_name, places_of
@@ -26,7 +27,7 @@ from mttl.checkpoint import (
     read_inventory,
     save_inventory,
 )
-from mttl.config.load import configs_dir, load_config
+from mttl.config.load import load_config
 from mttl.config.moe_schema import MEMBERS
 from mttl.config.schema import Config
 from mttl.errors import CheckpointError, ConfigError
@@ -34,9 +35,6 @@ from mttl.inventory_files import ADAPTED_VERSION, FORMAT_VERSION
 from mttl.model_tensors import backbone_parameters, fingerprint, skill_tensors
 from mttl.models.backbone import build_random
 
-# Tasks of different families, which the shipped matrix of the Expert baseline knows.
-TASKS = ("verb_past", "noun_plural", "ordinal", "date_en")
-T5 = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 1, "num_decoder_layers": 1}
 LLAMA = {
     "hidden_size": 16,
     "intermediate_size": 24,
@@ -45,42 +43,13 @@ LLAMA = {
     "num_key_value_heads": 1,
 }
 FRAGMENTS = [
-    path.relative_to(configs_dir()).as_posix()
-    for room in ("router", "skills")
-    for path in sorted((configs_dir() / room).glob("*.yaml"))
-    # Their matrices are of other tasks; those of members are made of a library; s4 names layers.
-    if path.stem not in ("retrieval", "s4", *MEMBERS)
+    fragment
+    for fragment in (*fragments("router"), *fragments("skills"))
+    # Their matrices are of other tasks; those of members are made of a library.
+    if Path(fragment).stem not in ("retrieval", *MEMBERS)
 ]
-# What a fragment needs besides: gates that filled logits switch, and factors of these tasks.
-BESIDES = {
-    "skills/head_mask.yaml": ["skills.start=0.01"],
-    "router/metadata_grid.yaml": [
-        f"router.factors.{task}=[kind={index % 2}, task={task}]" for index, task in enumerate(TASKS)
-    ],
-}
 FILES = ("skills.safetensors", "router.safetensors", "tasks.json", "meta.json")
 AGAIN = "Copy the whole folder again from where it was written, or write it again"
-
-
-def small(settings: dict[str, int]) -> list[str]:
-    return [f"backbone.config.{name}={value}" for name, value in settings.items()]
-
-
-def trained(config: Config) -> tuple[Built, Tensor]:
-    """Return a model that is far from its initialisation, and the logits it started with."""
-    built = build_model(config, TASKS)
-    before = logits(built)
-    parts = parts_by_role(built.model)
-    for seed, part in enumerate((*parts["router"], *parts["skills"]), start=1):
-        fill(part, seed)
-    if config.backbone.train:
-        fill(built.model.backbone)
-    return built, before
-
-
-@torch.no_grad()
-def logits(built: Built) -> Tensor:
-    return built.model.eval()(built.task_ids(TASKS), **batch(len(TASKS))).logits
 
 
 def save(built: Built, config: Config, folder: Path) -> Path:
@@ -133,6 +102,9 @@ def check_round_trip(names: str, overrides: Sequence[str], folder: Path) -> Path
     expected = logits(built)
     assert not torch.equal(expected, before)  # otherwise an untrained model would do
     skills = save(built, config, folder)
+    parts = parts_by_role(built.model)["skills"]
+    own = {parameter for part in parts for parameter in part.parameters()}  # shared ones once
+    assert count_saved(skills / "skills.safetensors") == sum(value.numel() for value in own)
     torch.manual_seed(1234)  # weights that are drawn anew are others
     loaded = load_run(folder)
     assert loaded.tasks == TASKS
@@ -153,7 +125,8 @@ def test_every_fragment_reads_back_bit_by_bit(fragment: str, tmp_path: Path) -> 
     assert {path.name for path in skills.iterdir()} == {*FILES, "backbone.safetensors"}
 
 
-@pytest.mark.parametrize("fragment", FRAGMENTS)
+# The layers that s4 names are not those of this backbone.
+@pytest.mark.parametrize("fragment", [name for name in FRAGMENTS if name != "skills/s4.yaml"])
 def test_every_fragment_reads_back_on_a_frozen_backbone(
     fragment: str, pretrained: Path, tmp_path: Path
 ) -> None:

@@ -76,7 +76,8 @@ def apply_mode(
     Raises:
         ValueError: If the mode is unknown, or the rows are missing.
         ConfigError: If the mode trains a router that has nothing to train, averages where no task
-            mixes skills, or draws anew experts that replaced parts of the backbone.
+            mixes skills, draws anew experts that replaced parts of the backbone, or would leave
+            fresh skills untrained.
 
     References:
         Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, appendix A.2; for ``router_only`` and
@@ -303,6 +304,11 @@ def _check_mode(
     layers = model.token_layers().values()
     if packed_layers(model.backbone):
         require_frozen(mode)
+    if init == "own" and "skills" not in TRAINED_ROLES[mode]:
+        raise ConfigError(
+            f"init 'own' gives a new task a fresh skill, which mode '{mode}' does not train; use "
+            "'skills_only', or 'full'"
+        )
     require_trainable(mode, router, *parts_by_role(model)["router"][1:])
     attention = [attention_parts(layer.inventory) for layer in model.skilled_layers().values()]
     weighed = mode == "average" or init in ("average", "coefficients")

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -19,6 +20,7 @@ from mttl.config.schema import Config
 from mttl.models.backbone import is_decoder_only
 from mttl.models.teacher_forcing import forced_logits
 from mttl.planning.live_bytes import LiveBytes
+from mttl.routing.context import Routing
 from mttl.shapes import IGNORED
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.loss import answer_losses, global_mean
@@ -83,6 +85,7 @@ def generation_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
     model.eval()
     with _counted(model) as counter, _autocast(config):
         routing = model.route(tasks, inputs=prompts, expansion=n_beams, reuse_merged=True)
+        _tell_tasks_apart(routing, tasks)
         with model.slot.use(routing):
             mask = prompts["attention_mask"].repeat_interleave(n_beams, 0)
             given: dict[str, Any] = {"attention_mask": mask, "use_cache": True}
@@ -134,6 +137,15 @@ def _counted(model: SkilledModel) -> Iterator[LiveBytes]:
     finally:
         for inventory in inventories:
             del inventory.merge
+
+
+def _tell_tasks_apart(routing: Routing, tasks: Tensor) -> None:
+    """Give fake mixing weights values, by which skills may tell which examples are mixed alike."""
+    if isinstance(routing.mixing, FakeTensor):
+        shape, dtype = routing.mixing.shape, routing.mixing.dtype
+        numbers = tasks[: shape[1]].to(dtype).view(1, -1, 1, 1)
+        routing.mixing = numbers.expand(shape).contiguous()
+        routing.weights = routing.mixing.unbind(0)
 
 
 def _ids(n_rows: int, length: int) -> dict[str, Tensor]:

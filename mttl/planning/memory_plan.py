@@ -131,9 +131,10 @@ def needs_of(config: Config, tasks: Sequence[str], *, answers: bool = True) -> N
         answering = generation_bytes(model, config) if answers else {}
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ConfigError(
-            f"the memory of this configuration depends on what tokens it reads ({error}): experts "
-            "that tokens choose, and supports that are chosen by scores, cannot be planned. Plan "
-            "without the section moe, or with skills.support: random"
+            f"the memory of this configuration depends on what it holds and reads ({error}): "
+            "experts that tokens choose, supports that are chosen by scores, and sparse products "
+            "cannot be planned. Plan without the section moe, or with skills.support: random and "
+            "skills.mix: auto"
         ) from error
     roles = parameter_roles(model)
     weights: Counter[str] = Counter()

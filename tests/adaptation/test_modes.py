@@ -5,45 +5,23 @@ from typing import get_args
 
 import pytest
 import torch
-from torch import Tensor
 
+from helpers.adapted import changed, mixed_by, role_of, snapshot, train
 from helpers.backbones import tiny_t5
 from helpers.experts import N_EXPERTS, token_model
-from helpers.skills import INVENTORIES, LEARNED, ROUTERS, skilled
+from helpers.skills import LEARNED, ROUTERS, skilled
 from mttl.adaptation.modes import TRAINED_ROLES, adapted, apply_mode, count_trained
-from mttl.config.optim_schema import AdamW
 from mttl.config.section import AdaptMode, RowInit
 from mttl.errors import ConfigError
-from mttl.routing import ArrowRouter, PolytroponRouter, Routing
-from mttl.skills import SkilledModel
-from mttl.training.optim import build_optimizer
+from mttl.routing import ArrowRouter, PolytroponRouter
 
 MODES = get_args(AdaptMode)
 TASK_IDS = torch.tensor([0, 1, 1])
+FIRST = torch.zeros_like(TASK_IDS)
 INPUTS = {
     "input_ids": torch.arange(15).view(3, 5) % 11 + 2,
     "labels": torch.arange(9).view(3, 3) % 7 + 2,
 }
-
-
-def role_of(name: str) -> str:
-    """Return the role by the place of a tensor, independently of `module.role`."""
-    if name.startswith("router."):
-        return "router"
-    return "skills" if ".inventory." in name else "backbone"
-
-
-def train(model: SkilledModel, n_steps: int = 2) -> None:
-    optimizer = build_optimizer(AdamW(kind="adamw", lr=0.01, router_lr=0.1), model)
-    model.train()
-    for _ in range(n_steps):
-        optimizer.zero_grad()
-        model(TASK_IDS, **INPUTS).loss.backward()
-        optimizer.step()
-
-
-def snapshot(model: SkilledModel) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
 @pytest.mark.parametrize(("mode", "init"), [("from_scratch", "mean"), ("skills_only", "own")])
@@ -53,6 +31,16 @@ def test_members_are_not_drawn_anew(mode: AdaptMode, init: RowInit) -> None:
         apply_mode(model, mode, init=init)
     with pytest.raises(ConfigError, match="'router_only' has nothing to train"):
         apply_mode(model, "router_only")
+
+
+def test_fresh_skills_are_not_left_untrained() -> None:
+    """Nor would they be brought back: what is kept aside is what a mode trains."""
+    model = skilled(tiny_t5())
+    before = snapshot(model)
+    message = "a fresh skill, which mode 'zero_shot' does not train; use 'skills_only', or 'full'"
+    with pytest.raises(ConfigError, match=message), adapted(model, "zero_shot", init="own"):
+        pass
+    assert changed(model, before) == set()
 
 
 def test_every_mode_has_roles() -> None:
@@ -66,38 +54,12 @@ def test_exactly_the_named_tensors_change(mode: AdaptMode, router: str) -> None:
     if isinstance(model.router, PolytroponRouter):  # a rounded row may use no skill, and train none
         model.router.logits.data.abs_()
     before = snapshot(model)
-    train(model)
-    after = model.state_dict()
-    changed = {name for name in after if not torch.equal(after[name], before[name])}
+    # Decay moves what a router leaves without a gradient: a skill that is not drawn, and queries
+    # where large weights of skills saturate attention.
+    train(model, TASK_IDS, INPUTS, n_steps=2, weight_decay=0.01)
     parameters = dict(model.named_parameters(remove_duplicate=False))  # tied ones by every name
-    assert changed == {name for name in parameters if role_of(name) in TRAINED_ROLES[mode]}
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_adapting_alone_changes_no_skill_but_those_from_scratch(mode: AdaptMode) -> None:
-    model = skilled(tiny_t5())
-    before = snapshot(model)
-    after = apply_mode(model, mode, 2).state_dict()
-    for name, value in before.items():
-        if role_of(name) == "backbone" or (role_of(name) == "skills" and mode != "from_scratch"):
-            assert torch.equal(after[name], value), name
-    assert model.router.n_tasks == 2
-
-
-@pytest.mark.parametrize(("mode", "init"), [("from_scratch", "mean"), ("full", "own")])
-@pytest.mark.parametrize("inventory", INVENTORIES)
-def test_from_scratch_is_the_bare_backbone_at_first(
-    inventory: str, mode: AdaptMode, init: RowInit
-) -> None:
-    model = skilled(tiny_t5(), inventory=inventory)
-    bare = copy.deepcopy(model)
-    for layer in bare.skilled_layers().values():
-        for parameter in layer.inventory.parameters():
-            torch.nn.init.zeros_(parameter)
-    apply_mode(model, mode, 2, init=init).eval()
-    with torch.no_grad():  # gradients of the backbone would choose other kernels
-        expected = bare.eval()(TASK_IDS, **INPUTS).logits
-        assert torch.equal(model(TASK_IDS, **INPUTS).logits, expected)
+    named = {name for name in parameters if role_of(name) in TRAINED_ROLES[mode]}
+    assert changed(model, before) == named
 
 
 def test_router_only_equals_a_loop_over_the_same_logits() -> None:
@@ -138,20 +100,13 @@ def test_an_unknown_mode_is_an_error() -> None:
 # How the published baselines treat a new task.
 
 
-def same_but_for_the_row(model: SkilledModel, row: Tensor) -> Tensor:
-    """Return the logits of a model whose tasks all mix by one row."""
-    weights = row.expand(model.router.n_groups, len(TASK_IDS), model.router.n_heads, -1)
-    with model.slot.use(Routing(torch.zeros_like(TASK_IDS), weights)):
-        return model.backbone(**INPUTS).logits
-
-
 def test_the_average_needs_no_training() -> None:
     """MHR-μ before its first step: one mean skill for any task."""
     model = skilled(tiny_t5()).eval()
     row = torch.full((1, model.router.n_skills), 1 / model.router.n_skills)
-    expected = same_but_for_the_row(model, row)
+    expected = mixed_by(model, row, INPUTS)
     apply_mode(model, "zero_shot", init="average")
-    torch.testing.assert_close(model(torch.zeros_like(TASK_IDS), **INPUTS).logits, expected)
+    torch.testing.assert_close(model(FIRST, **INPUTS).logits, expected)
     assert not any(value.requires_grad for value in model.parameters())
     with pytest.raises(ConfigError, match="mode 'router_only' has nothing to train"):
         apply_mode(skilled(tiny_t5()), "router_only", init="average")
@@ -161,30 +116,21 @@ def test_the_average_needs_no_training() -> None:
 def test_a_new_task_of_expert_has_the_row_that_its_matrix_gives(mode: AdaptMode) -> None:
     model = skilled(tiny_t5(), router="expert").eval()
     given = torch.eye(model.router.n_skills)[1:2] * 3
-    expected = same_but_for_the_row(model, given / 3)
+    expected = mixed_by(model, given / 3, INPUTS)
     apply_mode(model, mode, init="matrix", rows=given)
     # Rounding: gradients of the backbone choose another kernel.
-    torch.testing.assert_close(model(torch.zeros_like(TASK_IDS), **INPUTS).logits, expected)
+    torch.testing.assert_close(model(FIRST, **INPUTS).logits, expected)
     if mode != "zero_shot":
         before = snapshot(model)
-        train_alone(model)
+        train(model, FIRST, INPUTS)
         after = model.state_dict()
         stacks = [name for name in after if ".inventory." in name and "support" not in name]
         for name in stacks:
-            changed = [
+            moved = [
                 not torch.equal(old, new)
                 for old, new in zip(before[name], after[name], strict=True)
             ]
-            assert changed == [n == 1 for n in range(model.router.n_skills)], name
-
-
-def train_alone(model: SkilledModel) -> None:
-    """One step without weight decay, which moves what has no gradient."""
-    settings = AdamW(kind="adamw", lr=0.01, router_lr=0.1, weight_decay=0.0)
-    optimizer = build_optimizer(settings, model)
-    model.train()
-    model(torch.zeros_like(TASK_IDS), **INPUTS).loss.backward()
-    optimizer.step()
+            assert moved == [n == 1 for n in range(model.router.n_skills)], name
 
 
 @pytest.mark.parametrize("mode", ["skills_only", "all", "from_scratch", "full"])
@@ -205,9 +151,8 @@ def test_a_new_task_of_private_learns_with_a_fresh_skill_as_if_it_were_alone(
             for value in stacks:
                 drawn = torch.linspace(-0.1, 0.1, value[0].numel()).view_as(value[0])
                 value.data.copy_(drawn.expand_as(value))
-            for _ in range(2):
-                train_alone(own)
-            losses.append(own.eval()(torch.zeros_like(TASK_IDS), **INPUTS).loss)
+            train(own, FIRST, INPUTS, n_steps=2)
+            losses.append(own.eval()(FIRST, **INPUTS).loss)
             counts.append(count_trained(own))
     torch.testing.assert_close(losses[0], losses[1])
     backbone = sum(x.numel() for n, x in one.named_parameters() if role_of(n) == "backbone")
@@ -222,7 +167,7 @@ def test_a_row_of_polytropon_is_learned_over_skills_of_any_router() -> None:
     with adapted(model, "router_only", init="learned") as rows:
         assert isinstance(rows.router, PolytroponRouter)
         assert count_trained(rows) == rows.router.logits.numel()
-        train_alone(rows)
+        train(rows, FIRST, INPUTS)
         assert rows.router.logits.grad is not None
     after = model.state_dict()
     assert all(torch.equal(after[name], value) for name, value in before.items())
@@ -256,7 +201,7 @@ def test_a_new_task_of_c_poly_has_skills_of_its_own_where_skills_are_trained(
         skills = sum(value[:4].numel() for value in stacks) * trained
         assert count_trained(new) == skills + router + (mode == "full") * backbone
         if mode != "zero_shot":
-            train_alone(new)
+            train(new, FIRST, INPUTS)
             for name, value in snapshot(new).items():
                 if role_of(name) == "skills" and "up" in name:
                     moved = [
@@ -271,10 +216,10 @@ def test_a_new_task_of_c_poly_without_own_skills_is_polytropons() -> None:
     model = skilled(tiny_t5(), router="c_poly", n_skills=5).eval()
     row = model.router.logits[..., :3].mean(1).sigmoid()
     row = torch.cat([row / row.sum(-1, keepdim=True), torch.zeros(*row.shape[:-1], 2)], -1)
-    expected = same_but_for_the_row(model, row.detach().unsqueeze(1))
+    expected = mixed_by(model, row.detach().unsqueeze(1), INPUTS)
     for mode in ("zero_shot", "router_only"):
         with adapted(model, mode) as new:
-            logits = new.eval()(torch.zeros_like(TASK_IDS), **INPUTS).logits
+            logits = new.eval()(FIRST, **INPUTS).logits
             torch.testing.assert_close(logits, expected)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers.fragments import fragments, frozen_config
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config
 from mttl.build.model import build_model
 from mttl.config.load import load_config
@@ -55,6 +56,13 @@ def test_passes_without_weights_keep_what_real_ones_keep(
     assert all(parameter.grad is None for parameter in real.parameters())
 
 
+def test_skills_that_tell_tasks_apart_are_planned_as_they_run() -> None:
+    """Sparse ones make one dense change for all examples of a task."""
+    config = frozen_config("skills/sparse.yaml", "skills.mix=deltas")
+    fake, real = fake_model(config, TASKS), build_model(config, TASKS).model
+    assert generation_bytes(fake, config) == generation_bytes(real, config)
+
+
 def test_weights_and_states_are_those_of_the_model(folder: Path) -> None:
     config = config_of(folder, TINY_T5, "optim.kind=adamw")
     model = build_model(config, TASKS).model
@@ -67,6 +75,15 @@ def test_weights_and_states_are_those_of_the_model(folder: Path) -> None:
     assert set(needs.weights) == {
         *("backbone (float32)", "skills (float32)", "router (float32)", "buffers"),
     }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fragment", fragments("skills"))
+def test_every_kind_of_skill_is_planned(fragment: str) -> None:
+    config = frozen_config(fragment)
+    needs = needs_of(config, TASKS)
+    trained = [p for p in build_model(config, TASKS).model.parameters() if p.requires_grad]
+    assert needs.trained == sum(parameter.nbytes for parameter in trained)
 
 
 @pytest.mark.parametrize("kind", ["adam", "adamw", "adafactor"])
@@ -133,8 +150,10 @@ def test_a_pretrained_backbone_is_planned_from_its_configuration(folder: Path) -
         needs_of(missing, TASKS)
 
 
-def test_what_depends_on_the_tokens_is_refused(folder: Path) -> None:
+def test_what_depends_on_values_is_refused(folder: Path) -> None:
     tiny = write_config(folder / "tokens.yaml", folder / "no_gym", backbone=TINY_T5)
-    config = load_config(f"{tiny}+router/token_top2.yaml")
-    with pytest.raises(ConfigError, match="depends on what tokens it reads"):
-        needs_of(config, TASKS)
+    tokens = load_config(f"{tiny}+router/token_top2.yaml")
+    products = frozen_config("skills/sparse.yaml", "skills.mix=outputs")
+    for config in (tokens, products):
+        with pytest.raises(ConfigError, match=r"depends on what it .*skills\.mix: auto"):
+            needs_of(config, TASKS)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
@@ -170,6 +171,8 @@ class SparseInventory(Inventory):
             return False
         if self.mix == "outputs":
             return True
+        if isinstance(self.values, FakeTensor):  # a plan of memory: no sparse product has a shape
+            return False
         # Costs of an example, in units of an entry of its dense change, fitted to the benchmark:
         # outputs of all skills, and their entries; the change, and its product.
         n_positions, size = x.shape[1], self.out_features * self.in_features
