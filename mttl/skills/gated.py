@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
-from mttl.aggregation.products import active_dtype
+from mttl.aggregation.products import open_gates
 from mttl.skills.inputs.prefix import PrefixInventory
 from mttl.skills.inventory import Inventory, Merged
 
@@ -113,18 +113,3 @@ class GatedInventory(Inventory):
             NotImplementedError: Always.
         """
         raise NotImplementedError("a gate changes with every token, which no weight does")
-
-
-def open_gates(
-    x: Float[Tensor, "B L I"], weight: Float[Tensor, "B I"], bias: Float[Tensor, "B 1"]
-) -> Float[Tensor, "B L 1"]:
-    """Return how far the gate of each example is open at its tokens, from 0 to 1.
-
-    Args:
-        x: What the gates read.
-        weight: As merged by a `GatedInventory`.
-        bias: As merged by it.
-    """
-    dtype = active_dtype(x)
-    weight, bias = weight.to(dtype).unsqueeze(2), bias.to(dtype).unsqueeze(1)
-    return torch.baddbmm(bias, x.to(dtype), weight).sigmoid()

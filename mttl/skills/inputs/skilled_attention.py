@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from mttl.skills.gated import open_gates
+from mttl.aggregation.products import open_gates
 from mttl.skills.skilled_layer import SkilledLayer, hidden_states
 
 Attended = tuple[Tensor, Tensor | None]
