@@ -70,7 +70,7 @@ class Adapt(Section):
 
     mode: AdaptMode = "all"
     """What to train; see `mttl.adaptation.modes`."""
-    init: RowInit | Literal["auto", "two_starts"] = "two_starts"
+    init: RowInit | Literal["auto", "two_starts"] = "auto"
     """How the routing of a new task starts: at the mean of the trained tasks, untrained, at the row
     of the trained task by which its training rows cost least, at its row of the Expert's matrix,
     with a fresh skill of its own, a row of Polytropon's, composed of its factors, fixed with all

@@ -150,8 +150,7 @@ class Comparison:
         common = [
             *(f"adapt.seeds=[{item.seed}]", f"adapt.max_steps={self.adapt_steps}"),
             f"adapt.eval_every={max(1, self.adapt_steps // 2)}",
-            # One start for every method, unless a way says otherwise.
-            *(*examples, "adapt.init=auto", *way.settings, *self.shared(item)),
+            *(*examples, *way.settings, *self.shared(item)),
         ]
         lr = load_config(self.adapt_files(item), common).adapt.lr
         return [*common, *self.methods[item.name].adaptation(lr)]

@@ -136,7 +136,7 @@ def test_a_model_of_two_starts_is_the_better_one(
 
     count = iter(range(2))
     monkeypatch.setattr(mttl.adaptation.job, "fine_tune", told)
-    found = mttl.adapt_to(run, PAIRS, task="twice", lr=1e-1, **STEPS)
+    found = mttl.adapt_to(run, PAIRS, task="twice", lr=1e-1, init="two_starts", **STEPS)
     assert next(count, None) is None  # both were adapted
     monkeypatch.undo()
     alone = mttl.adapt_to(run, PAIRS, task="twice", lr=1e-1, init=better, **STEPS)
