@@ -13,6 +13,7 @@ from mttl.config.backbone_schema import Backbone
 from mttl.config.schema import Config
 from mttl.models.backbone import build_random, read_architecture
 from mttl.skills.skilled_model import SkilledModel
+from mttl.skills.weights.sparse import SparseInventory
 
 # Precisions of the trainer in which weights are not in single precision.
 WHOLE = {"bf16-true": torch.bfloat16, "16-true": torch.float16, "64-true": torch.float64}
@@ -38,6 +39,9 @@ def fake_model(config: Config, tasks: Sequence[str]) -> SkilledModel:
     if dtype is not None:
         model.to(dtype)
     _replace_tensors(model)
+    for module in model.modules():
+        if isinstance(module, SparseInventory):
+            module.sparse_products = False  # the shape of one depends on values
     if config.backbone.gradient_checkpointing:
         model.enable_gradient_checkpointing()
     return model.train()

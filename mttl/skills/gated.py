@@ -5,9 +5,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
-from mttl.aggregation.products import open_gates
 from mttl.skills.inputs.prefix import PrefixInventory
 from mttl.skills.inventory import Inventory, Merged
+from mttl.skills.token_gate import open_gates
 
 
 class GatedInventory(Inventory):

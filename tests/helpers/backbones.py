@@ -33,7 +33,7 @@ def fill(module: nn.Module, seed: int = 0) -> None:
                 parameter.add_(0.1 * noise)  # keeps the ones of a normalisation
 
 
-def tiny_t5(dropout: float = 0.0) -> T5ForConditionalGeneration:
+def tiny_t5(dropout: float = 0.0, feed_forward_proj: str = "relu") -> T5ForConditionalGeneration:
     config = T5Config(
         vocab_size=VOCABULARY,
         d_model=16,
@@ -42,6 +42,7 @@ def tiny_t5(dropout: float = 0.0) -> T5ForConditionalGeneration:
         num_layers=2,
         num_heads=4,
         dropout_rate=dropout,
+        feed_forward_proj=feed_forward_proj,
         decoder_start_token_id=0,
     )
     return _filled(T5ForConditionalGeneration(config))

@@ -1,11 +1,12 @@
 """Experts that start as copies of a dense block leave a network as it was."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
-from transformers import T5Config, T5ForConditionalGeneration
 
-from helpers.backbones import BACKBONES, batch, fill, tiny_bart, tiny_gpt2, tiny_llama, tiny_t5
+from helpers.backbones import BACKBONES, batch, tiny_bart, tiny_gpt2, tiny_llama, tiny_t5
 from helpers.experts import N_EXPERTS, copies, token_model, top2
 from helpers.skills import INVENTORIES
 from mttl.moe.upcycle import silent, upcycle
@@ -17,26 +18,9 @@ from mttl.skills.blocks.feed_forward import feed_forward_blocks
 TASKS = torch.tensor([0, 2])
 
 
-def gated_t5() -> T5ForConditionalGeneration:
-    config = T5Config(
-        vocab_size=40,
-        d_model=16,
-        d_kv=4,
-        d_ff=24,
-        num_layers=2,
-        num_heads=4,
-        dropout_rate=0.0,
-        feed_forward_proj="gated-gelu",
-        decoder_start_token_id=0,
-    )
-    model = T5ForConditionalGeneration(config).eval()
-    fill(model)
-    return model
-
-
 MODELS = {
     "t5": tiny_t5,
-    "gated t5": gated_t5,
+    "gated t5": partial(tiny_t5, feed_forward_proj="gated-gelu"),
     "bart": tiny_bart,
     "llama": tiny_llama,
 }

@@ -16,8 +16,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from mttl.aggregation.products import open_gates
 from mttl.skills.skilled_layer import SkilledLayer, hidden_states
+from mttl.skills.token_gate import open_gates
 
 Attended = tuple[Tensor, Tensor | None]
 

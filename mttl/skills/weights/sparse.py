@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
@@ -49,6 +48,8 @@ class SparseInventory(Inventory):
         arXiv:2202.13914, section 2.4.
     """
 
+    # Whether `mix: auto` may choose sparse products: a plan of memory has no values for them.
+    sparse_products = True
     uses = ("task", "token", "composed")
     indices: Tensor
 
@@ -171,7 +172,7 @@ class SparseInventory(Inventory):
             return False
         if self.mix == "outputs":
             return True
-        if isinstance(self.values, FakeTensor):  # a plan of memory: no sparse product has a shape
+        if not self.sparse_products:
             return False
         # Costs of an example, in units of an entry of its dense change, fitted to the benchmark:
         # outputs of all skills, and their entries; the change, and its product.

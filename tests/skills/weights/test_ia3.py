@@ -1,11 +1,12 @@
 """Scales of outputs, beside plain loops and PEFT's (IA)³."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
-from transformers import T5Config, T5ForConditionalGeneration
 
-from helpers.backbones import VOCABULARY, batch, fill, tiny_llama, tiny_t5
+from helpers.backbones import batch, fill, tiny_llama, tiny_t5
 from helpers.compare import relative_error
 from helpers.skills import filled, mixing
 from mttl.routing import RoutingSlot, average_router
@@ -60,23 +61,7 @@ def test_one_skill_is_ia3_of_peft(bias):
     torch.testing.assert_close(folded, (merged.weight, merged.bias), **ROUNDING)
 
 
-def tiny_gated_t5():
-    config = T5Config(
-        vocab_size=VOCABULARY,
-        d_model=16,
-        d_kv=4,
-        d_ff=24,
-        num_layers=2,
-        num_heads=4,
-        dropout_rate=0.0,
-        feed_forward_proj="gated-gelu",
-        decoder_start_token_id=0,
-    )
-    model = T5ForConditionalGeneration(config)
-    fill(model)
-    return model.eval()
-
-
+tiny_gated_t5 = partial(tiny_t5, feed_forward_proj="gated-gelu")
 # Backbone, PEFT's names of its targets, the one whose inputs it scales, and ours for that one.
 FAMILIES = {
     "t5": (tiny_t5, "SEQ_2_SEQ_LM", ["k", "v"], "wo", "wi"),
