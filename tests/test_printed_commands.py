@@ -88,6 +88,8 @@ def test_a_printed_command_reads_its_options(
     if not isinstance(files, str) or not files.endswith(".yaml") or OWN_FILES.fullmatch(files):
         return
     overrides = getattr(options, "override", [])
+    fragments = [f"+{name}.yaml" for name in getattr(options, "fragments", []) if "/" in name]
+    files += "".join(fragments[-1:])  # settings of all runs, so of the last
     config = load_any_config(files, overrides)
     for override in overrides:
         key, _, value = override.partition("=")

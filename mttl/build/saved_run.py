@@ -9,12 +9,13 @@
 | ``config.yaml``, ``results.csv`` | of the run, if it has them |
 """
 
+import copy
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from mttl.build.build_backbone import backbone_name, place_of
 from mttl.build.model_hub import make_repository, upload
@@ -25,6 +26,7 @@ from mttl.files import new_folder, write_text
 from mttl.models.backbone import BYTE_TOKENIZER, is_decoder_only
 from mttl.prediction.model_card import Card, scores_of
 from mttl.prediction.predictor import Predictor
+from mttl.skills.inputs.prefix import PrefixInventory
 from mttl.yaml12 import dump, read_yaml
 
 
@@ -95,7 +97,8 @@ class SavedRun(Predictor):
                     raise CheckpointError(
                         f"'{config}' holds no sections with settings; copy it again, or remove it"
                     )
-                write_text(new / config.name, dump(settings | section))
+                skills = {"skills": self.meta["settings"]["skills"]}
+                write_text(new / config.name, dump(settings | section | skills))
             if results.is_file():
                 shutil.copyfile(results, new / results.name)
             Card(
@@ -109,6 +112,24 @@ class SavedRun(Predictor):
                 decoder_only=is_decoder_only(self.model.backbone),
                 scores=scores_of(source, self.tasks),
             ).write(new)
+
+    def without_networks(self) -> Self:
+        """Return the run with plain prefixes in place of networks that compute them.
+
+        Training alone needs these networks (``skills.bottleneck``): answers stay as they are, and
+        adapting trains keys and values. All else is shared.
+
+        Raises:
+            CheckpointError: If the model was not loaded from a run.
+        """
+        self._loaded()
+        model = copy.deepcopy(self.model, {id(part): part for part in self.model.parameters()})
+        for module in model.modules():
+            if isinstance(module, PrefixInventory):
+                module.drop_network()
+        settings = self.meta["settings"]
+        plain = settings | {"skills": _without_bottleneck(settings["skills"])}
+        return replace(self, model=model, meta=dict(self.meta) | {"settings": plain})
 
     def push_to_hub(
         self,
@@ -146,3 +167,11 @@ class SavedRun(Predictor):
                 "only a run that was loaded can be saved: train it (pl_train.py), then mttl.load it"
             )
         return self.folder, self.backbone
+
+
+def _without_bottleneck(skills: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a section `skills` whose prefixes, alone or among several kinds, are plain."""
+    plain: dict[str, Any] = {"bottleneck": None} if "bottleneck" in skills else {}
+    if "kinds" in skills:
+        plain["kinds"] = [_without_bottleneck(one) for one in skills["kinds"]]
+    return dict(skills) | plain

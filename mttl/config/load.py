@@ -153,6 +153,8 @@ def _read(path: Path) -> Tree:
         return {}
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: must hold sections with settings, not {_kind_of(tree)}")
+    if isinstance(tree.get("skills"), list):
+        tree = tree | {"skills": {"kind": "several", "kinds": tree["skills"]}}
     for section, settings in tree.items():
         if not isinstance(settings, dict):
             raise ConfigError(

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import mttl
@@ -80,6 +81,36 @@ def test_a_folder_needs_nothing_else(
         added = [str(tmp_path / name) for name in ("again", "later", "more")]
         assert ADD.main([added[0], "--adapted", added[1], "--out", added[2]]) == 0
         assert mttl.load(added[2]).predict("new", QUESTIONS) == expected[1]
+
+
+@pytest.mark.parametrize(
+    "skills",
+    [
+        "{kind: prefix, bottleneck: 5, length: 3}",
+        "[{kind: prefix, bottleneck: 5, gate: true}, {kind: lora, rank: 2, targets: [mlp]}]",
+    ],
+)
+def test_the_network_of_a_prefix_is_for_training_alone(skills: str, tmp_path: Path) -> None:
+    """Without it answers and skills of tasks are the same, and the run can be adapted."""
+    config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"), **ASKED["llama"])
+    (tmp_path / "prefix.yaml").write_text(f"skills: {skills}\n")
+    given = f"{config}+{tmp_path / 'prefix.yaml'}"
+    run = mttl.load(train(given, "source", "trainer.max_steps=2", "data.validation=none").path)
+    run.without_networks().save_pretrained(tmp_path / "plain")
+    plain = mttl.load(tmp_path / "plain")
+    names = dict(plain.model.named_parameters())
+    assert any("keys" in name for name in names)
+    assert not any("seeds" in name for name in names)
+    assert any("seeds" in name for name, _ in run.model.named_parameters())
+    ids = torch.tensor([0, 1])
+    inputs = {"input_ids": torch.tensor([[3, 4, 5], [6, 7, 8]])}
+    with torch.no_grad():
+        found = plain.model(ids, **inputs).logits
+        torch.testing.assert_close(found, run.model(ids, **inputs).logits, rtol=0, atol=0)
+    assert plain.predict("reverse", QUESTIONS) == run.predict("reverse", QUESTIONS)
+    assert "bottleneck: 5" not in (tmp_path / "plain" / "config.yaml").read_text()
+    settings = {"mode": "all", "max_steps": 1, "eval_every": 1, "batch_size": 2}
+    assert mttl.adapt_to(tmp_path / "plain", PAIRS, task="new", **settings)(QUESTIONS)
 
 
 def test_what_is_given_away_names_no_folder_of_a_backbone(

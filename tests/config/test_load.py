@@ -353,3 +353,20 @@ def test_what_was_read_may_be_changed() -> None:
     assert load_module.yaml12.parse(text) == {"own": {"parts": [1, 2]}}
     deep = "[" * 50 + "]" * 50
     assert repr(load_module.yaml12.parse(deep)).replace(" ", "") == deep
+
+
+def test_a_list_of_kinds_is_short_for_several(tmp_path: Path) -> None:
+    """Settings of the kind below mean nothing to it; sizes can be said for all."""
+    path = tmp_path / "listed.yaml"
+    path.write_text("skills:\n  - {kind: lora, rank: 2}\n  - {kind: norm}\n")
+    listed = load_config(f"crossfit.yaml+{path}", ["skills.n_skills=3"])
+    kinds = "[{kind: lora, rank: 2}, {kind: norm}]"
+    long = ["skills.kind=several", f"skills.kinds={kinds}", "skills.n_skills=3"]
+    assert listed.skills == load_config("crossfit.yaml", long).skills
+    assert [one.n_skills for one in listed.skills.kinds] == [3, 3]  # type: ignore[union-attr]
+    path.write_text("skills:\n  - {kind: lora, rank: 2, rankk: 3}\n  - {kind: norm}\n")
+    with pytest.raises(ConfigError, match=r"listed.yaml: skills.kinds.0.*rankk"):
+        load_config(f"crossfit.yaml+{path}")
+    path.write_text("skills:\n  - {kind: lora}\n")
+    with pytest.raises(ConfigError, match=r"skills.kinds: .*at least 2"):
+        load_config(f"crossfit.yaml+{path}")

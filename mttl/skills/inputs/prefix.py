@@ -20,10 +20,10 @@ class PrefixInventory(Inventory):
     a gate of its own.
 
     A prefix in every layer is what P-tuning v2 calls deep prompts. It has no positions: neither a
-    rotation nor T5's bias. With a ``bottleneck`` it is computed, also after training, by a network
-    of one tanh layer per skill and attention (the released code of prefix tuning has one for all
-    layers), from vectors of as many features as keys have, as that code does; in the paper these
-    are fewer.
+    rotation nor T5's bias. With a ``bottleneck`` it is computed by a network of one tanh layer per
+    skill and attention (the released code of prefix tuning has one for all layers), from vectors of
+    as many features as keys have, as that code does; in the paper these are fewer. Training alone
+    needs the network, and `drop_network` keeps what it computes.
 
     Args:
         in_features: Features of all keys of a token.
@@ -119,6 +119,18 @@ class PrefixInventory(Inventory):
         both = torch.baddbmm(self.outer_bias.unsqueeze(1), hidden, self.outer).mT
         keys, values = both.split([self.in_features, self.out_features], dim=1)
         return keys, values
+
+    @torch.no_grad()
+    def drop_network(self) -> None:
+        """Keep the prefixes that a network computes, in its place."""
+        if self.bottleneck is None:
+            return
+        prefixes = dict(zip(("keys", "values"), self.prefixes(), strict=True))
+        for name in ("seeds", "inner", "inner_bias", "outer", "outer_bias"):
+            delattr(self, name)
+        for name, prefix in prefixes.items():
+            self.register_parameter(name, nn.Parameter(prefix.clone()))
+        self.bottleneck = None
 
     def merge(self, weights: Float[Tensor, "B H K"]) -> Merged:
         """Return keys and values of each example, and the gates of its heads if it has them."""

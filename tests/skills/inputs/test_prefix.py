@@ -1,6 +1,7 @@
 """Prefixes, beside a plain loop and PEFT's prefix tuning and LLaMA-Adapter."""
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -31,14 +32,16 @@ def narrow_t5() -> T5ForConditionalGeneration:
     return backbone
 
 
-def one_task(backbone: nn.Module, **settings: Any) -> SkilledModel:
+def one_task(
+    backbone: nn.Module, targets: Sequence[str] = ("attention",), **settings: Any
+) -> SkilledModel:
     """A model with one skill, which its one task has."""
     read_prefixes(backbone)  # type: ignore[arg-type]
     slot = RoutingSlot()
     attachment = attach_skills(
         backbone.requires_grad_(False),
         lambda i, o, *more: PrefixInventory(i, o, 1, *more, **settings),
-        targets=["attention"],
+        targets=targets,
         slot=slot,
         site="attention",
     )
@@ -214,6 +217,58 @@ def test_equals_prefix_tuning_of_peft(make: Any, bottleneck: int | None) -> None
         assert relative_error(seeds, gradient) < 1e-9
         own = torch.cat([one.outer.grad[0] for one in layers], 1)
         assert relative_error(own.t(), encoder.transform[2].weight.grad) < 1e-9
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_prefix_without_its_network_is_the_same_and_is_trained_itself(gated: bool) -> None:
+    skills = filled(PrefixInventory(6, 12, 3, 4, length=2, gated=gated, bottleneck=5))
+    expected = skills.merge(mixing(2, 1, 3))
+    skills.drop_network()
+    found = skills.merge(mixing(2, 1, 3))
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+    names = {"keys", "values", "gate"} if gated else {"keys", "values"}
+    assert {name for name, _ in skills.named_parameters()} == names
+    PrefixInventory(6, 12, 3, 4, length=2, gated=gated).load_state_dict(skills.state_dict())
+    found[0].sum().backward()
+    assert skills.keys.grad is not None
+    skills.drop_network()  # a plain one has none
+
+
+def test_equals_prefix_tuning_of_peft_in_a_decoder_of_t5() -> None:
+    """Without T5's bias of positions, which counts PEFT's prefix as text and ours not."""
+    peft = pytest.importorskip("peft")
+    n_keys, inputs = 3, batch(4)
+    config = peft.PrefixTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=n_keys)
+
+    def backbone() -> Any:
+        made: Any = tiny_t5().double()
+        bias = made.decoder.block[0].layer[0].SelfAttention.relative_attention_bias
+        nn.init.zeros_(bias.weight)
+        return made
+
+    theirs = peft.get_peft_model(backbone(), config).eval()
+    encoder = theirs.prompt_encoder["default"].double()
+    decoder = ["decoder.*SelfAttention"]
+    ours = one_task(backbone(), decoder, length=n_keys, gated=False).double()
+    layers: list[Any] = [layer.inventory for layer in ours.skilled_layers().values()]
+    assert len(layers) == 2
+    # PEFT 0.21.2 cuts its parts by fours for the two attentions of a layer, and drops those for the
+    # second: of two layers both have the first keys and values.
+    used = slice(2 * layers[0].in_features)
+    with torch.no_grad():
+        keys, values = encoder.embedding.weight[:, used].t().chunk(2)
+        for layer in layers:
+            layer.keys.copy_(keys[None])
+            layer.values.copy_(values[None])
+    expected = theirs(**inputs).logits
+    found = ours(ONE, **inputs).logits
+    assert relative_error(found, expected) < 1e-9
+    assert relative_error(found, backbone()(**inputs).logits) > 1e-3
+    found.square().sum().backward()
+    expected.square().sum().backward()
+    own = [torch.cat([one.keys.grad[0], one.values.grad[0]]) for one in layers]
+    assert relative_error(sum(own).t(), encoder.embedding.weight.grad[:, used]) < 1e-9
 
 
 def test_equals_llama_adapter_of_peft() -> None:
