@@ -89,3 +89,15 @@ def test_every_method_is_a_line_with_whiskers() -> None:
     assert [line.get_label() for line in axes.lines] == ["a", "b"]
     assert [list(line.get_ydata()) for line in axes.lines] == [[5.0] * 3] * 2
     assert len(axes.collections) == 2
+
+
+def test_ways_to_adapt_the_reference_have_a_panel_of_their_own() -> None:
+    figures = importlib.import_module("comparison.examples_figure")
+    mean = TABLES.Mean(5.0, 4.0, 6.0)
+    names = ("a", "a: router_only", "a: full", "b", "c")
+    points = [TABLES.Point(name, n, mean, mean) for name in names for n in (0, 2)]
+    panels = figures.examples_figure(points, "a").axes
+    shown = {axes.get_title(loc="left"): axes for axes in panels}
+    lines = {name: [line.get_label() for line in axes.lines] for name, axes in shown.items()}
+    assert lines == {"methods": ["a", "b", "c"], "ways to adapt a": ["a", "router_only", "full"]}
+    assert len({axes.get_ylim() for axes in panels}) == 1
