@@ -6,8 +6,11 @@ python scripts/intrinsic_dimension.py -c my.yaml --score 0.8 --low 10 --high 100
 Intrinsic skills of growing dimension are trained, four times as many numbers each time, until one
 reaches the share of the reference's mean score on the development rows; then the gap between the
 last that did not and the first that did is halved, in the logarithm, until it is narrow. The
-reference is trained too, or given (--score). All runs have the same rows, steps and seed; scores
-are noisy, so that the search takes for granted what need not be: that more numbers score more.
+reference is trained too, or given (--score). All runs have the same rows, steps and seed, and a
+rate in inverse proportion to the root of the dimension, from that of skills/intrinsic: a step of
+Adam moves every number by about the rate, so that it changes weights as far in any dimension.
+Scores are noisy, so that the search takes for granted what need not be: that more numbers score
+more.
 Runs that have ended are read, not repeated; OUT/d90.md is written after each.
 """
 
@@ -28,6 +31,8 @@ from mttl.command import (
     make_parser,
     positive,
 )
+from mttl.config.load import load_config
+from mttl.config.skills_schema import Intrinsic
 from mttl.errors import ConfigError
 from mttl.files import write_text
 
@@ -50,9 +55,13 @@ def main(arguments: list[str] | None = None) -> int:
     if reference is None:
         reference = score(options.reference, f"reference-{options.reference}").dev / 100
     rows: dict[int, Row] = {}
+    own = load_config(f"{options.config}+skills/intrinsic.yaml", options.override)
+    assert isinstance(own.skills, Intrinsic)
+    step = own.optim.lr * math.sqrt(own.skills.dimension)
 
     def reaches(dimension: int) -> bool:
-        row = score("skills/intrinsic", f"dimension-{dimension}", f"skills.dimension={dimension}")
+        sizes = f"skills.dimension={dimension}", f"optim.lr={step / math.sqrt(dimension):.3g}"
+        row = score("skills/intrinsic", f"dimension-{dimension}", *sizes)
         rows[dimension] = row
         report(rows, 100 * reference, options, None)
         return row.dev >= 100 * options.share * reference

@@ -1,5 +1,6 @@
 """Scores against the number of examples as a figure."""
 
+import math
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
@@ -47,7 +48,9 @@ def examples_figure(points: Sequence[Point], reference: str) -> Figure:
         2 * MARGIN + 3 * HEADING + HEIGHT,
         "Mean test score over unseen tasks, per cent, by rows of each task",
     )
-    top = max((point.score.high for point in points), default=100)
+    # One task, seed and sample have no interval.
+    ends = [end for one in points for end in (one.score.mean, one.score.high)]
+    top = 1.03 * max(end for end in ends if not math.isnan(end))
     numbers = sorted({point.examples for point in points})
     for column, (name, own) in enumerate(panels.items()):
         left = MARGIN + 0.4 + column * (0.4 + WIDTH + GAP)
