@@ -296,14 +296,15 @@ def _attach(
     placements = []
     for one in kinds_of(skills):
         kind = getattr(one, "own_class", None) or KINDS[one.kind]
-        if kind.site == "attention":
-            read_prefixes(model)
         make = partial(_make_inventory, one, aggregation, n_skills)
         placements.append(Placement(make, one.targets, kind.site))
     try:
-        return attach_kinds(model, placements, slot=slot, granularity=granularity, fresh=fresh)
+        found = attach_kinds(model, placements, slot=slot, granularity=granularity, fresh=fresh)
     except ValueError as error:
         raise ConfigError(f"section skills: {error}") from error
+    if any(placement.site == "attention" for placement in placements):
+        read_prefixes(model)
+    return found
 
 
 def _make_inventory(

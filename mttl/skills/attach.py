@@ -142,10 +142,15 @@ def attach_kinds(
         where, found = SITES[placement.site], skilled[placement.site]
         first = None
         for path, sizes in _chosen(backbone, placement, blocks).items():
-            if any(path in skilled[site] for site in SITES if SITES[site].layer is where.layer):
+            alike = [site for site in SITES if SITES[site].layer is where.layer]
+            if any(path in skilled[site] for site in alike):
+                # Where output projections meet linear layers, the former's advice fits.
+                apart = SITES[alike[-1] if path in skilled[alike[-1]] else placement.site].apart
+                advice = f"give every kind targets of its own, such as {apart}"
                 raise ValueError(
-                    f"'{path}' would get two kinds of skills, and a {where.noun} takes one: give "
-                    "every kind targets of its own, such as attention to one and mlp to another"
+                    f"'{path}' would get two kinds of skills, and there "
+                    f"({where.noun}) only one can be: "
+                    + (advice if apart else "keep one of these kinds, and leave the others out")
                 )
             base = backbone.get_submodule(path)
             name = path

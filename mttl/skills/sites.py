@@ -28,6 +28,7 @@ class Site:
 
     Attributes:
         noun: What such a place is called in messages.
+        apart: Targets by which two kinds at such places do not meet; nothing where there is one.
         layer: The class that takes the place of the module there.
         find: Finds all such places of a backbone: features in and out, and what else skills need
             to know there, by path.
@@ -42,6 +43,7 @@ class Site:
     words: Mapping[str, list[str]]
     take: Callable[[nn.Module, str], nn.Module] = nn.Module.get_submodule
     prepare: Callable[[nn.Module], None] | None = None
+    apart: str = ""
 
 
 def _linears(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -52,14 +54,23 @@ def _linears(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
     }
 
 
+ATTENTION_OR_MLP = "attention to one and mlp to another"
+HALVES = "some layers to one (encoder.*, or *.0.*) and others to another"
 # From the inside out: a block whose layers have skills may have skills itself.
 SITES = {
-    "linear": Site("linear layer", SkilledLinear, _linears, LINEAR_WORDS),
-    "norm": Site("norm", SkilledNorm, norm_places, {"norms": ["*"]}),
+    "linear": Site("linear layer", SkilledLinear, _linears, LINEAR_WORDS, apart=ATTENTION_OR_MLP),
+    "norm": Site("norm", SkilledNorm, norm_places, {"norms": ["*"]}, apart=HALVES),
     # These tell the number of heads, too.
-    "head": Site("output projection", SkilledLinear, head_projections, ATTENTION_WORDS),
-    "attention": Site("attention module", SkilledAttention, attention_places, ATTENTION_WORDS),
-    "block": Site("block", SkilledBlock, block_places, BLOCK_WORDS, separate),
+    "head": Site(
+        *("output projection", SkilledLinear, head_projections, ATTENTION_WORDS),
+        apart="the output projections to head masks, and others by patterns (*.q, *.k, *.v)",
+    ),
+    "attention": Site(
+        *("attention module", SkilledAttention, attention_places, ATTENTION_WORDS), apart=HALVES
+    ),
+    "block": Site(
+        "block", SkilledBlock, block_places, BLOCK_WORDS, separate, apart=ATTENTION_OR_MLP
+    ),
     "embedding": Site(
         *("input embedding", SkilledEmbedding, input_embeddings, {"input": ["*"]}),
         prepare=put_prompts,

@@ -39,7 +39,8 @@ class SkilledLinear(SkilledLayer):
         if inventory.reads_weight and not isinstance(base, nn.Linear):
             raise ValueError(
                 f"{type(inventory).__name__} reads the weight of an nn.Linear, and cannot be on a "
-                f"{type(base).__name__}; choose other targets, or another kind of skill; the layer"
+                f"{type(base).__name__}; choose targets that are, or a kind that reads none, as "
+                "lora, dense, sparse or head_mask"
             )
 
     @property

@@ -20,6 +20,7 @@ from mttl.skills import (
     HeadMaskInventory,
     LoRAInventory,
     PrefixInventory,
+    PromptInventory,
     SkilledModel,
     SupermaskInventory,
 )
@@ -133,12 +134,22 @@ def test_skills_come_off_and_are_put_back(family: str) -> None:
 
 def test_one_place_takes_one_kind() -> None:
     head = Placement(lambda i, o, a: HeadMaskInventory(i, o, K, a), ["attention"], "head")
-    message = "'.*' would get two kinds of skills, and a{} takes one: give every kind targets"
-    for first, second, noun in ((LORA, LORA, " linear layer"), (ADAPTER, ADAPTER, " block")):
-        with pytest.raises(ValueError, match=message.format(noun)):
+    prompt = Placement(lambda i, o: PromptInventory(i, o, K, length=2), ["input"], "embedding")
+    prefix = Placement(
+        lambda i, o, a, h: PrefixInventory(i, o, K, a, h), ["attention"], "attention"
+    )
+    message = r"'.*' would get two kinds of skills, and there \({}\) only one can be: {}"
+    apart = "give every kind targets of its own, such as "
+    for first, second, noun, advice in (
+        (LORA, LORA, "linear layer", f"{apart}attention to one and mlp"),
+        (ADAPTER, ADAPTER, "block", f"{apart}attention to one and mlp"),
+        (LORA, head, "output projection", f"{apart}the output projections to head masks"),
+        (head, LORA, "linear layer", f"{apart}the output projections to head masks"),
+        (prefix, prefix, "attention module", f"{apart}some layers to one"),
+        (prompt, prompt, "input embedding", "keep one of these kinds"),
+    ):
+        with pytest.raises(ValueError, match=message.format(noun, advice)):
             several(tiny_llama(), first, second)
-    with pytest.raises(ValueError, match=message.format("n output projection|.*")):
-        several(tiny_llama(), LORA, head)
     backbone = tiny_bart()
     with pytest.raises(ValueError, match="two kinds"):
         several(backbone, ADAPTER, LORA, LORA)

@@ -16,6 +16,7 @@ from mttl.skills import LoRAInventory, SkilledModel, attach_skills
 
 TASK_IDS = torch.tensor([2, 0, 1, 0])
 KINDS = sorted(INVENTORIES)
+LINEAR = [*KINDS, "krona-factors", "supermask"]  # what sits on linear layers
 
 
 def run(model, task_ids=TASK_IDS, **changes):
@@ -178,6 +179,19 @@ def test_generating_for_a_mixed_batch_equals_one_by_one(family, n_beams):
     assert not torch.equal(model.generate(TASK_IDS.roll(1), input_ids=ids, **settings), together)
 
 
+@pytest.mark.parametrize("kind", LINEAR)
+def test_beams_of_every_kind_on_linear_layers(kind):
+    """Those with places of their own are in `test_placed.py`."""
+    model = skilled(BACKBONES[HALVES[LINEAR.index(kind) % 2][0]](), inventory=kind)
+    ids = batch(4)["input_ids"]
+    settings = {"num_beams": 3, "max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
+    together = model.generate(TASK_IDS, input_ids=ids, **settings)
+    for row in range(4):
+        one = slice(row, row + 1)
+        alone = model.generate(TASK_IDS[one], input_ids=ids[one], **settings)
+        assert torch.equal(together[one], alone)
+
+
 @pytest.mark.parametrize("family", ["t5", "llama"])
 def test_several_sequences_per_example(family):
     model = skilled(BACKBONES[family]())
@@ -236,11 +250,17 @@ def test_generation_merges_each_layer_once(monkeypatch, make, n_beams):
     assert sorted(merges) == sorted(id(x.inventory) for x in model.skilled_layers().values())
 
 
-@pytest.mark.parametrize("family", BACKBONES)
-def test_gradient_checkpointing_changes_no_gradient(family):
+@pytest.mark.parametrize(
+    ("family", "kind", "n_heads"),
+    [
+        *((family, "lora-factors", 2) for family in BACKBONES),
+        *((HALVES[place % 2][1], kind, 1) for place, kind in enumerate(LINEAR)),
+    ],
+)
+def test_gradient_checkpointing_changes_no_gradient(family, kind, n_heads):
     found = []
     for checkpointing in (False, True):
-        model = skilled(BACKBONES[family](), n_heads=2).double().train()
+        model = skilled(BACKBONES[family](), inventory=kind, n_heads=n_heads).double().train()
         if checkpointing:
             model.enable_gradient_checkpointing()
         torch.manual_seed(3)  # the relaxed draws

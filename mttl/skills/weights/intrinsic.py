@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
 from mttl.skills.inventory import Inventory, Merged, require_divisible
-from mttl.skills.weights.projections import DenseProjection, Fastfood
+from mttl.skills.weights.projections import DenseProjection, Fastfood, require_storable
 
 PROJECTIONS = {"fastfood": Fastfood, "dense": DenseProjection}
 VECTORS = ("said", "model", "layer")
@@ -43,7 +43,8 @@ class IntrinsicInventory(Inventory):
             its weights.
 
     Raises:
-        ValueError: If a size is not positive, H does not divide O, or a word is unknown.
+        ValueError: If a size is not positive, H does not divide O, a word is unknown, or a dense
+            projection would have more than 2²⁶ entries.
 
     References:
         Li, Farkhoor, Liu and Yosinski, *Measuring the Intrinsic Dimension of Objective Landscapes*,
@@ -78,6 +79,8 @@ class IntrinsicInventory(Inventory):
         ):
             if word not in words:
                 raise ValueError(f"{name} ('{word}') must be one of {', '.join(words)}")
+        if projection == "dense":
+            require_storable(dimension, in_features * out_features)
         self.dimension, self.of, self.projection = dimension, vector, projection
         self.seed, self.init, self.path = seed, init, ""
         self.vector = nn.Parameter(torch.empty(n_skills, dimension))

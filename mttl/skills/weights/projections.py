@@ -28,6 +28,19 @@ SMALL = 64
 MOST_STORED = 2**26
 
 
+def require_storable(n_in: int, n_out: int) -> None:
+    """Refuse a dense projection of more than 2²⁶ entries.
+
+    Raises:
+        ValueError: If it has more.
+    """
+    if n_in * n_out > MOST_STORED:
+        raise ValueError(
+            f"a dense projection of {n_in} to {n_out} numbers would hold {n_in * n_out:,}, "
+            f"above {MOST_STORED:,}; use fastfood, or a smaller dimension"
+        )
+
+
 class DenseProjection:
     """A Gaussian matrix with columns of length 1.
 
@@ -42,11 +55,7 @@ class DenseProjection:
     """
 
     def __init__(self, n_in: int, n_out: int, seed: int, device: torch.device) -> None:
-        if n_in * n_out > MOST_STORED:
-            raise ValueError(
-                f"a dense projection of {n_in} to {n_out} numbers would hold {n_in * n_out:,}, "
-                f"above {MOST_STORED:,}; use fastfood, or a smaller dimension"
-            )
+        require_storable(n_in, n_out)
         matrix = np.random.RandomState(seed).standard_normal((n_out, n_in))
         matrix /= np.linalg.norm(matrix, axis=0)
         self.device = device

@@ -12,6 +12,8 @@ from transformers import AttentionInterface, T5Config, T5ForConditionalGeneratio
 from helpers.backbones import BACKBONES, batch, fill, tiny_gpt2, tiny_llama, tiny_t5
 from helpers.compare import relative_error
 from helpers.skills import filled, mixing, skilled
+from mttl.build.model import build_model
+from mttl.config.load import load_config
 from mttl.errors import ConfigError
 from mttl.models.prefixed_attention import read_prefixes
 from mttl.routing import Routing, RoutingSlot, average_router
@@ -360,3 +362,15 @@ def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
 def test_the_printed_form_names_the_sizes() -> None:
     shown = repr(PrefixInventory(8, 8, 2, 4, length=3, bottleneck=5))
     assert "in_features=8, out_features=8, n_skills=2, n_heads=1, length=3, gated=True" in shown
+
+
+@pytest.mark.parametrize(
+    ("model_type", "size"), [("rwkv", "attention_hidden_size: 16"), ("mamba", "state_size: 2")]
+)
+def test_a_backbone_without_attention_is_refused(model_type: str, size: str) -> None:
+    sizes = f"{{{size}, vocab_size: 384, hidden_size: 16, num_hidden_layers: 1}}"
+    settings = [f"backbone.model_type={model_type}", f"backbone.config={sizes}"]
+    names = "crossfit.yaml+backbone/tiny_llama.yaml+skills/prefix.yaml"
+    message = "'attention' matches no attention module: this backbone has none; take a kind of"
+    with pytest.raises(ConfigError, match=message):
+        build_model(load_config(names, settings), ["a", "b"])

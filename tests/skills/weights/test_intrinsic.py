@@ -158,3 +158,8 @@ def test_kaiming_changes_have_the_deviation_of_a_linear_layer() -> None:
 def test_wrong_settings(settings: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         IntrinsicInventory(8, 12, 3, **settings)
+
+
+def test_a_dense_projection_that_is_too_large_is_refused_when_skills_are_made() -> None:
+    with pytest.raises(ValueError, match="would hold 80,000,000, above .*; use fastfood, or a"):
+        IntrinsicInventory(1000, 1000, 2, dimension=80, projection="dense")

@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.skills import filled, mixing
+from helpers.backbones import tiny_gpt2
+from helpers.skills import filled, mixing, skilled
 from mttl.routing import Routing, RoutingSlot
 from mttl.skills import SkilledLinear, SupermaskInventory
 
@@ -86,3 +87,10 @@ def test_layers_of_other_classes_are_refused():
 def test_sizes_are_checked():
     with pytest.raises(ValueError, match=r"n_heads \(3\) must divide out_features \(8\)"):
         SupermaskInventory(I, O, K, n_heads=3)
+
+
+def test_a_layer_that_is_no_linear_one_is_refused() -> None:
+    """The convolutions of GPT-2 keep their weight the other way round."""
+    message = r"'transformer\.h\.0.*cannot be on a Conv1D; choose targets that are, or a kind that"
+    with pytest.raises(ValueError, match=message):
+        skilled(tiny_gpt2(), inventory="supermask")
