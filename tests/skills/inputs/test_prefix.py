@@ -368,7 +368,7 @@ def test_the_printed_form_names_the_sizes() -> None:
     ("model_type", "size"), [("rwkv", "attention_hidden_size: 16"), ("mamba", "state_size: 2")]
 )
 def test_a_backbone_without_attention_is_refused(model_type: str, size: str) -> None:
-    sizes = f"{{{size}, vocab_size: 384, hidden_size: 16, num_hidden_layers: 1}}"
+    sizes = f"{{{size}, vocab_size: 384, hidden_size: 16, num_hidden_layers: 2}}"
     settings = [f"backbone.model_type={model_type}", f"backbone.config={sizes}"]
     names = "crossfit.yaml+backbone/tiny_llama.yaml+skills/prefix.yaml"
     message = "'attention' matches no attention module: this backbone has none; take a kind of"
