@@ -94,6 +94,8 @@ def apply_mode(
         for part in (*parts["skills"], *parts["router"]):
             if part is not model.router:
                 part.reset_parameters()  # type: ignore[operator]
+                if getattr(part, "alike", False):
+                    part.begin_alike()  # type: ignore[operator]
     elif init != "best_row" and (own := own_skills(known, router)):
         for layer in model.skilled_layers().values():
             layer.inventory.renew(torch.tensor(own))

@@ -43,6 +43,9 @@ from mttl.skills.weights.sparse import place_supports, saved_supports
 from mttl.sparse.skill_file import SparseSkill
 from mttl.training.precision import answering_precision
 
+# Settings of every section `skills` that are not arguments of its kind.
+COMMON = {"kind", "targets", "n_skills", "support", "gate", "alike"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Built(SavedRun):
@@ -315,15 +318,18 @@ def _make_inventory(
     out_features: int,
     *more: int,
 ) -> Inventory:
-    n_heads, gate = skills.n_heads, skills.gate
+    n_heads, gate, alike = skills.n_heads, skills.gate, skills.alike
     if isinstance(skills, OwnPart):
         sizes = {"in_features": in_features, "out_features": out_features}
         made = skills.make(**sizes, n_skills=n_skills, n_heads=n_heads)
         made.require_use("task")
     else:
-        settings = skills.model_dump(exclude={"kind", "targets", "n_skills", "support", "gate"})
+        settings = skills.model_dump(exclude=COMMON)
         made = KINDS[skills.kind](in_features, out_features, n_skills, *more, **settings)
         if aggregation.kind == "fusion":
             attention = aggregation.model_dump(exclude={"kind", "source"})
             return AttendedInventory(made, **attention)
-    return GatedInventory(made) if gate else made
+    found = GatedInventory(made) if gate else made
+    if alike:
+        found.begin_alike()
+    return found

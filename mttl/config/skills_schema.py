@@ -24,6 +24,8 @@ class _AnySkills(_Sizes):
     """Layers or blocks that get skills: attention, mlp, all, or patterns of their names."""
     gate: bool = False
     """A learned gate weakens what skills change, token by token and layer by layer (UniPELT)."""
+    alike: bool = False
+    """All skills begin as the first one, so that the mean of trained ones is one too (AdaMix)."""
 
 
 class LowRankChange(Section):
@@ -64,6 +66,12 @@ class LoRA(LowRankChange, _AnySkills):
     weight (PiSSA); or each at directions of its own. None changes anything before it is trained."""
     mix: Literal["factors", "deltas", "outputs"] = "factors"
     """Average the factors, their products, or the outputs."""
+
+    @model_validator(mode="after")
+    def _one_start(self) -> Self:
+        if self.alike and self.init == "orthogonal":
+            raise ValueError("alike (true) and init ('orthogonal') say opposite things; choose one")
+        return self
 
 
 class IA3(_AnySkills):

@@ -46,6 +46,7 @@ class Inventory(nn.Module, ABC):
         reads: What `dispatch` is given: the ``"input"`` of the layer, or its ``"output"``.
         reads_weight: Whether `combine_linear` needs the base layer's weight itself.
         changes_input: Whether `combine_linear` gives the base layer another input.
+        alike: Whether all skills begin as the first one: see `begin_alike`.
         second_factors: Names of its parameters that LoRA+ has a rate of their own for.
         smallest_ndim: Parameters of fewer axes cannot have skills of this kind.
         undecayed: Names of its biases and scales, which weight decay is not for.
@@ -60,6 +61,7 @@ class Inventory(nn.Module, ABC):
     reads = "input"
     reads_weight = False
     changes_input = False
+    alike = False
     smallest_ndim = 0
     undecayed: tuple[str, ...] = ()
     second_factors: tuple[str, ...] = ()
@@ -118,6 +120,14 @@ class Inventory(nn.Module, ABC):
             if value.shape[:1] == (self.n_skills,):  # else it is common to all skills
                 kept[skills] = value[skills]
             value.copy_(kept)
+
+    @torch.no_grad()
+    def begin_alike(self) -> None:
+        """Let all skills begin as the first one; places that a skill draws stay its own."""
+        self.alike = True
+        for value in self.parameters():
+            if value.shape[:1] == (self.n_skills,):  # else it is common to all skills
+                value.copy_(value[:1].clone().expand_as(value))
 
     def place(self, path: str) -> None:
         """Learn the path of the layer that the skills sit on; by default nothing.

@@ -1,7 +1,7 @@
 """Adaptation to new tasks trains what it names and nothing else."""
 
 import copy
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -31,6 +31,18 @@ def test_members_are_not_drawn_anew(mode: AdaptMode, init: RowInit) -> None:
         apply_mode(model, mode, init=init)
     with pytest.raises(ConfigError, match="'router_only' has nothing to train"):
         apply_mode(model, "router_only")
+
+
+def test_fresh_skills_that_begin_alike_do_so_again() -> None:
+    model = skilled(tiny_t5())
+    inventories: list[Any] = [layer.inventory for layer in model.skilled_layers().values()]
+    for inventory in inventories:
+        inventory.begin_alike()
+    before = [inventory.down.clone() for inventory in inventories]
+    apply_mode(model, "from_scratch")
+    for inventory, down in zip(inventories, before, strict=True):
+        assert not torch.equal(inventory.down, down)
+        assert torch.equal(inventory.down, inventory.down[:1].expand_as(down))
 
 
 def test_fresh_skills_are_not_left_untrained() -> None:

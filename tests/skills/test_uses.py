@@ -56,6 +56,20 @@ def tensor_skills(kind, shape, **settings):
     return made
 
 
+@pytest.mark.parametrize("kind", [kind for kind in TASK if not kind.startswith("sparse")])
+def test_skills_that_begin_alike_are_one_under_any_weights(kind):
+    """Sparse ones keep places of their own."""
+    base, inventory = layer(kind)
+    x = torch.randn(B, L, I, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    single = torch.eye(K, dtype=torch.float64)[:1].expand(B, 1, K)
+    given = mixing(B, 1, K).double()
+    given = given / given.sum(-1, keepdim=True)
+    expected = mixed(kind, inventory, base, x, single)
+    assert not torch.allclose(mixed(kind, inventory, base, x, given), expected)
+    inventory.begin_alike()
+    torch.testing.assert_close(mixed(kind, inventory, base, x, given), expected)
+
+
 @pytest.mark.parametrize("kind", ALL)
 def test_some_skills_are_drawn_anew_and_the_others_stay(kind):
     """A new one changes nothing, as at the start; so where it stands alone it is the bare layer."""

@@ -18,7 +18,8 @@ class RandomRouter(FixedRouter):
     half of :math:`\mathrm{KL}(p \| q) + \mathrm{KL}(q \| p)` of the answers p and q of two passes
     with draws of their own; the first one alone learns from the labels.
 
-    AdaMix draws the ways down and up of an adapter apart; here a skill is drawn whole.
+    AdaMix draws the ways down and up of an adapter apart; here a skill is drawn whole. Its members
+    begin as copies of one, without which their average is no member: set ``skills.alike``.
 
     Args:
         n_groups: Routed groups G.

@@ -29,7 +29,8 @@ class DiffPruningInventory(Inventory):
     loss. With groups, z is the product of an entry's own and its group's (structured diff pruning;
     the groups of the paper are whole matrices, here ``"layer"``). The paper has no temperature: its
     τ is 1. ``keep`` rounds in evaluation to the entries of largest change, in each layer; the paper
-    does so over all layers once, and trains on.
+    does so over all layers once, and trains on. There every parameter has a mask; here weights of
+    linear layers have.
 
     Logits are kept divided by ``rate``: under Adam they move so many times as fast as changes.
 

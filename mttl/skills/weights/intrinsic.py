@@ -27,7 +27,8 @@ class IntrinsicInventory(Inventory):
     together have d numbers each.
 
     In the papers P has columns of length 1 over the whole network; in the released code of SAID,
-    and here, over each layer. SAID's λ is a number per layer and skill that begins at 1.
+    and here, over each layer. There every parameter moves, here the weights of linear layers.
+    SAID's λ is a number per layer and skill that begins at 1.
 
     Args:
         in_features: Features I of the layer's input.
