@@ -50,7 +50,7 @@ def examples_figure(points: Sequence[Point], reference: str) -> Figure:
     )
     # One task, seed and sample have no interval.
     ends = [end for one in points for end in (one.score.mean, one.score.high)]
-    top = 1.03 * max(end for end in ends if not math.isnan(end))
+    top = max([1.0, *(1.03 * end for end in ends if not math.isnan(end))])
     numbers = sorted({point.examples for point in points})
     for column, (name, own) in enumerate(panels.items()):
         left = MARGIN + 0.4 + column * (0.4 + WIDTH + GAP)

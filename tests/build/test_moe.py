@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch
 
 from mttl.build.model import Built, build_model
 from mttl.config.load import dump_config, load_config
@@ -56,6 +57,19 @@ def test_places_and_a_shared_expert() -> None:
     assert layer.base is None
     assert isinstance(layer.shared, SharedExpert)
     assert not layer.shared.experts.down.any()
+
+
+@pytest.mark.parametrize("name", ["KronA", "BitFit", "Dense", "Sparse", "Intrinsic"])
+def test_other_kinds_are_experts_by_the_path_of_their_class(name: str) -> None:
+    path = f"mttl.skills.weights.{name.lower()}:{name}Inventory"
+    model = build(TOP2, f"moe.experts.kind={path}", "moe.stacks=[decoder]").model
+    layers = model.token_layers().values()
+    assert layers
+    assert {type(layer.experts).__name__ for layer in layers} == {f"{name}Inventory"}
+    ids = torch.tensor([[3, 4, 5]])
+    model(torch.tensor([1]), input_ids=ids, labels=ids).loss.backward()
+    trained = [p.grad for layer in layers for p in layer.experts.parameters()]
+    assert any(gradient is not None and gradient.any() for gradient in trained)
 
 
 def test_rows_of_tasks_have_groups_of_their_own() -> None:
