@@ -91,11 +91,11 @@ def apply_mode(
     model.router = router.to(device).train(model.router.training)
     parts = parts_by_role(model)
     if drawn_anew:
-        for part in (*parts["skills"], *parts["router"]):
+        for skills in parts["skills"]:
+            skills.draw_anew()  # type: ignore[operator]
+        for part in parts["router"]:
             if part is not model.router:
                 part.reset_parameters()  # type: ignore[operator]
-                if getattr(part, "alike", False):
-                    part.begin_alike()  # type: ignore[operator]
     elif init != "best_row" and (own := own_skills(known, router)):
         for layer in model.skilled_layers().values():
             layer.inventory.renew(torch.tensor(own))

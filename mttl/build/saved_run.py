@@ -79,7 +79,10 @@ class SavedRun(Predictor):
             if tokenizer not in (None, BYTE_TOKENIZER) and Path(place_of(tokenizer)).is_dir():
                 places["tokenizer"] = "."
             backbone = backbone.model_copy(update=places)
-            section = {"backbone": backbone.model_dump(mode="json")}
+            section = {
+                "backbone": backbone.model_dump(mode="json"),
+                "skills": self.meta["settings"]["skills"],
+            }
             self.tokenizer.save_pretrained(new)
             save_inventory(
                 new / "skills",
@@ -97,8 +100,7 @@ class SavedRun(Predictor):
                     raise CheckpointError(
                         f"'{config}' holds no sections with settings; copy it again, or remove it"
                     )
-                skills = {"skills": self.meta["settings"]["skills"]}
-                write_text(new / config.name, dump(settings | section | skills))
+                write_text(new / config.name, dump(settings | section))
             if results.is_file():
                 shutil.copyfile(results, new / results.name)
             Card(

@@ -586,6 +586,7 @@ class Config(Section):
                 ("skills.kind", skills.kind, fusable),
                 ("skills.n_heads", n_heads, 1),
                 ("skills.gate", getattr(skills, "gate", False), False),
+                ("skills.alike", getattr(skills, "alike", False), False),
                 ("skills.stacked", getattr(skills, "stacked", None), None),
                 ("router.kind", kind, "average"),  # attention takes the router's place
                 ("backbone.train", self.backbone.train, False),

@@ -142,10 +142,10 @@ def attach_kinds(
         where, found = SITES[placement.site], skilled[placement.site]
         first = None
         for path, sizes in _chosen(backbone, placement, blocks).items():
-            alike = [site for site in SITES if SITES[site].layer is where.layer]
-            if any(path in skilled[site] for site in alike):
+            same = [site for site in SITES if SITES[site].layer is where.layer]
+            if any(path in skilled[site] for site in same):
                 # Where output projections meet linear layers, the former's advice fits.
-                apart = SITES[alike[-1] if path in skilled[alike[-1]] else placement.site].apart
+                apart = SITES[same[-1] if path in skilled[same[-1]] else placement.site].apart
                 advice = f"give every kind targets of its own, such as {apart}"
                 raise ValueError(
                     f"'{path}' would get two kinds of skills, and there "

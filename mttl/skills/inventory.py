@@ -107,6 +107,12 @@ class Inventory(nn.Module, ABC):
     def reset_parameters(self) -> None:
         """Draw the skills anew, as they began."""
 
+    def draw_anew(self) -> None:
+        """Draw all skills anew, alike where they began so."""
+        self.reset_parameters()
+        if self.alike:
+            self.begin_alike()
+
     @torch.no_grad()
     def renew(self, skills: Int[Tensor, "N"]) -> None:
         """Draw some skills anew; the others stay.
@@ -115,7 +121,7 @@ class Inventory(nn.Module, ABC):
             skills: Their numbers.
         """
         before = [(value, value.clone()) for value in self.parameters()]
-        self.reset_parameters()
+        self.draw_anew()
         for value, kept in before:
             if value.shape[:1] == (self.n_skills,):  # else it is common to all skills
                 kept[skills] = value[skills]

@@ -38,7 +38,7 @@ def examples_figure(points: Sequence[Point], reference: str) -> Figure:
     panels = {
         "methods": [point for point in points if not point.method.startswith(ways)],
         f"ways to adapt {reference}": [
-            point for point in points if point.method == reference or ways in point.method
+            point for point in points if point.method == reference or point.method.startswith(ways)
         ],
     }
     panels = {name: own for name, own in panels.items() if len({one.method for one in own}) > 1}

@@ -58,13 +58,12 @@ def test_runs_and_table(
         "reference-skills/dense",
         ["data.batch_size=8"],
     )
+    rate = f"optim.lr={math.sqrt(1000 / 16) * 0.06:.3g}"  # what skills/intrinsic has
     assert asked[1] == (
         "crossfit.yaml+skills/intrinsic.yaml+router/shared.yaml",
         "dimension-16",
-        ["data.batch_size=8", "skills.dimension=16", "optim.lr=0.474"],
+        ["data.batch_size=8", "skills.dimension=16", rate],
     )
-    rate = math.sqrt(1000 / 16) * 0.06  # of skills/intrinsic, written with three digits
-    assert rate == pytest.approx(0.474, abs=5e-4)
     text = (tmp_path / "d90.md").read_text()
     assert text in capsys.readouterr().out
     assert "Reference (`skills/dense`): 80.0 on the development rows; goal 72.0." in text

@@ -182,7 +182,7 @@ def test_generating_for_a_mixed_batch_equals_one_by_one(family, n_beams):
 @pytest.mark.parametrize("kind", LINEAR)
 def test_beams_of_every_kind_on_linear_layers(kind):
     """Those with places of their own are in `test_placed.py`."""
-    model = skilled(BACKBONES[HALVES[LINEAR.index(kind) % 2][0]](), inventory=kind)
+    model = skilled(tiny_t5(), inventory=kind)
     ids = batch(4)["input_ids"]
     settings = {"num_beams": 3, "max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
     together = model.generate(TASK_IDS, input_ids=ids, **settings)
@@ -190,6 +190,7 @@ def test_beams_of_every_kind_on_linear_layers(kind):
         one = slice(row, row + 1)
         alone = model.generate(TASK_IDS[one], input_ids=ids[one], **settings)
         assert torch.equal(together[one], alone)
+    assert not torch.equal(model.generate(TASK_IDS.roll(1), input_ids=ids, **settings), together)
 
 
 @pytest.mark.parametrize("family", ["t5", "llama"])
