@@ -50,6 +50,7 @@ TRAINING = {
     **{"config": "-c", "seeds": "--seeds", "workers": "--workers", "override": "-k"},
     **{"steps": "--steps", "adapt_steps": "--adapt-steps", "tasks": "--tasks"},
     **{"samples": "--samples", "examples": "--examples", "modes": "--modes"},
+    "unseen_only": "--unseen-only",
 }
 
 
@@ -90,6 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
         options,
         examples,
         search_rates=options.search_rates,
+        unseen_only=options.unseen_only,
         methods=ALL | own,
         reference=reference,
         n_parameters=options.parameters,
@@ -175,6 +177,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--search-rates",
         action="store_true",
         help="adapt every method with the rates that are best on development tasks",
+    )
+    parser.group(WORK).add_argument(
+        "--unseen-only",
+        action="store_true",
+        help="do not score the tasks that are trained, where that takes longer than to train",
     )
     options = parser.parse_args(arguments)
     if options.parameters and not options.skills:

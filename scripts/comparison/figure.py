@@ -48,25 +48,30 @@ def comparison_figure(
     """Return a row per method: small dots are seeds, the large one is their mean.
 
     Whiskers are the interval of the difference to the reference, as the table has it: one that does
-    not reach the line of the reference is a difference.
+    not reach the line of the reference is a difference. A panel without scores is left out.
     """
+    panels = [
+        (number, title)
+        for number, title in enumerate(titles)
+        if any(method.scores[number] for method in methods)
+    ]
     names = [method.name for method in methods]
     label = text_width(names) + GAP
     height = ROW * len(methods)
     figure = new_canvas(
-        MARGIN + label + len(titles) * (PANEL + MARGIN),
+        MARGIN + label + len(panels) * (PANEL + MARGIN),
         2 * MARGIN + 2 * HEADING + height,
         "Mean test score over tasks, per cent; whiskers: 95 % of the difference to the line",
     )
-    for number, title in enumerate(titles):
-        left = MARGIN + label + number * (PANEL + MARGIN)
+    for column, (number, title) in enumerate(panels):
+        left = MARGIN + label + column * (PANEL + MARGIN)
         axes = place(figure, left, MARGIN + HEADING / 2, PANEL, height)
         strip_frame(axes, "left", "right", "top")
         axes.set_title(title, fontsize=FONT, color=INK)
         axes.set_ylim(len(methods) - 0.5, -0.5)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.tick_params(axis="x", length=3)
-        if number == 0:
+        if column == 0:
             axes.set_yticks(range(len(methods)), names)
         for row, method in enumerate(methods):
             scores = method.scores[number]

@@ -30,7 +30,7 @@ OWN_SETTINGS = {
     "run.dir": " (--out)",
     "run.name": "",
     "run.seed": " (--seeds)",
-    "data.evaluate": "",
+    "data.evaluate": " (--unseen-only)",
     "trainer.max_steps": " (--steps)",
     "adapt.mode": " (--modes)",
     "adapt.init": "",
@@ -59,6 +59,7 @@ class Comparison:
         examples: Rows of every unseen task; all by default.
         n_folds: In how many folds every task is unseen once; none takes the partition as it is.
         search_rates: Whether each way of adaptation gets the best of a few rates.
+        unseen_only: Whether the tasks of a training are left without a score.
         methods: What the names of methods stand for.
         reference: The method that others are compared with.
         n_parameters: What the skills of every method are brought to; none leaves them as they are.
@@ -74,6 +75,7 @@ class Comparison:
     examples: int | None = None
     n_folds: int | None = None
     search_rates: bool = False
+    unseen_only: bool = False
     methods: Mapping[str, Method] = field(default_factory=lambda: ALL)
     reference: str = REFERENCE
     n_parameters: int | None = None
@@ -138,7 +140,8 @@ class Comparison:
         return [
             *(f"run.dir={self.group(item)}", f"run.name=seed{item.seed}"),
             *(f"run.seed={item.seed}", f"trainer.max_steps={self.steps}"),
-            *(f"trainer.val_check_interval={self.steps}", "data.evaluate=[test]"),
+            f"trainer.val_check_interval={self.steps}",
+            f"data.evaluate={'[]' if self.unseen_only else '[test]'}",
             f"data.cache_dir={self.out / '.cache'}",
             *self.shared(item),
             *self.methods[item.name].training(),
@@ -234,6 +237,7 @@ class Comparison:
             "examples": self.examples,
             "folds": self.n_folds,
             "search_rates": self.search_rates or None,
+            "unseen_only": self.unseen_only or None,
             "parameters": self.n_parameters,
         }
 

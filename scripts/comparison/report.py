@@ -136,7 +136,7 @@ def _line(
         unseen=_mean(by_seed(unseen).values()),
         seen_difference=paired_difference(seen, _scores(scores, comparison.reference, "")),
         unseen_difference=paired_difference(unseen, reference),
-        training_minutes=_mean(cost.cpu_minutes for cost in training if seen),
+        training_minutes=_mean(cost.cpu_minutes for cost in training if mode == "all"),
         adaptation_minutes=sum(cost.cpu_minutes for cost in adapting) / len(adapted),
         peak_mib=max(cost.peak_mib for cost in training + adapting),
         rates=_rates(comparison, adapted, way),

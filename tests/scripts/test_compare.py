@@ -94,6 +94,25 @@ def test_what_has_ended_is_not_repeated_and_seeds_can_be_added(
     assert len(commands) == 4
 
 
+def test_tasks_of_the_training_need_no_score(
+    config: Path, tmp_path: Path, commands: list[list[str]]
+) -> None:
+    out = tmp_path / "out"
+    given = ("--methods", "polytropon", "shared", "--modes", "--seeds", "13", "--unseen-only")
+    assert compare(config, out, *given) == 0
+    with (out / "scores.csv").open() as file:
+        assert {row["side"] for row in csv.DictReader(file)} == {"unseen"}
+    with (out / "table.csv").open() as file:
+        for row in csv.DictReader(file):
+            assert row["seen"] == "nan"
+            assert float(row["training_minutes"]) > 0
+    picture = (out / "comparison.svg").read_text()
+    assert "unseen tasks" in picture
+    assert ">seen tasks" not in picture
+    assert compare(config, out, *given) == 0
+    assert len(commands) == 4
+
+
 def test_adaptation_takes_the_samples_that_were_asked_for(
     config: Path, tmp_path: Path, commands: list[list[str]]
 ) -> None:
