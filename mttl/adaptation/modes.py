@@ -55,7 +55,7 @@ def apply_mode(
     | ``all`` | new rows | router and skills (Polytropon) |
     | ``average`` | all skills alike | the skills, as one (MHR-μ) |
     | ``from_scratch`` | fresh rows | router and fresh skills: no transfer but the backbone's |
-    | ``full`` | new rows | everything, the backbone too |
+    | ``full`` | new rows | everything, the backbone too; the named parts, if a run trained parts |
 
     Skills that are weighed alike move alike: in ``average`` the average of kinds that mix factors
     learns what a single skill would that starts there. Routers of tokens belong to the router and
@@ -100,7 +100,15 @@ def apply_mode(
         for layer in model.skilled_layers().values():
             layer.inventory.renew(torch.tensor(own))
     roles = TRAINED_ROLES[mode]
-    model.backbone.requires_grad_("backbone" in roles)
+    others = {
+        value for members in parts.values() for part in members for value in part.parameters()
+    }
+    backbone = [value for value in model.backbone.parameters() if value not in others]
+    named = [value for value in backbone if value.requires_grad]  # by patterns, in training
+    model.backbone.requires_grad_(False)
+    if "backbone" in roles:
+        for value in named or backbone:
+            value.requires_grad_(True)
     for role, members in parts.items():
         for part in members:
             part.requires_grad_(role in roles)
@@ -310,6 +318,14 @@ def _check_mode(
         raise ConfigError(
             f"init 'own' gives a new task a fresh skill, which mode '{mode}' does not train; use "
             "'skills_only', or 'full'"
+        )
+    rows_stay = isinstance(router, FixedRouter) and mode not in ("average", "from_scratch")
+    if init == "fresh" and rows_stay and _differ(model.router):
+        raise ConfigError(
+            "init 'fresh' begins with a row that is then learned, and rows of this run are fixed: "
+            "a new task would mix all skills alike for ever. Use 'own' (a skill of its own), "
+            "'matrix' (its row of the Expert's matrix), 'auto' (as the trained task that fits "
+            "best), or 'average' where that mixture is meant"
         )
     require_trainable(mode, router, *parts_by_role(model)["router"][1:])
     attention = [attention_parts(layer.inventory) for layer in model.skilled_layers().values()]

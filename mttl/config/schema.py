@@ -114,7 +114,8 @@ class Adapt(Section):
         if self.init == "own" and self.mode in ("zero_shot", "router_only", "average"):
             raise ValueError(
                 "init 'own' gives a new task a fresh skill, which mode "
-                f"'{self.mode}' does not train; use 'skills_only', or 'full'"
+                f"'{self.mode}' does not train; use 'skills_only' or 'full', or another init, as "
+                "'mean'"
             )
         if self.init == "best_row" and (
             self.mode in ("average", "from_scratch") or self.examples == 0
@@ -538,7 +539,8 @@ class Config(Section):
         if skills.kind == "none":
             if self.moe is None:
                 problems.append(
-                    "skills.kind 'none' needs a section moe, or there is nothing to learn"
+                    "skills.kind 'none' needs a section moe, or nothing is routed; to tune the "
+                    "backbone alone, see backbone/last_block.yaml"
                 )
             if kind != "none" and not prior:
                 problems.append(

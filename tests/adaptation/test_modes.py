@@ -55,6 +55,36 @@ def test_fresh_skills_are_not_left_untrained() -> None:
     assert changed(model, before) == set()
 
 
+@pytest.mark.parametrize("mode", ["zero_shot", "skills_only", "all", "full"])
+def test_rows_that_are_fixed_do_not_begin_fresh(mode: AdaptMode) -> None:
+    """They would mix the skills of all tasks alike for ever."""
+    model = skilled(tiny_t5(), router="expert")
+    with pytest.raises(ConfigError, match=r"rows of this run are fixed.* Use 'own'"):
+        apply_mode(model, mode, init="fresh")
+    apply_mode(model, "from_scratch", init="fresh")
+
+
+def test_parts_of_the_backbone_that_were_trained_are_those_that_full_trains() -> None:
+    model = skilled(tiny_t5())
+    own = {name: value for name, value in model.named_parameters() if role_of(name) == "backbone"}
+    parts = {name for name in own if "decoder.block.1." in name}
+    for name in parts:
+        own[name].requires_grad_(True)
+
+    def trained() -> set[str]:
+        return {name for name, value in own.items() if value.requires_grad}
+
+    with adapted(model, "all"):
+        assert trained() == set()
+    with adapted(model, "full"):
+        assert trained() == parts
+    assert trained() == parts
+    for name in parts:
+        own[name].requires_grad_(False)
+    with adapted(model, "full"):
+        assert trained() == set(own)
+
+
 def test_every_mode_has_roles() -> None:
     assert set(TRAINED_ROLES) == set(MODES)
 

@@ -171,6 +171,13 @@ def test_the_papers_setting_adapts_as_the_paper_does() -> None:
     )
 
 
+@pytest.mark.parametrize("files", ["crossfit.yaml", "crossfit_paper.yaml"])
+def test_baselines_adapt_as_published(files: str) -> None:
+    private = load_config(f"{files}+router/private.yaml").adapt
+    assert (private.mode, private.init) == ("skills_only", "own")
+    assert load_config(f"{files}+router/expert.yaml").adapt.init == "matrix"
+
+
 @pytest.mark.parametrize("name", [name for name in FRAGMENTS if name.startswith("router/")])
 def test_routers_validate_on_the_papers_setting(name: str) -> None:
     config = load_config(f"crossfit_paper.yaml+{name}")

@@ -8,22 +8,24 @@ from pytorch_lightning.callbacks import Callback
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from mttl.routing import PolytroponRouter
+from mttl.routing import CategoricalRouter, PolytroponRouter
 from mttl.training.annealing import TemperatureAnnealing
+
+Router = type[PolytroponRouter] | type[CategoricalRouter]
 
 
 class Model(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, router: Router) -> None:
         super().__init__()
-        self.router = PolytroponRouter(1, 2, 1, 3, temperature=7.0)
+        self.router = router(1, 2, 1, 3, temperature=7.0)
 
 
 class Recorder(pl.LightningModule):
     """Trains a router, and writes down the temperature at which it draws."""
 
-    def __init__(self) -> None:
+    def __init__(self, router: Router) -> None:
         super().__init__()
-        self.model = Model()
+        self.model = Model(router)
         self.seen: list[float] = []
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -48,10 +50,11 @@ def temperatures(
     end: float,
     max_steps: int,
     *callbacks: Callback,
+    router: Router = PolytroponRouter,
     ckpt_path: Path | None = None,
     **settings: Any,
 ) -> list[float]:
-    recorder = Recorder()
+    recorder = Recorder(router)
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=1,
@@ -68,9 +71,10 @@ def temperatures(
     return recorder.seen
 
 
-def test_falls_geometrically_from_the_first_step_to_the_last() -> None:
+@pytest.mark.parametrize("router", [PolytroponRouter, CategoricalRouter])
+def test_falls_geometrically_from_the_first_step_to_the_last(router: Router) -> None:
     # Over two epochs, and powers of two: exact but for rounding in float32.
-    assert temperatures(4.0, 0.125, 6) == pytest.approx([4, 2, 1, 0.5, 0.25, 0.125])
+    assert temperatures(4.0, 0.125, 6, router=router) == pytest.approx([4, 2, 1, 0.5, 0.25, 0.125])
 
 
 def test_may_rise_too() -> None:

@@ -39,8 +39,8 @@ class BottleneckInventory(Inventory):
         activation: As in `FeedForwardExperts`.
         parallel: h is the block's input; otherwise its output.
         scale: The factor s.
-        layer_norm: Normalise h first. A gain and a shift of the norm's own would only be products
-            with D, and are not kept apart.
+        layer_norm: Normalise h first, without a gain and a shift of the norm's own: before a dense
+            D they would only be products with it.
         mix: How the skills of a task combine.
         stacked: How many skills each storey has, from the bottom; by default there is one storey.
         n_heads: Only 1.
