@@ -5,8 +5,8 @@ python scripts/join_scores.py runs/monday runs/tuesday --out runs/both
 
 A folder is the --out of compare.py or examples_curve.py. Its config.yaml, comparison.yaml and
 scores.csv are read, so what several machines have measured, or one in several days, becomes one
-table. All must be of one configuration and one budget. OUT has the same files, and can be joined
-again. Nothing is trained.
+table; of kinds of skills kinds.json too, with their sizes and costs. All must be of one
+configuration and one budget. OUT has the same files, and can be joined again. Nothing is trained.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from comparison.kept import CONFIG, SCORES, SETTINGS, categories_of, join
 from comparison.methods import REFERENCE
@@ -34,6 +35,9 @@ from mttl.command import READ, WRITTEN, exit_with, make_console, make_parser
 from mttl.errors import MttlError
 from mttl.files import write_text
 from mttl.libraries import check_libraries
+
+if TYPE_CHECKING:
+    from comparison.kinds import KindLine
 
 CURVE = re.compile(r"-(\d+)$")  # a way to adapt with so many rows
 MEANING = (
@@ -56,6 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
         if numbers
         else table(scores, options.reference, out, categories)
     )
+    if kinds := read_costs(options.folders):
+        text += f"\n{write_costs(kinds, out)}"
     for name in (CONFIG, SETTINGS):
         if options.folders[0].resolve() != out.resolve():
             shutil.copyfile(options.folders[0] / name, out / name)
@@ -113,6 +119,28 @@ def table(scores: Sequence[Score], reference: str, out: Path, categories: Mappin
     else:
         text += f"\nUnseen tasks:\n\n{task_table(unseen, whole)}"
     write_text(out / "table.md", text)
+    return text
+
+
+def read_costs(folders: Sequence[Path]) -> "list[KindLine]":
+    """Read what kinds of skills cost, where a folder tells; a later folder's row of a kind wins."""
+    from comparison.kinds import read_kinds
+
+    files = [path for folder in folders if (path := folder / "kinds.json").is_file()]
+    return list({line.kind: line for path in files for line in read_kinds(path)}.values())
+
+
+def write_costs(kinds: "Sequence[KindLine]", out: Path) -> str:
+    """Write sizes and costs of kinds of skills, and the figure of both, and return the table."""
+    from comparison.kind_figures import kinds_figure  # it needs matplotlib
+    from comparison.kinds import cost_table, kinds_json
+
+    from mttl.analysis.figures import save_figure
+
+    save_figure(kinds_figure(kinds), out / "kinds")
+    write_text(out / "kinds.json", kinds_json(kinds))
+    text = cost_table(kinds)
+    write_text(out / "kinds.md", text)
     return text
 
 

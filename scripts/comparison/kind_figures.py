@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -23,6 +24,9 @@ from mttl.analysis.figures.canvas import (
     text_width,
 )
 from mttl.analysis.figures.task_map import place_labels
+
+if TYPE_CHECKING:
+    from comparison.kinds import KindLine
 
 WIDTH, HEIGHT = 3.4, 2.8  # of a panel of lines, in inches
 SIDE = 4.2  # of one of named points
@@ -47,9 +51,14 @@ class Dot:
     unseen: Mean
 
 
+def kinds_figure(lines: "Sequence[KindLine]") -> Figure:
+    """Return scores of kinds against what they train; bars are Student's intervals over seeds."""
+    return size_figure([Dot(x.kind, x.trained_share, x.seen, x.unseen) for x in lines])
+
+
 def size_figure(dots: Sequence[Dot]) -> Figure:
     """Return scores against trained parameters in per cent of the backbone: one point per kind."""
-    title = "Mean test score over tasks, per cent, by trained parameters"
+    title = "Mean test score over tasks, per cent, by trained parameters; bars: 95 % over seeds"
     figure = _canvas(title, SIDE, SIDE)
     for side, axes in _panels(figure, "trained, % of the backbone", SIDE, SIDE):
         scores: list[Mean] = [getattr(dot, side) for dot in dots]

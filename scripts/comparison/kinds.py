@@ -22,6 +22,10 @@ from mttl.shipped_files import shipped_folder
 
 MOST_SKILLS = 64  # where a kind has no other size
 LARGEST = 2**16  # of any other size
+COSTS = (
+    *("kind", "trained", "trained, %", "changed, %", "rank", "KiB on disk"),
+    *("step", "memory", "speed", "mergeable"),
+)
 MEANING = (
     "One row per kind of skill, on the same frozen backbone. *trained*: parameters of skills and "
     "router; *changed*: entries of the backbone that differ once the first task is folded into it, "
@@ -184,31 +188,59 @@ def kind_lines(
 
 def kind_table(lines: Sequence[KindLine]) -> str:
     """Return the table of kinds as Markdown, with what its columns mean."""
-    heads = (
-        *("kind", "trained", "trained, %", "changed, %", "rank", "KiB on disk"),
-        *("step", "memory", "speed", "mergeable", "seen", "unseen"),
-    )
     sized_ones = [line for line in lines if line.settings]
     sizes = ", ".join(f"`{line.kind}` {line.settings}" for line in sized_ones)
     told = f"\nBrought to equal size by: {sizes}.\n" if sizes else ""
-    rows = [
-        (
-            f"`{line.kind}`",
-            f"{line.trained:,}",
-            f"{line.trained_share:.3g}",
-            _cell(line.changed, ".3g"),
-            f"{line.rank:.1f} of {line.full_rank:g}" if not math.isnan(line.rank) else "",
-            f"{line.n_bytes / 1024:,.0f}",
-            _cell(line.step, ".2f"),
-            _cell(line.memory, ".2f"),
-            _cell(line.speed, ".2f"),
-            "yes" if line.mergeable else "no",
-            mean_cell(line.seen),
-            mean_cell(line.unseen),
-        )
-        for line in lines
-    ]
-    return f"{MEANING}{told}\n{markdown(heads, rows)}"
+    rows = [(*_costs(line), mean_cell(line.seen), mean_cell(line.unseen)) for line in lines]
+    return f"{MEANING}{told}\n{markdown((*COSTS, 'seen', 'unseen'), rows)}"
+
+
+def cost_table(lines: Sequence[KindLine]) -> str:
+    """Return the columns of sizes and costs alone, with what made the kinds as large."""
+    if not any(line.settings for line in lines):
+        return markdown(COSTS, map(_costs, lines))
+    kind, *costs = COSTS
+    rows = []
+    for line in lines:
+        name, *cells = _costs(line)
+        rows.append((name, f"`{line.settings}`" if line.settings else "", *cells))
+    return markdown((kind, "made as large by", *costs), rows)
+
+
+def _costs(line: KindLine) -> tuple[str, ...]:
+    return (
+        f"`{line.kind}`",
+        f"{line.trained:,}",
+        f"{line.trained_share:.3g}",
+        _cell(line.changed, ".3g"),
+        f"{line.rank:.1f} of {line.full_rank:g}" if not math.isnan(line.rank) else "",
+        f"{line.n_bytes / 1024:,.0f}",
+        _cell(line.step, ".2f"),
+        _cell(line.memory, ".2f"),
+        _cell(line.speed, ".2f"),
+        "yes" if line.mergeable else "no",
+    )
+
+
+def read_kinds(path: Path) -> list[KindLine]:
+    """Read the rows that `kinds_json` wrote.
+
+    Raises:
+        MttlError: If the file is damaged.
+    """
+    lines = []
+    for row in read_json(path, MttlError, list):
+        try:
+            whole = {name: math.nan if value is None else value for name, value in row.items()}
+            sides = {side: Mean(**_numbers(row[side])) for side in ("seen", "unseen")}
+            lines.append(KindLine(**whole | sides))
+        except (AttributeError, KeyError, TypeError) as error:
+            raise MttlError(f"'{path}' is damaged ({error})") from error
+    return lines
+
+
+def _numbers(row: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: math.nan if value is None else value for name, value in row.items()}
 
 
 def kinds_json(lines: Sequence[KindLine]) -> str:

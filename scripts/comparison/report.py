@@ -100,10 +100,9 @@ def write_tables(
     ]
     save_figure(comparison_figure(dots, reference), comparison.out / "comparison")
     if kinds := kind_lines(comparison, plans, scores):
-        from comparison.kind_figures import Dot, size_figure
+        from comparison.kind_figures import kinds_figure
 
-        shares = [Dot(x.kind, x.trained_share, x.seen, x.unseen) for x in kinds]
-        save_figure(size_figure(shares), comparison.out / "kinds")
+        save_figure(kinds_figure(kinds), comparison.out / "kinds")
         table = kind_table(kinds)
         text += f"\nKinds of skills:\n\n{table}"
         write_text(comparison.out / "kinds.md", budget(comparison, plans) + table)
