@@ -231,15 +231,14 @@ def read_kinds(path: Path) -> list[KindLine]:
     lines = []
     for row in read_json(path, MttlError, list):
         try:
-            whole = {name: math.nan if value is None else value for name, value in row.items()}
             sides = {side: Mean(**_numbers(row[side])) for side in ("seen", "unseen")}
-            lines.append(KindLine(**whole | sides))
+            lines.append(KindLine(**_numbers(row) | sides))
         except (AttributeError, KeyError, TypeError) as error:
             raise MttlError(f"'{path}' is damaged ({error})") from error
     return lines
 
 
-def _numbers(row: Mapping[str, float | None]) -> dict[str, float]:
+def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: math.nan if value is None else value for name, value in row.items()}
 
 

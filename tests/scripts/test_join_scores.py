@@ -1,6 +1,7 @@
 """Comparisons that were made in parts become one table."""
 
 import importlib
+import math
 import sys
 from pathlib import Path
 
@@ -8,9 +9,11 @@ import pytest
 
 from helpers.command import ROOT, load_recipe
 from helpers.gyms import TASKS, write_config, write_gym
+from mttl.errors import MttlError
 
 sys.path.insert(0, str(ROOT / "scripts"))
 SCRIPT = load_recipe(ROOT / "scripts" / "join_scores.py")
+KINDS = importlib.import_module("comparison.kinds")
 TABLES = importlib.import_module("comparison.tables")
 CONFIG = "optim: {lr: 0.1}\ndata: {cache_dir: %s}\n"
 Score = TABLES.Score
@@ -118,3 +121,39 @@ def test_unseen_tasks_by_category(tmp_path: Path) -> None:
     text = (tmp_path / "out" / "table.md").read_text()
     assert "| noun/plural | 2 | 20.0 |" in text
     assert "| verb/past | 1 | 50.0 |" in text
+
+
+def kind_line(kind: str, step: float, settings: str = "") -> object:
+    """Return what a kind costs, which cannot be folded; its score has no interval."""
+    nan, mean = math.nan, TABLES.Mean(30.0, math.nan, math.nan)
+    sizes = {"trained": 1200, "trained_share": 12.5, "n_bytes": 2048, "mergeable": False}
+    folded = {"changed": nan, "rank": nan, "full_rank": nan}
+    costs = {"step": step, "memory": 1.25, "speed": 0.5, "seen": mean, "unseen": mean}
+    return KINDS.KindLine(kind=kind, settings=settings, n_seeds=1, **sizes, **folded, **costs)
+
+
+def test_costs_of_kinds_are_joined_too(tmp_path: Path) -> None:
+    one = write_part(tmp_path / "one", *part("lora", 1, 60, 40))
+    other = write_part(tmp_path / "other", *part("ia3", 1, 50, 30))
+    (one / "kinds.json").write_text(
+        KINDS.kinds_json([kind_line("lora", 1.5, "skills.rank=3"), kind_line("ia3", 9.0)])
+    )
+    (other / "kinds.json").write_text(KINDS.kinds_json([kind_line("ia3", 1.125)]))
+    out = tmp_path / "out"
+    assert SCRIPT.main([str(one), str(other), "--reference", "lora", "--out", str(out)]) == 0
+    lines = (out / "kinds.md").read_text().splitlines()
+    assert lines[2:] == [
+        "| `lora` | `skills.rank=3` | 1,200 | 12.5 |  |  | 2 | 1.50 | 1.25 | 0.50 | no |",
+        "| `ia3` |  | 1,200 | 12.5 |  |  | 2 | 1.12 | 1.25 | 0.50 | no |",
+    ]
+    assert "trained, % of the backbone" in (out / "kinds.svg").read_text()
+    again = tmp_path / "again"
+    assert SCRIPT.main([str(out), "--reference", "lora", "--out", str(again)]) == 0
+    assert (again / "kinds.md").read_text() == (out / "kinds.md").read_text()
+
+
+@pytest.mark.parametrize("text", ["{}", "[3]", '[{"kind": "lora"}]'])
+def test_damaged_costs_are_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "kinds.json").write_text(text)
+    with pytest.raises(MttlError, match=r"kinds\.json"):
+        KINDS.read_kinds(tmp_path / "kinds.json")
