@@ -231,8 +231,9 @@ def read_kinds(path: Path) -> list[KindLine]:
     lines = []
     for row in read_json(path, MttlError, list):
         try:
-            sides = {side: Mean(**_numbers(row[side])) for side in ("seen", "unseen")}
-            lines.append(KindLine(**_numbers(row) | sides))
+            whole = _numbers(row)
+            whole |= {side: Mean(**_numbers(row[side])) for side in ("seen", "unseen")}
+            lines.append(KindLine(**whole))
         except (AttributeError, KeyError, TypeError) as error:
             raise MttlError(f"'{path}' is damaged ({error})") from error
     return lines
