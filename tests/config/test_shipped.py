@@ -176,6 +176,8 @@ def test_baselines_adapt_as_published(files: str) -> None:
     private = load_config(f"{files}+router/private.yaml").adapt
     assert (private.mode, private.init) == ("skills_only", "own")
     assert load_config(f"{files}+router/expert.yaml").adapt.init == "matrix"
+    fused = load_config(f"{files}+router/private.yaml+aggregation/fusion.yaml").adapt
+    assert (fused.mode, fused.init) == ("all", "auto")
 
 
 @pytest.mark.parametrize("name", [name for name in FRAGMENTS if name.startswith("router/")])
