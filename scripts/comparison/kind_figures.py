@@ -66,8 +66,15 @@ def size_figure(dots: Sequence[Dot]) -> Figure:
         axes.plot(places, means, "o", color=COLOURS[3], markersize=4)
         lows, highs = [score.low for score in scores], [score.high for score in scores]
         axes.vlines(places, lows, highs, color=COLOURS[3], linewidth=0.8, alpha=0.4)
+        _make_room(axes, places)
         _name_points(axes, [dot.kind for dot in dots], np.column_stack([places, means]))
     return figure
+
+
+def _make_room(axes: Axes, places: Sequence[float]) -> None:
+    """Widen an axis with a single place, which rounding would leave without a width."""
+    if len(set(places)) == 1:
+        axes.set_xlim(places[0] / 10, places[0] * 10)
 
 
 def _name_points(axes: Axes, names: Sequence[str], points: np.ndarray) -> None:
@@ -104,6 +111,7 @@ def sweep_figure(dots: Sequence[Dot], name: str) -> Figure:
             axes.vlines(places, lows, highs, color=colour, linewidth=0.8)
             means = [score.mean for score in scores]
             axes.plot(places, means, style, color=colour, linewidth=1, markersize=3, label=kind)
+        _make_room(axes, [dot.x for dot in dots])
     figure.axes[-1].legend(
         loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, fontsize=FONT
     )

@@ -50,3 +50,16 @@ def test_names_of_points_that_lie_close_do_not_overlap() -> None:
         assert not [pair for pair in pairs if pair[0].overlaps(pair[1])]
         whole = axes.get_window_extent().padded(1)
         assert all(whole.contains(*box.min) and whole.contains(*box.max) for box in boxes)
+
+
+@pytest.mark.parametrize("x", [10.0, 27.478])
+@pytest.mark.parametrize("named", [True, False])
+def test_one_place_alone_has_room(*, named: bool, x: float) -> None:
+    """Where scores have intervals, too, whose lines matplotlib puts beside the place by rounding."""
+    mean = TABLES.Mean(54.0, 40.0, 60.0)
+    dots = [FIGURES.Dot("lora", x, mean, mean)]
+    figure = FIGURES.size_figure(dots) if named else FIGURES.sweep_figure(dots, "rate")
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        low, high = axes.get_xlim()
+        assert low < x / 2 < 2 * x < high
