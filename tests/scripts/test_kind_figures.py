@@ -55,7 +55,7 @@ def test_names_of_points_that_lie_close_do_not_overlap() -> None:
 @pytest.mark.parametrize("x", [10.0, 27.478])
 @pytest.mark.parametrize("named", [True, False])
 def test_one_place_alone_has_room(*, named: bool, x: float) -> None:
-    """Where scores have intervals, too, whose lines matplotlib puts beside the place by rounding."""
+    """Also where scores have intervals, whose lines lie beside the place by a rounding."""
     mean = TABLES.Mean(54.0, 40.0, 60.0)
     dots = [FIGURES.Dot("lora", x, mean, mean)]
     figure = FIGURES.size_figure(dots) if named else FIGURES.sweep_figure(dots, "rate")
