@@ -11,6 +11,7 @@ from torch.func import functional_call
 from helpers.adapterhub import adapted, adapterhub, mixed
 from helpers.skills import filled, mixing
 from mttl.skills import AdapterInventory
+from mttl.skills.gated import GatedInventory
 
 B, L, SIZE, HIDDEN = 4, 3, 8, 5
 # The same double-precision sums in another order: some dozens of roundings of 1e-16 of numbers
@@ -129,6 +130,20 @@ def test_storeys_are_a_stack_of_adapterhubs_adapters(mix: str) -> None:
         storey = {name: part[own] for name, part in stacks(inventory).items()}
         expected = mixed(adapter, storey, shares, x, expected, mix=mix)
         first += size
+    by = [x, y, weights, *inventory.parameters()]
+    assert_equal_with_gradients(inventory(x, y, weights), expected, by)
+
+
+@pytest.mark.parametrize("n_skills", [1, 3])
+def test_a_gate_is_adapterhubs_where_there_is_one_token(n_skills: int) -> None:
+    """Theirs takes the mean over the tokens of an example, ours reads each for itself (UniPELT)."""
+    adapter = theirs("ParBnConfig", use_gating=True)
+    inner = AdapterInventory(SIZE, SIZE, n_skills, hidden_features=HIDDEN, scale=4.0)
+    inventory: Any = filled(GatedInventory(inner)).double()
+    x, y = (value[:, :1].detach().requires_grad_() for value in block())
+    weights = rows(n_skills)
+    gates = {"gate.weight": inventory.weight[:, None], "gate.bias": inventory.bias}
+    expected = mixed(adapter, stacks(inner) | gates, weights, x, y, mix="factors")
     by = [x, y, weights, *inventory.parameters()]
     assert_equal_with_gradients(inventory(x, y, weights), expected, by)
 
