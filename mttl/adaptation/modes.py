@@ -100,15 +100,10 @@ def apply_mode(
         for layer in model.skilled_layers().values():
             layer.inventory.renew(torch.tensor(own))
     roles = TRAINED_ROLES[mode]
-    others = {
-        value for members in parts.values() for part in members for value in part.parameters()
-    }
-    backbone = [value for value in model.backbone.parameters() if value not in others]
-    named = [value for value in backbone if value.requires_grad]  # by patterns, in training
+    tuned = _tuned_backbone(model) if "backbone" in roles else []
     model.backbone.requires_grad_(False)
-    if "backbone" in roles:
-        for value in named or backbone:
-            value.requires_grad_(True)
+    for value in tuned:
+        value.requires_grad_(True)
     for role, members in parts.items():
         for part in members:
             part.requires_grad_(role in roles)
@@ -413,11 +408,16 @@ def _changing(model: SkilledModel, mode: AdaptMode) -> list[torch.Tensor]:
     """
     roles, parts = TRAINED_ROLES.get(mode, ()), parts_by_role(model)
     parts["router"].remove(model.router)
-    own = {id(value) for members in parts.values() for part in members for value in _values(part)}
     found = [value for role in parts if role in roles for m in parts[role] for value in _values(m)]
-    if "backbone" in roles:
-        found += [value for value in model.backbone.parameters() if id(value) not in own]
-    return found
+    return [*found, *(_tuned_backbone(model) if "backbone" in roles else [])]
+
+
+def _tuned_backbone(model: SkilledModel) -> list[nn.Parameter]:
+    """Return what tuning the backbone trains: the parts that the run has trained, or all of it."""
+    parts = [part for members in parts_by_role(model).values() for part in members]
+    others = {id(value) for part in parts for value in part.parameters()}
+    backbone = [value for value in model.backbone.parameters() if id(value) not in others]
+    return [value for value in backbone if value.requires_grad] or backbone
 
 
 def _values(module: nn.Module) -> list[torch.Tensor]:
