@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from helpers.command import ROOT, load_recipe
+from mttl.config.load import dump_config, load_config
+from mttl.training.run_folder import changed_settings
 
 sys.path.insert(0, str(ROOT / "scripts"))
 RESULTS = (ROOT / "docs" / "results.md").read_text()
@@ -31,3 +33,11 @@ def test_results_have_the_tables_of_kept_scores(folder: Path, tmp_path: Path) ->
         tables += costs.read_text()
     missing = [line for line in tables.splitlines() if line.startswith("|") and line not in RESULTS]
     assert not missing, "docs/results.md has other lines: " + "\n".join(missing)
+
+
+@pytest.mark.parametrize("folder", MEASURED, ids=lambda folder: folder.name)
+def test_further_scores_can_join_those_of_earlier_versions(folder: Path) -> None:
+    path = folder / "config.yaml"
+    now = dump_config(load_config(str(path)))
+    changed = changed_settings(path.read_text(), now, ignore=())
+    assert not changed, "give these the value they had in LATER_SETTINGS: " + ", ".join(changed)

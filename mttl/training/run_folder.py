@@ -13,8 +13,13 @@ from mttl.reading import MOST_YAML, read_text
 
 logger = logging.getLogger(__name__)
 # Settings that runs of earlier versions do not have, and what they mean by that.
-LATER_SETTINGS = {"data.truncate": "end", "data.template": "plain", "trainer.callbacks": []}
-LATER_SETTINGS["moe.parallel"] = False
+LATER_SETTINGS: dict[str, Any] = {
+    "data.truncate": "end",
+    "data.template": "plain",
+    "moe.parallel": False,
+    "skills.alike": False,
+    "trainer.callbacks": [],
+}
 
 
 class RunFolder:

@@ -130,6 +130,11 @@ ABLATIONS: dict[str, Method] = {
     "n_skills_16": _polytropon("skills.n_skills=16"),
     "granularity_model": _polytropon("router.granularity=model"),
     "granularity_block": _polytropon("router.granularity=block"),
+    # One skill with the parameters of all eight.
+    "shared_rank_128": Method("router/shared.yaml", ("skills.rank=128",)),
+    "shared_skill": _polytropon("router.shared_skill=true"),
+    "hard": _polytropon("router.hard=true"),
+    "no_noise": _polytropon("router.relaxed=false"),
     "token_top2_unbalanced": Method("router/token_top2.yaml", UNBALANCED),
     "token_switch_unbalanced": Method("router/token_switch.yaml", UNBALANCED),
     "token_prior": Method("router/token_prior.yaml"),
