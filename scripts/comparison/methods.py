@@ -133,7 +133,7 @@ ABLATIONS: dict[str, Method] = {
     # One skill with the parameters of all eight.
     "shared_rank_128": Method("router/shared.yaml", ("skills.rank=128",)),
     "shared_skill": _polytropon("router.shared_skill=true"),
-    "hard": _polytropon("router.hard=true"),
+    "annealed": _polytropon("router.final_temperature=0.1"),
     "no_noise": _polytropon("router.relaxed=false"),
     "token_top2_unbalanced": Method("router/token_top2.yaml", UNBALANCED),
     "token_switch_unbalanced": Method("router/token_switch.yaml", UNBALANCED),
