@@ -70,6 +70,10 @@ def main(arguments: list[str] | None = None) -> int:
         n_parameters=options.parameters,
         modes=options.modes or (),
     )
+    if twice := sorted(own.keys() & kinds.keys()):
+        raise MttlError(
+            f"--method {twice[0]}: --skills has a kind of this name; choose another for your own"
+        )
     own |= kinds
     shipped = options.methods
     if shipped is None:

@@ -16,7 +16,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from comparison.kept import CONFIG, SCORES, SETTINGS, categories_of, join
+from comparison.kept import (
+    CONFIG,
+    OWN,
+    SCORES,
+    SETTINGS,
+    categories_of,
+    join,
+    own_methods_in,
+)
 from comparison.methods import REFERENCE
 from comparison.running import COMPARED
 from comparison.tables import (
@@ -54,17 +62,25 @@ def main(arguments: list[str] | None = None) -> int:
     scores = join(options.folders)
     out: Path = options.out
     numbers = sorted({int(found[1]) for x in scores if (found := CURVE.search(x.mode))})
+    if numbers and (options.reference or options.categories):
+        raise MttlError(
+            "--reference and --categories are for tables of methods, and these folders hold curves "
+            f"over rows, whose differences are to {REFERENCE}: leave them out"
+        )
     categories = categories_of(options.folders[0]) if options.categories else {}
     text = (
         curves(scores, numbers, out)
         if numbers
-        else table(scores, options.reference, out, categories)
+        else table(scores, options.reference or REFERENCE, out, categories)
     )
-    if kinds := read_costs(options.folders):
+    if kinds := read_costs(options.folders, scores):
         text += f"\n{write_costs(kinds, out)}"
-    for name in (CONFIG, SETTINGS):
-        if options.folders[0].resolve() != out.resolve():
-            shutil.copyfile(options.folders[0] / name, out / name)
+    kept = {name: options.folders[0] / name for name in (CONFIG, SETTINGS)}
+    own = own_methods_in(options.folders).values()
+    for name, path in (kept | {f"{OWN}/{path.name}": path for path in own}).items():
+        (out / name).parent.mkdir(exist_ok=True)
+        if path.resolve() != (out / name).resolve():
+            shutil.copyfile(path, out / name)
     write_text(out / SCORES, to_csv(scores))
     make_console().print(text, markup=False, soft_wrap=True)
     make_console().print(f"The table and the figure are in {out}")
@@ -122,12 +138,16 @@ def table(scores: Sequence[Score], reference: str, out: Path, categories: Mappin
     return text
 
 
-def read_costs(folders: Sequence[Path]) -> "list[KindLine]":
-    """Read what kinds of skills cost, where a folder tells; a later folder's row of a kind wins."""
-    from comparison.kinds import read_kinds
+def read_costs(folders: Sequence[Path], scores: Sequence[Score]) -> "list[KindLine]":
+    """Read what kinds of skills cost, where a folder tells; a later folder's row of a kind wins.
+
+    What they reach is of all the scores.
+    """
+    from comparison.kinds import read_kinds, rescored
 
     files = [path for folder in folders if (path := folder / "kinds.json").is_file()]
-    return list({line.kind: line for path in files for line in read_kinds(path)}.values())
+    lines = {line.kind: line for path in files for line in read_kinds(path)}
+    return [rescored(line, scores) for line in lines.values()]
 
 
 def write_costs(kinds: "Sequence[KindLine]", out: Path) -> str:
@@ -185,9 +205,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.group(COMPARED).add_argument(
         "--reference",
-        default=REFERENCE,
         metavar="NAME",
-        help="the method that others are compared with (%(default)s)",
+        help=f"the method that others are compared with ({REFERENCE})",
     )
     parser.group(READ).add_argument(
         "--categories",

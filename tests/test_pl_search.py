@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import shutil
 import subprocess
 from pathlib import Path
 from types import ModuleType
@@ -171,6 +172,13 @@ def test_the_best_is_sought_among_all_grids_of_the_folder(
     assert len(trials(tmp_path)) == 2
 
 
+def test_a_start_that_the_run_does_not_know_is_told(
+    folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = arguments(folder, tmp_path, "search.grid={adapt.init: [mean, matrix]}")
+    assert "adapt.init 'matrix' needs a run of the Expert router" in fails(recipe, capsys, given)
+
+
 def test_trials_of_another_run_are_refused(
     folder: Path,
     recipe: ModuleType,
@@ -257,6 +265,15 @@ def test_rates_of_training_are_chosen_by_development_rows(
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("trials/*/results.csv")}
     assert recipe.main(given) == 0
     assert before == {path: path.stat().st_mtime_ns for path in before}
+    # Killed before there was a checkpoint: all that a trial has left is what it was to be.
+    killed = tmp_path / "trials" / f"optim.lr={best['optim.lr']}"
+    config = (killed / "config.yaml").read_text()
+    shutil.rmtree(killed)
+    killed.mkdir()
+    (killed / "config.yaml").write_text(config)
+    (tmp_path / "trials.csv").unlink()
+    assert recipe.main(given) == 0
+    assert trials(tmp_path) == found
     with pytest.raises(ConfigError, match=r"made with other settings: optim\.weight_decay"):
         recipe.main([*given, "optim.weight_decay=0.3"])
 

@@ -407,6 +407,8 @@ def _changing(model: SkilledModel, mode: AdaptMode) -> list[torch.Tensor]:
     Token routers may hold a bias that is moved without a gradient.
     """
     roles, parts = TRAINED_ROLES.get(mode, ()), parts_by_role(model)
+    if "skills" in roles:  # where skills are drawn anew, routers of tokens are, too
+        roles = (*roles, "router")
     parts["router"].remove(model.router)
     found = [value for role in parts if role in roles for m in parts[role] for value in _values(m)]
     return [*found, *(_tuned_backbone(model) if "backbone" in roles else [])]

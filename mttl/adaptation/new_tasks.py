@@ -205,7 +205,7 @@ class Adaptation:
         form: How rows became text in training.
         skills: The folder ``skills/`` that the model was read from.
         inventory: Its digest, to tell results of one inventory from those of another.
-        rows: What the routing of the new tasks starts at, where it is known.
+        meta: What the run says of itself.
     """
 
     run: Built
@@ -215,7 +215,7 @@ class Adaptation:
     form: dict[str, Any]
     skills: Path
     inventory: str
-    rows: dict[str, Float[Tensor, "1 _"]]
+    meta: Mapping[str, Any]
 
     @classmethod
     def of(
@@ -257,8 +257,14 @@ class Adaptation:
             mode = "rank" if config.adapt.option_weights else config.generation.mode
             wanted_options(gym, [job.task], [job.sample], mode)
         form = _form_of(saved)
-        rows = _known_rows(config, saved.meta, built.model.router.n_skills, names, gym.factors)
-        return cls(built, gym, names, jobs, form, saved.folder, inventory, rows)
+        adaptation = cls(built, gym, names, jobs, form, saved.folder, inventory, saved.meta)
+        adaptation.known_rows(config)  # a mistake costs no job
+        return adaptation
+
+    def known_rows(self, config: Config) -> dict[str, Float[Tensor, "1 _"]]:
+        """Return what the routing of the new tasks starts at, where it is known."""
+        n_skills = self.run.model.router.n_skills
+        return _known_rows(config, self.meta, n_skills, self.tasks, self.gym.factors)
 
     def check_folder(self, folder: Path, config: Config) -> None:
         """Note in a folder what its results are made from, or refuse to mix them with others."""
@@ -316,7 +322,7 @@ class Adaptation:
             job,
             self.gym,
             values,
-            row=self.rows.get(job.task),
+            row=self.known_rows(config).get(job.task),
             tasks=self.run.tasks,
             score_test=score_test,
             on_step=on_step,

@@ -211,7 +211,8 @@ def _finished(path: Path, rows: Rows, columns: Sequence[str], kind: str, size: i
                 raise
             # A table may be cut within a cell: what stands before that row is whole.
             done = _before_the_cut(text, kind, str(path))
-        if len(done) < len(rows):  # the last row may be cut, and parts are answered whole
+        cut = kind != "jsonl" and not text.endswith("\n")
+        if len(done) < len(rows) or cut:  # the last row may be cut, and parts are answered whole
             done = done[: max(len(done) - (kind != "jsonl"), 0) // size * size]
         for number, (old, row) in enumerate(zip(done, rows, strict=False), 1):
             other = any(_cell(old.get(name)) != _cell(row.get(name)) for name in row)

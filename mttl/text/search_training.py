@@ -99,7 +99,7 @@ def _trained(config: Config, values: Values, folder: Path) -> tuple[FewShotResul
         file = folder / "trials" / f"{name}.yaml"
         write_text(file, dump_config(with_settings(config, {**values, **settings})))
         command = [sys.executable, str(shipped_folder() / "pl_train.py"), "-c", str(file)]
-        resume = ["--resume"] if run.last.is_file() else []
+        resume = ["--resume"] if run.path.is_dir() else []
         with (folder / "trials" / f"{name}.log").open("a", encoding="utf-8") as log:
             ended = subprocess.run(
                 [*command, *resume],

@@ -3,7 +3,7 @@
 import json
 from argparse import Namespace
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -156,7 +156,10 @@ class Comparison:
             *(*examples, *way.settings, *self.shared(item)),
         ]
         lr = load_config(self.adapt_files(item), common).adapt.lr
-        return [*common, *self.methods[item.name].adaptation(lr)]
+        method = self.methods[item.name]
+        if way.sets_rate:
+            method = replace(method, rate=1.0)
+        return [*common, *method.adaptation(lr)]
 
     @cached_property
     def gym(self) -> Gym:

@@ -10,6 +10,7 @@ from mttl.training.run_folder import changed_settings, differing_settings
 
 CONFIG, SETTINGS, SCORES = "config.yaml", "comparison.yaml", "scores.csv"
 KEPT = (CONFIG, SETTINGS, SCORES)
+OWN = "methods"  # the configurations of methods of one's own
 COLUMNS = ("method", "mode", "seed", "side", "task", "sample", "score", "fold")
 # Where things lie, and files that are equal wherever they lie.
 MAY_DIFFER = ("run.", "data.cache_dir")
@@ -33,6 +34,8 @@ def join(folders: Sequence[Path]) -> list[Score]:
                 "Name what --out named"
             )
         check_alike(folders[0], folder)
+    own_methods_in(folders)
+    for folder in folders:
         for score in read_scores(folder / SCORES):
             key = (score.method, score.mode, score.seed, score.task, score.sample, score.fold)
             first, place = found.setdefault(key, (score, folder))
@@ -59,6 +62,24 @@ def check_alike(one: Path, other: Path) -> None:
             f"'{one}' and '{other}' were not made alike: {', '.join(different)}. Join comparisons "
             "of one configuration and one budget"
         )
+
+
+def own_methods_in(folders: Sequence[Path]) -> dict[str, Path]:
+    """Return the configurations of methods of one's own, by their names.
+
+    Raises:
+        MttlError: If one name means two things.
+    """
+    found: dict[str, Path] = {}
+    for path in (path for folder in folders for path in sorted((folder / OWN).glob("*.yaml"))):
+        first = found.setdefault(path.stem, path)
+        texts = [read_text(file, MttlError, MOST_YAML) for file in (first, path)]
+        if different := changed_settings(*texts, ignore=MAY_DIFFER):
+            raise MttlError(
+                f"'{first}' and '{path}' are two methods: {', '.join(different)}. Give each a name "
+                "of its own"
+            )
+    return found
 
 
 def categories_of(folder: Path) -> dict[str, str]:

@@ -4,7 +4,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -262,14 +262,12 @@ def _line(
 ) -> KindLine:
     step, answers = found["training"], found["answering"]
     n_backbone = answers["backbone"]
-    seen = [score for score in own if score.side == "seen"]
     skills = comparison.run_folder(item) / "skills"
     method = comparison.methods[item.name]
     nan = math.nan
     return KindLine(
         kind=item.name,
         settings=" ".join(method.settings),
-        n_seeds=len(by_seed(seen)),
         trained=int(answers["trained"]),
         trained_share=100 * answers["trained"] / n_backbone,
         changed=100 * answers.get("changed", nan) / n_backbone,
@@ -280,9 +278,22 @@ def _line(
         memory=step["peak_mib"] / found["floor"]["peak_mib"],
         speed=answers["ratio"],
         mergeable=bool(answers["mergeable"]),
-        seen=seed_mean(seen),
-        unseen=seed_mean([score for score in own if score.side == "unseen"]),
+        **_results(own),
     )
+
+
+def rescored(line: KindLine, scores: Sequence[Score]) -> KindLine:
+    """Return a row with the results of other scores, if there are any of its kind."""
+    own = [score for score in scores if score.method == line.kind]
+    return replace(line, **_results(own)) if own else line
+
+
+def _results(own: Sequence[Score]) -> dict[str, Any]:
+    """Return what a kind's scores come to, adapted in its own way; further ways are rows apart."""
+    seen = [score for score in own if score.side == "seen"]
+    unseen = [score for score in own if score.side == "unseen" and score.mode == "all"]
+    seeds = len(by_seed(seen or unseen))
+    return {"n_seeds": seeds, "seen": seed_mean(seen), "unseen": seed_mean(unseen)}
 
 
 def _measures(path: Path) -> dict[str, Mapping[str, Any]]:

@@ -1,6 +1,5 @@
 """Ways to route in a library of skills, beside skills that were trained together."""
 
-import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -181,7 +180,7 @@ class LibraryComparison(Comparison):
     def seen(self) -> list[str]:
         """The training tasks that are asked for, which lie evenly among all."""
         tasks = select_tasks(self.partitions[0].train, self.gym, self._common.data.skip_missing)
-        return tasks[:: math.ceil(len(tasks) / (self.n_seen or len(tasks)))]
+        return evenly(tasks, self.n_seen or len(tasks))
 
     def seen_scores(self, item: Plan) -> list[Score]:
         """Read the scores of the training tasks: of members, without being told the task."""
@@ -290,3 +289,9 @@ def asked(row: Row, number: int) -> Way | None:
     if number == 0:
         return row.none
     return row.few and row.few.with_examples(number)
+
+
+def evenly(tasks: Sequence[str], n: int) -> list[str]:
+    """Return so many of some tasks, which lie evenly among all; all if there are no more."""
+    n = min(n, len(tasks))
+    return [tasks[number * len(tasks) // n] for number in range(n)]

@@ -31,6 +31,11 @@ class Way:
         return "adapt.mode=zero_shot" not in self.settings
 
     @property
+    def sets_rate(self) -> bool:
+        """Whether it has a learning rate of its own, whatever is trained."""
+        return any(setting.startswith("adapt.lr=") for setting in self.settings)
+
+    @property
     def starts_apart(self) -> bool:
         """Whether new tasks without any rows start otherwise than at the mean row."""
         starts = [setting for setting in self.settings if setting.startswith("adapt.init=")]

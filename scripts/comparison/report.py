@@ -149,7 +149,7 @@ def _existing_line(runs: ExistingRuns, mode: str, scores: list[Score], reference
     unseen = _scores(scores, runs.name, mode)
     return Line(
         label(runs.name, mode),
-        trained=n_trained(runs.folders[0]),
+        trained=n_trained(runs.folders[0]) if mode == "all" else runs.n_trained(mode),
         n_seeds=len(by_seed(unseen or seen)),
         seen=_mean(by_seed(seen).values()),
         unseen=_mean(by_seed(unseen).values()),

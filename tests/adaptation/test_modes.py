@@ -55,6 +55,15 @@ def test_fresh_skills_are_not_left_untrained() -> None:
     assert changed(model, before) == set()
 
 
+@pytest.mark.parametrize("mode", ["skills_only", "all", "full"])
+def test_routers_of_tokens_are_brought_back_where_experts_were_drawn_anew(mode: AdaptMode) -> None:
+    model = token_model(tiny_t5())
+    before = snapshot(model)
+    with adapted(model, mode, init="own"):
+        assert any("router" in name for name in changed(model, before))
+    assert changed(model, before) == set()
+
+
 @pytest.mark.parametrize("mode", ["zero_shot", "skills_only", "all", "full"])
 def test_rows_that_are_fixed_do_not_begin_fresh(mode: AdaptMode) -> None:
     """They would mix the skills of all tasks alike for ever."""

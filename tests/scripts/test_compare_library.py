@@ -100,7 +100,7 @@ def test_what_something_is_made_of_is_made_first_and_once(
     general = given[10]
     assert general[general.index("--general") + 1] == "seed13-0"
     seen = given[7]
-    assert seen[seen.index("--tasks") + 1] == "reverse,double"
+    assert seen[seen.index("--tasks") + 1] == "reverse,number,double"
     assert "--allow-seen" in seen
 
 
@@ -161,6 +161,12 @@ def test_rows_of_one_run_share_it() -> None:
     names = [way.name for way in plans[2].ways]
     assert names == ["cat-8", "cat-16", "start"]
     assert set(LIBRARIES.METHODS) == {row.method for row in LIBRARIES.ALL_ROWS.values()}
+
+
+def test_training_tasks_that_are_asked_for_lie_evenly() -> None:
+    tasks = list("abcdefghij")
+    assert LIBRARIES.evenly(tasks, 4) == ["a", "c", "f", "h"]
+    assert [len(LIBRARIES.evenly(tasks, n)) for n in (1, 6, 9, 10, 11)] == [1, 6, 9, 10, 10]
 
 
 def test_points_are_paired_with_the_reference_of_as_many_rows() -> None:

@@ -20,7 +20,9 @@ from mttl.errors import MttlError
 sys.path.insert(0, str(ROOT / "scripts"))
 SCRIPT = load_recipe(ROOT / "scripts" / "compare.py")
 SWEEP = load_recipe(ROOT / "scripts" / "sweep_skills.py")
+FOLDER = importlib.import_module("comparison.folder")
 KINDS = importlib.import_module("comparison.kinds")
+METHODS = importlib.import_module("comparison.methods")
 TABLES = importlib.import_module("comparison.tables")
 BUDGET = ("--steps", "1", "--adapt-steps", "1", "--workers", "1", "--seeds", "13")
 
@@ -109,6 +111,27 @@ def test_mistakes_of_kinds_cost_no_training(config: Path, tmp_path: Path) -> Non
         with pytest.raises(MttlError, match=message):
             compare(given[0], tmp_path / "out", *given[1:])
     assert not (tmp_path / "out").exists()
+
+
+def test_the_whole_backbone_is_tuned_at_one_rate_below_any_kind(
+    config: Path, tmp_path: Path
+) -> None:
+    """(IA)³ has ten times the rate of LoRA."""
+    kinds = KINDS.kind_methods(["ia3"], str(config), [], modes=["full"])
+    comparison = FOLDER.Comparison(tmp_path, str(config), 1, 1, "test", methods=kinds)
+    plan = METHODS.Plan("ia3", 13)
+    rates = {}
+    for way in kinds["ia3"].ways:
+        files = comparison.adapt_files(plan)
+        rates[way.name] = load_config(files, comparison.adaptation(plan, way)).adapt.lr
+    common = load_config(str(config)).adapt.lr
+    assert rates == {"all": pytest.approx(kinds["ia3"].rate * common), "full": 1e-3}
+    assert kinds["ia3"].rate != 1
+
+
+def test_a_kind_and_a_method_of_ones_own_have_two_names(config: Path, tmp_path: Path) -> None:
+    with pytest.raises(MttlError, match="--method lora: --skills has a kind of this name"):
+        compare(config, tmp_path / "out", "--skills", "lora", "--method", f"lora={config}")
 
 
 def test_damaged_measures_are_named(tmp_path: Path) -> None:

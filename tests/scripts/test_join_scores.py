@@ -68,6 +68,9 @@ def test_curves_are_joined_too(tmp_path: Path) -> None:
     assert "| method | 4 rows |" in text
     assert "| `polytropon` | 15.0" in text
     assert (tmp_path / "out" / "examples.svg").is_file()
+    for given in (["--reference", "shared"], ["--categories"]):
+        with pytest.raises(SCRIPT.MttlError, match="curves over rows"):
+            SCRIPT.main([*map(str, parts), *given, "--out", str(tmp_path / "out")])
 
 
 def test_what_was_not_made_alike_is_refused(tmp_path: Path) -> None:
@@ -150,6 +153,35 @@ def test_costs_of_kinds_are_joined_too(tmp_path: Path) -> None:
     again = tmp_path / "again"
     assert SCRIPT.main([str(out), "--reference", "lora", "--out", str(again)]) == 0
     assert (again / "kinds.md").read_text() == (out / "kinds.md").read_text()
+
+
+def test_what_kinds_reach_is_of_all_parts_and_of_their_own_way(tmp_path: Path) -> None:
+    """By hand: seeds of 60 and 70 on seen tasks, of 40 and 50 on unseen ones, are 65 and 45."""
+    one = write_part(tmp_path / "one", *part("lora", 1, 60, 40))
+    further = Score("lora", "zero_shot", 1, "unseen", "b", 100, 0.0, 1)
+    other = write_part(tmp_path / "other", *part("lora", 2, 70, 50), further)
+    for folder in (one, other):
+        lines = [kind_line("lora", 1.5), kind_line("ia3", 1.5)]
+        (folder / "kinds.json").write_text(KINDS.kinds_json(lines))
+    out = tmp_path / "out"
+    assert SCRIPT.main([str(one), str(other), "--reference", "lora", "--out", str(out)]) == 0
+    joined, unknown = KINDS.read_kinds(out / "kinds.json")
+    assert (joined.n_seeds, joined.seen.mean, joined.unseen.mean) == (2, 65, 45)
+    assert not math.isnan(joined.seen.low)
+    assert (unknown.n_seeds, unknown.seen.mean) == (1, 30)  # no scores of it were joined
+
+
+def test_one_name_stands_for_one_method(tmp_path: Path) -> None:
+    folders = []
+    for seed, rank in ((1, 4), (2, 4), (3, 64)):
+        folder = write_part(tmp_path / str(seed), *part("mine", seed, 60, 40))
+        (folder / "methods").mkdir()
+        (folder / "methods" / "mine.yaml").write_text(f"skills: {{rank: {rank}}}\n")
+        folders.append(str(folder))
+    out = tmp_path / "out"
+    assert SCRIPT.main([*folders[:2], "--reference", "mine", "--out", str(out)]) == 0
+    with pytest.raises(SCRIPT.MttlError, match=r"two methods: skills\.rank \(4 before, 64 now\)"):
+        SCRIPT.main([str(out), folders[2], "--reference", "mine", "--out", str(out)])
 
 
 @pytest.mark.parametrize("text", ["{}", "[3]", '[{"kind": "lora"}]'])

@@ -65,13 +65,13 @@ class HyperFormerRouter(TaskRouter):
         return self._generate(self.embeddings)
 
     def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "HyperFormerRouter":
-        """Return a router with the trained networks and embeddings for new tasks."""
+        """Return a router with the trained networks, unless it is fresh, and new embeddings."""
         router = HyperFormerRouter(
             self.n_groups, n_tasks, 1, self.n_skills, embedding_size=self.embedding_size
         ).to(self.embeddings.device, self.embeddings.dtype)
-        router.hidden.load_state_dict(self.hidden.state_dict())
-        router.output.load_state_dict(self.output.state_dict())
         if init != "fresh":
+            router.hidden.load_state_dict(self.hidden.state_dict())
+            router.output.load_state_dict(self.output.state_dict())
             with torch.no_grad():
                 router.embeddings.copy_(initial_rows(self.embeddings, n_tasks, init, 1.0))
         return router

@@ -82,6 +82,8 @@ def test_new_tasks_keep_the_networks():
     fresh = router.for_new_tasks(400, init="fresh")
     # As an untrained router: standard normal.
     assert fresh.embeddings.std().item() == pytest.approx(1, rel=0.1)
+    assert not torch.equal(fresh.hidden.weight, router.hidden.weight)
+    assert not torch.equal(fresh.output.bias, router.output.bias)
 
 
 def test_there_is_one_head():
