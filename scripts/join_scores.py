@@ -7,6 +7,7 @@ A folder is the --out of compare.py or examples_curve.py. Its config.yaml, compa
 scores.csv are read, so what several machines have measured, or one in several days, becomes one
 table; of kinds of skills kinds.json too, with their sizes and costs. All must be of one
 configuration and one budget. OUT has the same files, and can be joined again. Nothing is trained.
+--beside sets a comparison of the same tasks that was made otherwise beside them, pair by pair.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from comparison.kept import (
     OWN,
     SCORES,
     SETTINGS,
+    beside,
     categories_of,
     join,
     own_methods_in,
@@ -62,16 +64,18 @@ def main(arguments: list[str] | None = None) -> int:
     scores = join(options.folders)
     out: Path = options.out
     numbers = sorted({int(found[1]) for x in scores if (found := CURVE.search(x.mode))})
-    if numbers and (options.reference or options.categories):
+    if numbers and (options.reference or options.categories or options.beside):
         raise MttlError(
-            "--reference and --categories are for tables of methods, and these folders hold curves "
-            f"over rows, whose differences are to {REFERENCE}: leave them out"
+            "--reference, --categories and --beside are for tables of methods, and these folders "
+            f"hold curves over rows, whose differences are to {REFERENCE}: leave them out"
         )
+    others = [beside(options.folders[0], text) for text in options.beside]
+    shown = [*scores, *(score for own, _ in others for score in own)]
     categories = categories_of(options.folders[0]) if options.categories else {}
     text = (
         curves(scores, numbers, out)
         if numbers
-        else table(scores, options.reference or REFERENCE, out, categories)
+        else table(shown, options.reference or REFERENCE, out, categories, [x for _, x in others])
     )
     if kinds := read_costs(options.folders, scores):
         text += f"\n{write_costs(kinds, out)}"
@@ -87,10 +91,17 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def table(scores: Sequence[Score], reference: str, out: Path, categories: Mapping[str, str]) -> str:
+def table(
+    scores: Sequence[Score],
+    reference: str,
+    out: Path,
+    categories: Mapping[str, str],
+    notes: Sequence[str] = (),
+) -> str:
     """Write table and figure of methods on seen and unseen tasks, and return the tables.
 
-    Unseen tasks have a row each, or one for each of the categories that are given.
+    Unseen tasks have a row each, or one for each of the categories that are given; notes stand
+    before the table.
 
     Raises:
         MttlError: If nothing is of the reference.
@@ -127,7 +138,7 @@ def table(scores: Sequence[Score], reference: str, out: Path, categories: Mappin
         dots.append(Dots(name, scores=seeds, differences=differences))
     save_figure(comparison_figure(dots, reference), out / "comparison")
     heads = ["method", "trainings", "seen", f"− `{reference}`", "unseen", f"− `{reference}`"]
-    text = f"{MEANING}\n\n{markdown(heads, rows)}"
+    text = "\n".join([MEANING, *notes, "", markdown(heads, rows)])
     whole = [key for key in columns if key[1] == "all"]
     unseen = [score for score in scores if (score.method, score.mode) in whole]
     if categories:
@@ -207,6 +218,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--reference",
         metavar="NAME",
         help=f"the method that others are compared with ({REFERENCE})",
+    )
+    parser.group(COMPARED).add_argument(
+        "--beside",
+        action="append",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="a comparison of the same tasks with other settings, which the table names; its "
+        "methods are called METHOD, NAME; may be repeated",
     )
     parser.group(READ).add_argument(
         "--categories",

@@ -1,6 +1,7 @@
 """What a comparison keeps, read from its folder: scores, and the settings that all runs shared."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from comparison.tables import Score
@@ -54,14 +55,43 @@ def check_alike(one: Path, other: Path) -> None:
     Raises:
         MttlError: If a setting that all runs of one shared is another in the other.
     """
-    texts = [read_text(folder / SETTINGS, MttlError, MOST_YAML) for folder in (one, other)]
-    different = changed_settings(*texts, ignore=())
-    different += differing_settings(one, other, ignore=MAY_DIFFER)
-    if different:
+    if different := differences(one, other):
         raise MttlError(
             f"'{one}' and '{other}' were not made alike: {', '.join(different)}. Join comparisons "
             "of one configuration and one budget"
         )
+
+
+def differences(one: Path, other: Path) -> list[str]:
+    """Return the settings that all runs of a comparison shared, and those of another did not."""
+    texts = [read_text(folder / SETTINGS, MttlError, MOST_YAML) for folder in (one, other)]
+    different = changed_settings(*texts, ignore=("overrides",))
+    return different + differing_settings(one, other, ignore=MAY_DIFFER)
+
+
+def beside(folder: Path, named: str) -> tuple[list[Score], str]:
+    """Return the scores of a comparison that was made otherwise, under other names.
+
+    Args:
+        folder: The comparison that they are set beside.
+        named: ``NAME=FOLDER``; the name is put after that of every method.
+
+    Returns:
+        The scores, and a sentence that tells what was otherwise.
+
+    Raises:
+        MttlError: If the text has another form, or the comparison is of other tasks.
+    """
+    name, _, other = named.partition("=")
+    if not name or not other:
+        raise MttlError(f"--beside '{named}' must have the form NAME=FOLDER")
+    scores = [replace(x, method=f"{x.method}, {name}") for x in join([Path(other)])]
+    if not {x.task for x in scores} & {x.task for x in join([folder])}:
+        raise MttlError(
+            f"--beside {name}: '{other}' is a comparison of other tasks; name one of these"
+        )
+    told = ", ".join(differences(folder, Path(other))) or "nothing"
+    return scores, f"Methods with `, {name}` differ from the others in {told}."
 
 
 def own_methods_in(folders: Sequence[Path]) -> dict[str, Path]:
