@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
             "--reference, --categories and --beside are for tables of methods, and these folders "
             f"hold curves over rows, whose differences are to {REFERENCE}: leave them out"
         )
-    others = [beside(options.folders[0], text) for text in options.beside]
+    others = [beside(options.folders[0], scores, text) for text in options.beside]
     shown = [*scores, *(score for own, _ in others for score in own)]
     categories = categories_of(options.folders[0]) if options.categories else {}
     text = (

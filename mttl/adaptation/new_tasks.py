@@ -257,14 +257,9 @@ class Adaptation:
             mode = "rank" if config.adapt.option_weights else config.generation.mode
             wanted_options(gym, [job.task], [job.sample], mode)
         form = _form_of(saved)
-        adaptation = cls(built, gym, names, jobs, form, saved.folder, inventory, saved.meta)
-        adaptation.known_rows(config)  # a mistake costs no job
-        return adaptation
-
-    def known_rows(self, config: Config) -> dict[str, Float[Tensor, "1 _"]]:
-        """Return what the routing of the new tasks starts at, where it is known."""
-        n_skills = self.run.model.router.n_skills
-        return _known_rows(config, self.meta, n_skills, self.tasks, self.gym.factors)
+        # A mistake costs no job.
+        _known_rows(config, saved.meta, built.model.router.n_skills, names, gym.factors)
+        return cls(built, gym, names, jobs, form, saved.folder, inventory, saved.meta)
 
     def check_folder(self, folder: Path, config: Config) -> None:
         """Note in a folder what its results are made from, or refuse to mix them with others."""
@@ -307,6 +302,8 @@ class Adaptation:
             save: Folder to keep the adapted task in; an earlier one there is replaced.
         """
         values = job_config(config, self.form)
+        n_skills, tasks = self.run.model.router.n_skills, [job.task]
+        rows = _known_rows(config, self.meta, n_skills, tasks, self.gym.factors)
 
         def keep(result: FewShotResult, answers: Answers, course: Course) -> None:
             assert save is not None
@@ -322,7 +319,7 @@ class Adaptation:
             job,
             self.gym,
             values,
-            row=self.known_rows(config).get(job.task),
+            row=rows.get(job.task),
             tasks=self.run.tasks,
             score_test=score_test,
             on_step=on_step,

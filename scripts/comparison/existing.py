@@ -94,11 +94,6 @@ class ExistingRuns:
                 ]
         return found
 
-    def n_trained(self, mode: str) -> int:
-        """Return how many parameters a way to adapt trains, of the ways that have results."""
-        places = (folder / f"adapt-{mode}" for folder in self.folders)
-        return next(x.n_trained for place in places for x in Results(place).finished.values())
-
 
 def read_runs(texts: Sequence[str], taken: Sequence[str]) -> list[ExistingRuns]:
     """Return the methods that ``NAME=RUN[,RUN...]`` stand for.

@@ -69,11 +69,12 @@ def differences(one: Path, other: Path) -> list[str]:
     return different + differing_settings(one, other, ignore=MAY_DIFFER)
 
 
-def beside(folder: Path, named: str) -> tuple[list[Score], str]:
+def beside(folder: Path, scores: Sequence[Score], named: str) -> tuple[list[Score], str]:
     """Return the scores of a comparison that was made otherwise, under other names.
 
     Args:
         folder: The comparison that they are set beside.
+        scores: Its scores.
         named: ``NAME=FOLDER``; the name is put after that of every method.
 
     Returns:
@@ -85,13 +86,13 @@ def beside(folder: Path, named: str) -> tuple[list[Score], str]:
     name, _, other = named.partition("=")
     if not name or not other:
         raise MttlError(f"--beside '{named}' must have the form NAME=FOLDER")
-    scores = [replace(x, method=f"{x.method}, {name}") for x in join([Path(other)])]
-    if not {x.task for x in scores} & {x.task for x in join([folder])}:
+    others = [replace(x, method=f"{x.method}, {name}") for x in join([Path(other)])]
+    if not {x.task for x in others} & {x.task for x in scores}:
         raise MttlError(
             f"--beside {name}: '{other}' is a comparison of other tasks; name one of these"
         )
     told = ", ".join(differences(folder, Path(other))) or "nothing"
-    return scores, f"Methods with `, {name}` differ from the others in {told}."
+    return others, f"Methods with `, {name}` differ from the others in {told}."
 
 
 def own_methods_in(folders: Sequence[Path]) -> dict[str, Path]:

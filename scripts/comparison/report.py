@@ -22,9 +22,10 @@ from comparison.tables import (
     task_table,
     to_csv,
 )
+from mttl.adaptation.results import Results
 from mttl.errors import MttlError
 from mttl.files import write_text
-from mttl.reading import parse_json, read_json, read_text
+from mttl.reading import read_json
 
 TOKEN_CAPTION = (
     " Where tokens choose experts: the entropy of the experts' loads over its maximum and the "
@@ -129,7 +130,7 @@ def _line(
     reference = _scores(scores, comparison.reference, "all")
     return Line(
         label(method, mode),
-        trained=n_trained_in(comparison, adapted[0], mode),
+        trained=n_trained_in([comparison.run_folder(adapted[0])], mode),
         n_seeds=len(by_seed(unseen)),
         seen=_mean(by_seed(seen).values()),
         unseen=_mean(by_seed(unseen).values()),
@@ -149,7 +150,7 @@ def _existing_line(runs: ExistingRuns, mode: str, scores: list[Score], reference
     unseen = _scores(scores, runs.name, mode)
     return Line(
         label(runs.name, mode),
-        trained=n_trained(runs.folders[0]) if mode == "all" else runs.n_trained(mode),
+        trained=n_trained_in(runs.folders, mode),
         n_seeds=len(by_seed(unseen or seen)),
         seen=_mean(by_seed(seen).values()),
         unseen=_mean(by_seed(unseen).values()),
@@ -184,14 +185,12 @@ def _loads(comparison: Comparison, items: list[Plan]) -> dict[str, float]:
     }
 
 
-def n_trained_in(comparison: Comparison, item: Plan, mode: str) -> int:
+def n_trained_in(runs: Sequence[Path], mode: str) -> int:
     """Return how many parameters of skills and router a training, or a way to adapt, trains."""
-    run = comparison.run_folder(item)
     if mode == "all":
-        return n_trained(run)
-    path = run / f"adapt-{mode}" / "results.jsonl"
-    first, *_ = read_text(path, MttlError).splitlines()
-    return parse_json(first, f"'{path}'", MttlError, dict)["n_trained"]
+        return n_trained(runs[0])
+    places = (run / f"adapt-{mode}" for run in runs)
+    return next(x.n_trained for place in places for x in Results(place).finished.values())
 
 
 def budget(comparison: Comparison, plans: list[Plan]) -> str:

@@ -524,11 +524,11 @@ def test_every_seed_is_a_dot_and_the_reference_a_line() -> None:
 
 
 def test_parameters_of_further_ways_are_those_of_their_results(tmp_path: Path) -> None:
-    EXISTING = importlib.import_module("comparison.existing")
+    REPORT = importlib.import_module("comparison.report")
     folder = tmp_path / "second" / "adapt-zero_shot"
     folder.mkdir(parents=True)
     line = {"task": "a", "sample": 1, "seed": 2, "metric": "EM", "dev": 0.5, "test": 0.5}
     line |= {"step": 0, "n_trained": 7, "n_empty": 0, "n_answers": 1, "begun_as": None}
     (folder / "results.jsonl").write_text(json.dumps(line) + "\n")
-    runs = EXISTING.ExistingRuns("mine", (tmp_path / "first", tmp_path / "second"))
-    assert runs.n_trained("zero_shot") == 7
+    runs = [tmp_path / "first", tmp_path / "second"]
+    assert REPORT.n_trained_in(runs, "zero_shot") == 7
