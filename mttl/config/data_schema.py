@@ -46,6 +46,7 @@ Sampler = Annotated[Proportional | Uniform | Temperature | Homogeneous, Field(di
 
 
 Prefix = Literal["name", "code", "none"]
+_Prefix = Literal["name", "code", "none", "auto"]
 Truncate = Literal["start", "end"]
 Template = Literal["plain", "chat"]
 
@@ -100,9 +101,11 @@ class Data(Section):
     truncate: Truncate = "end"
     """Which side of an input is cut that is longer; what stands before it (`prefix`,
     `descriptions`) stays."""
-    prefix: Annotated[Prefix, BeforeValidator(prefix_kind)] = "name"
+    prefix: Annotated[_Prefix, BeforeValidator(prefix_kind)] = "name"
     """What stands before every input: `[name]` of the task, its `[code]` (six letters that tell
-    nothing of the name), or nothing. Earlier versions wrote true for name and false for none."""
+    nothing of the name), or nothing. `auto` shows the name only where the router does not know the
+    task (shared, average, random, smear, retrieval, none), and a run records which it was. Earlier
+    versions wrote true for name and false for none."""
     descriptions: bool = False
     """Put the description from TASKS.csv before every input; in a chat it is system text."""
     template: Template = "plain"

@@ -8,6 +8,9 @@ from mttl.config.own_parts import OwnKinds
 from mttl.config.section import Fraction, NonNegative, Section
 from mttl.own_classes import ROUTERS
 
+# Routers that do not know which task an example is of.
+BLIND_TO_TASKS = ("shared", "average", "random", "smear", "retrieval", "none")
+
 
 class IBP(Section):
     """The Indian Buffet Process prior on the matrix of tasks by skills."""

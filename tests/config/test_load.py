@@ -191,9 +191,18 @@ def test_the_prefix_is_a_choice_that_earlier_versions_switched(
     assert load_config(f"crossfit.yaml+{file}").data == config.data
 
 
+@pytest.mark.parametrize("fragment", sorted(Path("configs/router").glob("*.yaml")))
+def test_names_are_shown_where_a_router_does_not_know_the_task(fragment: Path) -> None:
+    config = load_config(f"crossfit.yaml+{fragment}", ["data.prefix=auto"])
+    read = config.router.kind in ("smear", "retrieval")  # from the text alone
+    one_for_all = config.router.kind in ("shared", "average", "random", "none")
+    assert config.data.prefix == ("name" if read or one_for_all else "none")
+    assert f"prefix: {config.data.prefix}\n" in dump_config(config)
+
+
 @pytest.mark.parametrize("text", ["yes", "1", "null", "[name]"])
 def test_no_other_prefix_is_known(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"data.prefix: .* must be one of name, code, none"):
+    with pytest.raises(ConfigError, match=r"data.prefix: .* must be one of name, code, none, auto"):
         load_config("crossfit.yaml", [f"data.prefix={text}"])
 
 
