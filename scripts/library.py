@@ -135,7 +135,9 @@ def run(options: argparse.Namespace) -> None:
     names = [name for name in library.chosen(options.members) if name not in general]
     if not names:
         raise ConfigError("--general names all members: none is left to route to")
-    config = load_config(options.config, options.override)
+    prefixes = {library.card(name).training.get("prefix") for name in names} - {None}
+    as_trained = [f"data.prefix={prefix}" for prefix in prefixes if len(prefixes) == 1]
+    config = load_config(options.config, [*as_trained, *options.override])
     skills = [one for one in options.override if one.startswith("skills.")]
     if skills:
         raise ConfigError(

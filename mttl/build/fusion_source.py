@@ -20,7 +20,8 @@ def load_source(model: SkilledModel, config: Config) -> None:
 
     Args:
         model: As built from the configuration.
-        config: Its sections backbone and skills are those of the run; its router may be another.
+        config: Its sections backbone and skills, and for fusion ``data.prefix``, are those of the
+            run; its router may be another.
 
     Raises:
         CheckpointError: If there is no such run, or its sections differ; they are listed.
@@ -48,6 +49,9 @@ def load_source(model: SkilledModel, config: Config) -> None:
         "backbone": _without(config.backbone.model_dump(mode="json"), FREE),
         "skills": config.skills.model_dump(mode="json") | {"n_skills": model.router.n_skills},
     }
+    if fusion is not None:  # its skills stay as they are, and know one form of inputs
+        theirs["data"] = {"prefix": built_from.data.prefix}
+        ours["data"] = {"prefix": config.data.prefix}
     differing = [
         f"{section}.{key}: {values.get(key)!r} there, {ours[section].get(key)!r} here"
         for section, values in theirs.items()

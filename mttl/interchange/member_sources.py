@@ -238,7 +238,9 @@ def _of_run(path: Path, wanted: Wanted, found: Found) -> None:
             base=_base_of(built),
             scores=[] if task is None else _scores(path, task),
             data=about.get("data"),
-            training=about["training"] | ({"lost_by_cut": lost} if lost else {}),
+            training=about["training"]
+            | {"prefix": built.form.prefix}
+            | ({"lost_by_cut": lost} if lost else {}),
         )
         found.members.append(Member(card, changes))
 

@@ -82,6 +82,11 @@ def test_what_differs_is_listed(first: Path) -> None:
     assert "aggregation/fusion.yaml" in text
 
 
+def test_inputs_look_as_skills_know_them(first: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"data\.prefix: 'name' there, 'none' here"):
+        build_model(second(first, "skills.n_skills=3", "data.prefix=none"), ["copy"])
+
+
 def test_no_run_and_a_fusion_are_refused(first: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="holds no trained inventory"):
         build_model(second(first, f"aggregation.source={tmp_path}"), ["copy"])

@@ -239,7 +239,8 @@ def test_a_run_of_members_is_predicted_from_and_adapted(
 
 def test_tasks_of_a_run_come_in_exactly(place: Path, tmp_path: Path) -> None:
     config = f"{place / 'tiny.yaml'}+router/private.yaml"
-    made = train(config, "trained", "trainer.max_steps=4", "trainer.val_check_interval=4").path
+    given = ("trainer.max_steps=4", "trainer.val_check_interval=4", "data.prefix=code")
+    made = train(config, "trained", *given).path
     built = load_run(made)
     with torch.no_grad():
         for layer in built.model.skilled_layers().values():
@@ -259,6 +260,10 @@ def test_tasks_of_a_run_come_in_exactly(place: Path, tmp_path: Path) -> None:
     assert {row["split"] for row in card.scores} == {"dev", "test"}
     assert library("run", skills, "-c", config, "--out", again) == 0
     found = load_run(again)
+    assert found.form.prefix == "code"  # as in their training, whatever the configuration shows
+    named = [*("-c", config), *("--out", tmp_path / "named"), *("-k", "data.prefix=name")]
+    assert library("run", skills, *named) == 0
+    assert load_run(tmp_path / "named").form.prefix == "name"
     for task in TASKS:
         one, other = (run.model(run.task_ids([task] * 2), **IDS).logits for run in (found, built))
         assert relative_error(one, other) < ROUNDING
