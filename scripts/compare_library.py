@@ -1,7 +1,7 @@
 """Compare ways to route in a library on unseen tasks, beside skills that were trained together.
 
-python scripts/compare_library.py --out runs/library
-python scripts/compare_library.py --rows polytropon arrow uniform --steps 200 --out runs/try
+python scripts/compare_library.py --out runs/library -k data.prefix=name
+python scripts/compare_library.py --rows polytropon arrow uniform --steps 200 --out runs/try -k data.prefix=name
 
 For each seed: a run of `router: private` over the training tasks, whose tasks become the members of
 a library; runs of these members under every router (`library.py run`); a skill for each of
@@ -15,6 +15,9 @@ unseen tasks
   tasks; `polytropon`, `c_poly`, `shared`, `smear` and the clusters train row and skills. `own` is
   a fresh LoRA of the task, the oracle. Others have nothing that depends on a task, and no use for
   rows.
+
+Routers of tokens and prompts know the task by what stands in front of inputs, and all should read
+the same: hence data.prefix=name, where inputs themselves do not tell.
 
 Every command is a process of its own; what has ended is read, not repeated, and what was
 interrupted goes on. OUT/library.md, library.csv, library.svg and scores.csv are written whenever

@@ -171,7 +171,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="LoRA: how skills combine where a task uses several (outputs)",
     )
     add = parser.group("how inputs are asked").add_argument
-    add("--prefix", action="store_true", help="inputs begin with [task], as the lexical gym's do")
+    add("--prefix", action="store_true", help="inputs begin with [task], as with data.prefix=name")
     add("--template", choices=("plain", "chat"), default="plain", help="how inputs are asked")
     add("--system", metavar="TEXT", help="system text of the chats")
     longest = "most tokens of an {} (%(default)s)"

@@ -135,9 +135,11 @@ def run(options: argparse.Namespace) -> None:
     names = [name for name in library.chosen(options.members) if name not in general]
     if not names:
         raise ConfigError("--general names all members: none is left to route to")
-    prefixes = {library.card(name).training.get("prefix") for name in names} - {None}
-    as_trained = [f"data.prefix={prefix}" for prefix in prefixes if len(prefixes) == 1]
-    config = load_config(options.config, [*as_trained, *options.override])
+    overrides = list(options.override)
+    if load_config(options.config, overrides, as_written=True).data.prefix == "auto":
+        told = {library.card(name).training.get("prefix") for name in names}
+        overrides.append(f"data.prefix={_prefix_of(told)}")
+    config = load_config(options.config, overrides)
     skills = [one for one in options.override if one.startswith("skills.")]
     if skills:
         raise ConfigError(
@@ -170,6 +172,19 @@ def run(options: argparse.Namespace) -> None:
         attachment_table(made.attachment, made.model, made.token_layers, is_trained=False)
     )
     console.print(f"The run is in {out}", markup=False)
+
+
+def _prefix_of(told: set[str | None]) -> str:
+    """Return what stood before inputs in the training of members: nothing, where no card tells."""
+    from mttl.errors import ConfigError
+
+    known = told - {None} or {"none"}
+    if len(known) > 1:
+        raise ConfigError(
+            f"members were trained with other data.prefix ({', '.join(sorted(map(str, known)))}): "
+            "choose among them (--members), or say which to use (-k data.prefix=…)"
+        )
+    return str(known.pop())
 
 
 def export(options: argparse.Namespace) -> None:

@@ -263,7 +263,8 @@ class Adaptation:
 
     def check_folder(self, folder: Path, config: Config) -> None:
         """Note in a folder what its results are made from, or refuse to mix them with others."""
-        check_folder(folder, dump_config(config), self.inventory)
+        data = config.data.model_copy(update={"prefix": self.form["prefix"]})  # the run's
+        check_folder(folder, dump_config(config.model_copy(update={"data": data})), self.inventory)
 
     def folder(self, name: str) -> Path:
         """Return a folder beside ``skills/``, which the next save of the run would replace."""

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from mttl import yaml12
 from mttl.config.explain import explain
 from mttl.config.own_parts import IMPORT
+from mttl.config.router_schema import BLIND_TO_TASKS
 from mttl.config.schema import Config
 from mttl.config.section import Section
 from mttl.config.tree import Sources, Tree, merge, nested
@@ -32,6 +33,7 @@ def load_config(
     overrides: Sequence[str] = (),
     *,
     own: Mapping[str, str] | None = IMPORT,
+    as_written: bool = False,
 ) -> Config:
     """Read, merge, override and validate a configuration for text-to-text tasks.
 
@@ -42,6 +44,8 @@ def load_config(
         overrides: ``"section.key=value"``; the value is YAML, the later wins.
         own: What to do with classes of one's own: import them, because the user names them;
             `mttl.config.own_parts.LEAVE` them out; or None: take them where they are trusted.
+        as_written: Leave `data.prefix: auto` as it is, which no model can be built from; otherwise
+            the router says what it means.
 
     Returns:
         The configuration. Its name comes from the files where none is given.
@@ -51,7 +55,7 @@ def load_config(
             validate; the message names file, key, value and what is allowed, for all mistakes at
             once.
     """
-    config = load_any_config(names, overrides, own=own)
+    config = load_any_config(names, overrides, own=own, as_written=as_written)
     if not isinstance(config, Config):
         world = world_of(config)
         raise ConfigError(
@@ -66,6 +70,7 @@ def load_any_config(
     overrides: Sequence[str] = (),
     *,
     own: Mapping[str, str] | None = IMPORT,
+    as_written: bool = False,
 ) -> Section:
     """Read a configuration of any world; its sections tell which. See `load_config`."""
     listed = names.split("+") if isinstance(names, str) else list(names)
@@ -84,6 +89,8 @@ def load_any_config(
     for text in overrides:
         tree = _override(tree, text, sources)
     tree = _of_the_gym(tree)
+    if not as_written:
+        tree = _with_prefix(tree)
     run = tree.get("run", {})
     if isinstance(run, dict):
         tree = {**tree, "run": {"name": "-".join(stems), **run}}
@@ -177,6 +184,15 @@ def _refuse_overruled(paths: Sequence[str], sources: Sources) -> None:
                 f"'{path}' has no effect: all that it sets is set again by what is named after it "
                 f"({later}). Leave one of them out, or name it last"
             )
+
+
+def _with_prefix(tree: Tree) -> Tree:
+    """Replace `data.prefix: auto` by what it means below the router."""
+    match tree:
+        case {"data": {"prefix": "auto"}, "router": {"kind": kind}}:
+            prefix = "name" if kind in BLIND_TO_TASKS else "none"
+            return merge(tree, nested("data.prefix", prefix), "", {})
+    return tree
 
 
 def _of_the_gym(tree: Tree) -> Tree:

@@ -15,7 +15,7 @@ from mttl.config.data_schema import Data
 from mttl.config.moe_schema import MoE
 from mttl.config.optim_schema import Optim
 from mttl.config.own_parts import OwnKinds, OwnPart
-from mttl.config.router_schema import BLIND_TO_TASKS, Polytropon, Router
+from mttl.config.router_schema import Polytropon, Router
 from mttl.config.section import AdaptMode, NonNegative, RowInit, Section, Seeds, models_in
 from mttl.config.skills_schema import Aggregation, Mixture, Skills, kinds_of
 from mttl.errors import nearest
@@ -344,16 +344,6 @@ class Config(Section):
     """What to try in adaptation; nothing by default."""
     trainer: Trainer
     """The training loop."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _names_for_the_blind(cls, given: Any) -> Any:
-        """Replace `data.prefix: auto` by what it means below this router."""
-        match given:
-            case {"data": {"prefix": "auto", **data}, "router": {"kind": kind}}:
-                prefix = "name" if kind in BLIND_TO_TASKS else "none"
-                return {**given, "data": {**data, "prefix": prefix}}
-        return given
 
     @model_validator(mode="after")
     def _checked(self) -> Self:

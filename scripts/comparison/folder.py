@@ -254,7 +254,8 @@ class Comparison:
                 "those, or another folder with --out"
             ),
         )
-        text = dump_config(load_config(self.config, list(self.overrides)))
+        # As written: what `auto` means differs from method to method.
+        text = dump_config(load_config(self.config, list(self.overrides), as_written=True))
         keep_config(
             self.out / "config.yaml",
             text,

@@ -41,8 +41,8 @@ not.
   Training rows are disjoint: `data.samples: [{samples}]` trains on {all_rows} rows of each task.
   Fewer shots: `-k data.max_rows=16 data.max_eval_rows={test_rows}`.
 - Training on it: `python pl_train.py -c crossfit.yaml+data/grid.yaml`; the known factors as skills:
-  `+router/expert.yaml`. Task names spell the factors out and are shown to the model, unless
-  `data.prefix` is `code` or `none`.
+  `+router/expert.yaml`. Task names spell the factors out. By default they are shown only where no
+  router knows the task; `data.prefix` is `name`, `code` or `none` for all.
 
 ## Sources
 

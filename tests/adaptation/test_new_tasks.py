@@ -226,6 +226,14 @@ def test_default_folders_stand_beside_the_skills(
     assert found.absolute() == Path(place).absolute().parent / "adapt-all"
 
 
+def test_a_folder_notes_how_the_run_reads_inputs(run: Path, tmp_path: Path) -> None:
+    """Whatever the configuration says, which has no say in it."""
+    config = load_config([str(run / "config.yaml")], ["data.prefix=none"])
+    adaptation = Adaptation.of(config, run, "first")
+    adaptation.check_folder(tmp_path, config)
+    assert load_config([str(tmp_path / "config.yaml")]).data.prefix == "name"
+
+
 def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
     gym = write_gym(tmp_path / "gym", {"double": NEW["twice"]}, samples=(21,))
     (result,) = mttl.adapt(run / "skills", gym=gym, tasks="double", **STEPS)

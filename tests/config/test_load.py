@@ -200,6 +200,12 @@ def test_names_are_shown_where_a_router_does_not_know_the_task(fragment: Path) -
     assert f"prefix: {config.data.prefix}\n" in dump_config(config)
 
 
+def test_a_configuration_may_be_read_as_it_is_written() -> None:
+    config = load_config("crossfit.yaml", as_written=True)
+    assert config.data.prefix == "auto"
+    assert "prefix: auto\n" in dump_config(config)
+
+
 @pytest.mark.parametrize("text", ["yes", "1", "null", "[name]"])
 def test_no_other_prefix_is_known(text: str) -> None:
     with pytest.raises(ConfigError, match=r"data.prefix: .* must be one of name, code, none, auto"):

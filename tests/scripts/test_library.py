@@ -22,6 +22,7 @@ from mttl.build.build_backbone import build_backbone
 from mttl.build.model import load_run
 from mttl.command import USER_MISTAKE, run_command
 from mttl.config.load import load_config
+from mttl.errors import ConfigError
 from mttl.interchange.peft_folder import read_peft, write_peft
 from mttl.library.library_folder import open_library
 
@@ -148,6 +149,18 @@ def test_a_hundred_folders_come_in_with_one_command(skills: Path, capsys) -> Non
     }
 
 
+@pytest.mark.parametrize(
+    ("told", "prefix"), [({None}, "none"), ({"code"}, "code"), ({None, "name"}, "name")]
+)
+def test_inputs_begin_as_in_the_training_of_members(told: set[str | None], prefix: str) -> None:
+    assert load_recipe(ROOT / "scripts" / "library.py")._prefix_of(told) == prefix
+
+
+def test_members_that_read_inputs_in_two_ways_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"other data\.prefix \(name, none\): choose among them"):
+        load_recipe(ROOT / "scripts" / "library.py")._prefix_of({"name", None, "none"})
+
+
 def test_members_answer_as_in_peft(place: Path, private: Path) -> None:
     built = load_run(private)
     assert built.tasks == ("past", "plural", "task00")
@@ -258,12 +271,12 @@ def test_tasks_of_a_run_come_in_exactly(place: Path, tmp_path: Path) -> None:
     assert card.training["max_steps"] == 4
     assert card.data == str(place / "gym")
     assert {row["split"] for row in card.scores} == {"dev", "test"}
-    assert library("run", skills, "-c", config, "--out", again) == 0
+    auto = ["-k", "data.prefix=auto"]
+    assert library("run", skills, "-c", config, "--out", again, *auto) == 0
     found = load_run(again)
-    assert found.form.prefix == "code"  # as in their training, whatever the configuration shows
-    named = [*("-c", config), *("--out", tmp_path / "named"), *("-k", "data.prefix=name")]
-    assert library("run", skills, *named) == 0
-    assert load_run(tmp_path / "named").form.prefix == "name"
+    assert found.form.prefix == "code"  # as in their training
+    assert library("run", skills, "-c", config, "--out", tmp_path / "named") == 0
+    assert load_run(tmp_path / "named").form.prefix == "name"  # as the configuration says
     for task in TASKS:
         one, other = (run.model(run.task_ids([task] * 2), **IDS).logits for run in (found, built))
         assert relative_error(one, other) < ROUNDING
