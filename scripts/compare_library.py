@@ -1,7 +1,7 @@
 """Compare ways to route in a library on unseen tasks, beside skills that were trained together.
 
 python scripts/compare_library.py --out runs/library -k data.prefix=name
-python scripts/compare_library.py --rows polytropon arrow uniform --steps 200 --out runs/try -k data.prefix=name
+python scripts/compare_library.py --rows polytropon arrow --out runs/try -k data.prefix=name
 
 For each seed: a run of `router: private` over the training tasks, whose tasks become the members of
 a library; runs of these members under every router (`library.py run`); a skill for each of
