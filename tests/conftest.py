@@ -35,18 +35,6 @@ settings.register_profile("mttl", derandomize=True, deadline=None, max_examples=
 settings.load_profile("mttl")
 
 
-# Files whose few tests take long. They begin first, or one process would be left alone with them.
-LONG = {
-    *("test_fuzz.py", "test_tutorials.py", "test_ddp.py", "test_kill.py", "test_pl_finetune.py"),
-    *("test_shard_model.py", "test_serve.py", "test_resume.py", "test_files_and_output.py"),
-}
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests of long files before all others."""
-    items.sort(key=lambda item: item.path.name not in LONG)
-
-
 @pytest.fixture(autouse=True)
 def seed() -> None:
     """Start every test from the same random state."""
