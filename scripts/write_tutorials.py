@@ -10,6 +10,7 @@ on two idle cores. Progress bars and what libraries say are left out of what is 
 
 import argparse
 import json
+import os
 import re
 import tempfile
 from pathlib import Path
@@ -31,6 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     from nbclient import NotebookClient  # pyright: ignore[reportMissingImports]
 
     console = make_console(stderr=True)
+    os.environ["COLUMNS"] = "100"  # tables are as wide wherever this runs
     with tempfile.TemporaryDirectory() as place:
         for file in sorted(FOLDER.glob("*.ipynb")):
             if options.only and file.stem not in options.only:
