@@ -18,6 +18,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from mttl.config.schema import Config
 from mttl.models.backbone import is_decoder_only
+from mttl.models.cache_argument import cache_argument
 from mttl.models.teacher_forcing import forced_logits
 from mttl.planning.live_bytes import LiveBytes
 from mttl.routing.context import Routing
@@ -103,7 +104,7 @@ def generation_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
                 own, name = _cache(counter, backbone), "decoder_input_ids"
                 cache = EncoderDecoderCache(own, _cache(counter, backbone))
                 first, n_read = _ids(n_rows, 1)["input_ids"], data.max_output_length
-            given["past_key_values"] = cache
+            given[cache_argument(backbone)] = cache
             _choose(backbone(**given, **{name: first}).logits, n_beams)
             # Then to the last token, with all before it in the cache.
             with counter.counting(CACHE):

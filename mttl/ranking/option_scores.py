@@ -23,6 +23,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from mttl.data.collate import TrainCollator, pad, padded_inputs
 from mttl.models.backbone import is_decoder_only
+from mttl.models.cache_argument import cache_argument
 from mttl.models.teacher_forcing import forced_logits, run_at
 from mttl.routing.context import Routing
 from mttl.shapes import IGNORED
@@ -184,7 +185,7 @@ def _after_a_cache(
         )
         if labels.shape[1] == 1:
             return first[:, None]
-        cache = found.past_key_values
+        cache = getattr(found, cache_argument(backbone))
         cache.batch_repeat_interleave(n)
         before, after = labels[:, :-1], labels[:, 1:]
         written = before != IGNORED
@@ -196,8 +197,8 @@ def _after_a_cache(
             input_ids=before.masked_fill(~written, pad_id),
             attention_mask=torch.cat([mask.repeat_interleave(n, 0), written.to(mask)], 1),
             position_ids=mask.sum(1).repeat_interleave(n, 0)[:, None] + step,
-            past_key_values=cache,
             use_cache=True,
+            **{cache_argument(backbone): cache},
         )
     return torch.cat([first[:, None], _placed(logits, after.flatten()[places], after)], 1)
 

@@ -11,7 +11,6 @@ generation too. A decoder that looks at an encoder is shown the prompt there.
                                                      └─> decoder-only: the text's, to the head
 """
 
-import inspect
 from typing import Any
 
 import torch
@@ -66,12 +65,10 @@ def input_embeddings(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
     stack: Any = _reader(backbone)
     if stack is None:
         return {}
-    if (
-        not has_encoder(backbone)
-        and "past_key_values" not in inspect.signature(stack.forward).parameters
-    ):
+    attends = getattr(stack.config, "num_attention_heads", None) is not None
+    if not has_encoder(backbone) and not attends:
         raise ValueError(
-            f"a {type(stack).__name__} keeps no past_key_values, in which a prompt that was read "
+            f"a {type(stack).__name__} keeps no keys and values, in which a prompt that was read "
             "stands when text is generated; put skills on its layers instead (lora, ia3, bitfit), "
             "or take a backbone of attention alone"
         )
@@ -118,7 +115,7 @@ def _widen(
         return None  # the skills were taken off
     ids = given.get("input_ids", args[0] if args else None)
     mask, positions = given.get("attention_mask"), given.get("position_ids")
-    cache = given.get("past_key_values")
+    cache = given.get("cache", given.get("past_key_values"))  # before transformers 5.24
     fixed = getattr(cache, "is_compileable", False)
     if ids is None or args[1:] or fixed or (mask is not None and mask.ndim != 2):
         raise ValueError(

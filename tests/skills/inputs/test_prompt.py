@@ -145,7 +145,7 @@ def test_only_the_stack_that_reads_the_text_has_prompts() -> None:
 def test_a_stack_without_a_cache_of_keys_and_values_is_refused() -> None:
     """A state-space model would read the prompt again before every token that it writes."""
     config = MambaConfig(hidden_size=8, num_hidden_layers=1, vocab_size=9, state_size=2)
-    with pytest.raises(ValueError, match="a MambaModel keeps no past_key_values"):
+    with pytest.raises(ValueError, match="a MambaModel keeps no keys and values"):
         skilled(MambaForCausalLM(config), inventory="prompt", targets=["input"])
 
 
