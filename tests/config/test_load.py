@@ -191,7 +191,7 @@ def test_the_prefix_is_a_choice_that_earlier_versions_switched(
     assert load_config(f"crossfit.yaml+{file}").data == config.data
 
 
-@pytest.mark.parametrize("fragment", sorted(Path("configs/router").glob("*.yaml")))
+@pytest.mark.parametrize("fragment", sorted((configs_dir() / "router").glob("*.yaml")))
 def test_names_are_shown_where_a_router_does_not_know_the_task(fragment: Path) -> None:
     config = load_config(f"crossfit.yaml+{fragment}", ["data.prefix=auto"])
     read = config.router.kind in ("smear", "retrieval")  # from the text alone

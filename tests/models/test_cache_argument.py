@@ -15,6 +15,7 @@ def test_what_is_returned_is_taken(build) -> None:
     with torch.no_grad():
         read = model(input_ids=ids[:, :2], use_cache=True)
         last = model(input_ids=ids[:, 2:], **{name: getattr(read, name)}).logits
+        # One token after two, or three at once: the sums are taken in another order.
         assert torch.allclose(last[:, 0], model(input_ids=ids).logits[:, -1], atol=1e-5)
 
 

@@ -153,12 +153,12 @@ def test_a_hundred_folders_come_in_with_one_command(skills: Path, capsys) -> Non
     ("told", "prefix"), [({None}, "none"), ({"code"}, "code"), ({None, "name"}, "name")]
 )
 def test_inputs_begin_as_in_the_training_of_members(told: set[str | None], prefix: str) -> None:
-    assert load_recipe(ROOT / "scripts" / "library.py")._prefix_of(told) == prefix
+    assert LIBRARY._prefix_of(told) == prefix
 
 
 def test_members_that_read_inputs_in_two_ways_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"other data\.prefix \(name, none\): choose among them"):
-        load_recipe(ROOT / "scripts" / "library.py")._prefix_of({"name", None, "none"})
+        LIBRARY._prefix_of({"name", None, "none"})
 
 
 def test_members_answer_as_in_peft(place: Path, private: Path) -> None:
