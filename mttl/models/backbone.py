@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import (
     CONFIG_MAPPING,
@@ -86,6 +87,7 @@ def load_pretrained(
             with torch.device("meta"):
                 return kind.from_config(config, trust_remote_code=False)
         packed = _packing(name, config, kind, torch_dtype, quantize, train=train)
+        packed |= _unpacked(gguf_file)
         loaded: Any = kind.from_pretrained(
             name,
             dtype=torch_dtype,
@@ -115,6 +117,9 @@ def load_pretrained(
             f"backbone.name ('{name}') holds weights that are not finite, such as '{infinite[0]}': "
             "it is damaged, or its training went wrong. Copy it again, or take another"
         )
+    if gguf_file and getattr(model, "hf_quantizer", None) is not None:
+        # The weights are plain by now; a model that says otherwise refuses to be saved.
+        model.hf_quantizer.remove_quantization_config(model)
     hold_still(model)
     if quantize is not None:
         return_freed_memory()
@@ -161,6 +166,12 @@ def _packing(
             empty = kind.from_config(copy.deepcopy(config))
         return {"quantization_config": quantisation_settings(quantize, empty, known), **device}
     return device if method in ("bitsandbytes", "torchao") else {}
+
+
+def _unpacked(gguf_file: str | None) -> dict[str, Any]:
+    """Ask for floating-point weights of a GGUF file, which transformers keeps packed if it can."""
+    settings = getattr(transformers, "GgufConfig", None)
+    return {"quantization_config": settings(dequantize=True)} if gguf_file and settings else {}
 
 
 def check_model_folder(name: str) -> None:
