@@ -189,10 +189,20 @@ def _refuse_overruled(paths: Sequence[str], sources: Sources) -> None:
 def _with_prefix(tree: Tree) -> Tree:
     """Replace `data.prefix: auto` by what it means below the router."""
     match tree:
+        case {"data": {"prefix": "auto"}, "router": {"kind": "expert", "matrix": str(matrix)}}:
+            blind = _has_equal_rows(matrix)
         case {"data": {"prefix": "auto"}, "router": {"kind": kind}}:
-            prefix = "name" if kind in BLIND_TO_TASKS else "none"
-            return merge(tree, nested("data.prefix", prefix), "", {})
-    return tree
+            blind = kind in BLIND_TO_TASKS
+        case _:
+            return tree
+    return merge(tree, nested("data.prefix", "name" if blind else "none"), "", {})
+
+
+def _has_equal_rows(matrix: str) -> bool:
+    """Tell whether an expert's matrix gives two tasks the same skills."""
+    lines = read_text(find_file(matrix), ConfigError).split()
+    rows = [line.partition(",")[2] for line in lines[1:]]
+    return len(set(rows)) < len(rows)
 
 
 def _of_the_gym(tree: Tree) -> Tree:

@@ -8,7 +8,7 @@ from mttl.config.own_parts import OwnKinds
 from mttl.config.section import Fraction, NonNegative, Section
 from mttl.own_classes import ROUTERS
 
-# Routers that do not know which task an example is of.
+# Routers that do not know which task an example is of, whatever their settings.
 BLIND_TO_TASKS = ("shared", "average", "random", "smear", "retrieval", "none")
 
 

@@ -192,12 +192,18 @@ def test_the_prefix_is_a_choice_that_earlier_versions_switched(
 
 
 @pytest.mark.parametrize("fragment", sorted((configs_dir() / "router").glob("*.yaml")))
-def test_names_are_shown_where_a_router_does_not_know_the_task(fragment: Path) -> None:
+def test_names_are_shown_where_a_router_does_not_tell_tasks_apart(fragment: Path) -> None:
     config = load_config(f"crossfit.yaml+{fragment}", ["data.prefix=auto"])
     read = config.router.kind in ("smear", "retrieval")  # from the text alone
     one_for_all = config.router.kind in ("shared", "average", "random", "none")
-    assert config.data.prefix == ("name" if read or one_for_all else "none")
+    one_for_a_family = config.router.kind == "expert"  # in the lexical gym
+    assert config.data.prefix == ("name" if read or one_for_all or one_for_a_family else "none")
     assert f"prefix: {config.data.prefix}\n" in dump_config(config)
+
+
+def test_an_expert_of_languages_and_operations_tells_tasks_apart() -> None:
+    config = load_config("crossfit.yaml+data/grid.yaml+router/expert.yaml")
+    assert config.data.prefix == "none"
 
 
 def test_a_configuration_may_be_read_as_it_is_written() -> None:
