@@ -200,7 +200,10 @@ def _with_prefix(tree: Tree) -> Tree:
 
 def _has_equal_rows(matrix: str) -> bool:
     """Tell whether an expert's matrix gives two tasks the same skills."""
-    lines = read_text(find_file(matrix), ConfigError).split()
+    try:
+        lines = read_text(find_file(matrix), ConfigError).split()
+    except ConfigError:
+        return False  # It is told when the matrix is read.
     rows = [line.partition(",")[2] for line in lines[1:]]
     return len(set(rows)) < len(rows)
 
