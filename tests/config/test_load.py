@@ -206,6 +206,11 @@ def test_an_expert_of_languages_and_operations_tells_tasks_apart() -> None:
     assert config.data.prefix == "none"
 
 
+def test_a_matrix_that_is_not_there_is_told_by_who_reads_it() -> None:
+    written = ["router.matrix=nowhere.csv", "skills.n_skills=2"]
+    assert load_config("crossfit.yaml+router/expert.yaml", written).router.kind == "expert"
+
+
 def test_a_configuration_may_be_read_as_it_is_written() -> None:
     config = load_config("crossfit.yaml", as_written=True)
     assert config.data.prefix == "auto"
