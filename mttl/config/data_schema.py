@@ -46,7 +46,7 @@ Sampler = Annotated[Proportional | Uniform | Temperature | Homogeneous, Field(di
 
 
 Prefix = Literal["name", "code", "none"]
-_Prefix = Literal["name", "code", "none", "auto"]
+_Prefix = Literal[Prefix, "auto"]
 Truncate = Literal["start", "end"]
 Template = Literal["plain", "chat"]
 
