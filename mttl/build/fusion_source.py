@@ -1,5 +1,6 @@
 """The second stage of training: attention over skills of an earlier run, or more steps of them."""
 
+import logging
 from typing import Any
 
 from mttl.build.build_router import count_skills
@@ -10,6 +11,8 @@ from mttl.config.skills_schema import Fusion
 from mttl.errors import CheckpointError
 from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.weights.sparse import place_supports, saved_supports
+
+_log = logging.getLogger(__name__)
 
 # Settings that do not change what the network computes.
 FREE = {"train", "gradient_checkpointing", "compile", "dtype"}
@@ -64,6 +67,12 @@ def load_source(model: SkilledModel, config: Config) -> None:
             f"the configuration is not that of {name} '{source}':\n"
             + "\n".join(differing)
             + f"\nStart from that run's own: -c {source}/config.yaml+{fragment}"
+        )
+    if built_from.data.prefix != config.data.prefix:  # of fusion, equal
+        _log.warning(
+            "the skills of %s '%s' have read inputs with data.prefix=%s and go on with %s: give "
+            "-k data.prefix=%s to show them what they know",
+            *(name, source, built_from.data.prefix, config.data.prefix, built_from.data.prefix),
         )
     if config.skills.kind == "sparse":
         place_supports(model.skilled_layers(), saved_supports(saved.skills))

@@ -67,6 +67,20 @@ def test_what_differs_is_listed(first: Path) -> None:
     assert "config.yaml+router/average.yaml" in str(error.value)
 
 
+def test_inputs_that_begin_otherwise_are_told(
+    first: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tasks, n_skills = read_inventory(first).tasks, load_run(first).model.router.n_skills
+    same = averaged(first, f"skills.n_skills={n_skills}")
+    build_model(same, tasks)
+    assert "data.prefix" not in caplog.text
+    other = averaged(first, f"skills.n_skills={n_skills}", "data.prefix=code")
+    build_model(other, tasks)
+    assert (
+        f"have read inputs with data.prefix={same.data.prefix} and go on with code" in caplog.text
+    )
+
+
 def test_what_cannot_start_from_a_run() -> None:
     start = "run.start=runs/first"
     with pytest.raises(ConfigError, match=r"run\.start must stay out: a section moe has experts"):

@@ -22,7 +22,9 @@ def drill(out: Path, *options: str) -> str:
 
 @linux
 def test_a_few_kills_leave_no_trace(tmp_path: Path) -> None:
-    table = drill(tmp_path / "drill", "--kills", "2", "--only", "train", "adapt-save", "--seed", "2")
+    table = drill(
+        tmp_path / "drill", "--kills", "2", "--only", "train", "adapt-save", "--seed", "2"
+    )
     (faults,) = re.findall(r"│ all +│ +\d+ │ +(\d+) │", table)
     assert int(faults) >= 2
 
