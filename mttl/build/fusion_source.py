@@ -68,7 +68,7 @@ def load_source(model: SkilledModel, config: Config) -> None:
             + "\n".join(differing)
             + f"\nStart from that run's own: -c {source}/config.yaml+{fragment}"
         )
-    if built_from.data.prefix != config.data.prefix:  # of fusion, equal
+    if built_from.data.prefix != config.data.prefix:  # refused above where it is a fusion
         _log.warning(
             "the skills of %s '%s' have read inputs with data.prefix=%s and go on with %s: give "
             "-k data.prefix=%s to show them what they know",

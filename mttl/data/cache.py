@@ -112,11 +112,9 @@ def _keep(build: Build, features: Features, place: Path) -> None:
 
 
 def _dataset(table: pa.Table, features: Features, about: str) -> Dataset:
-    # Nothing looks these rows up by their content, which takes ten times as long to hash.
-    name = uuid.uuid4().hex
-    return Dataset(
-        InMemoryTable(table), DatasetInfo(features=features, description=about), fingerprint=name
-    )
+    info = DatasetInfo(features=features, description=about)
+    # Any name will do: nothing looks these rows up by their content, which `datasets` would hash.
+    return Dataset(InMemoryTable(table), info, fingerprint=uuid.uuid4().hex)
 
 
 def _remove(place: Path) -> None:
