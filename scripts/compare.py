@@ -60,6 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
     check_libraries("matplotlib")
     from comparison.existing import check_pairs, read_runs
     from comparison.folder import Comparison, carry_out
+    from comparison.folds import chosen
     from comparison.kinds import kind_methods
     from comparison.report import write_tables
 
@@ -101,7 +102,8 @@ def main(arguments: list[str] | None = None) -> int:
         n_parameters=options.parameters,
     )
     modes = list(DEFAULT_WAYS) if options.modes is None else options.modes
-    plans = plan(names, modes, options.seeds, options.folds, comparison.methods)
+    folds = chosen(options.folds, options.only_folds)
+    plans = plan(names, modes, options.seeds, folds, comparison.methods)
     if existing:
         planned = [(item.name, item.seed) for item in plans]
         check_pairs([*planned, *((r.name, s) for r in existing for s in r.seeds)], reference)

@@ -34,9 +34,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     check_libraries("matplotlib")
     from comparison.folder import Comparison, carry_out
+    from comparison.folds import chosen
 
     comparison = Comparison.of_options(options)
-    plans = curve_plans(options.methods, options.examples, options.seeds, options.folds)
+    folds = chosen(options.folds, options.only_folds)
+    plans = curve_plans(options.methods, options.examples, options.seeds, folds)
     text = carry_out(
         comparison,
         plans,

@@ -35,6 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     check_libraries("matplotlib")
     from comparison.folder import Comparison, carry_out
+    from comparison.folds import chosen
     from comparison.kinds import kind_methods
 
     sweep: Sweep = SWEEPS[options.sweep]
@@ -43,7 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
     runs = swept(sweep, values, kinds, options.config, options.override)
     methods = {name: method for name, (_, _, method) in runs.items()}
     comparison = Comparison.of_options(options, methods=methods, reference=next(iter(methods)))
-    plans = plan(list(methods), (), options.seeds, options.folds, methods)
+    folds = chosen(options.folds, options.only_folds)
+    plans = plan(list(methods), (), options.seeds, folds, methods)
 
     def write() -> str:
         return write_sweep(comparison, plans, sweep, runs)

@@ -22,13 +22,12 @@ def curve_plans(
     methods: Sequence[str],
     numbers: Sequence[int],
     seeds: Sequence[int],
-    n_folds: int | None = None,
+    folds: Sequence[int] = (0,),
 ) -> list[Plan]:
     """Return what to run: each way with every number of rows.
 
     With no rows the ways of a method that start alike are one, so they share that point.
     """
-    folds = range(1, n_folds + 1) if n_folds else (0,)
     plans = []
     for seed in dict.fromkeys(seeds):
         for fold in folds:

@@ -7,6 +7,27 @@ from mttl.errors import ConfigError
 from mttl.gym.partition import Partition
 
 
+def chosen(n_folds: int | None, only: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the numbers of the folds that are run, from 1 on; without folds 0 alone.
+
+    Args:
+        n_folds: How many there are.
+        only: Those of them that are wanted; all by default.
+
+    Raises:
+        ConfigError: If one is wanted that does not exist.
+    """
+    if n_folds is None:
+        if only:
+            raise ConfigError("--only-folds needs --folds, which says how many folds there are")
+        return (0,)
+    if only and (wrong := [number for number in only if number > n_folds]):
+        raise ConfigError(
+            f"--only-folds {wrong[0]} must lie between 1 and {n_folds}, the number of folds"
+        )
+    return tuple(dict.fromkeys(only or range(1, n_folds + 1)))
+
+
 def deal(categories: Mapping[str, str], n_folds: int, seed: int) -> list[list[str]]:
     """Deal tasks like cards, category after category, each in an order drawn from a seed.
 

@@ -206,7 +206,7 @@ def plan(
     names: Sequence[str],
     modes: Sequence[str],
     seeds: Sequence[int],
-    n_folds: int | None = None,
+    folds: Sequence[int] = (0,),
     methods: Mapping[str, Method] = ALL,
 ) -> list[Plan]:
     """Return what to run: every seed and fold of every method, with the ways that it has.
@@ -217,10 +217,9 @@ def plan(
         names: Methods.
         modes: Further ways to adapt, of the methods that have them.
         seeds: Seeds.
-        n_folds: How many folds; none takes the partition as it is.
+        folds: Numbers of folds; 0 takes the partition as it is.
         methods: What the names stand for.
     """
-    folds = range(1, n_folds + 1) if n_folds else (0,)
     ways = {
         name: (own.ways[0], *(way for way in own.ways[1:] if way.name in modes))
         for name, own in methods.items()

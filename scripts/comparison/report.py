@@ -210,9 +210,12 @@ def budget(comparison: Comparison, plans: list[Plan]) -> str:
     if ended < len(plans):
         text += f"{ended} of {len(plans)} runs have ended. "
     if comparison.n_folds is not None:
+        folds = sorted({item.fold for item in plans})
+        some = len(folds) < comparison.n_folds
+        here = f" (here {', '.join(map(str, folds))})" if some else ""
         text += (
-            f"Every task is unseen once, in {comparison.n_folds} folds: each trains on the tasks "
-            "of the others. "
+            f"Every task is unseen once, in {comparison.n_folds} folds{here}: each trains on the "
+            "tasks of the others. "
         )
     return text
 

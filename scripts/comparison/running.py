@@ -163,3 +163,10 @@ def add_text_options(parser: CommandParser, *, folds: bool = True) -> None:
         metavar="F",
         help="train F times, so that every task of the partition is unseen once",
     )
+    add(
+        "--only-folds",
+        nargs="+",
+        type=positive,
+        metavar="N",
+        help="of these folds, from 1 on: the others on another machine or day (all)",
+    )

@@ -144,6 +144,8 @@ def test_mistakes_cost_no_training(config: Path, tmp_path: Path) -> None:
         (("--examples", "17"), r"adapt\.examples \(17\) must be at most 16"),
         (("-k", "adapt.init=fresh"), r"adapt\.init is set by the comparison itself"),
         (("--folds", "4"), "--folds 4 must lie between 2 and 3, the number of tasks"),
+        (("--folds", "3", "--only-folds", "2", "4"), "--only-folds 4 must lie between 1 and 3"),
+        (("--only-folds", "1"), "--only-folds needs --folds"),
         (("--folds", "3", "--tasks", "dev"), "--tasks dev has no meaning with --folds"),
         (("--search-rates",), "--search-rates needs development tasks, and .* has none"),
         (("--methods", "polytropon", "expert"), "name a file in router.matrix, or in data.expe"),
@@ -292,10 +294,13 @@ def test_every_task_is_unseen_once_and_rates_are_found_on_others(
     given = ("--methods", "polytropon", "--modes", "zero_shot", "--seeds", "13", "--folds", "3")
     given += ("--search-rates", "--examples", "2")
     out = tmp_path / "out"
-    assert compare(config, out, *given) == 0
-    scripts = [Path(command[0]).stem for command in commands]
     one_fold = ["pl_train", "pl_search", "pl_finetune", "pl_finetune"]  # nothing to find for one
-    assert scripts == 3 * one_fold
+    assert compare(config, out, *given, "--only-folds", "2") == 0
+    assert [Path(command[0]).stem for command in commands] == one_fold
+    assert sorted(path.name for path in out.glob("fold[0-9]")) == ["fold2"]
+    assert "in 3 folds (here 2): each trains" in " ".join(capsys.readouterr().out.split())
+    assert compare(config, out, *given) == 0
+    assert [Path(command[0]).stem for command in commands] == 3 * one_fold
     unseen = []
     for fold in (1, 2, 3):
         partition = json.loads((out / "folds" / f"fold{fold}.json").read_text())
