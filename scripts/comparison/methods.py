@@ -57,17 +57,18 @@ BEST_ROW = Way("best_row", ("adapt.mode=zero_shot", "adapt.init=best_row"))
 FROM_BEST_ROW = Way("from_best_row", ("adapt.mode=all", "adapt.init=best_row"))
 # Adapted twice, from that row and from the mean: what is better on development rows.
 TWO_STARTS = Way("two_starts", ("adapt.mode=all", "adapt.init=two_starts"))
+# A row of Polytropon's, learned over skills that another router has trained.
+LEARNED_ROW = Way("learned_row", ("adapt.mode=router_only", "adapt.init=learned"))
 # As published: a new task has a skill of its own …
 PRIVATE_WAYS = (
     Way("all", ("adapt.mode=skills_only", "adapt.init=own")),
-    *(BEST_ROW, FROM_BEST_ROW),
-    Way("learned_row", ("adapt.mode=router_only", "adapt.init=learned")),
-    MEAN_ROW,
+    *(BEST_ROW, FROM_BEST_ROW, LEARNED_ROW, MEAN_ROW),
 )
 # … or those that a person gives it.
 EXPERT_WAYS = (
     Way("all", ("adapt.mode=all", "adapt.init=matrix")),
-    *(BEST_ROW, FROM_BEST_ROW, MEAN_ROW),
+    Way("given_row", ("adapt.mode=zero_shot", "adapt.init=matrix")),
+    *(BEST_ROW, FROM_BEST_ROW, LEARNED_ROW, MEAN_ROW),
 )
 # A method whose new rows begin at the best one.
 ROW_WAYS = (MODE_WAYS[0], BEST_ROW, MEAN_ROW, TWO_STARTS)

@@ -259,6 +259,7 @@ def test_baselines_treat_new_tasks_as_published(
         "expert",
         "--modes",
         "learned_row",
+        "given_row",
         "--seeds",
         "13",
     )
@@ -267,7 +268,8 @@ def test_baselines_treat_new_tasks_as_published(
         assert compare(config, tmp_path / "out", *given) == 0
     with (tmp_path / "out" / "table.csv").open() as file:
         lines = {row["method"]: row for row in csv.DictReader(file)}
-    assert list(lines) == ["polytropon", "private", "expert", "private: learned_row"]
+    rows = ["private: learned_row", "expert: given_row", "expert: learned_row"]
+    assert list(lines) == ["polytropon", "private", "expert", *rows]
 
     def n_trained(run: str, way: str) -> int:
         path = tmp_path / "out" / run / "seed13" / f"adapt-{way}" / "results.jsonl"
@@ -280,7 +282,9 @@ def test_baselines_treat_new_tasks_as_published(
         n_trained("private", "learned_row")
         == 2 * n_groups
         == int(lines["private: learned_row"]["trained"])
+        == int(lines["expert: learned_row"]["trained"])
     )
+    assert n_trained("expert", "given_row") == 0
 
 
 def test_every_task_is_unseen_once_and_rates_are_found_on_others(
