@@ -59,19 +59,25 @@ FROM_BEST_ROW = Way("from_best_row", ("adapt.mode=all", "adapt.init=best_row"))
 TWO_STARTS = Way("two_starts", ("adapt.mode=all", "adapt.init=two_starts"))
 # A row of Polytropon's, learned over skills that another router has trained.
 LEARNED_ROW = Way("learned_row", ("adapt.mode=router_only", "adapt.init=learned"))
+# Free coefficients of the skills, by steps that are small beside where they begin, 1 / K.
+COEFFICIENTS = Way(
+    "coefficients", ("adapt.mode=router_only", "adapt.init=coefficients", "adapt.router_lr=2e-2")
+)
 # As published: a new task has a skill of its own …
 PRIVATE_WAYS = (
     Way("all", ("adapt.mode=skills_only", "adapt.init=own")),
-    *(BEST_ROW, FROM_BEST_ROW, LEARNED_ROW, MEAN_ROW),
+    *(BEST_ROW, FROM_BEST_ROW, LEARNED_ROW, COEFFICIENTS, MEAN_ROW),
 )
 # … or those that a person gives it.
 EXPERT_WAYS = (
     Way("all", ("adapt.mode=all", "adapt.init=matrix")),
     Way("given_row", ("adapt.mode=zero_shot", "adapt.init=matrix")),
-    *(BEST_ROW, FROM_BEST_ROW, LEARNED_ROW, MEAN_ROW),
+    *(BEST_ROW, FROM_BEST_ROW, LEARNED_ROW, COEFFICIENTS, MEAN_ROW),
 )
 # A method whose new rows begin at the best one.
 ROW_WAYS = (MODE_WAYS[0], BEST_ROW, MEAN_ROW, TWO_STARTS)
+# Rows of several heads say much, and may do without the skills' change (MHR-z).
+HEAD_WAYS = (*(way for way in MODE_WAYS if way.name in ("all", "router_only")), COEFFICIENTS)
 
 
 @dataclass(frozen=True)
@@ -106,14 +112,15 @@ class Method:
         return [*own, *([f"adapt.router_lr={lr}"] if self.one_speed else [])]
 
 
-def _polytropon(*settings: str) -> Method:
-    return Method("router/polytropon.yaml", settings)
+def _polytropon(*settings: str, ways: tuple[Way, ...] = MODE_WAYS[:1]) -> Method:
+    return Method("router/polytropon.yaml", settings, ways=ways)
 
 
 UNBALANCED = ("moe.balance.switch=0", "moe.balance.z=0")
 METHODS: dict[str, Method] = {
     "polytropon": Method(
-        "router/polytropon.yaml", ways=(*MODE_WAYS, *ROW_WAYS[1:], FRESH_ROW, BARE_FULL)
+        "router/polytropon.yaml",
+        ways=(*MODE_WAYS, *ROW_WAYS[1:], FRESH_ROW, COEFFICIENTS, BARE_FULL),
     ),
     "shared": Method("router/shared.yaml"),
     "private": Method("router/private.yaml", ways=PRIVATE_WAYS),
@@ -124,9 +131,9 @@ METHODS: dict[str, Method] = {
     "c_poly": Method("router/c_poly.yaml"),
     "polytropon_ibp": Method("router/polytropon_ibp.yaml"),
     "one_speed": Method("router/polytropon.yaml", one_speed=True),
-    "multi_head_2": _polytropon("skills.n_heads=2"),
-    "multi_head_4": _polytropon("skills.n_heads=4"),
-    "multi_head_8": _polytropon("skills.n_heads=8"),
+    "multi_head_2": _polytropon("skills.n_heads=2", ways=HEAD_WAYS),
+    "multi_head_4": _polytropon("skills.n_heads=4", ways=HEAD_WAYS),
+    "multi_head_8": _polytropon("skills.n_heads=8", ways=HEAD_WAYS),
     "token_top2": Method("router/token_top2.yaml"),
     "token_switch": Method("router/token_switch.yaml"),
 }
@@ -134,6 +141,7 @@ ABLATIONS: dict[str, Method] = {
     "n_skills_2": _polytropon("skills.n_skills=2"),
     "n_skills_4": _polytropon("skills.n_skills=4"),
     "n_skills_16": _polytropon("skills.n_skills=16"),
+    "multi_head_8_of_32": _polytropon("skills.n_skills=32", "skills.n_heads=8", ways=HEAD_WAYS),
     "granularity_model": _polytropon("router.granularity=model"),
     "granularity_block": _polytropon("router.granularity=block"),
     # One skill with the parameters of all eight.

@@ -260,6 +260,7 @@ def test_baselines_treat_new_tasks_as_published(
         "--modes",
         "learned_row",
         "given_row",
+        "coefficients",
         "--seeds",
         "13",
     )
@@ -268,8 +269,11 @@ def test_baselines_treat_new_tasks_as_published(
         assert compare(config, tmp_path / "out", *given) == 0
     with (tmp_path / "out" / "table.csv").open() as file:
         lines = {row["method"]: row for row in csv.DictReader(file)}
-    rows = ["private: learned_row", "expert: given_row", "expert: learned_row"]
-    assert list(lines) == ["polytropon", "private", "expert", *rows]
+    assert list(lines) == [
+        *("polytropon", "private", "expert", "polytropon: coefficients"),
+        *("private: learned_row", "private: coefficients"),
+        *("expert: given_row", "expert: learned_row", "expert: coefficients"),
+    ]
 
     def n_trained(run: str, way: str) -> int:
         path = tmp_path / "out" / run / "seed13" / f"adapt-{way}" / "results.jsonl"
@@ -285,6 +289,7 @@ def test_baselines_treat_new_tasks_as_published(
         == int(lines["expert: learned_row"]["trained"])
     )
     assert n_trained("expert", "given_row") == 0
+    assert n_trained("expert", "coefficients") == 2 * n_groups  # of two skills
 
 
 def test_every_task_is_unseen_once_and_rates_are_found_on_others(
