@@ -118,10 +118,7 @@ def _polytropon(*settings: str, ways: tuple[Way, ...] = MODE_WAYS[:1]) -> Method
 
 UNBALANCED = ("moe.balance.switch=0", "moe.balance.z=0")
 METHODS: dict[str, Method] = {
-    "polytropon": Method(
-        "router/polytropon.yaml",
-        ways=(*MODE_WAYS, *ROW_WAYS[1:], FRESH_ROW, COEFFICIENTS, BARE_FULL),
-    ),
+    "polytropon": _polytropon(ways=(*MODE_WAYS, *ROW_WAYS[1:], FRESH_ROW, COEFFICIENTS, BARE_FULL)),
     "shared": Method("router/shared.yaml"),
     "private": Method("router/private.yaml", ways=PRIVATE_WAYS),
     "expert": Method("router/expert.yaml", ways=EXPERT_WAYS),
