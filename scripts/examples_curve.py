@@ -2,6 +2,7 @@
 
 python scripts/examples_curve.py --out runs/examples
 python scripts/examples_curve.py --methods polytropon shared --examples 0 8 --out runs/try
+python scripts/examples_curve.py --methods polytropon --modes coefficients --out runs/rows
 
 Trainings and adaptations are those of `compare.py`, each in a process of its own. What has ended is
 read, not repeated; what was interrupted goes on. OUT/examples.md, examples.csv, examples.svg and
@@ -11,9 +12,9 @@ scores.csv are written whenever a training and its adaptations have ended.
 import argparse
 from typing import TYPE_CHECKING
 
-from comparison.examples import CURVES, NUMBERS, curve_plans, curve_points, curve_tables
+from comparison.examples import CURVES, MODES, NUMBERS, curve_plans, curve_points, curve_tables
 from comparison.methods import REFERENCE, Plan
-from comparison.running import add_text_options, comparison_parser
+from comparison.running import COMPARED, add_text_options, comparison_parser
 from comparison.tables import to_csv
 
 from mttl.command import READ, exit_with, make_console, natural
@@ -38,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     comparison = Comparison.of_options(options)
     folds = chosen(options.folds, options.only_folds)
-    plans = curve_plans(options.methods, options.examples, options.seeds, folds)
+    plans = curve_plans(options.methods, options.examples, options.seeds, folds, options.modes)
     text = carry_out(
         comparison,
         plans,
@@ -79,6 +80,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         methods=list(CURVES),
     )
     add_text_options(parser)
+    parser.group(COMPARED).add_argument(
+        "--modes",
+        nargs="*",
+        default=list(MODES),
+        choices=MODES,
+        metavar="MODE",
+        help=f"further ways to adapt {REFERENCE} ({' '.join(MODES)})",
+    )
     parser.group(READ).add_argument(
         "--examples",
         type=natural,

@@ -9,7 +9,7 @@ from comparison.tables import Point, Score, label, markdown, mean_cell, mean_of,
 NUMBERS = (0, 1, 2, 4, 8, 16, 32)
 # Methods, and the ways to adapt them.
 CURVES: dict[str, tuple[str, ...]] = {
-    REFERENCE: ("all", "router_only", "mean_row", "full", "bare_full"),
+    REFERENCE: ("all", "router_only", "coefficients", "mean_row", "full", "bare_full"),
     "shared": ("all",),
     "private": ("all",),
     "expert": ("all",),
@@ -17,25 +17,36 @@ CURVES: dict[str, tuple[str, ...]] = {
     "task_moe": ("all",),
 }
 
+MODES = CURVES[REFERENCE][1:]
+
 
 def curve_plans(
     methods: Sequence[str],
     numbers: Sequence[int],
     seeds: Sequence[int],
     folds: Sequence[int] = (0,),
+    modes: Sequence[str] = MODES,
 ) -> list[Plan]:
     """Return what to run: each way with every number of rows.
 
     With no rows the ways of a method that start alike are one, so they share that point.
+
+    Args:
+        methods: Names.
+        numbers: Of rows.
+        seeds: Seeds.
+        folds: Numbers of folds; 0 takes the partition as it is.
+        modes: Further ways to adapt, of the methods that have them.
     """
     plans = []
     for seed in dict.fromkeys(seeds):
         for fold in folds:
             for name in dict.fromkeys(methods):
                 known = {way.name: way for way in ALL[name].ways}
+                own, *others = CURVES[name]
                 ways = tuple(
                     known[way].with_examples(number)
-                    for way in CURVES[name]
+                    for way in (own, *(other for other in others if other in modes))
                     for number in dict.fromkeys(numbers)
                     if number or way == _start(name, way)
                 )
