@@ -2,7 +2,7 @@
 
 python scripts/examples_curve.py --out runs/examples
 python scripts/examples_curve.py --methods polytropon shared --examples 0 8 --out runs/try
-python scripts/examples_curve.py --methods polytropon --modes coefficients --out runs/rows
+python scripts/examples_curve.py --methods polytropon --modes best_coefficients --out runs/rows
 
 Trainings and adaptations are those of `compare.py`, each in a process of its own. What has ended is
 read, not repeated; what was interrupted goes on. OUT/examples.md, examples.csv, examples.svg and

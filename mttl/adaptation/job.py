@@ -23,6 +23,7 @@ from mttl.adaptation.modes import (
     row_starts,
 )
 from mttl.config.schema import Config
+from mttl.config.section import AS_TRAINED
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.prompt_form import PromptForm
 from mttl.gym.folder import Gym
@@ -77,7 +78,7 @@ def run_job(
     bring_back = None
     for init in row_starts(model.router, config.adapt):
         begun_as = None
-        if init == "best_row":
+        if init in AS_TRAINED:
             row = best_row(model, tokenizer, job, gym, config)
             begun_as = tasks[int(row)] if tasks else None
         with (

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.packed_weights import packed_layers
 from mttl.config.schema import Adapt
-from mttl.config.section import AdaptMode, RowInit
+from mttl.config.section import FREE, AdaptMode, RowInit
 from mttl.errors import ConfigError
 from mttl.routing.task.c_poly import CPolyRouter
 from mttl.routing.task.coefficients import CoefficientRouter
@@ -131,6 +131,7 @@ def adapted_router(
     | ``average`` | all skills alike, fixed: with the mode ``zero_shot`` MHR-μ before any step |
     | ``factors`` | composed of what a metadata router has learned of the tasks' factors |
     | ``coefficients`` | free coefficients, all 1 / K, over skills of any router (CAT) |
+    | ``best_coefficients`` | the same, as the weights of one trained task, which is given |
 
     Args:
         known: The trained one.
@@ -138,7 +139,7 @@ def adapted_router(
         n_tasks: How many new tasks.
         init: How new rows start.
         rows: Of the new tasks: weights, for the start ``"matrix"``; factors, for ``"factors"``; the
-            id of the trained task to begin as, for ``"best_row"``.
+            id of the trained task to begin as, for ``"best_row"`` and ``"best_coefficients"``.
 
     Raises:
         ValueError: If the mode is unknown, or the rows are missing.
@@ -164,12 +165,15 @@ def adapted_router(
     if init == "own":
         only = torch.eye(known.n_skills)[:1].repeat(n_tasks, 1)
         return FixedRouter(only, known.n_groups, known.n_heads)
-    if init == "coefficients":
-        return CoefficientRouter(known.n_groups, n_tasks, known.n_heads, known.n_skills)
+    if init in FREE:
+        free = CoefficientRouter(known.n_groups, n_tasks, known.n_heads, known.n_skills)
+        if init == "best_coefficients":
+            free.rows.data.copy_(_one_task(known, init, rows).matrix().detach())
+        return free
     if init == "learned":
         return PolytroponRouter(known.n_groups, n_tasks, known.n_heads, known.n_skills)
     if init == "best_row":
-        known, init = _one_task(known, rows), "mean"
+        known, init = _one_task(known, init, rows), "mean"
     start = "fresh" if mode == "from_scratch" else init
     if isinstance(known, CPolyRouter):
         return known.for_new_tasks(n_tasks, init=start, private="skills" in TRAINED_ROLES[mode])
@@ -211,14 +215,14 @@ def require_rows(known: TaskRouter) -> None:
     """
     if not known.task_rows:
         raise ConfigError(
-            f"init 'best_row' begins with the row of a trained task, and a {type(known).__name__} "
-            "keeps no rows of tasks; use 'mean'"
+            "init 'best_row' and 'best_coefficients' begin as a trained task, and a "
+            f"{type(known).__name__} keeps no rows of tasks; use 'mean' or 'coefficients'"
         )
 
 
-def _one_task(known: TaskRouter, rows: Float[Tensor, "T _"] | None) -> TaskRouter:
+def _one_task(known: TaskRouter, init: RowInit, rows: Float[Tensor, "T _"] | None) -> TaskRouter:
     if rows is None:
-        raise ValueError("init 'best_row' needs rows, the id of the trained task to begin as")
+        raise ValueError(f"init '{init}' needs rows, the id of the trained task to begin as")
     require_rows(known)
     return known.of_tasks(rows[0, :1].long())
 
@@ -324,7 +328,7 @@ def _check_mode(
         )
     require_trainable(mode, router, *parts_by_role(model)["router"][1:])
     attention = [attention_parts(layer.inventory) for layer in model.skilled_layers().values()]
-    weighed = mode == "average" or init in ("average", "coefficients")
+    weighed = mode == "average" or init in ("average", *FREE)
     told = "mode 'average'" if mode == "average" else f"init '{init}'"
     if weighed and any(attention):
         raise ConfigError(
@@ -337,9 +341,9 @@ def _check_mode(
             "'skills_only', which leaves their routers as they are"
         )
     storeys = [getattr(layer.inventory, "storeys", ()) for layer in model.skilled_layers().values()]
-    if init == "coefficients" and any(len(own) > 1 for own in storeys):
+    if init in FREE and any(len(own) > 1 for own in storeys):
         raise ConfigError(
-            "init 'coefficients' may become negative, and stacked skills are mixed by their shares "
+            f"init '{init}' may become negative, and stacked skills are mixed by their shares "
             "of a row. Use 'mean', or another start"
         )
     if drawn_anew and any(isinstance(layer.router, MemberRouter) for layer in layers):

@@ -16,7 +16,16 @@ from mttl.config.moe_schema import MoE
 from mttl.config.optim_schema import Optim
 from mttl.config.own_parts import OwnKinds, OwnPart
 from mttl.config.router_schema import Polytropon, Router
-from mttl.config.section import AdaptMode, NonNegative, RowInit, Section, Seeds, models_in
+from mttl.config.section import (
+    AS_TRAINED,
+    FREE,
+    AdaptMode,
+    NonNegative,
+    RowInit,
+    Section,
+    Seeds,
+    models_in,
+)
 from mttl.config.skills_schema import Aggregation, Mixture, Skills, kinds_of
 from mttl.errors import nearest
 from mttl.own_classes import CALLBACKS, LOSSES
@@ -74,7 +83,8 @@ class Adapt(Section):
     """How the routing of a new task starts: at the mean of the trained tasks, untrained, at the row
     of the trained task by which its training rows cost least, at its row of the Expert's matrix,
     with a fresh skill of its own, a row of Polytropon's, composed of its factors, fixed with all
-    skills alike, or as free coefficients of the skills (CAT). `auto` is the best row in mode `all`,
+    skills alike, or as free coefficients of the skills: all 1 / K (CAT), or the weights of the
+    trained task by which its rows cost least. `auto` is the best row in mode `all`,
     if there are examples and trained tasks are routed differently, and else the mean. `two_starts`
     is the same, but where that is the best row adapts from the mean as well, and keeps what scores
     higher on the development rows: twice the work."""
@@ -117,17 +127,17 @@ class Adapt(Section):
                 f"'{self.mode}' does not train; use 'skills_only' or 'full', or another init, as "
                 "'mean'"
             )
-        if self.init == "best_row" and (
+        if self.init in AS_TRAINED and (
             self.mode in ("average", "from_scratch") or self.examples == 0
         ):
             told = (
                 f"mode '{self.mode}' takes no row over" if self.examples != 0 else "examples is 0"
             )
             raise ValueError(
-                f"init 'best_row' begins with the row of the trained task that explains the new "
+                f"init '{self.init}' begins with the row of the trained task that explains the new "
                 f"task's rows best, and {told}; use 'mean', or another mode and some examples"
             )
-        if self.init == "coefficients" and self.mode in ("average", "from_scratch"):
+        if self.init in FREE and self.mode in ("average", "from_scratch"):
             raise ValueError(
                 f"mode '{self.mode}' takes no row of coefficients; use 'router_only', which learns "
                 "them alone, 'zero_shot', 'skills_only', 'all' or 'full'"

@@ -20,9 +20,13 @@ def once(values: list[Any]) -> list[Any]:
 AdaptMode = Literal[
     "zero_shot", "router_only", "skills_only", "all", "average", "from_scratch", "full"
 ]
+FreeInit = Literal["coefficients", "best_coefficients"]
 RowInit = Literal[
-    "mean", "fresh", "best_row", "matrix", "own", "learned", "factors", "average", "coefficients"
+    "mean", "fresh", "best_row", "matrix", "own", "learned", "factors", "average", FreeInit
 ]
+FREE: tuple[FreeInit, ...] = get_args(FreeInit)
+# Those that begin as one trained task.
+AS_TRAINED: tuple[RowInit, ...] = ("best_row", "best_coefficients")
 Seeds = Annotated[list[Seed], Field(min_length=1), AfterValidator(once)]
 
 

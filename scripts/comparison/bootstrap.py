@@ -1,14 +1,15 @@
 """An interval of a mean over tasks, from scores of several trainings and few-shot samples each."""
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Int
 
 # Task, fold, seed and few-shot sample of a score.
 Key = tuple[str, int, int, int]
+Name = TypeVar("Name", str, int)
 N_DRAWS = 2000
 SMALLEST_WIDTH = 1e-9  # of rounding; relative to the ends
 MOST_NUMBERS = 2**22  # drawn at a time
@@ -54,35 +55,40 @@ class Cells(NamedTuple):
     """Scores by task, fold and seed; a task has F of all folds.
 
     Attributes:
-        values: Few-shot samples side by side, those that there are first.
+        values: The seeds of a fold side by side, those that it has first, and so few-shot samples.
         counts: How many samples there are.
         folds: Which folds a task has, from 0 on.
+        n_seeds: How many seeds each of all folds has.
     """
 
     values: Float[np.ndarray, "T F S M"]
     counts: Int[np.ndarray, "T F S"]
     folds: Int[np.ndarray, "T F"]
+    n_seeds: Int[np.ndarray, "A"]
 
 
 def table(scores: Mapping[Key, float]) -> Cells:
     """Return scores as arrays."""
-    tasks, folds, seeds, samples = (
-        {name: place for place, name in enumerate(sorted(set(names)))}
-        for names in zip(*scores, strict=True)
-    )
+    tasks, folds, _, samples = (_places(names) for names in zip(*scores, strict=True))
+    seeds = [_places(seed for _, own, seed, _ in scores if own == fold) for fold in folds]
     own: dict[str, dict[int, int]] = {task: {} for task in tasks}
     for task, fold, *_ in sorted(scores):
         own[task].setdefault(fold, len(own[task]))
-    shape = (len(tasks), max(map(len, own.values())), len(seeds))
+    n_seeds = np.array([len(places) for places in seeds])
+    shape = (len(tasks), max(map(len, own.values())), n_seeds.max())
     values, counts = np.zeros((*shape, len(samples))), np.zeros(shape, dtype=np.int64)
     folds_of = np.zeros(shape[:2], dtype=np.int64)
     for key in sorted(scores):
         task, fold, seed, _ = key
-        cell = tasks[task], own[task][fold], seeds[seed]
+        cell = tasks[task], own[task][fold], seeds[folds[fold]][seed]
         values[*cell, counts[cell]] = scores[key]
         counts[cell] += 1
         folds_of[cell[:2]] = folds[fold]
-    return Cells(values, counts, folds_of)
+    return Cells(values, counts, folds_of, n_seeds)
+
+
+def _places(names: Iterable[Name]) -> dict[Name, int]:
+    return {name: place for place, name in enumerate(sorted(set(names)))}
 
 
 def task_means(
@@ -106,8 +112,10 @@ def draw_means(
         n_draws: Bootstrap draws.
         rng: Draws.
     """
-    values, counts, folds = cells
-    n_tasks, n_own, n_seeds, n_samples = values.shape
+    values, counts, folds, n_seeds = cells
+    n_tasks, n_own, most_seeds, n_samples = values.shape
+    # A fold with fewer seeds than others draws as many as it has.
+    drawn_seeds = np.arange(most_seeds) < n_seeds[:, None]
     own = np.arange(n_own)[:, None]
     found = []
     left = n_draws
@@ -115,10 +123,10 @@ def draw_means(
         n = min(left, max(1, MOST_NUMBERS // values.size))
         left -= n
         tasks = rng.integers(n_tasks, size=(n, n_tasks))
-        of_folds = rng.integers(n_seeds, size=(n, folds.max() + 1, n_seeds))
+        of_folds = rng.integers(n_seeds[:, None], size=(n, *drawn_seeds.shape))
         seeds = of_folds[np.arange(n)[:, None, None], folds[tasks]]
         place = tasks[:, :, None, None], own, seeds
-        drawn, rows = counts[place], values[place]
+        drawn, rows = counts[place] * drawn_seeds[folds[tasks]], values[place]
         if n_samples > 1:
             samples = (rng.random(rows.shape) * drawn[..., None]).astype(np.int64)
             rows = np.take_along_axis(rows, samples, -1)

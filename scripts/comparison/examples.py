@@ -9,7 +9,7 @@ from comparison.tables import Point, Score, label, markdown, mean_cell, mean_of,
 NUMBERS = (0, 1, 2, 4, 8, 16, 32)
 # Methods, and the ways to adapt them.
 CURVES: dict[str, tuple[str, ...]] = {
-    REFERENCE: ("all", "router_only", "coefficients", "mean_row", "full", "bare_full"),
+    REFERENCE: ("all", "router_only", "best_coefficients", "mean_row", "full", "bare_full"),
     "shared": ("all",),
     "private": ("all",),
     "expert": ("all",),

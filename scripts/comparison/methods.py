@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mttl.config.section import AS_TRAINED, FREE
 from mttl.errors import MttlError
 
 REFERENCE = "polytropon"
@@ -37,9 +38,13 @@ class Way:
 
     @property
     def starts_apart(self) -> bool:
-        """Whether new tasks without any rows start otherwise than at the mean row."""
+        """Whether new tasks without any rows start otherwise than at the mean row.
+
+        Without rows nothing tells as which trained task to begin.
+        """
+        alike = [f"adapt.init={init}" for init in ("mean", *AS_TRAINED)]
         starts = [setting for setting in self.settings if setting.startswith("adapt.init=")]
-        return starts not in ([], ["adapt.init=mean"])
+        return any(start not in alike for start in starts)
 
     def with_examples(self, n_examples: int) -> "Way":
         """Return the same way with so many training rows."""
@@ -59,25 +64,26 @@ FROM_BEST_ROW = Way("from_best_row", ("adapt.mode=all", "adapt.init=best_row"))
 TWO_STARTS = Way("two_starts", ("adapt.mode=all", "adapt.init=two_starts"))
 # A row of Polytropon's, learned over skills that another router has trained.
 LEARNED_ROW = Way("learned_row", ("adapt.mode=router_only", "adapt.init=learned"))
-# Free coefficients of the skills, by steps that are small beside where they begin, 1 / K.
-COEFFICIENTS = Way(
-    "coefficients", ("adapt.mode=router_only", "adapt.init=coefficients", "adapt.router_lr=2e-2")
+# Free coefficients of the skills, from 1 / K or as the best trained task, by small steps.
+FREE_WAYS = tuple(
+    Way(init, ("adapt.mode=router_only", f"adapt.init={init}", "adapt.router_lr=2e-2"))
+    for init in FREE
 )
 # As published: a new task has a skill of its own …
 PRIVATE_WAYS = (
     Way("all", ("adapt.mode=skills_only", "adapt.init=own")),
-    *(BEST_ROW, FROM_BEST_ROW, LEARNED_ROW, COEFFICIENTS, MEAN_ROW),
+    *(BEST_ROW, FROM_BEST_ROW, LEARNED_ROW, *FREE_WAYS, MEAN_ROW),
 )
 # … or those that a person gives it.
 EXPERT_WAYS = (
     Way("all", ("adapt.mode=all", "adapt.init=matrix")),
     Way("given_row", ("adapt.mode=zero_shot", "adapt.init=matrix")),
-    *(BEST_ROW, FROM_BEST_ROW, LEARNED_ROW, COEFFICIENTS, MEAN_ROW),
+    *(BEST_ROW, FROM_BEST_ROW, LEARNED_ROW, *FREE_WAYS, MEAN_ROW),
 )
 # A method whose new rows begin at the best one.
 ROW_WAYS = (MODE_WAYS[0], BEST_ROW, MEAN_ROW, TWO_STARTS)
 # Rows of several heads say much, and may do without the skills' change (MHR-z).
-HEAD_WAYS = (*(way for way in MODE_WAYS if way.name in ("all", "router_only")), COEFFICIENTS)
+HEAD_WAYS = (*(way for way in MODE_WAYS if way.name in ("all", "router_only")), *FREE_WAYS)
 
 
 @dataclass(frozen=True)
@@ -118,7 +124,7 @@ def _polytropon(*settings: str, ways: tuple[Way, ...] = MODE_WAYS[:1]) -> Method
 
 UNBALANCED = ("moe.balance.switch=0", "moe.balance.z=0")
 METHODS: dict[str, Method] = {
-    "polytropon": _polytropon(ways=(*MODE_WAYS, *ROW_WAYS[1:], FRESH_ROW, COEFFICIENTS, BARE_FULL)),
+    "polytropon": _polytropon(ways=(*MODE_WAYS, *ROW_WAYS[1:], *FREE_WAYS, FRESH_ROW, BARE_FULL)),
     "shared": Method("router/shared.yaml"),
     "private": Method("router/private.yaml", ways=PRIVATE_WAYS),
     "expert": Method("router/expert.yaml", ways=EXPERT_WAYS),

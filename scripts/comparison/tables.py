@@ -129,13 +129,18 @@ def read_unseen(path: Path, method: str, mode: str, seed: int, fold: int = 0) ->
 
 
 def by_seed(scores: Iterable[Score]) -> dict[int, float]:
-    """Return the mean over tasks of every seed; samples and folds first, NaN counts as 0."""
+    """Return the mean over tasks of every seed; samples and folds first, NaN counts as 0.
+
+    A seed that lacks a task of others has not ended: its mean is of other tasks, and left out.
+    """
     found: dict[int, dict[str, list[float]]] = {}
     for item in scores:
         found.setdefault(item.seed, {}).setdefault(item.task, []).append(_known(item.score))
+    everything = set[str]().union(*found.values())
     return {
         seed: statistics.fmean(statistics.fmean(group) for group in tasks.values())
         for seed, tasks in found.items()
+        if tasks.keys() == everything
     }
 
 

@@ -98,12 +98,15 @@ def test_tasks_that_cost_too_much_are_given_up(gym: Gym, monkeypatch: pytest.Mon
     assert asked == [0, 1, 2, 3, 1, 1, 3, 3]
 
 
-@pytest.mark.parametrize("mode", ["zero_shot", "all"])
-def test_a_job_begins_with_the_best_row(gym: Gym, mode: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "init"),
+    [("zero_shot", "best_row"), ("all", "best_row"), ("router_only", "best_coefficients")],
+)
+def test_a_job_begins_with_the_best_row(gym: Gym, mode: str, init: str) -> None:
     model, tokenizer = skilled(build_random("t5", TINY_T5["config"])), load_tokenizer("byte")
     best = best_row(model, tokenizer, JOB, gym, SETTINGS)
     settings = SETTINGS.model_copy(
-        update={"adapt": SETTINGS.adapt.model_copy(update={"mode": mode})}
+        update={"adapt": SETTINGS.adapt.model_copy(update={"mode": mode, "init": init})}
     )
     rows = []
     whole = run_job(

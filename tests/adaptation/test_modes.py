@@ -13,7 +13,7 @@ from helpers.skills import LEARNED, ROUTERS, skilled
 from mttl.adaptation.modes import TRAINED_ROLES, adapted, apply_mode, count_trained
 from mttl.config.section import AdaptMode, RowInit
 from mttl.errors import ConfigError
-from mttl.routing import ArrowRouter, PolytroponRouter
+from mttl.routing import ArrowRouter, CoefficientRouter, PolytroponRouter
 
 MODES = get_args(AdaptMode)
 TASK_IDS = torch.tensor([0, 1, 1])
@@ -287,6 +287,18 @@ def test_a_new_task_begins_as_a_trained_one(router: str) -> None:
     assert all(torch.equal(after[name], value) for name, value in digest.items())
     with pytest.raises(ValueError, match="init 'best_row' needs rows, the id of the trained task"):
         apply_mode(model, "all", init="best_row")
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_free_coefficients_begin_as_the_weights_of_a_trained_task(router: str) -> None:
+    model = skilled(tiny_t5(), router=router).eval()
+    known, start = model.router, {"rows": torch.tensor([[1.0]])}
+    with adapted(model, "router_only", 2, init="best_coefficients", **start):
+        assert type(model.router) is CoefficientRouter
+        assert [p.requires_grad for p in model.router.parameters()] == [True]
+        torch.testing.assert_close(model.router.matrix(), known.matrix()[:, [1, 1]])
+    with pytest.raises(ValueError, match="init 'best_coefficients' needs rows, the id"):
+        apply_mode(model, "router_only", init="best_coefficients")
 
 
 def test_a_given_row_must_be_given() -> None:

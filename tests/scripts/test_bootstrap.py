@@ -21,9 +21,9 @@ simulated = coverage.simulated
 def drawn_by_a_loop(scores: dict[Key, float], rng: random.Random) -> float:
     """Draw once, with nothing but loops over the scores."""
     tasks = sorted({key[0] for key in scores})
-    seeds = sorted({key[2] for key in scores})
     folds = sorted({key[1] for key in scores})
-    chosen = {fold: rng.choices(seeds, k=len(seeds)) for fold in folds}
+    seeds = {fold: sorted({key[2] for key in scores if key[1] == fold}) for fold in folds}
+    chosen = {fold: rng.choices(own, k=len(own)) for fold, own in seeds.items()}
     means = []
     for task in rng.choices(tasks, k=len(tasks)):
         trainings = []
@@ -38,9 +38,11 @@ def drawn_by_a_loop(scores: dict[Key, float], rng: random.Random) -> float:
 
 @pytest.mark.parametrize("n_folds", [1, 2])
 def test_draws_are_those_of_a_loop(n_folds: int) -> None:
-    """Tasks of unlike numbers of samples; means and deviations of draws, to their own errors."""
+    """Unlike numbers of samples and of seeds; means and deviations of draws, to their errors."""
     scores = simulated(np.random.default_rng(0), n_tasks=5, n_folds=n_folds, n_samples=3)
     scores = {key: x for key, x in scores.items() if key[3] == 0 or key[0] != "001"}
+    last = max(key[1:3] for key in scores)
+    scores = {key: x for key, x in scores.items() if key[1:3] != last}
     ours = draw_means(table(scores), 20_000, np.random.default_rng(1))
     rng = random.Random(2)
     theirs = [drawn_by_a_loop(scores, rng) for _ in range(2000)]
@@ -97,6 +99,15 @@ def test_tasks_that_were_seen_in_several_folds_share_their_trainings() -> None:
     }
     means = draw_means(table(scores), 500, np.random.default_rng(0))
     assert {round(x, 6) for x in means} <= {1.5 + n for n in range(7)}
+
+
+def test_a_fold_whose_other_seeds_have_not_ended_is_in_every_draw() -> None:
+    """Draws that lost it would be those of the other fold alone, 40 above the rest."""
+    scores = {(f"a{task}", 0, seed, 1): 80.0 for task in range(10) for seed in (13, 14, 15)}
+    scores |= {(f"b{task}", 1, 13, 1): 40.0 for task in range(10)}
+    means = draw_means(table(scores), 2000, np.random.default_rng(0))
+    # A share of 20 draws of two values, whose deviation is 20 / √20.
+    assert means.mean() == pytest.approx(60, abs=4 * 20 / 20**0.5 / 2000**0.5)
 
 
 def test_scores_that_are_all_alike_have_no_interval() -> None:

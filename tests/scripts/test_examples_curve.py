@@ -30,11 +30,11 @@ def test_a_curve_ends_in_one_table_and_one_figure(
     given += ["--methods", "polytropon", "private", "--steps", "1", "--adapt-steps", "1"]
     given += ["--examples", "0", "4"]
     assert SCRIPT.main(given) == 0
-    # Two trainings; six ways of Polytropon, of which three start apart; one of Private.
-    assert len(commands) == 2 + (2 + 1 + 2 + 1 + 1 + 2) + 2
+    # Two trainings; six ways of Polytropon, of which two start apart; one of Private.
+    assert len(commands) == 2 + (2 + 1 + 1 + 1 + 1 + 2) + 2
     with (tmp_path / "out" / "examples.csv").open() as file:
         rows = list(csv.DictReader(file))
-    ways = ("router_only", "coefficients", "mean_row", "full", "bare_full")
+    ways = ("router_only", "best_coefficients", "mean_row", "full", "bare_full")
     methods = ["polytropon", *(f"polytropon: {way}" for way in ways), "private"]
     assert [(row["method"], row["examples"]) for row in rows] == [
         (name, number) for name in methods for number in ("0", "4")
@@ -54,14 +54,16 @@ def test_a_curve_ends_in_one_table_and_one_figure(
     picture = (tmp_path / "out" / "examples.svg").read_text()
     assert all(name in picture for name in ("polytropon", "private", *ways))
     assert SCRIPT.main(given) == 0
-    assert len(commands) == 13
+    assert len(commands) == 12
 
 
 def test_ways_of_the_reference_are_chosen_and_others_keep_their_own() -> None:
-    plans = EXAMPLES.curve_plans(["polytropon", "shared"], (0, 4), (13,), modes=["coefficients"])
+    plans = EXAMPLES.curve_plans(
+        ["polytropon", "shared"], (0, 4), (13,), modes=["best_coefficients"]
+    )
     named = {plan.name: [way.name for way in plan.ways] for plan in plans}
     assert named == {
-        "polytropon": ["all-0", "all-4", "coefficients-0", "coefficients-4"],
+        "polytropon": ["all-0", "all-4", "best_coefficients-4"],
         "shared": ["all-0", "all-4"],
     }
     (plan,) = EXAMPLES.curve_plans(["polytropon"], (4,), (13,), modes=[])
