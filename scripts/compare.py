@@ -33,6 +33,7 @@ from comparison.methods import (
     METHODS,
     REFERENCE,
     WAYS,
+    check_modes,
     own_methods,
     plan,
 )
@@ -104,6 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
     modes = list(DEFAULT_WAYS) if options.modes is None else options.modes
     folds = chosen(options.folds, options.only_folds)
     plans = plan(names, modes, options.seeds, folds, comparison.methods)
+    check_modes(options.modes or (), plans)
     if existing:
         planned = [(item.name, item.seed) for item in plans]
         check_pairs([*planned, *((r.name, s) for r in existing for s in r.seeds)], reference)

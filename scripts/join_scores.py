@@ -64,11 +64,19 @@ def main(arguments: list[str] | None = None) -> int:
     scores = join(options.folders)
     out: Path = options.out
     numbers = sorted({int(found[1]) for x in scores if (found := CURVE.search(x.mode))})
+    if numbers and (whole := sorted({x.mode for x in scores if not CURVE.search(x.mode)})):
+        raise MttlError(
+            "some folders hold curves over rows and others tables of methods (adapted in the ways "
+            f"{', '.join(map(repr, whole))}): join the ones and the others apart"
+        )
     if numbers and (options.reference or options.categories or options.beside):
         raise MttlError(
             "--reference, --categories and --beside are for tables of methods, and these folders "
             f"hold curves over rows, whose differences are to {REFERENCE}: leave them out"
         )
+    names = [text.partition("=")[0] for text in options.beside]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise MttlError(f"--beside {twice[0]}: two folders have this name; give each its own")
     others = [beside(options.folders[0], scores, text) for text in options.beside]
     shown = [*scores, *(score for own, _ in others for score in own)]
     categories = categories_of(options.folders[0]) if options.categories else {}
@@ -181,6 +189,11 @@ def category_table(
     """Return a row per category, the means of its tasks, and the number of those."""
     tasks: dict[str, list[str]] = {}
     for task in dict.fromkeys(score.task for score in scores):
+        if task not in categories:
+            raise MttlError(
+                f"--categories: task '{task}' is not in the gym of the first folder; leave the "
+                "option out, or name first the folder of a comparison on the gym that has it"
+            )
         tasks.setdefault(categories[task], []).append(task)
     rows = []
     for category, own in tasks.items():

@@ -234,6 +234,19 @@ def test_it_is_compared_with_intervals(config: Path, tmp_path: Path, monkeypatch
     text = " ".join(capsys.readouterr().out.split())
     assert "in adapt-all: tasks and samples (1 and 2, 1 of both)." in text
 
+    # Adapted in another way alone, runs keep their scores and are compared in that way.
+    for copy in copies:
+        shutil.rmtree(copy / "adapt-all", ignore_errors=True)
+        shutil.copytree(out / "mine" / copy.name / "adapt-all", copy / "adapt-router_only")
+    rows = ",".join(map(str, copies))
+    told = ["--runs", f"one={rows}", f"two={rows}", "--out", str(tmp_path / "rows")]
+    assert script.main(told) == 0
+    found = {row["method"]: row for row in csv.DictReader((tmp_path / "rows/table.csv").open())}
+    assert list(found) == ["one", "one: router_only", "two", "two: router_only"]
+    assert found["one"]["seen"] == table[1]["seen"]
+    assert found["two: router_only"]["unseen"] == table[1]["unseen"]
+    assert float(found["two: router_only"]["unseen_difference_mean"]) == 0.0
+
 
 def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path) -> None:
     script = load_recipe(ROOT / "scripts" / "compare.py")
@@ -247,7 +260,7 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
         (folder / "results.csv").write_text("task,split,sample,score\nt,test,1,0.5\n")
         folders.append(folder)
     a, b, c, d = folders
-    (d / "adapt-all" / "config.yaml").write_text("adapt: {lr: 7}\n")
+    (d / "adapt-all" / "config.yaml").write_text("adapt: {lr: 7}\ndata: {max_eval_rows: 16}\n")
     (tmp_path / "empty").mkdir()
     begun = tmp_path / "begun"
     begun.mkdir()
@@ -275,7 +288,7 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
         (("--runs", f"mine={tmp_path / 'gone'}"), "is no run: it has no config"),
         (("--runs", f"mine={a},{tmp_path / 'empty'}"), r"config\.yaml' is missing"),
         (("--runs", f"mine={a},{c}"), r"differ in more than their seeds: optim\.lr \(0\.1 and"),
-        (("--runs", f"mine={b},{d}"), r"adapt-all: adapt\.lr \(1 and 7\)"),
+        (("--runs", f"mine={b},{d}"), r"adapt-all: adapt\.lr \(1 and 7\), .*max_eval_rows"),
         (("--runs", f"mine={a},{a}"), "two runs have the seed 1"),
         (("--runs", f"mine={a}", f"mine={b}"), "--runs mine: there is another method"),
         (("--runs", f"x={a}", f"y={b}"), "'y' has the seeds 2 and 'x' has 1: .* share none"),

@@ -142,7 +142,7 @@ def _require_skills(new: SavedInventory, settings: ModelSettings) -> None:
         raise refuse("its skills changed, and share a factor with those of the run")
     if any(getattr(one, "stacked", None) for one in kinds_of(settings.skills)):
         raise refuse("its skills changed, and those of a stack have their storeys")
-    if any(place.unused is None for place in router_class(router).rows_of_tasks().values()):
+    if all(place.unused is None for place in router_class(router).rows_of_tasks().values()):
         raise refuse(f"its skills changed, and '{router.kind}' cannot leave skills unused")
     if router.kind == "polytropon" and (router.shared_skill or router.normalise != "sum"):
         raise refuse(

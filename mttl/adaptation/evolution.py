@@ -26,7 +26,7 @@ def evolve(
     Args:
         objective: What to make small.
         start: Where to begin.
-        n_evaluations: How often the objective is asked, at most.
+        n_evaluations: How often the objective is asked; the last generation may be cut short.
         bound: Of the absolute values.
         step: Standard deviation of the first draws.
 
@@ -50,17 +50,19 @@ def evolve(
     path, step_path = torch.zeros_like(mean), torch.zeros_like(mean)
     best, least = mean, _value(objective, mean.to(start.dtype))
     asked, generation = 1, 0
-    while asked + size <= n_evaluations:
+    while asked < n_evaluations:
         generation += 1
         values, axes = torch.linalg.eigh(covariance)
         scales = values.clamp_min(1e-20).sqrt()
         draws = torch.randn(size, n, dtype=torch.double) * scales @ axes.t()
-        points = (mean + step * draws).clamp(-bound, bound)
+        points = (mean + step * draws).clamp(-bound, bound)[: n_evaluations - asked]
         found = [_value(objective, point.to(start.dtype)) for point in points]
-        asked += size
-        order = sorted(range(size), key=found.__getitem__)
+        asked += len(points)
+        order = sorted(range(len(points)), key=found.__getitem__)
         if found[order[0]] < least:
             best, least = points[order[0]], found[order[0]]
+        if len(points) < size:
+            break  # no generation comes after one that is cut short
         moves = (points[order[: len(weights)]] - mean) / step
         move = weights @ moves
         mean = mean + step * move

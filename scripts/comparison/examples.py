@@ -68,6 +68,8 @@ def curve_points(scores: Sequence[Score], numbers: Sequence[int]) -> list[Point]
     points = []
     for method, ways in CURVES.items():
         for way in ways:
+            if not any((method, f"{way}-{number}") in found for number in numbers):
+                continue
             for number in numbers:
                 own = found.get((method, f"{way if number else _start(method, way)}-{number}"))
                 if own:

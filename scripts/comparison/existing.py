@@ -1,19 +1,18 @@
 """Runs that exist already, as methods of a comparison: their scores are read, nothing is run."""
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from comparison.tables import Score, read_seen
-from mttl.adaptation.results import Results
+from mttl.adaptation.results import MAY_CHANGE, Results
 from mttl.errors import MttlError
 from mttl.training.run_folder import RunFolder, differing_settings, seed_of
 
 # Of the runs of a method, and of their adaptations.
-MAY_DIFFER = ("run.", "adapt.", "search.", "data.cache_dir", "data.partition", "trainer.loggers")
+MAY_DIFFER = ("run.", "search.", "data.cache_dir", "data.partition", "trainer.loggers")
 MOST_SHOWN = 12  # settings by which methods differ
 Adapted = tuple[str, int]  # task and few-shot sample
 
@@ -50,7 +49,7 @@ class ExistingRuns:
             MttlError: If one is no run or has not ended, or they differ in more than their seeds.
         """
         for folder in self.folders[1:]:
-            other = differing_settings(self.folders[0], folder, ignore=MAY_DIFFER)
+            other = differing_settings(self.folders[0], folder, ignore=(*MAY_DIFFER, "adapt."))
             other += adapted_otherwise(self.folders[0], folder)
             if other:
                 raise MttlError(
@@ -83,16 +82,28 @@ class ExistingRuns:
             if results.is_file():
                 found += read_seen(results, self.name, seed)
             for place in sorted(folder.glob("adapt-*")):
-                mode = place.name.removeprefix("adapt-")
-                by_sample: dict[tuple[str, int], list[float]] = {}
-                for job, result in Results(place).finished.items():
-                    score = 0.0 if math.isnan(result.test) else 100 * result.test
-                    by_sample.setdefault((job.task, job.sample), []).append(score)
-                found += [
-                    Score(self.name, mode, seed, "unseen", *job, statistics.fmean(values))
-                    for job, values in by_sample.items()
-                ]
+                found += read_unseen(place, self.name, place.name.removeprefix("adapt-"), seed)
         return found
+
+
+def read_unseen(folder: Path, method: str, mode: str, seed: int, fold: int = 0) -> list[Score]:
+    """Read the test scores of adapted tasks from a folder of an adaptation.
+
+    A few-shot sample has the mean over the seeds that it was adapted with, of which those without
+    a score count as 0; it has none itself (NaN) where none of them has.
+    """
+    by_sample: dict[Adapted, list[float]] = {}
+    for job, result in Results(folder).finished.items():
+        by_sample.setdefault((job.task, job.sample), []).append(100 * result.test)
+    return [
+        Score(method, mode, seed, "unseen", *adapted, _mean_of_known(values), fold)
+        for adapted, values in by_sample.items()
+    ]
+
+
+def _mean_of_known(values: Sequence[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) / len(values) if known else math.nan
 
 
 def read_runs(texts: Sequence[str], taken: Sequence[str]) -> list[ExistingRuns]:
@@ -122,7 +133,7 @@ def other_settings(first: Path, others: Sequence[ExistingRuns]) -> str:
     """Return a sentence per method about the settings by which its runs differ from a run."""
     parts = []
     for runs in others:
-        names = differing_settings(first, runs.folders[0], ignore=MAY_DIFFER)
+        names = differing_settings(first, runs.folders[0], ignore=(*MAY_DIFFER, "adapt."))
         names += adapted_otherwise(first, runs.folders[0])
         names += adapted_to_others(first, runs.folders[0])
         shown = ", ".join(names[:MOST_SHOWN]) + (" …" if len(names) > MOST_SHOWN else "")
@@ -132,12 +143,16 @@ def other_settings(first: Path, others: Sequence[ExistingRuns]) -> str:
 
 
 def adapted_otherwise(one: Path, other: Path) -> list[str]:
-    """Return settings by which two runs were adapted differently, with the name of the folder."""
+    """Return settings by which two runs were adapted differently, with the name of the folder.
+
+    Those by which they were trained differently are not told again.
+    """
     found = []
     for place in sorted(one.glob("adapt-*")):
         if all(RunFolder(run / place.name).config.is_file() for run in (one, other)):
-            names = differing_settings(place, other / place.name, ignore=("adapt.seeds",))
-            found += [f"{place.name}: {name}" for name in names if name.startswith("adapt.")]
+            names = differing_settings(place, other / place.name, (*MAY_DIFFER, *MAY_CHANGE))
+            trained = differing_settings(one, other, (*MAY_DIFFER, "adapt."))
+            found += [f"{place.name}: {name}" for name in names if name not in trained]
     return found
 
 

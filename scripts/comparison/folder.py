@@ -23,6 +23,7 @@ from mttl.errors import ConfigError
 from mttl.files import write_text
 from mttl.gym.folder import Gym
 from mttl.gym.partition import SIDES, Partition, select_tasks
+from mttl.reading import read_text
 
 ROOT = Path(__file__).resolve().parents[2]
 # What the comparison sets itself, and how to choose it.
@@ -153,7 +154,7 @@ class Comparison:
         common = [
             *(f"adapt.seeds=[{item.seed}]", f"adapt.max_steps={self.adapt_steps}"),
             f"adapt.eval_every={max(1, self.adapt_steps // 2)}",
-            *(*examples, *way.settings, *self.shared(item)),
+            *(*examples, *self.shared(item), *way.settings),
         ]
         lr = load_config(self.adapt_files(item), common).adapt.lr
         method = self.methods[item.name]
@@ -278,7 +279,14 @@ class Comparison:
         if self.n_folds is not None:
             for number, partition in enumerate(self.partitions, 1):
                 text = json.dumps(asdict(partition), indent=1) + "\n"
-                write_text(self.partition_file(number), text)
+                path = self.partition_file(number)
+                if path.exists() and read_text(path, ConfigError) != text:
+                    raise ConfigError(
+                        f"the tasks of '{self.config}' have changed since the comparison in "
+                        f"'{self.out}' began, and fold {number} would be of others: '{path}' has "
+                        "those that were trained. Use another folder with --out"
+                    )
+                write_text(path, text)
 
     def stages(self, item: Plan) -> list[str]:
         """Return the names of all that has to be run."""

@@ -6,16 +6,19 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
+from comparison.existing import read_unseen
 from comparison.folder import ROOT, Comparison
 from comparison.methods import MODE_WAYS, Method, Plan, Way
 from comparison.stages import Processes
-from comparison.tables import Score, read_unseen
+from comparison.tables import Score
+from mttl.errors import MttlError
 from mttl.gym.partition import select_tasks
+from mttl.reading import read_json
 
 LIBRARY = str(ROOT / "scripts" / "library.py")
 SEEN, MEMBERS, WITH_GENERAL, COST = "seen", "members", "with_general", "query_cost"
-RESULTS = "results.jsonl"
 CLUSTERED = ("mbc", "random_clusters")  # a skill per cluster, trained jointly on its tasks
 CLUSTERS, EXPERTS = "_table", "_skills"  # of these: the table of clusters, and a library of skills
 
@@ -188,8 +191,7 @@ class LibraryComparison(Comparison):
         if not isinstance(self.methods[item.name], Made):
             found = super().seen_scores(item)
         elif self.cost(item, SEEN).ended:
-            path = self.run_folder(item) / SEEN / RESULTS
-            found = read_unseen(path, item.name, "", item.seed)
+            found = read_unseen(self.run_folder(item) / SEEN, item.name, "", item.seed)
         return [replace(score, side="seen") for score in found if score.task in self.seen]
 
     def train(self, item: Plan, processes: Processes) -> None:
@@ -206,11 +208,15 @@ class LibraryComparison(Comparison):
             self.command(item, "train", command, processes)
 
     def measure(self, items: Sequence[Plan]) -> None:
-        """Measure what a query costs in runs of one seed that differ in it, side by side, once."""
+        """Measure what a query costs in runs of one seed that differ in it, side by side.
+
+        All of them, where one is not known; else none.
+        """
         item = Plan(COST, items[0].seed)
-        if not self.cost(item, "train").ended:
+        chosen = [own for own in items if self.methods[own.name].measured]
+        known = {query["name"] for query in self.queries()}
+        if any(own.name not in known for own in chosen):
             script = str(ROOT / "scripts" / "benchmarks" / "query_cost.py")
-            chosen = [own for own in items if self.methods[own.name].measured]
             runs = [f"{own.name}={self.run_folder(own)}" for own in chosen]
             processes = Processes(n_threads=1)
             with processes.stopping():
@@ -220,6 +226,10 @@ class LibraryComparison(Comparison):
     def costs(self) -> Path:
         """The file of the costs of a query."""
         return self.out / COST / "queries.json"
+
+    def queries(self) -> list[dict[str, Any]]:
+        """Return what was measured of queries, the bare backbone's first."""
+        return read_json(self.costs, MttlError, dict)["rows"] if self.costs.is_file() else []
 
     def _start(self, item: Plan) -> Way | None:
         """Return how a run of members answers the members' tasks, which it is not told."""

@@ -18,9 +18,7 @@ from comparison.tables import (
     paired_difference,
     to_csv,
 )
-from mttl.errors import MttlError
 from mttl.files import write_text
-from mttl.reading import read_json
 
 MEANING = (
     "Mean test scores over tasks in per cent; in brackets 95 % intervals by a hierarchical "
@@ -116,8 +114,7 @@ def _cost_table(
     most: int,
 ) -> str:
     queries: dict[str, tuple[str, str]] = {}
-    if comparison.costs.is_file():
-        found = read_json(comparison.costs, MttlError, dict)["rows"]
+    if found := comparison.queries():
         floor = found[0]["resident_mib"]
         queries = {
             x["name"]: (f"{x['ratio']:.2f}", f"{x['resident_mib'] / floor:.2f}") for x in found

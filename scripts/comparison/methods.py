@@ -243,3 +243,23 @@ def plan(
         for fold in folds
         for name in dict.fromkeys(names)
     ]
+
+
+def check_modes(modes: Sequence[str], plans: Sequence[Plan]) -> None:
+    """Refuse further ways to adapt that none of the methods has.
+
+    Args:
+        modes: Of the command line.
+        plans: What will run.
+
+    Raises:
+        MttlError: If there is one, with the methods that ship and have it.
+    """
+    had = {way.name for item in plans for way in item.ways}
+    for mode in modes:
+        if mode not in had:
+            names = [name for name, method in ALL.items() if mode in {x.name for x in method.ways}]
+            raise MttlError(
+                f"--modes {mode}: none of these methods is adapted so; leave it out, or add one of "
+                f"{', '.join(names)} with --methods"
+            )

@@ -124,7 +124,8 @@ class Study:
             f"{smoothing} rollouts); in brackets the 95 % interval from the seeds (Student's t). "
             "`> n`: a seed never did.\n\n"
             f"{efficiency_table(curves, REFERENCE, rate, smoothing)}\n"
-            f"Episodes of the level itself until it was learned at {rate:.0%}, mean over seeds:\n\n"
+            f"Episodes of all levels until the level itself was learned at {rate:.0%}, mean over "
+            "seeds:\n\n"
             f"{level_table(curves, rate, smoothing)}"
         )
         write_text(self.out / "table.md", text)

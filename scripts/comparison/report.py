@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from comparison.existing import ExistingRuns, other_settings
+from comparison.existing import ExistingRuns, other_settings, read_unseen
 from comparison.folder import Comparison
 from comparison.kinds import kind_lines, kind_table, kinds_json
 from comparison.methods import FIXED_ROUTERS, Plan, Way
@@ -19,7 +19,6 @@ from comparison.tables import (
     main_table,
     mean_of,
     paired_difference,
-    read_unseen,
     task_table,
     to_csv,
 )
@@ -48,8 +47,8 @@ def read_scores(comparison: Comparison, plans: list[Plan]) -> list[Score]:
             found += comparison.seen_scores(item)
         for way in item.ways:
             if comparison.cost(item, f"adapt-{way.name}").ended:
-                path = run / f"adapt-{way.name}" / "results.jsonl"
-                found += read_unseen(path, item.name, way.name, item.seed, item.fold)
+                place = run / f"adapt-{way.name}"
+                found += read_unseen(place, item.name, way.name, item.seed, item.fold)
     return found
 
 
@@ -73,9 +72,8 @@ def write_tables(
     columns = {column: way for column, way in _columns(plans).items() if column in ended}
     lines = [_line(comparison, method, way, plans, scores) for (method, _), way in columns.items()]
     for runs in existing:
-        modes = list(dict.fromkeys(score.mode for score in runs.scores if score.mode))
-        modes.sort(key=lambda mode: mode != "all")
-        for mode in modes or ["all"]:
+        modes = {score.mode or "all" for score in runs.scores}  # a row for tasks of training too
+        for mode in sorted(modes, key=lambda mode: (mode != "all", mode)):
             columns[runs.name, mode] = Way(mode, ())
             lines.append(_existing_line(runs, mode, scores, reference))
     text = f"{_caption(comparison, plans, existing)}\n\n{main_table(lines, reference)}"
@@ -149,6 +147,7 @@ def _existing_line(runs: ExistingRuns, mode: str, scores: list[Score], reference
     """Return a row of the main table of runs whose costs are not known."""
     seen = _scores(scores, runs.name, "") if mode == "all" else []
     unseen = _scores(scores, runs.name, mode)
+    own = _scores(scores, reference, "all")  # of the reference, adapted in its own way
     return Line(
         label(runs.name, mode),
         trained=n_trained_in(runs.folders, mode),
@@ -156,7 +155,7 @@ def _existing_line(runs: ExistingRuns, mode: str, scores: list[Score], reference
         seen=mean_of(seen).mean,
         unseen=mean_of(unseen).mean,
         seen_difference=paired_difference(seen, _scores(scores, reference, "")),
-        unseen_difference=paired_difference(unseen, _scores(scores, reference, "all")),
+        unseen_difference=paired_difference(unseen, own or _scores(scores, reference, mode)),
         training_minutes=math.nan,
         adaptation_minutes=math.nan,
         peak_mib=math.nan,

@@ -3,12 +3,13 @@
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -77,7 +78,9 @@ class Processes:
             with self._lock:
                 self._stopped = True
                 for process in self._running:
-                    process.terminate()
+                    # Not `terminate`, which may take the exit status that `run` waits for.
+                    with suppress(ProcessLookupError):
+                        os.kill(process.pid, signal.SIGTERM)
 
     def run(self, command: list[str], log: Path, cost: Path) -> None:
         """Run a Python command to its end, and write down what it cost.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mttl.errors import MttlError
-from mttl.reading import parse_json, read_table, read_text, to_number
+from mttl.reading import read_table, to_number
 
 if TYPE_CHECKING:
     from comparison.bootstrap import Key
@@ -115,17 +115,6 @@ def read_seen(path: Path, method: str, seed: int, fold: int = 0) -> list[Score]:
         for row in read_table(path, MttlError, ["task", "split", "sample", "score"])
         if row["split"] == "test" and row["task"] != "mean"
     ]
-
-
-def read_unseen(path: Path, method: str, mode: str, seed: int, fold: int = 0) -> list[Score]:
-    """Read the test scores of the unseen tasks from ``results.jsonl``."""
-    scores = []
-    for line in read_text(path, MttlError).splitlines():
-        row = parse_json(line, f"'{path}'", MttlError, dict)
-        score = math.nan if row["test"] is None else 100 * row["test"]
-        found = (row["task"], row["sample"], score, fold)
-        scores.append(Score(method, mode, seed, "unseen", *found))
-    return scores
 
 
 def by_seed(scores: Iterable[Score]) -> dict[int, float]:

@@ -101,8 +101,9 @@ def test_a_task_brings_its_skills(run: Path, row: Path, skills: Path, tmp_path: 
         (["router.kind=shared", "skills.n_skills=1"], {}),
         (["router.kind=private", "skills.n_skills=per_task"], {"init": "own"}),
         (["router.kind=c_poly", "router.n_private=2"], {}),
+        (["router.kind=score_function"], {}),
     ],
-    ids=["task_moe", "shared", "private", "c_poly"],
+    ids=["task_moe", "shared", "private", "c_poly", "score_function"],
 )
 def test_other_routers(router: list[str], settings: dict, tmp_path: Path) -> None:
     run = train_source(tmp_path, settings=router)

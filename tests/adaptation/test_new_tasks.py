@@ -115,13 +115,14 @@ def test_a_call_begins_with_the_best_row(run: Path) -> None:
     """Nothing is trained: the new task answers as the trained one whose row costs least."""
     given = {"init": "best_row", "mode": "zero_shot"}
     found = mttl.adapt_to(run, PAIRS, task="twice", dev=PAIRS, **given)
-    rows = mttl.load(run).model.router.matrix()
+    source = mttl.load(run)
+    rows = source.model.router.matrix()
     (best,) = [
         t for t in range(rows.shape[1]) if torch.allclose(rows[:, [t]], found.model.router.matrix())
     ]
     (result,) = mttl.adapt(run, samples=[13], tasks=["twice"], **given)
     assert (result.n_trained, result.step) == (0, 0)
-    assert best in range(rows.shape[1])
+    assert result.begun_as == source.tasks[best]
 
 
 @pytest.mark.parametrize(("scores", "better"), [((0.5, 0.2), "best_row"), ((0.2, 0.5), "mean")])

@@ -148,6 +148,7 @@ def test_mistakes_cost_no_training(config: Path, tmp_path: Path) -> None:
         (("--only-folds", "1"), "--only-folds needs --folds"),
         (("--folds", "3", "--tasks", "dev"), "--tasks dev has no meaning with --folds"),
         (("--search-rates",), "--search-rates needs development tasks, and .* has none"),
+        (("--modes", "learned_row"), "none of these methods is adapted so; .* private, expert"),
         (("--methods", "polytropon", "expert"), "name a file in router.matrix, or in data.expe"),
         (
             (
@@ -240,6 +241,22 @@ def test_every_method_has_one_start_and_one_way_has_two(
         ("polytropon", "adapt-two_starts"): "two_starts",
         ("shared", "adapt-all"): "auto",
     }
+
+
+def test_settings_of_all_runs_leave_those_that_a_way_is_known_by(
+    config: Path, tmp_path: Path, commands: list[list[str]]
+) -> None:
+    given = ("--methods", "polytropon", "--modes", "coefficients", "full", "--seeds", "13")
+    given += ("-k", "adapt.lr=0.02", "adapt.router_lr=0.3")
+    assert compare(config, tmp_path / "out", *given) == 0
+    run = tmp_path / "out" / "polytropon" / "seed13"
+    kept = {
+        way: load_config(str(run / f"adapt-{way}" / "config.yaml")).adapt
+        for way in ("all", "coefficients", "full")
+    }
+    assert (kept["all"].lr, kept["all"].router_lr) == (0.02, 0.3)
+    assert kept["coefficients"].router_lr == 2e-2
+    assert kept["full"].lr == 1e-3
 
 
 def test_baselines_treat_new_tasks_as_published(
@@ -339,6 +356,12 @@ def test_every_task_is_unseen_once_and_rates_are_found_on_others(
     assert "rate of adaptation" in printed
     assert compare(config, out, *given) == 0
     assert len(commands) == 12
+    fold = out / "folds" / "fold1.json"
+    kept = fold.read_text()
+    fold.write_text(kept.replace("copy", "other"))
+    with pytest.raises(METHODS.MttlError, match="fold 1 would be of others"):
+        compare(config, out, *given)
+    fold.write_text(kept)
     with (out / "table.csv").open() as file:
         rates = {row["method"]: row["rates"] for row in csv.DictReader(file)}
     assert "(" in rates["polytropon"]
@@ -516,6 +539,9 @@ def test_samples_are_averaged_before_tasks_and_undefined_scores_count_as_zero() 
         score("c", 1, math.nan),
     ]
     assert TABLES.by_seed(scores) == {13: pytest.approx((20 + 60 + 0) / 3)}
+    # A seed that has one of the tasks so far is no mean of all.
+    begun = TABLES.Score("m", "all", 14, "unseen", "a", 1, 90.0)
+    assert TABLES.by_seed([*scores, begun]) == TABLES.by_seed(scores)
 
 
 def test_every_seed_is_a_dot_and_the_reference_a_line() -> None:

@@ -71,6 +71,11 @@ def test_curves_are_joined_too(tmp_path: Path) -> None:
     for given in (["--reference", "shared"], ["--categories"], ["--beside", f"a={parts[0]}"]):
         with pytest.raises(SCRIPT.MttlError, match="curves over rows"):
             SCRIPT.main([*map(str, parts), *given, "--out", str(tmp_path / "out")])
+    whole = write_part(tmp_path / "whole", *part("polytropon", 1, 60, 40))
+    with pytest.raises(
+        SCRIPT.MttlError, match=r"tables of methods \(adapted in the ways '', 'all'"
+    ):
+        SCRIPT.main([str(parts[0]), str(whole), "--out", str(tmp_path / "out")])
 
 
 def test_what_was_not_made_alike_is_refused(tmp_path: Path) -> None:
@@ -109,6 +114,9 @@ def test_a_comparison_made_otherwise_stands_beside(tmp_path: Path) -> None:
     ):
         with pytest.raises(SCRIPT.MttlError, match=message):
             SCRIPT.main([str(one), "--beside", given, "--out", str(out)])
+    twice = ["--beside", f"fast={faster}", "--beside", f"fast={strange}"]
+    with pytest.raises(SCRIPT.MttlError, match="--beside fast: two folders have this name"):
+        SCRIPT.main([str(one), *twice, "--out", str(out)])
 
 
 def test_two_scores_of_one_run_are_refused(tmp_path: Path) -> None:
@@ -147,6 +155,10 @@ def test_unseen_tasks_by_category(tmp_path: Path) -> None:
     text = (tmp_path / "out" / "table.md").read_text()
     assert "| noun/plural | 2 | 20.0 |" in text
     assert "| verb/past | 1 | 50.0 |" in text
+    strange = Score("polytropon", "all", 1, "unseen", "strange", 100, 1.0, 1)
+    other = write_part(tmp_path / "other", *scores, strange, config=config)
+    with pytest.raises(SCRIPT.MttlError, match="task 'strange' is not in the gym"):
+        SCRIPT.main([str(other), "--categories", "--out", str(tmp_path / "out")])
 
 
 def kind_line(kind: str, step: float, settings: str = "") -> object:
