@@ -121,23 +121,28 @@ def table(
     of: dict[tuple[str, str], list[Score]] = {}
     for score in scores:
         of.setdefault((score.method, score.mode), []).append(score)
-    if (reference, "all") not in of:
-        raise MttlError(
-            f"--reference {reference}: there is no score of it; there are "
-            f"{', '.join(sorted({method for method, _ in of}))}"
-        )
     # Methods, then further ways to adapt them.
     columns = sorted((key for key in of if key[1]), key=lambda key: key[1] != "all")
+    named = {label(*key): key for key in columns}
+    if reference not in named:
+        raise MttlError(
+            f"--reference {reference}: there is no score of it; there are {', '.join(named)}"
+        )
+    whose, _ = named[reference]
     rows, dots = [], []
     for method, mode in columns:
         seen = of.get((method, ""), []) if mode == "all" else []
         unseen = of[method, mode]
         differences = [
-            paired_difference(seen, of.get((reference, ""), [])),
-            paired_difference(unseen, of[reference, "all"]),
+            paired_difference(seen, of.get((whose, ""), [])),
+            paired_difference(unseen, of[named[reference]]),
         ]
-        own = method == reference and mode == "all"
-        shown = ["" if own else mean_cell(difference, "+") for difference in differences]
+        shown = [
+            "" if own else mean_cell(difference, "+")
+            for own, difference in zip(
+                (method == whose, (method, mode) == named[reference]), differences, strict=True
+            )
+        ]
         means = [mean_cell(mean_of(side)) if side else "" for side in (seen, unseen)]
         trainings = {(score.seed, score.fold) for score in unseen}
         name = label(method, mode)
@@ -230,7 +235,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.group(COMPARED).add_argument(
         "--reference",
         metavar="NAME",
-        help=f"the method that others are compared with ({REFERENCE})",
+        help="the method that others are compared with, or a way to adapt one as 'METHOD: WAY' "
+        f"({REFERENCE})",
     )
     parser.group(COMPARED).add_argument(
         "--beside",

@@ -53,6 +53,12 @@ def test_parts_are_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "| `polytropon: router_only` | 1 |  |  | 30.0 | -10.0 |" in text
     assert text.strip() in capsys.readouterr().out
     assert "shared" in (out / "comparison.svg").read_text()
+    # A way to adapt is a reference too; the one pair that it has with Shared is of seed 1.
+    way = ["--reference", "polytropon: router_only", "--out", str(tmp_path / "way")]
+    assert SCRIPT.main([str(one), str(other), *way]) == 0
+    rows = (tmp_path / "way" / "table.md").read_text()
+    assert "| `shared` | 1 | 50.0 | -10.0 | 45.0 | +15.0 |" in rows
+    assert "| `polytropon: router_only` | 1 |  |  | 30.0 |  |" in rows
     # What was joined can be joined again, with itself too.
     assert SCRIPT.main([str(out), str(one), "--out", str(out)]) == 0
     assert (out / "table.md").read_text() == text
