@@ -57,6 +57,7 @@ def logits(predictor: Predictor) -> torch.Tensor:
     [
         ("router_only", {}, []),
         ("router_only", {"init": "coefficients"}, []),
+        ("router_only", {"init": "best_coefficients"}, []),
         ("router_only", {"init": "coefficients", "gradient_free": True}, []),
         ("all", {}, ["skills"]),
         ("average", {}, ["skills"]),
