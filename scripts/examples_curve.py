@@ -18,6 +18,7 @@ from comparison.running import COMPARED, add_text_options, comparison_parser
 from comparison.tables import to_csv
 
 from mttl.command import READ, exit_with, make_console, natural
+from mttl.errors import ConfigError
 from mttl.files import write_text
 from mttl.libraries import check_libraries
 
@@ -39,7 +40,13 @@ def main(arguments: list[str] | None = None) -> int:
 
     comparison = Comparison.of_options(options)
     folds = chosen(options.folds, options.only_folds)
-    plans = curve_plans(options.methods, options.examples, options.seeds, folds, options.modes)
+    if options.modes and REFERENCE not in options.methods:
+        raise ConfigError(
+            f"--modes {' '.join(options.modes)}: they are ways to adapt {REFERENCE}, which is not "
+            "among --methods; add it, or leave --modes out"
+        )
+    modes = MODES if options.modes is None else options.modes
+    plans = curve_plans(options.methods, options.examples, options.seeds, folds, modes)
     text = carry_out(
         comparison,
         plans,
@@ -83,7 +90,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.group(COMPARED).add_argument(
         "--modes",
         nargs="*",
-        default=list(MODES),
         choices=MODES,
         metavar="MODE",
         help=f"further ways to adapt {REFERENCE} ({' '.join(MODES)})",

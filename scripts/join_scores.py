@@ -31,7 +31,6 @@ from comparison.methods import REFERENCE
 from comparison.running import COMPARED
 from comparison.tables import (
     Score,
-    by_seed,
     label,
     markdown,
     mean_cell,
@@ -64,10 +63,10 @@ def main(arguments: list[str] | None = None) -> int:
     scores = join(options.folders)
     out: Path = options.out
     numbers = sorted({int(found[1]) for x in scores if (found := CURVE.search(x.mode))})
-    if numbers and (whole := sorted({x.mode for x in scores if not CURVE.search(x.mode)})):
+    if numbers and (whole := sorted({x.method for x in scores if not CURVE.search(x.mode)})):
         raise MttlError(
-            "some folders hold curves over rows and others tables of methods (adapted in the ways "
-            f"{', '.join(map(repr, whole))}): join the ones and the others apart"
+            "some folders hold curves over rows, and others tables of methods, here of "
+            f"{', '.join(whole)}: join the ones and the others apart"
         )
     if numbers and (options.reference or options.categories or options.beside):
         raise MttlError(
@@ -147,10 +146,9 @@ def table(
         trainings = {(score.seed, score.fold) for score in unseen}
         name = label(method, mode)
         rows.append([f"`{name}`", str(len(trainings)), means[0], shown[0], means[1], shown[1]])
-        seeds = [list(by_seed(side).values()) for side in (seen, unseen)]
-        dots.append(Dots(name, scores=seeds, differences=differences))
-    save_figure(comparison_figure(dots, reference), out / "comparison")
-    heads = ["method", "trainings", "seen", f"− `{reference}`", "unseen", f"− `{reference}`"]
+        dots.append(Dots.of(name, [seen, unseen], differences))
+    save_figure(comparison_figure(dots, [whose, reference]), out / "comparison")
+    heads = ["method", "trainings", "seen", f"− `{whose}`", "unseen", f"− `{reference}`"]
     text = "\n".join([MEANING, *notes, "", markdown(heads, rows)])
     whole = [key for key in columns if key[1] == "all"]
     unseen = [score for score in scores if (score.method, score.mode) in whole]

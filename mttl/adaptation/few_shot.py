@@ -34,7 +34,7 @@ class FewShotResult:
         n_empty: Test answers that are empty; development answers where the test rows were not
             scored.
         n_answers: How many answers that is out of; None in results of earlier versions.
-        begun_as: The trained task whose row the new one began with, where one was chosen.
+        begun_as: The trained task as which the new one began, where one was chosen.
     """
 
     task: str

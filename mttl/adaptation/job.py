@@ -219,7 +219,7 @@ def score(
         job: As for `run_job`.
         config: As for `run_job`.
         fitted: What `fit` returned.
-        begun_as: The trained task whose row the new one began with.
+        begun_as: The trained task as which the new one began.
         test: Whether to score the test rows.
     """
     answers, found = dict(fitted.answers), math.nan

@@ -187,24 +187,25 @@ def row_starts(known: TaskRouter, adapt: Adapt) -> tuple[RowInit, ...]:
     one by and trained tasks are routed differently; else ``"mean"``. (A row that is learned alone
     scored higher from the mean.) A new task of C-Poly starts at the mean, too, since the skills of
     its own are not another task's. ``"two_starts"`` is the same, but tries ``"mean"`` as well
-    where that is ``"best_row"``.
+    where that is ``"best_row"``. Where all trained tasks are routed alike, none is the best.
 
     Args:
         known: The trained router.
         adapt: The settings of adaptation.
     """
+    if adapt.init == "best_coefficients" and known.task_rows and not _differ(known):
+        return ("coefficients",)
     if adapt.init not in ("auto", "two_starts"):
         return (adapt.init,)
-    if adapt.mode != "all" or adapt.examples == 0 or not _differ(known):
+    chosen = adapt.mode == "all" and adapt.examples != 0 and not isinstance(known, CPolyRouter)
+    if not chosen or not _differ(known):
         return ("mean",)
     return ("best_row", "mean") if adapt.init == "two_starts" else ("best_row",)
 
 
 def _differ(known: TaskRouter) -> bool:
     rows = [(getattr(known, name), place.axis) for name, place in known.task_rows.items()]
-    return not isinstance(known, CPolyRouter) and any(
-        (row != row.narrow(axis, 0, 1)).any().item() for row, axis in rows
-    )
+    return any((row != row.narrow(axis, 0, 1)).any().item() for row, axis in rows)
 
 
 def require_rows(known: TaskRouter) -> None:

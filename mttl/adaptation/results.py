@@ -64,8 +64,7 @@ def check_folder(
         if changed:
             raise ConfigError(
                 f"the results in '{folder}' were made with other settings: "
-                f"{', '.join(changed)}. Use those, or another folder with --out (out= in a call); "
-                "if no job has ended there, it can be deleted"
+                f"{', '.join(changed)}. Use those, or another folder with --out (out= in a call)"
             )
     if any(path for pattern in RESULTS for path in folder.glob(pattern)):
         before = read_text(source, ConfigError).strip() if source.is_file() else None

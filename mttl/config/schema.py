@@ -134,8 +134,9 @@ class Adapt(Section):
                 f"mode '{self.mode}' takes no row over" if self.examples != 0 else "examples is 0"
             )
             raise ValueError(
-                f"init '{self.init}' begins with the row of the trained task that explains the new "
-                f"task's rows best, and {told}; use 'mean', or another mode and some examples"
+                f"init '{self.init}' begins as the trained task that explains the new task's rows "
+                f"best, and {told}; use '{'coefficients' if self.init in FREE else 'mean'}', or "
+                "another mode and some examples"
             )
         if self.init in FREE and self.mode in ("average", "from_scratch"):
             raise ValueError(

@@ -1,12 +1,13 @@
 """The comparison at a glance: every method's mean on seen and on unseen tasks, and its seeds."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from comparison.tables import Mean
+from comparison.tables import Mean, Score, by_seed, mean_score
 from mttl.analysis.figures.canvas import (
     FAINT,
     FONT,
@@ -31,29 +32,40 @@ class Dots:
 
     Attributes:
         name: Its name.
-        scores: For each panel, a mean over tasks per seed; none where it has no score.
+        means: For each panel, the mean over tasks; NaN where it has no score.
+        seeds: Likewise, the same of every seed that has all tasks.
         differences: To the reference, likewise, with their intervals.
     """
 
     name: str
-    scores: Sequence[Sequence[float]]
+    means: Sequence[float]
+    seeds: Sequence[Sequence[float]]
     differences: Sequence[Mean]
+
+    @classmethod
+    def of(
+        cls, name: str, panels: Sequence[Sequence[Score]], differences: Sequence[Mean]
+    ) -> "Dots":
+        """Return those of scores, given for each panel."""
+        means = [mean_score(scores) for scores in panels]
+        return cls(name, means, [[*by_seed(scores).values()] for scores in panels], differences)
 
 
 def comparison_figure(
     methods: Sequence[Dots],
-    reference: str,
+    references: Sequence[str],
     titles: Sequence[str] = ("seen tasks", "unseen tasks"),
 ) -> Figure:
-    """Return a row per method: small dots are seeds, the large one is their mean.
+    """Return a row per method: small dots are seeds, the large one is the mean.
 
-    Whiskers are the interval of the difference to the reference, as the table has it: one that does
-    not reach the line of the reference is a difference. A panel without scores is left out.
+    Whiskers are the interval of the difference to the reference of the panel, as the table has it:
+    one that does not reach the line of the reference is a difference. A panel without scores is
+    left out.
     """
     panels = [
         (number, title)
         for number, title in enumerate(titles)
-        if any(method.scores[number] for method in methods)
+        if not all(math.isnan(method.means[number]) for method in methods)
     ]
     names = [method.name for method in methods]
     label = text_width(names) + GAP
@@ -74,20 +86,19 @@ def comparison_figure(
         if column == 0:
             axes.set_yticks(range(len(methods)), names)
         for row, method in enumerate(methods):
-            scores = method.scores[number]
-            if not scores:
+            mean, seeds = method.means[number], method.seeds[number]
+            if math.isnan(mean):
                 continue
-            colour = REFERENCE if method.name == reference else OTHERS
-            mean = sum(scores) / len(scores)
+            own = method.name == references[number]
+            colour = REFERENCE if own else OTHERS
             apart = method.differences[number]
             axes.hlines(
                 *(row, mean + apart.low - apart.mean, mean + apart.high - apart.mean),
                 color=colour,
                 linewidth=1,
             )
-            axes.plot(scores, [row] * len(scores), "o", color=colour, markersize=2.5)
-            marker = "D" if method.name == reference else "o"
-            axes.plot([mean], [row], marker, color=colour, markersize=6)
-            if method.name == reference:
+            axes.plot(seeds, [row] * len(seeds), "o", color=colour, markersize=2.5)
+            axes.plot([mean], [row], "D" if own else "o", color=colour, markersize=6)
+            if own:
                 axes.axvline(mean, color=FAINT, linewidth=1, zorder=0)
     return figure

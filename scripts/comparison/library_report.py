@@ -11,7 +11,6 @@ from comparison.tables import (
     Mean,
     Point,
     Score,
-    by_seed,
     markdown,
     mean_cell,
     mean_of,
@@ -61,14 +60,9 @@ def write_library_tables(
         own = [_asked(scores, name, number) for number in numbers]
         seen = _seen(scores, name)
         differences = [point.difference if point else nothing for point in known]
-        dots.append(
-            Dots(
-                name,
-                [list(by_seed(group).values()) for group in (seen, *own)],
-                [paired_difference(seen, reference), *differences],
-            )
-        )
-    save_figure(comparison_figure(dots, REFERENCE, titles), comparison.out / "library")
+        dots.append(Dots.of(name, [seen, *own], [paired_difference(seen, reference), *differences]))
+    figure = comparison_figure(dots, [REFERENCE] * len(titles), titles)
+    save_figure(figure, comparison.out / "library")
     costs = _cost_table(comparison, plans, scores, shown, max(numbers))
     text = f"{budget(comparison, plans)}{MEANING}\n\n{curve_tables(points)}\n{COSTS}\n\n{costs}"
     write_text(comparison.out / "library.md", text)

@@ -17,7 +17,7 @@ from comparison.tables import (
     by_seed,
     label,
     main_table,
-    mean_of,
+    mean_score,
     paired_difference,
     task_table,
     to_csv,
@@ -30,6 +30,10 @@ from mttl.reading import read_json
 TOKEN_CAPTION = (
     " Where tokens choose experts: the entropy of the experts' loads over its maximum and the "
     "share of choices that found no room, on test rows, means over layers."
+)
+RUNS_CAPTION = (
+    " Ways to adapt are compared with the reference adapted by `all`; where it was not, with the "
+    "reference adapted in the same way."
 )
 RATES_CAPTION = (
     " Each method was adapted with its own best rates of skills and router (with how many "
@@ -88,17 +92,17 @@ def write_tables(
     from mttl.analysis.figures import save_figure
 
     dots = [
-        Dots(
+        Dots.of(
             label(*column),
-            scores=(
-                _seeds(scores, column[0], "") if column[1] == "all" else [],
-                _seeds(scores, *column),
+            (
+                _scores(scores, column[0], "") if column[1] == "all" else [],
+                _scores(scores, *column),
             ),
-            differences=(line.seen_difference, line.unseen_difference),
+            (line.seen_difference, line.unseen_difference),
         )
         for column, line in zip(columns, lines, strict=True)
     ]
-    save_figure(comparison_figure(dots, reference), comparison.out / "comparison")
+    save_figure(comparison_figure(dots, [reference] * 2), comparison.out / "comparison")
     if kinds := kind_lines(comparison, plans, scores):
         from comparison.kind_figures import kinds_figure
 
@@ -131,8 +135,8 @@ def _line(
         label(method, mode),
         trained=n_trained_in([comparison.run_folder(adapted[0])], mode),
         n_seeds=len(by_seed(unseen)),
-        seen=mean_of(seen).mean,
-        unseen=mean_of(unseen).mean,
+        seen=mean_score(seen),
+        unseen=mean_score(unseen),
         seen_difference=paired_difference(seen, _scores(scores, comparison.reference, "")),
         unseen_difference=paired_difference(unseen, reference),
         training_minutes=_mean(cost.cpu_minutes for cost in training if mode == "all"),
@@ -147,15 +151,17 @@ def _existing_line(runs: ExistingRuns, mode: str, scores: list[Score], reference
     """Return a row of the main table of runs whose costs are not known."""
     seen = _scores(scores, runs.name, "") if mode == "all" else []
     unseen = _scores(scores, runs.name, mode)
-    own = _scores(scores, reference, "all")  # of the reference, adapted in its own way
+    compared = _scores(scores, reference, "all")
+    if not compared and runs.name != reference:
+        compared = _scores(scores, reference, mode)
     return Line(
         label(runs.name, mode),
         trained=n_trained_in(runs.folders, mode),
         n_seeds=len(by_seed(unseen or seen)),
-        seen=mean_of(seen).mean,
-        unseen=mean_of(unseen).mean,
+        seen=mean_score(seen),
+        unseen=mean_score(unseen),
         seen_difference=paired_difference(seen, _scores(scores, reference, "")),
-        unseen_difference=paired_difference(unseen, own or _scores(scores, reference, mode)),
+        unseen_difference=paired_difference(unseen, compared),
         training_minutes=math.nan,
         adaptation_minutes=math.nan,
         peak_mib=math.nan,
@@ -234,6 +240,7 @@ def _caption(comparison: Comparison, plans: list[Plan], existing: Sequence[Exist
         "few-shot samples. Trained parameters are those of skills and router, or what a mode "
         "trains; minutes are processor time per run; memory is the peak of a process."
         + _few_seeds({*(item.seed for item in plans), *(s for r in existing for s in r.seeds)})
+        + (RUNS_CAPTION if existing else "")
         + (RATES_CAPTION if comparison.search_rates else "")
         + (TOKEN_CAPTION if any(item.name.startswith("token") for item in plans) else "")
         + (f"\n\n{beside}" if beside else "")
@@ -269,11 +276,6 @@ def _columns(plans: list[Plan]) -> dict[tuple[str, str], Way]:
     """Return methods, then the further ways to adapt them."""
     columns = {(item.name, way.name): way for item in plans for way in item.ways}
     return dict(sorted(columns.items(), key=lambda item: item[0][1] != "all"))
-
-
-def _seeds(scores: list[Score], method: str, mode: str) -> list[float]:
-    """Return the mean over tasks of every seed."""
-    return list(by_seed(_scores(scores, method, mode)).values())
 
 
 def _scores(scores: list[Score], method: str, mode: str) -> list[Score]:

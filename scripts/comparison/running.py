@@ -117,7 +117,7 @@ def comparison_parser(
     parser.group(READ).add_argument(
         "-c", "--config", default=config, metavar="FILE[+FILE...]", help=config_help
     )
-    add_overrides(parser, "settings of all runs")
+    add_overrides(parser, "settings of all runs; ways to adapt keep those that make them")
     add = parser.group(WORK).add_argument
     seeds_help = "of training and adaptation (13 14 15)"
     add("--seeds", type=int, nargs="+", default=[13, 14, 15], metavar="N", help=seeds_help)

@@ -133,6 +133,18 @@ def by_seed(scores: Iterable[Score]) -> dict[int, float]:
     }
 
 
+def mean_score(scores: Iterable[Score]) -> float:
+    """Return the mean over tasks of one method, each that of its trainings; NaN of none."""
+    found: dict[str, dict[tuple[int, int], list[float]]] = {}
+    for x in scores:
+        trainings = found.setdefault(x.task, {})
+        trainings.setdefault((x.fold, x.seed), []).append(_known(x.score))
+    if not found:
+        return math.nan
+    fmean = statistics.fmean
+    return fmean(fmean(map(fmean, trainings.values())) for trainings in found.values())
+
+
 def keyed(scores: Iterable[Score]) -> "dict[Key, float]":
     """Return scores of one method by what they are paired by; NaN counts as 0."""
     return {(x.task, x.fold, x.seed, x.sample): _known(x.score) for x in scores}

@@ -140,6 +140,14 @@ def test_a_job_begins_with_the_best_row(gym: Gym, mode: str, init: str) -> None:
         ("auto", {}, private_router(3, 3), "best_row"),
         ("auto", {}, SmearRouter(3, 3, 1, 3, n_features=8), "mean"),  # no rows
         ("auto", {}, CPolyRouter(3, 3, 1, 5), "mean"),
+        ("best_coefficients", {"mode": "router_only"}, None, "best_coefficients"),
+        (
+            "best_coefficients",
+            {"mode": "router_only"},
+            CPolyRouter(3, 3, 1, 5),
+            "best_coefficients",
+        ),
+        ("best_coefficients", {"mode": "router_only"}, shared_router(3, 3), "coefficients"),
     ],
 )
 def test_a_start_is_decided_by_what_there_is(

@@ -542,16 +542,21 @@ def test_samples_are_averaged_before_tasks_and_undefined_scores_count_as_zero() 
     # A seed that has one of the tasks so far is no mean of all.
     begun = TABLES.Score("m", "all", 14, "unseen", "a", 1, 90.0)
     assert TABLES.by_seed([*scores, begun]) == TABLES.by_seed(scores)
+    # Where no seed has all, there is a mean of all nevertheless: that of the table and the figure.
+    parts = [TABLES.Score("m", "all", 13, "unseen", "b", 1, 30.0), begun]
+    assert TABLES.by_seed(parts) == {}
+    assert TABLES.mean_score(parts) == TABLES.mean_of(parts).mean == 60.0
+    assert TABLES.mean_score([*scores, begun]) == TABLES.mean_of([*scores, begun]).mean
 
 
 def test_every_seed_is_a_dot_and_the_reference_a_line() -> None:
     figures = importlib.import_module("comparison.figure")
     none, apart = TABLES.Mean(0.0, math.nan, math.nan), TABLES.Mean(-4.0, -5.0, -2.0)
     dots = [
-        figures.Dots("a", ([1.0, 3.0], [5.0, 7.0]), (none, none)),
-        figures.Dots("b", ([], [2.0]), (none, apart)),
+        figures.Dots("a", (2.0, 6.0), ([1.0, 3.0], [5.0, 7.0]), (none, none)),
+        figures.Dots("b", (math.nan, 2.0), ([], [2.0]), (none, apart)),
     ]
-    figure = figures.comparison_figure(dots, "a")
+    figure = figures.comparison_figure(dots, ["a", "a"])
     seen, unseen = figure.axes
     assert [text.get_text() for text in seen.get_yticklabels()] == ["a", "b"]
     assert [text.get_text() for text in (seen.title, unseen.title)] == [

@@ -11,6 +11,7 @@ import pytest
 
 from helpers.command import ROOT, load_recipe
 from helpers.gyms import TASKS, write_config, write_gym
+from mttl.errors import MttlError
 
 sys.path.insert(0, str(ROOT / "scripts"))
 SCRIPT = load_recipe(ROOT / "scripts" / "examples_curve.py")
@@ -66,6 +67,8 @@ def test_ways_of_the_reference_are_chosen_and_others_keep_their_own() -> None:
         "polytropon": ["all-0", "all-4", "best_coefficients-4"],
         "shared": ["all-0", "all-4"],
     }
+    with pytest.raises(MttlError, match="ways to adapt polytropon, which is not among --methods"):
+        SCRIPT.main(["--methods", "shared", "--modes", "router_only"])
     (plan,) = EXAMPLES.curve_plans(["polytropon"], (4,), (13,), modes=[])
     assert [way.name for way in plan.ways] == ["all-4"]
 
