@@ -41,7 +41,7 @@ def mean_and_interval(
     if not scores:
         return math.nan, math.nan, math.nan
     cells = table(scores)
-    mean = float(task_means(cells.values, cells.counts).mean())
+    mean = mean_over_tasks(cells)
     if len(scores) == 1:
         return mean, math.nan, math.nan
     means = draw_means(cells, n_draws, np.random.default_rng(seed))
@@ -100,6 +100,11 @@ def task_means(
     n_trainings = (counts > 0).sum((-1, -2))
     with np.errstate(invalid="ignore"):
         return cells.sum((-1, -2)) / n_trainings
+
+
+def mean_over_tasks(cells: Cells) -> float:
+    """Return the mean over tasks, each that of its trainings."""
+    return float(task_means(cells.values, cells.counts).mean())
 
 
 def draw_means(

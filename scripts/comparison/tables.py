@@ -134,15 +134,11 @@ def by_seed(scores: Iterable[Score]) -> dict[int, float]:
 
 
 def mean_score(scores: Iterable[Score]) -> float:
-    """Return the mean over tasks of one method, each that of its trainings; NaN of none."""
-    found: dict[str, dict[tuple[int, int], list[float]]] = {}
-    for x in scores:
-        trainings = found.setdefault(x.task, {})
-        trainings.setdefault((x.fold, x.seed), []).append(_known(x.score))
-    if not found:
-        return math.nan
-    fmean = statistics.fmean
-    return fmean(fmean(map(fmean, trainings.values())) for trainings in found.values())
+    """Return the mean over tasks of one method, as `mean_of`, without its interval."""
+    from comparison.bootstrap import mean_over_tasks, table  # it brings numpy
+
+    found = keyed(scores)
+    return mean_over_tasks(table(found)) if found else math.nan
 
 
 def keyed(scores: Iterable[Score]) -> "dict[Key, float]":
