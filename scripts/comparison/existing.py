@@ -12,7 +12,8 @@ from mttl.errors import MttlError
 from mttl.training.run_folder import RunFolder, differing_settings, seed_of
 
 # Of the runs of a method, and of their adaptations.
-MAY_DIFFER = ("run.", "search.", "data.cache_dir", "data.partition", "trainer.loggers")
+PLACES = ("run.", "search.", "data.cache_dir", "data.partition", "trainer.loggers")
+MAY_DIFFER = (*PLACES, "adapt.")
 MOST_SHOWN = 12  # settings by which methods differ
 Adapted = tuple[str, int]  # task and few-shot sample
 
@@ -49,7 +50,7 @@ class ExistingRuns:
             MttlError: If one is no run or has not ended, or they differ in more than their seeds.
         """
         for folder in self.folders[1:]:
-            other = differing_settings(self.folders[0], folder, ignore=(*MAY_DIFFER, "adapt."))
+            other = differing_settings(self.folders[0], folder, ignore=MAY_DIFFER)
             other += adapted_otherwise(self.folders[0], folder)
             if other:
                 raise MttlError(
@@ -133,7 +134,7 @@ def other_settings(first: Path, others: Sequence[ExistingRuns]) -> str:
     """Return a sentence per method about the settings by which its runs differ from a run."""
     parts = []
     for runs in others:
-        names = differing_settings(first, runs.folders[0], ignore=(*MAY_DIFFER, "adapt."))
+        names = differing_settings(first, runs.folders[0], ignore=MAY_DIFFER)
         names += adapted_otherwise(first, runs.folders[0])
         names += adapted_to_others(first, runs.folders[0])
         shown = ", ".join(names[:MOST_SHOWN]) + (" …" if len(names) > MOST_SHOWN else "")
@@ -150,8 +151,8 @@ def adapted_otherwise(one: Path, other: Path) -> list[str]:
     found = []
     for place in sorted(one.glob("adapt-*")):
         if all(RunFolder(run / place.name).config.is_file() for run in (one, other)):
-            names = differing_settings(place, other / place.name, (*MAY_DIFFER, *MAY_CHANGE))
-            trained = differing_settings(one, other, (*MAY_DIFFER, "adapt."))
+            names = differing_settings(place, other / place.name, (*PLACES, *MAY_CHANGE))
+            trained = differing_settings(one, other, MAY_DIFFER)
             found += [f"{place.name}: {name}" for name in names if name not in trained]
     return found
 
