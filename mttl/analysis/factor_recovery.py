@@ -1,7 +1,8 @@
 """How well learned routing recovers the known factors of its tasks, such as language and operation.
 
-Skills have no names. They are matched to the values of all factors first, one to one, in each group
-of layers on its own.
+Skills have no names. They are matched to the values of a factor first, one to one, in each group of
+layers on its own. Every factor is asked for alone: of two that routing tells, the weaker would find
+the skills taken by the stronger.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,8 +13,9 @@ from jaxtyping import Bool, Float, Int
 
 from mttl.analysis.agreement import adjusted_mutual_information
 from mttl.analysis.chance import Comparison, against_chance
+from mttl.analysis.similarity import task_similarity
 
-_CHANCE = 0.5  # the area under the curve of a skill that tells nothing
+_CHANCE = 0.5  # the area under the curve of what tells nothing
 
 
 class FactorRecovery(NamedTuple):
@@ -24,10 +26,15 @@ class FactorRecovery(NamedTuple):
             is put to the skill that it uses most, of those matched to the factor's values.
         matching: The mean area under the ROC curve: how well a value's skill tells its tasks from
             all others; 0.5 for a value that no skill is left for, or none tells of.
+        pairs: The area under the ROC curve of the similarity of tasks: how well it tells two tasks
+            that share the factor's value from two that do not, where both differ in every other
+            factor. Rows are compared (by their cosine) less what the other factors explain of them,
+            so that a factor shows behind a stronger one, and without a skill of its own.
     """
 
     agreement: Comparison
     matching: Comparison
+    pairs: Comparison
 
 
 def factor_recovery(
@@ -37,11 +44,12 @@ def factor_recovery(
     n_permutations: int = 100,
     seed: int = 0,
 ) -> dict[str, FactorRecovery]:
-    """Return how well the use of skills recovers every factor, averaged over groups of layers.
+    """Return how well the use of skills recovers every factor.
 
-    Both scores are 1 where each value of each factor has a skill that its tasks use and no others.
-    Matching finds something in noise too: the baseline permutes the tasks' factors, the same way in
-    all groups, and matches again.
+    Agreement and matching are means over groups of layers, and 1 where each value of the factor has
+    a skill that its tasks use and no others; pairs compares rows of all groups at once. The
+    baseline permutes a factor's values among tasks that are equal in all other factors, and matches
+    again: what routing tells of the others is chance here.
 
     Args:
         use: How much each task uses each skill: probabilities or weights; heads are groups.
@@ -53,21 +61,21 @@ def factor_recovery(
         ValueError: If a factor has not as many values as there are tasks, or one value only.
     """
     labels = {name: _codes(name, values, use.shape[1]) for name, values in factors.items()}
-    ranks = _ranks(use)
-    found = _scores(use, ranks, labels)
-    generator = np.random.default_rng(seed)
-    permuted = []
-    for _ in range(n_permutations):
-        order = generator.permutation(use.shape[1])
-        permuted.append(_scores(use, ranks, {name: row[order] for name, row in labels.items()}))
-    chance = np.array(permuted)  # (N, F, 2)
-    return {
-        name: FactorRecovery(
-            against_chance(found[place, 0], chance[:, place, 0]),
-            against_chance(found[place, 1], chance[:, place, 1]),
+    others = {
+        name: np.array([row for other, row in labels.items() if other != name], dtype=int).reshape(
+            -1, use.shape[1]
         )
-        for place, name in enumerate(labels)
+        for name in labels
     }
+    ranks = _ranks(use)
+    recovered = {}
+    for name, own in labels.items():
+        score = _Score(use, ranks, others[name])
+        generator = np.random.default_rng(seed)
+        orders = (_within(others[name], generator) for _ in range(n_permutations))
+        permuted = np.array([score(own[order]) for order in orders])  # (N, 3)
+        recovered[name] = FactorRecovery(*map(against_chance, score(own), permuted.T))
+    return recovered
 
 
 def match_factors(
@@ -77,13 +85,45 @@ def match_factors(
 
     Args:
         use: How much each task uses each skill.
-        members: Which tasks have each value, of any factor.
+        members: Which tasks have each value.
 
     Returns:
         The skill of each value, -1 where none is left or none tells of it; and how well it tells
         the tasks of the value from all others (the area under the ROC curve, 0.5 without a skill).
     """
     return _match(_ranks(use[None])[0], members)
+
+
+class _Score:
+    """The three scores of one factor, as a function of the tasks' values."""
+
+    def __init__(
+        self,
+        use: Float[np.ndarray, "G T K"],
+        ranks: Float[np.ndarray, "G T K"],
+        others: Int[np.ndarray, "F T"],
+    ) -> None:
+        self._use, self._ranks = use, ranks
+        similarity = task_similarity(_unexplained(use, others), "cosine")
+        one, two = np.triu_indices(len(similarity), 1)
+        apart = (others[:, one] != others[:, two]).all(0)
+        self._pairs = one[apart], two[apart]
+        # Equal likenesses differ by rounding, and their ranks must not.
+        likeness = similarity[self._pairs].round(9)
+        self._pair_ranks = _ranks(likeness[None, :, None])[0]  # (P, 1)
+
+    def __call__(self, labels: Int[np.ndarray, "T"]) -> tuple[float, float, float]:
+        members = labels == np.arange(labels.max() + 1)[:, None]
+        found = np.array([self._matched(group, members) for group in range(len(self._use))])
+        agreement, matching = found.mean(0)
+        alike = labels[self._pairs[0]] == labels[self._pairs[1]]
+        return agreement, matching, float(_areas(self._pair_ranks, alike[None])[0, 0])
+
+    def _matched(self, group: int, members: Bool[np.ndarray, "V T"]) -> tuple[float, float]:
+        skills, scores = _match(self._ranks[group], members)
+        clusters = _most_used(self._use[group], skills[skills >= 0])
+        agreement = adjusted_mutual_information(members.argmax(0)[None], clusters)[0]
+        return agreement, scores.mean()
 
 
 def _codes(name: str, values: Sequence[str], n_tasks: int) -> Int[np.ndarray, "T"]:
@@ -95,11 +135,40 @@ def _codes(name: str, values: Sequence[str], n_tasks: int) -> Int[np.ndarray, "T
     return codes
 
 
-def _ranks(use: Float[np.ndarray, "G T K"]) -> Float[np.ndarray, "G T K"]:
-    """The ranks of the tasks for each skill, from 1; equal ones share the mean of theirs."""
+def _unexplained(
+    use: Float[np.ndarray, "G T K"], others: Int[np.ndarray, "F T"]
+) -> Float[np.ndarray, "G T K"]:
+    """Return the rows less their least-squares fit by the sum of an effect of each factor."""
+    effects = [row[:, None] == np.arange(row.max() + 1) for row in others]
+    design = np.concatenate([np.ones((use.shape[1], 1)), *effects], axis=1)
+    return use - design @ (np.linalg.pinv(design) @ use)
+
+
+def _within(others: Int[np.ndarray, "F T"], generator: np.random.Generator) -> Int[np.ndarray, "T"]:
+    """Return a random order of the tasks that moves them among those equal in all of `others`."""
+    order = np.arange(others.shape[1])
+    blocks = np.unique(others, axis=1, return_inverse=True)[1] if len(others) else order * 0
+    for block in range(blocks.max() + 1):
+        inside = np.flatnonzero(blocks == block)
+        order[inside] = generator.permutation(inside)
+    return order
+
+
+def _ranks(values: Float[np.ndarray, "G T K"]) -> Float[np.ndarray, "G T K"]:
+    """The ranks along the second axis, from 1; equal ones share the mean of theirs."""
     from scipy.stats import rankdata
 
-    return rankdata(use, axis=1)
+    return rankdata(values, axis=1)
+
+
+def _areas(
+    ranks: Float[np.ndarray, "N K"], members: Bool[np.ndarray, "V N"]
+) -> Float[np.ndarray, "V K"]:
+    """How well each column tells members from others; what has no members, or no others, 0.5."""
+    n_inside = members.sum(1, keepdims=True)
+    n_pairs = n_inside * (members.shape[1] - n_inside)
+    above = members @ ranks - n_inside * (n_inside + 1) / 2
+    return np.where(n_pairs == 0, _CHANCE, above / np.maximum(n_pairs, 1))
 
 
 def _match(
@@ -107,37 +176,13 @@ def _match(
 ) -> tuple[Int[np.ndarray, "V"], Float[np.ndarray, "V"]]:
     from scipy.optimize import linear_sum_assignment
 
-    n_inside = members.sum(1, keepdims=True)
-    pairs = n_inside * (members.shape[1] - n_inside)
-    areas = (members @ ranks - n_inside * (n_inside + 1) / 2) / pairs  # (V, K)
+    areas = _areas(ranks, members)
     rows, columns = linear_sum_assignment(np.maximum(areas, _CHANCE), maximize=True)
     skills, scores = np.full(len(members), -1), np.full(len(members), _CHANCE)
     tells = areas[rows, columns] > _CHANCE
     skills[rows[tells]] = columns[tells]
     scores[rows[tells]] = areas[rows[tells], columns[tells]]
     return skills, scores
-
-
-def _scores(
-    use: Float[np.ndarray, "G T K"],
-    ranks: Float[np.ndarray, "G T K"],
-    labels: Mapping[str, Int[np.ndarray, "T"]],
-) -> Float[np.ndarray, "F 2"]:
-    """Agreement and matching of every factor, means over the groups."""
-    sizes = [int(row.max()) + 1 for row in labels.values()]
-    ends = np.cumsum(sizes)[:-1]
-    members = np.concatenate(
-        [row == np.arange(n)[:, None] for row, n in zip(labels.values(), sizes, strict=True)]
-    )
-    found = np.zeros((len(use), len(sizes), 2))
-    for group, (group_use, group_ranks) in enumerate(zip(use, ranks, strict=True)):
-        skills, scores = _match(group_ranks, members)
-        parts = zip(np.split(skills, ends), np.split(scores, ends), labels.values(), strict=True)
-        for factor, (own, own_scores, row) in enumerate(parts):
-            clusters = _most_used(group_use, own[own >= 0])
-            agreement = adjusted_mutual_information(row[None], clusters)[0]
-            found[group, factor] = agreement, own_scores.mean()
-    return found.mean(0)
 
 
 def _most_used(use: Float[np.ndarray, "T K"], skills: Int[np.ndarray, "N"]) -> Int[np.ndarray, "T"]:

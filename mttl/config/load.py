@@ -1,7 +1,10 @@
 """From names of files and overrides to a validated configuration."""
 
+import csv
+import io
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +194,11 @@ def _with_prefix(tree: Tree) -> Tree:
     match tree:
         case {"data": {"prefix": "auto"}, "router": {"kind": "expert", "matrix": str(matrix)}}:
             blind = _has_equal_rows(matrix)
+        case {
+            "data": {"prefix": "auto"},
+            "router": {"kind": "metadata", "factors": {**factors}},
+        } if factors:
+            blind = _repeats(frozenset(own) for own in factors.values())
         case {"data": {"prefix": "auto"}, "router": {"kind": kind}}:
             blind = kind in BLIND_TO_TASKS
         case _:
@@ -199,13 +207,18 @@ def _with_prefix(tree: Tree) -> Tree:
 
 
 def _has_equal_rows(matrix: str) -> bool:
-    """Tell whether an expert's matrix gives two tasks the same skills."""
+    """Tell whether an expert's matrix gives two tasks the same skills, in the same shares."""
     try:
-        lines = read_text(find_file(matrix), ConfigError).split()
-    except ConfigError:
+        lines = csv.reader(io.StringIO(read_text(find_file(matrix), ConfigError), newline=""))
+        rows = [[float(weight) for weight in cells] for _, *cells in list(lines)[1:]]
+        # Shares of the same weights may differ by rounding.
+        return _repeats(tuple(round(weight / sum(row), 9) for weight in row) for row in rows)
+    except (ConfigError, ValueError, csv.Error, ZeroDivisionError):
         return False  # It is told when the matrix is read.
-    rows = [line.partition(",")[2] for line in lines[1:]]
-    return len(set(rows)) < len(rows)
+
+
+def _repeats(rows: Iterable[Hashable]) -> bool:
+    return max(Counter(rows).values(), default=0) > 1
 
 
 def _of_the_gym(tree: Tree) -> Tree:

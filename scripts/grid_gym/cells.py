@@ -9,6 +9,10 @@ from grid_gym.operations import LANGUAGES, OPERATIONS, Operation
 
 MOST_BYTES = 64
 _MOST_COPIES = 0.5
+_MOST_SHARED = 0.9
+_TOLD = 0.5
+
+_Row = tuple[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -41,24 +45,28 @@ class Grid:
     Attributes:
         items: The examples of every task that input and output leave short enough.
         dropped: Why a pair is none, by its name.
+        alike: How much of a task is an earlier one, by the names of both: the share of its
+            examples, where that is more than half.
     """
 
     items: dict[Cell, tuple[Item, ...]]
     dropped: dict[str, str]
+    alike: dict[tuple[str, str], float]
 
 
 def cross(progress: Callable[[str], None] = lambda _: None) -> Grid:
     """Write every operation in every language, and drop what makes no task of its own.
 
-    Dropped is a pair whose data is not there, whose output mostly is the input, or whose rows are
-    those of an earlier pair, to the letter.
+    Dropped is a pair whose data is not there, whose output mostly is the input, or nine tenths of
+    whose examples, or more, are those of an earlier task.
 
     Args:
         progress: Called with the name of each pair before it is written.
     """
     items: dict[Cell, tuple[Item, ...]] = {}
+    rows: dict[str, frozenset[_Row]] = {}
     dropped: dict[str, str] = {}
-    first: dict[tuple[Item, ...], str] = {}
+    alike: dict[tuple[str, str], float] = {}
     for operation in OPERATIONS:
         for language in LANGUAGES:
             cell = Cell(language, operation)
@@ -68,14 +76,18 @@ def cross(progress: Callable[[str], None] = lambda _: None) -> Grid:
             except LookupError as error:
                 dropped[cell.name] = str(error.args[0])
                 continue
-            same = first.setdefault(found, cell.name)
-            if same != cell.name:
-                dropped[cell.name] = f"the same rows as `{same}`"
+            own = frozenset((item.input, item.outputs) for item in found)
+            shared = {name: len(own & other) / len(own) for name, other in rows.items()}
+            twin = max(shared, key=shared.__getitem__, default="")
+            if twin and shared[twin] >= _MOST_SHARED:
+                dropped[cell.name] = f"{shared[twin]:.0%} of its rows are those of `{twin}`"
             elif _copies(found) > _MOST_COPIES:
                 dropped[cell.name] = "the output is the input"
             else:
                 items[cell] = tuple(item for item in found if _short(item))
-    return Grid(items, dropped)
+                rows[cell.name] = own
+                alike |= {(cell.name, name): n for name, n in shared.items() if n > _TOLD}
+    return Grid(items, dropped, alike)
 
 
 def _copies(items: Iterable[Item]) -> float:

@@ -30,6 +30,8 @@ def decimal(language: str) -> Iterator[Item]:
 
 def percent(language: str) -> Iterator[Item]:
     """Yield 0.125 -> 12,5 %."""
+    # babel writes the European sign beside Persian digits too.
+    sign = Locale(language).number_symbols[_system(language)].get("percentSign", "%")
     for value in shares():
         text = format_percent(
             value,
@@ -37,7 +39,8 @@ def percent(language: str) -> Iterator[Item]:
             decimal_quantization=False,
             numbering_system=_system(language),
         )
-        yield Item(f"{value:f}", (_own_digits(plain(text), language),), (number_key(value),))
+        text = _own_digits(plain(text).replace("%", sign), language)
+        yield Item(f"{value:f}", (text,), (number_key(value),))
 
 
 def money(language: str) -> Iterator[Item]:

@@ -17,7 +17,7 @@ class GridGym:
     """The grid, written once for the folder and for what belongs to it."""
 
     def __init__(self) -> None:
-        self.grid = Grid({}, {})
+        self.grid = Grid({}, {}, {})
 
     def build(self, progress: Callable[[str], None] = lambda _: None) -> dict[str, bytes]:
         """Build every file of the gym's folder: path inside it -> content.
@@ -34,7 +34,7 @@ class GridGym:
         }
         columns = ("task", "metric", "category", "factors", "description", "source")
         files["TASKS.csv"] = table(columns, map(_cells, drawn))
-        files["README.md"] = readme(drawn, self.grid.dropped).encode()
+        files["README.md"] = readme(drawn, self.grid).encode()
         return files
 
     def settings(self) -> dict[str, bytes]:

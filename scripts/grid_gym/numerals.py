@@ -29,9 +29,11 @@ def number(language: str) -> Iterator[Item]:
 
 
 def _in_words(language: str, kind: str) -> Iterator[Item]:
-    try:
-        for value in range(1, _LARGEST + 1):
+    for value in range(1, _LARGEST + 1):
+        try:
             text = plain(num2words(value, lang=language, to=kind))
-            yield Item(str(value), (text,), (number_key(Decimal(value)),))
-    except (NotImplementedError, LookupError) as error:
-        raise LookupError(f"num2words has no {kind} numbers of the language") from error
+        except NotImplementedError as error:
+            raise LookupError(f"num2words has no {kind} numbers of the language") from error
+        except LookupError:
+            continue  # it stumbles over single numbers: round hundreds of Korean ordinals
+        yield Item(str(value), (text,), (number_key(Decimal(value)),))

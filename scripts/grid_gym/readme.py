@@ -8,7 +8,7 @@ from babel.core import get_cldr_version
 from derived_gym.baselines import copy_score, majority_score
 from derived_gym.split import SHARES
 
-from grid_gym.cells import MOST_BYTES, Cell
+from grid_gym.cells import MOST_BYTES, Cell, Grid
 from grid_gym.operations import LANGUAGES, OPERATIONS
 from grid_gym.partitions import (
     HELD_LANGUAGES,
@@ -54,15 +54,21 @@ BSD-3-Clause (code), Unicode-3.0 (data) |
 LGPL-2.1-or-later (the tool; it is neither copied nor needed to use the gym) |
 
 CLDR data is © 1991-2026 Unicode, Inc., under the Unicode License v3
-(https://www.unicode.org/license.txt). What the packages write is taken as it is, oddities included.
+(https://www.unicode.org/license.txt). What the packages write is taken as it is. Known oddities:
+babel groups Polish amounts of four digits (`2 168,40 zł`, where CLDR groups from five on), puts the
+code of Swiss francs as it puts signs (`CHF27.04`, where CLDR has a blank), and writes `1 millions`
+in French; num2words leaves the s of hundreds and eighties in French ordinals (`deux centsième`),
+and misspells the Polish one of 400.
 
 ## Which pairs are tasks
 
 {n_pairs} pairs are possible. A pair is no task where the packages lack its data, where the output
-is the input, or where it would have the same rows as another pair, to the letter (the first one in
-the order of the tables is kept). Left out:
+is the input, or where nine of ten of its rows, or more, are those of another task, input and output
+to the letter (the first one in the order of the tables is kept). Left out:
 
 {dropped}
+
+Kept, though more than half of its rows are those of another task: {alike}.
 
 Persian, Hindi and Thai write `group`, `decimal` and `percent` in their own digits; all else has
 European ones. Blanks that do not break lines are written as ordinary ones, and marks of direction
@@ -74,8 +80,10 @@ Every underlying thing is assigned once, by a hash of itself, to train ({train:.
 ({dev:.0%}) or test ({test:.0%}), for all languages, operations and directions: a number by its
 value (345, whether it is an amount of money, grouped, or in words), a date and a month by itself, a
 quantity by its number and unit (`12 kilogram`), a span of time likewise (`-3 day`), and a name by
-its territory: a list holds names of one split only. So what a test row writes down, no training row
-of any task does. Numbers and dates are split as in the lexical gym.
+its territory: a list holds names of one split only. So the thing that a test row writes down is in
+no training row of any task. What it is made of may be: the month of a date is a month of its own
+elsewhere, and the share 0.125 is written with the figures of 12.5. Numbers and dates are split as
+in the lexical gym.
 
 ## Partitions
 
@@ -117,12 +125,12 @@ The result is the same byte for byte with the versions above; other versions may
 """
 
 
-def readme(drawn: Mapping[Cell, Files], dropped: Mapping[str, str]) -> str:
+def readme(drawn: Mapping[Cell, Files], grid: Grid) -> str:
     """Return the text of README.md.
 
     Args:
         drawn: The files of every task.
-        dropped: Why a pair is no task.
+        grid: Which pairs are no tasks, and which are much alike.
     """
     names = [cell.name for cell in drawn]
     scores = {cell: _scores(files) for cell, files in drawn.items()}
@@ -143,7 +151,8 @@ def readme(drawn: Mapping[Cell, Files], dropped: Mapping[str, str]) -> str:
         all_rows=TRAIN_ROWS * len(SAMPLES),
         most_bytes=MOST_BYTES,
         cldr=get_cldr_version(),
-        dropped=_dropped(dropped),
+        dropped=_dropped(grid.dropped),
+        alike=_alike(grid.alike),
         trained=TRAINED_SHARE,
         test_languages=_listed(HELD_LANGUAGES["test"]),
         dev_languages=_listed(HELD_LANGUAGES["dev"]),
@@ -202,6 +211,11 @@ def _dropped(dropped: Mapping[str, str]) -> str:
     for name, reason in dropped.items():
         by_reason.setdefault(reason, []).append(f"`{name}`")
     return "\n".join(f"- {', '.join(names)}: {reason}" for reason, names in by_reason.items())
+
+
+def _alike(alike: Mapping[tuple[str, str], float]) -> str:
+    pairs = sorted(alike.items(), key=lambda pair: -pair[1])
+    return ", ".join(f"`{name}` ({share:.0%} of `{other}`)" for (name, other), share in pairs)
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -125,10 +125,13 @@ def comparison_table(
         what = f"the {len(set(values))} values of {escape(name)}"
         add(f"clusters of tasks and {what} (AMI)", category_agreement(view.similarity, values))
     if factors:
-        table.caption += "; of matched skills over 100"
+        table.caption += (
+            "; of matched skills and pairs over 100 among tasks equal in the other factors"
+        )
     for name, found in factor_recovery(view.probabilities, factors).items() if factors else ():
         add(f"matched skills and {escape(name)} (AMI)", found.agreement)
         add(f"matched skills tell {escape(name)} (AUC)", found.matching)
+        add(f"likeness tells pairs of one {escape(name)} (AUC)", found.pairs)
     if other is not None:
         stability = skill_stability(view.record.weights, other.record.weights)[1]
         add(f"matched skills of {escape(other.name)} (correlation)", stability)

@@ -1,10 +1,13 @@
 """Known factors of tasks in what routing learned."""
 
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
+from sklearn.linear_model import LinearRegression
 from sklearn.metrics import adjusted_mutual_info_score, roc_auc_score
+from sklearn.metrics.pairwise import cosine_similarity
+from sklearn.preprocessing import OneHotEncoder
 
 from mttl.analysis.factor_recovery import factor_recovery, match_factors
 
@@ -27,11 +30,12 @@ def test_the_oracle_is_recovered_whatever_its_order_and_scale() -> None:
     found = factor_recovery(groups, FACTORS, n_permutations=50)
     assert list(found) == ["language", "operation"]
     for factor in found.values():
-        assert factor.agreement.value == pytest.approx(1)
-        assert factor.matching.value == pytest.approx(1)
+        # Pairs that share an operation are none of those that languages are asked for.
+        assert [score.value for score in factor] == pytest.approx([1, 1, 1])
         assert factor.agreement.percentile_95 < 0.5
         assert factor.matching.percentile_95 < 0.85
-        assert factor.agreement.p_value == factor.matching.p_value == 1 / 51
+        assert factor.pairs.percentile_95 < 0.7
+        assert {score.p_value for score in factor} == {1 / 51}
 
 
 def test_noise_is_recovered_as_chance_is() -> None:
@@ -47,12 +51,22 @@ def test_noise_is_recovered_as_chance_is() -> None:
 
 
 def test_one_factor_alone_is_told_from_the_other() -> None:
-    found = factor_recovery(ORACLE[None, :, :5], FACTORS, n_permutations=50)
-    assert found["language"].agreement.value == pytest.approx(1)
-    assert found["language"].matching.value == pytest.approx(1)
-    # No skill is left for an operation.
-    assert found["operation"].agreement.value == 0
-    assert found["operation"].matching.value == 0.5
+    found = factor_recovery(ORACLE[None, :, :5], FACTORS, n_permutations=100)
+    assert [score.value for score in found["language"]] == pytest.approx([1, 1, 1])
+    # Skills of languages tell nothing of operations that chance within a language does not.
+    assert all(score.p_value > 0.1 for score in found["operation"])
+    assert found["operation"].pairs.value == pytest.approx(0.5)
+
+
+def test_a_factor_is_seen_behind_a_stronger_one() -> None:
+    """A skill for each operation, and a tenth of one of the same skills for each language."""
+    both = ORACLE[:, 5:] + 0.1 * ORACLE[:, :5]
+    found = factor_recovery(both[None], FACTORS, n_permutations=100)
+    assert found["operation"].agreement.value == pytest.approx(1)
+    # Clusters are those of operations, and every skill is an operation's.
+    assert found["language"].agreement.value < 0.2
+    assert found["language"].pairs.value > 0.99
+    assert found["language"].pairs.p_value == 1 / 101
 
 
 def test_values_without_a_skill_count_as_untold() -> None:
@@ -67,8 +81,8 @@ def test_values_without_a_skill_count_as_untold() -> None:
 def test_all_skills_alike_tell_nothing() -> None:
     alike = np.full((2, len(TASKS), 10), 0.1)
     for factor in factor_recovery(alike, FACTORS, n_permutations=10).values():
-        assert (factor.agreement.value, factor.matching.value) == (0, 0.5)
-        assert factor.agreement.p_value == factor.matching.p_value == 1
+        assert [score.value for score in factor] == [0, 0.5, 0.5]
+        assert {score.p_value for score in factor} == {1}
 
 
 def test_groups_are_averaged() -> None:
@@ -77,7 +91,7 @@ def test_groups_are_averaged() -> None:
         factor_recovery(np.stack(groups), FACTORS, n_permutations=1)["operation"]
         for groups in ([ORACLE, noise], [ORACLE], [noise])
     )
-    for one, a, b in zip(both, first, second, strict=True):
+    for one, a, b in list(zip(both, first, second, strict=True))[:2]:
         assert one.value == pytest.approx((a.value + b.value) / 2)
 
 
@@ -96,6 +110,31 @@ def test_areas_are_those_of_scikit_learn_and_the_best_in_all() -> None:
         if i != j
     )
     assert scores.sum() == pytest.approx(best)
+
+
+def test_pairs_are_told_as_scikit_learn_says() -> None:
+    """Of three factors: all pairs that differ in the two others count."""
+    generator = np.random.default_rng(2)
+    factors = {name: generator.choice(list("pqr"), 20).tolist() for name in "xyz"}
+    use = generator.random((2, 20, 4))
+    found = factor_recovery(use, factors, n_permutations=1)
+    rows = np.concatenate(list(use), axis=1)
+    for name, values in factors.items():
+        others = [row for other, row in factors.items() if other != name]
+        effects = OneHotEncoder().fit_transform(np.transpose(others))
+        likeness = cosine_similarity(rows - LinearRegression().fit(effects, rows).predict(effects))
+        pairs = [
+            (values[one] == values[two], likeness[one, two])
+            for one, two in combinations(range(20), 2)
+            if all(row[one] != row[two] for row in others)
+        ]
+        assert found[name].pairs.value == pytest.approx(roc_auc_score(*zip(*pairs, strict=True)))
+
+
+def test_without_pairs_that_differ_in_all_else_there_is_nothing_to_tell() -> None:
+    factors = {"one": list("ppqq"), "two": list("xyxy"), "three": list("vvww")}
+    found = factor_recovery(np.random.default_rng(0).random((1, 4, 3)), factors, n_permutations=5)
+    assert found["one"].pairs.value == 0.5
 
 
 def test_a_matching_by_hand() -> None:

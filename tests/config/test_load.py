@@ -206,6 +206,34 @@ def test_an_expert_of_languages_and_operations_tells_tasks_apart() -> None:
     assert config.data.prefix == "none"
 
 
+@pytest.mark.parametrize(
+    ("rows", "prefix"),
+    [
+        ("a,1,0\nb,0,1\n", "none"),
+        ("a,1,0\nb,1, 0\n", "name"),  # written otherwise
+        ("a,1,1\nb,0.5,0.5\n", "name"),  # in the same shares
+        ("a,0.1,0.2\nb,0.3,0.6\n", "name"),
+        ("a,1,1\nb,1,2\n", "none"),
+        ("a,0,0\nb,0,0\n", "none"),  # refused when the matrix is read
+        ("a,many,0\nb,many,0\n", "none"),
+    ],
+)
+def test_rows_of_a_matrix_are_equal_by_their_shares(tmp_path: Path, rows: str, prefix: str) -> None:
+    (tmp_path / "own.csv").write_text(f"task,x,y\n{rows}")
+    own = [f"router.matrix={tmp_path / 'own.csv'}", "skills.n_skills=per_column"]
+    assert load_config("crossfit.yaml+router/expert.yaml", own).data.prefix == prefix
+
+
+def test_tasks_made_of_the_same_are_told_apart_by_their_names() -> None:
+    """Of factors that are written down; those of TASKS.csv are not read with the settings."""
+    for second, prefix in (("[x=2, y=1]", "name"), ("[y=1, x=1]", "none")):
+        table = f"router.factors={{a: [y=1, x=2], b: {second}}}"
+        config = load_config("crossfit.yaml+data/grid.yaml+router/metadata_grid.yaml", [table])
+        assert config.data.prefix == prefix
+    default = load_config("crossfit.yaml+data/grid.yaml+router/metadata_grid.yaml")
+    assert default.data.prefix == "none"
+
+
 def test_a_matrix_that_is_not_there_is_told_by_who_reads_it() -> None:
     written = ["router.matrix=nowhere.csv", "skills.n_skills=2"]
     assert load_config("crossfit.yaml+router/expert.yaml", written).router.kind == "expert"

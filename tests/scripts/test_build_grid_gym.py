@@ -86,7 +86,7 @@ def test_a_name_is_its_language_and_its_operation(files, table):
         assert row["source"] in ("babel", "num2words")
     assert len(set(map(language, table))) == 13
     assert len(set(map(operation, table))) == 15
-    assert min(Counter(map(language, table)).values()) >= 9
+    assert min(Counter(map(language, table)).values()) >= 8
     assert min(Counter(map(operation, table)).values()) >= 6
     assert len({row["description"] for row in table.values()}) == len(table)
 
@@ -121,8 +121,8 @@ def test_size_on_disk():
     assert sum(path.stat().st_size for path in GYM.rglob("*") if path.is_file()) < 6_000_000
 
 
-def test_no_two_tasks_have_the_same_rows(files, table):
-    """Were they equal, a skill of one language would be that of another."""
+def test_no_two_tasks_have_nine_of_ten_rows_in_common(files, table):
+    """Were they alike, a skill of one language would be that of another, and no pair be new."""
     answers = {
         task: {
             row[0]: tuple(row[1:])
@@ -135,7 +135,8 @@ def test_no_two_tasks_have_the_same_rows(files, table):
     for one, other in combinations(table, 2):
         shared = answers[one].keys() & answers[other].keys()
         same = sum(answers[one][text] == answers[other][text] for text in shared)
-        assert not shared or len(shared) < 20 or same < len(shared), (one, other)
+        # Of few rows that happen to be in both files, one row is more than the share would allow.
+        assert len(shared) < 20 or same < 0.95 * len(shared), (one, other)
 
 
 def test_several_scripts(files):
@@ -347,8 +348,12 @@ def test_what_makes_no_task_is_dropped_with_its_reason(monkeypatch):
     def items(language):
         if language == "de":
             raise LookupError("no data")
-        answer = {"en": "a", "fr": "a", "pl": "b", "tr": "long" * 20}[language]
-        return [Item("1", ("1" if language == "pl" else answer,), ()), Item("2", (answer,), ())]
+        # French has nine of ten answers of English, Polish eight, one of them copied.
+        own = {"en": 0, "fr": 1, "pl": 2, "tr": 10}[language]
+        answers = (
+            ["1", *["long" * 20] * 9] if language == "tr" else [*"bc"[:own], *"a" * (10 - own)]
+        )
+        return [Item(str(number), (text,), ()) for number, text in enumerate(answers)]
 
     made = Operation("op", "family", "babel", "Do it in {}.", items)
     copy = Operation("copy", "family", "babel", "Do it in {}.", lambda _: [Item("x", ("x",), ())])
@@ -359,14 +364,14 @@ def test_what_makes_no_task_is_dropped_with_its_reason(monkeypatch):
     assert told[:2] == ["en_op", "de_op"]
     assert grid.dropped == {
         "de_op": "no data",
-        "fr_op": "the same rows as `en_op`",
-        "en_copy": "the output is the input",
-        **{f"{name}_copy": "the same rows as `en_copy`" for name in ("de", "fr", "pl", "tr")},
+        "fr_op": "90% of its rows are those of `en_op`",
+        **{f"{name}_copy": "the output is the input" for name in cells.LANGUAGES},
     }
+    assert grid.alike == {("pl_op", "en_op"): 0.8}
     assert {cell.name: len(rows) for cell, rows in grid.items.items()} == {
-        "en_op": 2,
-        "pl_op": 2,
-        "tr_op": 0,  # outputs of 80 bytes
+        "en_op": 10,
+        "pl_op": 10,
+        "tr_op": 1,  # of the others the outputs have 80 bytes
     }
 
 
@@ -382,7 +387,14 @@ def test_examples_by_hand():
     assert of(dates.date_iso("fr"), "17 juillet 1998") == "1998-07-17"
     assert of(dates.month("ja"), "1952-10") == "1952年10月"
     assert of(figures.percent("hi"), "2.047") == "२०४.७%"
+    assert of(figures.percent("fa"), "2.047") == "۲۰۴٫۷٪"
     assert of(numerals.cardinal("de"), "345") == "dreihundertfünfundvierzig"
+    # num2words fails at round hundreds of Korean ordinals; they are left out.
+    korean = {item.input: item.outputs[0] for item in numerals.ordinal("ko")}
+    assert korean["21"] == "스물한 번째"
+    assert set(map(str, range(1, 1000))) - set(korean) == {str(n) for n in range(100, 1000, 100)}
+    with pytest.raises(LookupError, match="num2words has no ordinal numbers of the language"):
+        next(numerals.ordinal("el"))
     assert of(numerals.number("en"), "three hundred and forty-five") == "345"
     assert of(phrases.ago("ru"), "-3 day") == "3 дня назад"
     assert of(phrases.ago("en"), "1 month") == "in 1 month"
