@@ -27,9 +27,10 @@ class FactorRecovery(NamedTuple):
         matching: The mean area under the ROC curve: how well a value's skill tells its tasks from
             all others; 0.5 for a value that no skill is left for, or none tells of.
         pairs: The area under the ROC curve of the similarity of tasks: how well it tells two tasks
-            that share the factor's value from two that do not, where both differ in every other
-            factor. Rows are compared (by their cosine) less what the other factors explain of them,
-            so that a factor shows behind a stronger one, and without a skill of its own.
+            that share the factor's value from two that do not. Only tasks that differ in every
+            other factor are paired; it is 0.5 where none are. Rows are compared by their cosine,
+            less their mean and what the sum of the other factors' effects explains, so that a
+            factor shows behind a stronger one, and without a skill of its own.
     """
 
     agreement: Comparison
@@ -43,23 +44,29 @@ def factor_recovery(
     *,
     n_permutations: int = 100,
     seed: int = 0,
-) -> dict[str, FactorRecovery]:
+) -> dict[str, FactorRecovery | None]:
     """Return how well the use of skills recovers every factor.
 
     Agreement and matching are means over groups of layers, and 1 where each value of the factor has
     a skill that its tasks use and no others; pairs compares rows of all groups at once. The
     baseline permutes a factor's values among tasks that are equal in all other factors, and matches
-    again: what routing tells of the others is chance here.
+    again: what routing tells of the others is chance here. Where such tasks never differ in the
+    factor (it is another one, or made of another), it cannot be told from the others: None.
 
     Args:
         use: How much each task uses each skill: probabilities or weights; heads are groups.
         factors: By name of a factor, its value for every task.
-        n_permutations: Of the baseline.
+        n_permutations: Of the baseline, at least 1.
         seed: Of the baseline.
 
     Raises:
-        ValueError: If a factor has not as many values as there are tasks, or one value only.
+        ValueError: If a factor has not as many values as there are tasks, or one value only, a use
+            is not finite, or there are no permutations.
     """
+    if n_permutations < 1:
+        raise ValueError(f"n_permutations ({n_permutations}) must be at least 1")
+    if not np.isfinite(use).all():
+        raise ValueError("use must be finite; some of it is infinite or not a number")
     labels = {name: _codes(name, values, use.shape[1]) for name, values in factors.items()}
     others = {
         name: np.array([row for other, row in labels.items() if other != name], dtype=int).reshape(
@@ -68,8 +75,11 @@ def factor_recovery(
         for name in labels
     }
     ranks = _ranks(use)
-    recovered = {}
+    recovered: dict[str, FactorRecovery | None] = {}
     for name, own in labels.items():
+        if not _varies(own, others[name]):
+            recovered[name] = None
+            continue
         score = _Score(use, ranks, others[name])
         generator = np.random.default_rng(seed)
         orders = (_within(others[name], generator) for _ in range(n_permutations))
@@ -144,10 +154,21 @@ def _unexplained(
     return use - design @ (np.linalg.pinv(design) @ use)
 
 
+def _blocks(others: Int[np.ndarray, "F T"]) -> Int[np.ndarray, "T"]:
+    """Return a number per task: the same for tasks that are equal in all of `others`."""
+    if not len(others):
+        return np.zeros(others.shape[1], dtype=int)
+    return np.unique(others, axis=1, return_inverse=True)[1]
+
+
+def _varies(labels: Int[np.ndarray, "T"], others: Int[np.ndarray, "F T"]) -> bool:
+    both = np.unique(np.stack([_blocks(others), labels]), axis=1)
+    return both.shape[1] > len(np.unique(both[0]))
+
+
 def _within(others: Int[np.ndarray, "F T"], generator: np.random.Generator) -> Int[np.ndarray, "T"]:
     """Return a random order of the tasks that moves them among those equal in all of `others`."""
-    order = np.arange(others.shape[1])
-    blocks = np.unique(others, axis=1, return_inverse=True)[1] if len(others) else order * 0
+    order, blocks = np.arange(others.shape[1]), _blocks(others)
     for block in range(blocks.max() + 1):
         inside = np.flatnonzero(blocks == block)
         order[inside] = generator.permutation(inside)

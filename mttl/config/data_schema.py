@@ -105,9 +105,9 @@ class Data(Section):
     """What stands before every input: `[name]` of the task, its `[code]` (six letters that tell
     nothing of the name), or nothing. `auto` shows the name only where the router does not tell
     tasks apart (shared, average, random, smear, retrieval, none, expert where two rows of its
-    matrix are equal, and metadata where two tasks of `router.factors` are; one of your own, and
-    factors in TASKS.csv, are taken to), and a run records which it was. Earlier versions wrote true
-    for name and false for none."""
+    matrix have equal shares, and metadata where two tasks of `router.factors` have the same; one of
+    your own, and factors in TASKS.csv, are taken to), and a run records which it was. Earlier
+    versions wrote true for name and false for none."""
     descriptions: bool = False
     """Put the description from TASKS.csv before every input; in a chat it is system text."""
     template: Template = "plain"

@@ -198,7 +198,7 @@ def _with_prefix(tree: Tree) -> Tree:
             "data": {"prefix": "auto"},
             "router": {"kind": "metadata", "factors": {**factors}},
         } if factors:
-            blind = _repeats(frozenset(own) for own in factors.values())
+            blind = _repeats(tuple(sorted(map(str, _listed(own)))) for own in factors.values())
         case {"data": {"prefix": "auto"}, "router": {"kind": kind}}:
             blind = kind in BLIND_TO_TASKS
         case _:
@@ -215,6 +215,11 @@ def _has_equal_rows(matrix: str) -> bool:
         return _repeats(tuple(round(weight / sum(row), 9) for weight in row) for row in rows)
     except (ConfigError, ValueError, csv.Error, ZeroDivisionError):
         return False  # It is told when the matrix is read.
+
+
+def _listed(value: Any) -> list[Any]:
+    """Return the list that a value is; what is none is told when the configuration is checked."""
+    return value if isinstance(value, list) else [value]
 
 
 def _repeats(rows: Iterable[Hashable]) -> bool:

@@ -80,7 +80,7 @@ def cross(progress: Callable[[str], None] = lambda _: None) -> Grid:
             shared = {name: len(own & other) / len(own) for name, other in rows.items()}
             twin = max(shared, key=shared.__getitem__, default="")
             if twin and shared[twin] >= _MOST_SHARED:
-                dropped[cell.name] = f"{shared[twin]:.0%} of its rows are those of `{twin}`"
+                dropped[cell.name] = f"{_share(shared[twin])} rows are those of `{twin}`"
             elif _copies(found) > _MOST_COPIES:
                 dropped[cell.name] = "the output is the input"
             else:
@@ -88,6 +88,10 @@ def cross(progress: Callable[[str], None] = lambda _: None) -> Grid:
                 rows[cell.name] = own
                 alike |= {(cell.name, name): n for name, n in shared.items() if n > _TOLD}
     return Grid(items, dropped, alike)
+
+
+def _share(share: float) -> str:
+    return "all" if share == 1 else f"{share:.0%} of the"
 
 
 def _copies(items: Iterable[Item]) -> float:

@@ -54,11 +54,13 @@ BSD-3-Clause (code), Unicode-3.0 (data) |
 LGPL-2.1-or-later (the tool; it is neither copied nor needed to use the gym) |
 
 CLDR data is © 1991-2026 Unicode, Inc., under the Unicode License v3
-(https://www.unicode.org/license.txt). What the packages write is taken as it is. Known oddities:
-babel groups Polish amounts of four digits (`2 168,40 zł`, where CLDR groups from five on), puts the
+(https://www.unicode.org/license.txt). What the packages write is taken as it is.
+Among the oddities: babel groups all Polish numbers of four digits (CLDR groups from five on, so
+that a few rows of the Polish `group` and `decimal` would differ from the French ones), puts the
 code of Swiss francs as it puts signs (`CHF27.04`, where CLDR has a blank), and writes `1 millions`
-in French; num2words leaves the s of hundreds and eighties in French ordinals (`deux centsième`),
-and misspells the Polish one of 400.
+and `1 milliards` in French. num2words leaves the s of hundreds and eighties in French ordinals
+(`deux centsième`), misspells the Polish ordinal of 400, writes Korean ordinals that end in 20 with
+`스물` for `스무`, and has none for round hundreds, which are left out.
 
 ## Which pairs are tasks
 
@@ -68,7 +70,7 @@ to the letter (the first one in the order of the tables is kept). Left out:
 
 {dropped}
 
-Kept, though more than half of its rows are those of another task: {alike}.
+Kept, though more than half of their rows are those of another task: {alike}.
 
 Persian, Hindi and Thai write `group`, `decimal` and `percent` in their own digits; all else has
 European ones. Blanks that do not break lines are written as ordinary ones, and marks of direction

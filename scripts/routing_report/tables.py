@@ -125,13 +125,15 @@ def comparison_table(
         what = f"the {len(set(values))} values of {escape(name)}"
         add(f"clusters of tasks and {what} (AMI)", category_agreement(view.similarity, values))
     if factors:
-        table.caption += (
-            "; of matched skills and pairs over 100 among tasks equal in the other factors"
-        )
+        table.caption += "; of skills and pairs over 100"
+        table.caption += " among tasks equal in the other factors" if len(factors) > 1 else ""
     for name, found in factor_recovery(view.probabilities, factors).items() if factors else ():
+        if found is None:
+            table.caption += f"; {escape(name)} cannot be told from the other factors"
+            continue
         add(f"matched skills and {escape(name)} (AMI)", found.agreement)
         add(f"matched skills tell {escape(name)} (AUC)", found.matching)
-        add(f"likeness tells pairs of one {escape(name)} (AUC)", found.pairs)
+        add(f"pairs of one {escape(name)} are routed alike (AUC)", found.pairs)
     if other is not None:
         stability = skill_stability(view.record.weights, other.record.weights)[1]
         add(f"matched skills of {escape(other.name)} (correlation)", stability)

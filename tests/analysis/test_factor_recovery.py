@@ -131,10 +131,24 @@ def test_pairs_are_told_as_scikit_learn_says() -> None:
         assert found[name].pairs.value == pytest.approx(roc_auc_score(*zip(*pairs, strict=True)))
 
 
+def test_a_factor_that_others_determine_cannot_be_told_from_them() -> None:
+    """A family of operations, another name of each language, and three factors of single tasks."""
+    family = ["vw" if operation in "vw" else "xyz" for operation in FACTORS["operation"]]
+    found = factor_recovery(ORACLE[None], FACTORS | {"family": family}, n_permutations=5)
+    assert found["family"] is None
+    assert found["operation"] is not None  # the families leave it open
+    again = {"language": FACTORS["language"], "code": FACTORS["language"]}
+    assert set(factor_recovery(ORACLE[None], again, n_permutations=5).values()) == {None}
+    single = {"one": list("ppqq"), "two": list("xyxy"), "three": list("vwwv")}
+    assert set(factor_recovery(ORACLE[None, :4], single, n_permutations=5).values()) == {None}
+
+
 def test_without_pairs_that_differ_in_all_else_there_is_nothing_to_tell() -> None:
-    factors = {"one": list("ppqq"), "two": list("xyxy"), "three": list("vvww")}
-    found = factor_recovery(np.random.default_rng(0).random((1, 4, 3)), factors, n_permutations=5)
-    assert found["one"].pairs.value == 0.5
+    factors = {"one": list("pqpqr"), "two": list("xxxxy")}
+    use = np.random.default_rng(0).random((1, 5, 3))
+    found = factor_recovery(use, factors, n_permutations=5)["one"]
+    assert found is not None
+    assert found.pairs.value == 0.5  # those that differ in `two` never share `one`
 
 
 def test_a_matching_by_hand() -> None:
@@ -158,6 +172,10 @@ def test_a_seed_gives_the_same_baseline() -> None:
 
 
 def test_what_cannot_be_recovered_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"n_permutations \(0\) must be at least 1"):
+        factor_recovery(np.ones((1, 2, 2)), {"language": ["de", "en"]}, n_permutations=0)
+    with pytest.raises(ValueError, match="use must be finite"):
+        factor_recovery(np.full((1, 2, 2), np.nan), {"language": ["de", "en"]})
     with pytest.raises(ValueError, match="the factor 'language' has 1 values for 2 tasks"):
         factor_recovery(np.ones((1, 2, 2)), {"language": ["de"]})
     with pytest.raises(ValueError, match="the factor 'language' has one value only"):

@@ -234,6 +234,16 @@ def test_tasks_made_of_the_same_are_told_apart_by_their_names() -> None:
     assert default.data.prefix == "none"
 
 
+@pytest.mark.parametrize(
+    "table", ["{a: null}", "{a: 5, b: 5}", "{a: true}", "{a: [[x], [y]]}", "{a: [{x: 1}]}", "5"]
+)
+def test_factors_that_are_none_are_told(table: str) -> None:
+    with pytest.raises(ConfigError, match=r"router\.factors"):
+        load_config(
+            "crossfit.yaml+data/grid.yaml+router/metadata_grid.yaml", [f"router.factors={table}"]
+        )
+
+
 def test_a_matrix_that_is_not_there_is_told_by_who_reads_it() -> None:
     written = ["router.matrix=nowhere.csv", "skills.n_skills=2"]
     assert load_config("crossfit.yaml+router/expert.yaml", written).router.kind == "expert"

@@ -364,7 +364,7 @@ def test_what_makes_no_task_is_dropped_with_its_reason(monkeypatch):
     assert told[:2] == ["en_op", "de_op"]
     assert grid.dropped == {
         "de_op": "no data",
-        "fr_op": "90% of its rows are those of `en_op`",
+        "fr_op": "90% of the rows are those of `en_op`",
         **{f"{name}_copy": "the output is the input" for name in cells.LANGUAGES},
     }
     assert grid.alike == {("pl_op", "en_op"): 0.8}
