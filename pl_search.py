@@ -1,6 +1,6 @@
 """Search for settings of adaptation on development tasks, or of training, without test rows.
 
-python pl_search.py -c crossfit.yaml+search/mhr.yaml --from runs/crossfit
+python pl_search.py -c crossfit.yaml+search/polytropon.yaml --from runs/crossfit
 python pl_finetune.py -c crossfit.yaml+runs/crossfit/search-all/best.yaml --from runs/crossfit
 python pl_search.py -c crossfit.yaml+search/training.yaml --out runs/search
 

@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pl_train
 from mttl.command import READ, WORK, WRITTEN, exit_with, make_console, make_parser
 from mttl.errors import ConfigError
 from mttl.files import new_folder, write_text
@@ -48,6 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     if work.exists() and not (work / "partition.json").is_file():
         raise ConfigError(f"'{work}' is needed for the training; choose another --out")
     from mttl.config.load import load_config, resolve_folder
+    from mttl.config.worlds import world_of
 
     config = load_config(options.config, [])
     if not config.backbone.train:
@@ -79,11 +79,11 @@ def main(arguments: list[str] | None = None) -> int:
         f"optim.backbone_lr={options.lr}",
     ]
     files = f"{options.config}+router/shared.yaml"
-    given = ["-c", files, "-k", *settings, *(["--resume"] if resume else [])]
-    status = pl_train.main(given)
+    training = load_config(files, settings)
+    world_of(training).run("training", training, resume=resume)
     export(work / "run", config.backbone, out, getattr(torch, options.dtype))
     make_console().print(f"The model is in {out}")
-    return status
+    return 0
 
 
 def export(run: Path, settings: "Backbone", out: Path, dtype: "torch.dtype") -> None:

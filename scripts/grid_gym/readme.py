@@ -38,11 +38,11 @@ not.
   `EM` drops the punctuation that most of these tasks are about.
 - Every task has five samples ({samples}) of {train_rows} training and {dev_rows} development rows
   and the same {test_rows} test rows, so that any partition can train, develop or test on it.
-  Training rows are disjoint: `data.samples: [{samples}]` trains on {all_rows} rows of each task.
-  Fewer shots: `-k data.max_rows=16 data.max_eval_rows={test_rows}`.
-- Training on it: `python pl_train.py -c crossfit.yaml+data/grid.yaml`; the known factors as skills:
-  `+router/expert.yaml`. Task names spell the factors out. By default they are shown only where no
-  router knows the task; `data.prefix` is `name`, `code` or `none` for all.
+  Training rows are disjoint.
+- Training on it: `python pl_train.py -c crossfit.yaml+data/grid.yaml`, on {all_rows} rows of each
+  task; with `-k data.samples=[100] data.max_rows=16` on 16. The known factors as skills:
+  `+router/expert.yaml`. Task names spell the factors out. `crossfit.yaml` shows them only where no
+  router of tasks tells tasks apart; `data.prefix` is `name`, `code` or `none` for all.
 
 ## Sources
 

@@ -1,7 +1,10 @@
 """A backbone that restores text, in a folder that transformers and configurations can load."""
 
+import os
 import random
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -149,3 +152,13 @@ def test_the_shipped_model_is_small_and_whole() -> None:
         name: x.shape for name, x in described.items()
     }
     assert all(x.dtype == torch.float32 and not x.requires_grad for x in shipped.values())
+
+
+def test_the_script_needs_no_module_beside_the_package(tmp_path: Path) -> None:
+    """An editable install finds `mttl` and `envs`, and not the commands at the root."""
+    command = [sys.executable, str(ROOT / "scripts/pretrain_backbone.py"), "--help"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
