@@ -74,6 +74,7 @@ def size_figure(dots: Sequence[Dot]) -> Figure:
 def _make_room(axes: Axes, places: Sequence[float]) -> None:
     """Widen an axis with a single place, which rounding would leave without a width."""
     if len(set(places)) == 1:
+        axes.set_autoscalex_on(False)  # it would come first, and warn of no width
         axes.set_xlim(places[0] / 10, places[0] * 10)
 
 

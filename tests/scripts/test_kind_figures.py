@@ -52,6 +52,7 @@ def test_names_of_points_that_lie_close_do_not_overlap() -> None:
         assert all(whole.contains(*box.min) and whole.contains(*box.max) for box in boxes)
 
 
+@pytest.mark.filterwarnings("error::UserWarning")
 @pytest.mark.parametrize("x", [10.0, 27.478])
 @pytest.mark.parametrize("named", [True, False])
 def test_one_place_alone_has_room(*, named: bool, x: float) -> None:
