@@ -77,12 +77,13 @@ def factor_recovery(
     ranks = _ranks(use)
     recovered: dict[str, FactorRecovery | None] = {}
     for name, own in labels.items():
-        if not _varies(own, others[name]):
+        blocks = _blocks(others[name])
+        if not _varies(own, blocks):
             recovered[name] = None
             continue
         score = _Score(use, ranks, others[name])
         generator = np.random.default_rng(seed)
-        orders = (_within(others[name], generator) for _ in range(n_permutations))
+        orders = (_within(blocks, generator) for _ in range(n_permutations))
         permuted = np.array([score(own[order]) for order in orders])  # (N, 3)
         recovered[name] = FactorRecovery(*map(against_chance, score(own), permuted.T))
     return recovered
@@ -161,14 +162,15 @@ def _blocks(others: Int[np.ndarray, "F T"]) -> Int[np.ndarray, "T"]:
     return np.unique(others, axis=1, return_inverse=True)[1]
 
 
-def _varies(labels: Int[np.ndarray, "T"], others: Int[np.ndarray, "F T"]) -> bool:
-    both = np.unique(np.stack([_blocks(others), labels]), axis=1)
-    return both.shape[1] > len(np.unique(both[0]))
+def _varies(labels: Int[np.ndarray, "T"], blocks: Int[np.ndarray, "T"]) -> bool:
+    """Tell whether tasks of one block differ in their labels."""
+    both = np.unique(np.stack([blocks, labels]), axis=1)
+    return both.shape[1] > len(np.unique(blocks))
 
 
-def _within(others: Int[np.ndarray, "F T"], generator: np.random.Generator) -> Int[np.ndarray, "T"]:
-    """Return a random order of the tasks that moves them among those equal in all of `others`."""
-    order, blocks = np.arange(others.shape[1]), _blocks(others)
+def _within(blocks: Int[np.ndarray, "T"], generator: np.random.Generator) -> Int[np.ndarray, "T"]:
+    """Return a random order of the tasks that moves them within their blocks."""
+    order = np.arange(len(blocks))
     for block in range(blocks.max() + 1):
         inside = np.flatnonzero(blocks == block)
         order[inside] = generator.permutation(inside)
