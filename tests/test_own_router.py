@@ -173,7 +173,7 @@ def test_it_is_compared_with_intervals(config: Path, tmp_path: Path, monkeypatch
         stages.Cost(1.0, 100.0, ended=True).write(cost)
 
     monkeypatch.setattr(stages.Processes, "run", run)
-    out = tmp_path / "out"
+    out = tmp_path / "out #1: a"  # overrides are YAML, and this is a path all the same
     budget = ("--steps", "1", "--adapt-steps", "1", "--workers", "1", "--seeds", "13", "14")
     given = ["-c", str(config), *budget, "--methods", "polytropon", "--modes"]
     mine = [*given, "--method", f"mine={NEARBY}"]
@@ -246,6 +246,20 @@ def test_it_is_compared_with_intervals(config: Path, tmp_path: Path, monkeypatch
     assert found["one"]["seen"] == table[1]["seen"]
     assert found["two: router_only"]["unseen"] == table[1]["unseen"]
     assert float(found["two: router_only"]["unseen_difference_mean"]) == 0.0
+
+    # Tasks of training are not unseen ones, wherever runs were adapted to them.
+    trained = json.loads((copies[0] / "skills" / "tasks.json").read_text())
+    again = json.dumps(json.loads(line) | {"task": trained[0], "test": 1.0})
+    for copy in copies:
+        (copy / "adapt-router_only" / "results.jsonl").write_text(f"{line}\n{again}\n")
+    assert script.main([*told[:-1], str(tmp_path / "trained")]) == 0
+    found = {row["method"]: row for row in csv.DictReader((tmp_path / "trained/table.csv").open())}
+    assert found["two: router_only"]["unseen"] == table[1]["unseen"]
+
+    # Runs that were trained on other tasks are told apart.
+    (copies[1] / "skills" / "tasks.json").write_text(json.dumps([*trained, "further"]))
+    with pytest.raises(MttlError, match=r"more than their seeds: the tasks of training \("):
+        script.main(told)
 
 
 def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path) -> None:

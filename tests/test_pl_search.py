@@ -276,6 +276,8 @@ def test_rates_of_training_are_chosen_by_development_rows(
     assert trials(tmp_path) == found
     with pytest.raises(ConfigError, match=r"made with other settings: optim\.weight_decay"):
         recipe.main([*given, "optim.weight_decay=0.3"])
+    with pytest.raises(ConfigError, match=r"made with other settings: run\.seed \(13 before"):
+        recipe.main([*given, "run.seed=14"])
 
 
 @pytest.mark.parametrize(
@@ -283,7 +285,10 @@ def test_rates_of_training_are_chosen_by_development_rows(
     [
         (("--from", "run"), "--from would change nothing: settings of training"),
         (("--tasks", "copy", "--workers", "2"), "--tasks, --workers would change nothing"),
-        (("-k", "data.split=train+dev", "data.validation=none"), "trains on the rows that a"),
+        (
+            ("-k", "data.split=train+dev", "data.validation=none", "data.evaluate=[test]"),
+            "trains on the rows that a",
+        ),
         (("-k", "search.grid={optim.lr: [1], adapt.lr: [1]}"), "cannot be searched at once"),
         (("-k", "search.grid={adapt.lr: [1]}"), "adapt.lr are of adaptation: name a trained run"),
         (("-k", "search.grid={optim.meta: [1]}"), "'optim.meta' is no setting that can be"),

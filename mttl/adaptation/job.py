@@ -229,14 +229,16 @@ def score(
         found, answers["test"] = score_batches(module, loader, precision)
     rows = answers.get("test", answers.get("dev", []))
     (metric,) = module.metric_names
-    alone = config.adapt.gradient_free and config.adapt.examples != 0
+    n_trained = count_trained(module.model)
+    if config.adapt.gradient_free:
+        n_trained = module.model.router.n_skills
     result = FewShotResult(
         **{"task": job.task, "sample": job.sample, "seed": job.seed},
         metric=metric,
         dev=fitted.dev,
         test=found,
         step=fitted.step,
-        n_trained=module.model.router.n_skills if alone else count_trained(module.model),
+        n_trained=0 if config.adapt.examples == 0 else n_trained,
         n_empty=sum(not row.prediction for row in rows),
         n_answers=len(rows),
         begun_as=begun_as,

@@ -86,10 +86,9 @@ def adapt(
     """
     given = _settings_of(run, config, settings)
     if gym is not None:
-        given = with_settings(given, {"data.dir": str(gym), "data.tasks": None})
-    names = tasks if isinstance(tasks, str) else ",".join(tasks)
+        given = with_settings(given, {"data.dir": str(gym), "data.tasks": None, "data.metrics": {}})
     adaptation = Adaptation.of(
-        given, run, names, samples=samples, allow_seen=allow_seen, backbone=backbone
+        given, run, tasks, samples=samples, allow_seen=allow_seen, backbone=backbone
     )
     finished: dict[FewShotJob, FewShotResult] = {}
     with ExitStack() as block:
@@ -222,7 +221,7 @@ class Adaptation:
         cls,
         config: Config,
         run: str | Path,
-        tasks: str,
+        tasks: str | Sequence[str],
         *,
         samples: Sequence[int] | None = None,
         allow_seen: bool = False,

@@ -7,11 +7,11 @@ from mttl.config.data_schema import Data
 from mttl.data.chosen_tasks import partition_of
 from mttl.errors import TaskError
 from mttl.gym.folder import Gym
-from mttl.gym.partition import select_tasks
+from mttl.gym.partition import refuse_reserved, select_tasks
 
 
 def new_tasks(
-    wanted: str,
+    wanted: str | Sequence[str],
     data: Data,
     gym: Gym,
     seen: Sequence[str],
@@ -21,7 +21,8 @@ def new_tasks(
     """Return the tasks to adapt to.
 
     Args:
-        wanted: ``"test"`` or ``"dev"`` for that side of the partition, or names joined by commas.
+        wanted: ``"test"`` or ``"dev"`` for that side of the partition, or names, as a sequence or
+            joined by commas.
         data: Says which tasks are on that side, and whether those that the gym lacks are left out.
         gym: Where the rows are.
         seen: Tasks that the inventory was trained on.
@@ -30,7 +31,7 @@ def new_tasks(
     Raises:
         TaskError: If there is none, one is not in the gym, or one was seen in training.
     """
-    if wanted in ("test", "dev"):
+    if isinstance(wanted, str) and wanted in ("test", "dev"):
         names = getattr(partition_of(data, gym), wanted)
         if not names:
             raise TaskError(
@@ -38,9 +39,12 @@ def new_tasks(
             )
         tasks = select_tasks(names, gym, data.skip_missing)
     else:
-        tasks = list(dict.fromkeys(name.strip() for name in wanted.split(",") if name.strip()))
+        if isinstance(wanted, str):
+            wanted = [name.strip() for name in wanted.split(",") if name.strip()]
+        tasks = list(dict.fromkeys(wanted))
         if not tasks:
             raise TaskError("--tasks names no task; give test, dev or names joined by commas")
+        refuse_reserved(tasks, gym)
         for task in tasks:
             gym.samples(task)  # answers an unknown name
     known = [task for task in tasks if task in seen]

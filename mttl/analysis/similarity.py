@@ -1,7 +1,7 @@
 """Which tasks are routed alike."""
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 MEASURES = ("correlation", "cosine")
 
@@ -40,16 +40,3 @@ def task_similarity(
     similarity = np.clip(rows @ rows.T + (flat & flat.T), -1, 1)
     np.fill_diagonal(similarity, 1)
     return similarity
-
-
-def nearest_tasks(similarity: Float[np.ndarray, "T T"], n: int = 5) -> Int[np.ndarray, "T N"]:
-    """Return the other tasks that are most like each task, the most similar first.
-
-    Args:
-        similarity: Of all tasks with all.
-        n: How many; fewer where there are not as many others.
-    """
-    others = similarity.copy()
-    np.fill_diagonal(others, -np.inf)
-    ranked = np.argsort(-others, axis=1, kind="stable")
-    return ranked[:, : min(n, len(similarity) - 1)]

@@ -145,6 +145,11 @@ class Data(Section):
                 "validation 'dev' would score rows that split 'train+dev' trains on; set "
                 "validation: none or split: train"
             )
+        if "dev" in self.evaluate and self.split == "train+dev":
+            raise ValueError(
+                "evaluate 'dev' would score rows that split 'train+dev' trains on; set "
+                "evaluate: [test] or split: train"
+            )
         if self.length_window and self.sampler.kind == "homogeneous":
             raise ValueError("length_window must be 0 with the homogeneous sampler")
         self._check_tokens()

@@ -66,6 +66,11 @@ class Polytropon(_AnyRouter):
     def _checked(self) -> Self:
         if self.final_temperature is not None and not self.relaxed:
             raise ValueError("final_temperature needs relaxed: true; otherwise nothing is drawn")
+        if self.temperature != 1 and not self.relaxed:
+            raise ValueError(
+                f"temperature ({self.temperature:g}) needs relaxed: true; otherwise nothing is "
+                "drawn. Leave it out"
+            )
         return self
 
 

@@ -23,6 +23,7 @@ from mttl.config.section import (
     NonNegative,
     RowInit,
     Section,
+    Seed,
     Seeds,
     models_in,
 )
@@ -40,7 +41,7 @@ class Run(Section):
     """Name of the run's folder; by default from the names of the configuration files."""
     dir: str = "runs"
     """Folder of all runs."""
-    seed: Annotated[int, Field(ge=0)] = 13
+    seed: Seed = 13
     """Seed of weights, data order and noise."""
     start: str | None = None
     """Folder of a run whose skills, and backbone if it was trained, are where training starts; the
@@ -116,8 +117,8 @@ class Adapt(Section):
     seeds: Seeds = [13]
     """Every sample is repeated with each."""
     examples: Annotated[int, Field(ge=0)] | None = None
-    """Training rows of every job, drawn by its seed, and as many development rows; all by default.
-    0 trains nothing and scores the start."""
+    """Training rows of every job, drawn by its seed, and as many development rows, or all where
+    there are fewer; all by default. 0 trains nothing and scores the start."""
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -126,6 +127,11 @@ class Adapt(Section):
                 "init 'own' gives a new task a fresh skill, which mode "
                 f"'{self.mode}' does not train; use 'skills_only' or 'full', or another init, as "
                 "'mean'"
+            )
+        if self.init == "fresh" and self.mode == "average":
+            raise ValueError(
+                "mode 'average' gives a new task all skills alike, so that init 'fresh' changes "
+                "nothing; leave it out"
             )
         if self.init in AS_TRAINED and (
             self.mode in ("average", "from_scratch") or self.examples == 0
@@ -207,7 +213,7 @@ class Search(Section):
     """Bounds by setting, such as `adapt.lr: {low: 1e-4, high: 1e-2, log: true}`; needs Optuna."""
     trials: PositiveInt = 20
     """How many trials draw from the ranges."""
-    seed: Annotated[int, Field(ge=0)] = 13
+    seed: Seed = 13
     """Of those draws."""
 
     @field_validator("grid")

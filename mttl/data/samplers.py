@@ -51,9 +51,6 @@ class TaskBatchSampler(Sampler[list[int]]):
         seed: Of the plan; the same on all ranks.
         rank: This process.
         world_size: Number of processes.
-        drop_last: Leave out the rows that do not fill the last global batch. If False, and they
-            are fewer than the processes, the ranks left without one repeat a row of that batch:
-            every rank must take every step.
         global_batch_size: Rows of a step of all processes; ``batch_size`` is then not read.
         n_parts: Batches in which each process gets its rows of such a step. What has no row repeats
             one (see `is_filler`), which must not count.
@@ -74,7 +71,6 @@ class TaskBatchSampler(Sampler[list[int]]):
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
-        drop_last: bool = False,
         lengths: Sequence[int] | np.ndarray | None = None,
         length_window: int = 0,
         global_batch_size: int | None = None,
@@ -106,11 +102,6 @@ class TaskBatchSampler(Sampler[list[int]]):
             raise ValueError(f"n_parts ({n_parts}) must be at least 1.")
         self.n_parts = n_parts
         self.global_batch_size = global_batch_size or batch_size * world_size * n_parts
-        if drop_last and ids.size < self.global_batch_size:
-            raise ValueError(
-                f"drop_last leaves no batch: {ids.size} rows do not fill one of "
-                f"{self.global_batch_size}."
-            )
         self.n_rows = ids.size
         self.rank, self.world_size, self.seed = rank, world_size, seed
         self.homogeneous = homogeneous
@@ -121,8 +112,8 @@ class TaskBatchSampler(Sampler[list[int]]):
             if temperature is None and not homogeneous
             else task_probabilities(sizes, 1.0 if temperature is None else temperature)
         )
-        round_ = math.floor if drop_last else math.ceil
-        self.n_steps = round_(self.n_rows / self.global_batch_size)
+        # Ranks without a row of the last batch repeat one: every rank must take every step.
+        self.n_steps = math.ceil(self.n_rows / self.global_batch_size)
         self.n_batches = self.n_steps * n_parts
         # Rows of an epoch where tasks are drawn.
         self.n_drawn = self.n_steps * self.global_batch_size
@@ -259,7 +250,6 @@ def build_sampler(
     temperature: float = 1.0,
     rank: int = 0,
     world_size: int = 1,
-    drop_last: bool = False,
     lengths: Sequence[int] | np.ndarray | None = None,
     length_window: int = 0,
     global_batch_size: int | None = None,
@@ -276,7 +266,6 @@ def build_sampler(
         seed=seed,
         rank=rank,
         world_size=world_size,
-        drop_last=drop_last,
         lengths=lengths,
         length_window=length_window,
         global_batch_size=global_batch_size,

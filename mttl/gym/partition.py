@@ -14,6 +14,7 @@ from mttl.gym.folder import Gym
 from mttl.reading import check_name, read_json, shown
 
 SIDES = ("train", "dev", "test")
+MEAN = "mean"  # what tables call the mean over tasks
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,10 @@ def select_tasks(partition_tasks: Sequence[str], gym: Gym, skip_missing: bool) -
         skip_missing: Leave absent tasks out instead of raising.
 
     Raises:
-        TaskError: If tasks are absent and must not be skipped, or if none is left.
+        TaskError: If tasks are absent and must not be skipped, if none is left, or if one has a
+            name that tables need.
     """
+    refuse_reserved(partition_tasks, gym)
     held = set(gym.tasks())
     absent = [task for task in partition_tasks if task not in held]
     if absent and (not skip_missing or len(absent) == len(partition_tasks)):
@@ -100,3 +103,16 @@ def select_tasks(partition_tasks: Sequence[str], gym: Gym, skip_missing: bool) -
             f"{len(partition_tasks)} tasks: {shown}{more}; {remedy}{hint}"
         )
     return [task for task in partition_tasks if task in held]
+
+
+def refuse_reserved(tasks: Sequence[str], gym: Gym) -> None:
+    """Refuse a task whose scores would be taken for the mean over all.
+
+    Raises:
+        TaskError: If there is one.
+    """
+    if MEAN in tasks:
+        raise TaskError(
+            f"a task of '{gym.directory}' is called '{MEAN}', as tables call the mean over tasks: "
+            "give its folder and files another name"
+        )

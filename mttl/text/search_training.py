@@ -33,7 +33,7 @@ from mttl.shipped_files import shipped_folder
 from mttl.training.run_folder import RunFolder, changed_settings
 
 # Settings that say nothing about what a trial scores.
-MAY_CHANGE = ("run.", "search.", "adapt.", "data.cache_dir", "trainer.loggers")
+MAY_CHANGE = ("run.dir", "run.name", "search.", "adapt.", "data.cache_dir", "trainer.loggers")
 
 
 def search_training(config: Config, out: str | None) -> None:

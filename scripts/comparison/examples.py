@@ -66,6 +66,7 @@ def curve_points(scores: Sequence[Score], numbers: Sequence[int]) -> list[Point]
     for score in scores:
         found.setdefault((score.method, score.mode), []).append(score)
     points = []
+    numbers = sorted(set(numbers))
     for method, ways in CURVES.items():
         for way in ways:
             if not any((method, f"{way}-{number}") in found for number in numbers):

@@ -9,10 +9,12 @@ from pathlib import Path
 from comparison.tables import Score, read_seen
 from mttl.adaptation.results import MAY_CHANGE, Results
 from mttl.errors import MttlError
+from mttl.inventory_files import read_names
 from mttl.training.run_folder import RunFolder, differing_settings, seed_of
 
 # Of the runs of a method, and of their adaptations.
-PLACES = ("run.", "search.", "data.cache_dir", "data.partition", "trainer.loggers")
+PLACES = ("run.dir", "run.name", "run.seed", "search.", "data.cache_dir", "trainer.loggers")
+PLACES = (*PLACES, "data.partition")  # the tasks themselves are compared
 MAY_DIFFER = (*PLACES, "adapt.")
 MOST_SHOWN = 12  # settings by which methods differ
 Adapted = tuple[str, int]  # task and few-shot sample
@@ -52,6 +54,7 @@ class ExistingRuns:
         for folder in self.folders[1:]:
             other = differing_settings(self.folders[0], folder, ignore=MAY_DIFFER)
             other += adapted_otherwise(self.folders[0], folder)
+            other += trained_on_others(self.folders[0], folder)
             if other:
                 raise MttlError(
                     f"--runs {self.name}: '{self.folders[0]}' and '{folder}' differ in more than "
@@ -76,14 +79,17 @@ class ExistingRuns:
 
     @cached_property
     def scores(self) -> list[Score]:
-        """Test scores of the tasks of training, and of those that the runs were adapted to."""
+        """Test scores of the tasks of training, and of others that the runs were adapted to."""
         found: list[Score] = []
         for folder, seed in zip(self.folders, self.seeds, strict=True):
             results = RunFolder(folder).results
             if results.is_file():
                 found += read_seen(results, self.name, seed)
+            seen = trained_on(folder)
             for place in sorted(folder.glob("adapt-*")):
-                found += read_unseen(place, self.name, place.name.removeprefix("adapt-"), seed)
+                scores = read_unseen(place, self.name, place.name.removeprefix("adapt-"), seed)
+                # With --allow-seen tasks of training stand there too.
+                found += [score for score in scores if score.task not in seen]
         return found
 
 
@@ -135,6 +141,7 @@ def other_settings(first: Path, others: Sequence[ExistingRuns]) -> str:
     parts = []
     for runs in others:
         names = differing_settings(first, runs.folders[0], ignore=MAY_DIFFER)
+        names += trained_on_others(first, runs.folders[0])
         names += adapted_otherwise(first, runs.folders[0])
         names += adapted_to_others(first, runs.folders[0])
         shown = ", ".join(names[:MOST_SHOWN]) + (" …" if len(names) > MOST_SHOWN else "")
@@ -155,6 +162,21 @@ def adapted_otherwise(one: Path, other: Path) -> list[str]:
             trained = differing_settings(one, other, MAY_DIFFER)
             found += [f"{place.name}: {name}" for name in names if name not in trained]
     return found
+
+
+def trained_on(run: Path) -> set[str]:
+    """Return the tasks that a run was trained on; none are known before it has ended."""
+    skills = RunFolder(run).skills
+    return set(read_names(skills)) if (skills / "tasks.json").is_file() else set()
+
+
+def trained_on_others(one: Path, other: Path) -> list[str]:
+    """Return that two runs were trained on different tasks, with how many, or nothing."""
+    first, second = trained_on(one), trained_on(other)
+    if not first or not second or first == second:
+        return []
+    both = len(first & second)
+    return [f"the tasks of training ({len(first)} and {len(second)}, {both} of both)"]
 
 
 def adapted_to(folder: Path) -> set[Adapted]:

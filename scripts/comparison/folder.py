@@ -11,7 +11,7 @@ from typing import Any, Self
 from comparison.folds import deal, partitions
 from comparison.methods import ALL, REFERENCE, Method, Plan, Way
 from comparison.rates import chosen_rates, search_points
-from comparison.running import alone, keep_config, refuse_settings, run_all
+from comparison.running import alone, keep_config, path_setting, refuse_settings, run_all
 from comparison.stages import Cost, Processes, start_again
 from comparison.tables import Score, read_seen
 from mttl import yaml12
@@ -133,17 +133,17 @@ class Comparison:
 
     def shared(self, item: Plan) -> list[str]:
         """Return the settings that training and adaptation share."""
-        fold = [f"data.partition={self.partition_file(item.fold)}"] if item.fold else []
+        fold = [path_setting("data.partition", self.partition_file(item.fold))] if item.fold else []
         return [*self.overrides, *fold]
 
     def training(self, item: Plan) -> list[str]:
         """Return the settings of one training."""
         return [
-            *(f"run.dir={self.group(item)}", f"run.name=seed{item.seed}"),
+            *(path_setting("run.dir", self.group(item)), f"run.name=seed{item.seed}"),
             *(f"run.seed={item.seed}", f"trainer.max_steps={self.steps}"),
             f"trainer.val_check_interval={self.steps}",
             f"data.evaluate={'[]' if self.unseen_only else '[test]'}",
-            f"data.cache_dir={self.out / '.cache'}",
+            path_setting("data.cache_dir", self.out / ".cache"),
             *self.shared(item),
             *self.methods[item.name].training(),
         ]

@@ -14,7 +14,7 @@ KEPT = (CONFIG, SETTINGS, SCORES)
 OWN = "methods"  # the configurations of methods of one's own
 COLUMNS = ("method", "mode", "seed", "side", "task", "sample", "score", "fold")
 # Where things lie, and files that are equal wherever they lie.
-MAY_DIFFER = ("run.", "data.cache_dir")
+MAY_DIFFER = ("run.dir", "run.name", "run.seed", "data.cache_dir")
 
 
 def join(folders: Sequence[Path]) -> list[Score]:

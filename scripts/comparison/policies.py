@@ -13,7 +13,7 @@ from comparison.learning import (
     read_curve,
 )
 from comparison.methods import FIXED_ROUTERS
-from comparison.running import keep_config, refuse_settings
+from comparison.running import keep_config, path_setting, refuse_settings
 from comparison.stages import Cost, Processes, start_again
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import dump_config, load_any_config
@@ -66,7 +66,11 @@ class Study:
     def settings(self, method: str, seed: int) -> list[str]:
         """Return the settings of a run."""
         return [
-            *(f"run.dir={self.out / method}", f"run.name=seed{seed}", f"run.seed={seed}"),
+            *(
+                path_setting("run.dir", self.out / method),
+                f"run.name=seed{seed}",
+                f"run.seed={seed}",
+            ),
             *(f"trainer.max_epochs={self.rollouts}", "rl.stop_when_solved=false"),
             *self.overrides,
         ]

@@ -1,5 +1,6 @@
 """What all comparisons do: run what is missing, several at a time, in a folder of their own."""
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -80,6 +81,11 @@ def refuse_settings(overrides: Sequence[str], own: Mapping[str, str]) -> None:
         name = text.partition("=")[0].strip()
         if name in own:
             raise ConfigError(f"-k {name} is set by the comparison itself{own[name]}: leave it out")
+
+
+def path_setting(name: str, path: Path) -> str:
+    """Return an override whose value is a path, whatever its name: overrides are YAML."""
+    return f"{name}={json.dumps(str(path), ensure_ascii=False)}"
 
 
 def keep_config(path: Path, text: str, changed_by: Callable[[str], str]) -> None:

@@ -24,7 +24,7 @@ from helpers.new_tasks import NEW, train_source
 from mttl.adaptation.fine_tune import fine_tune, score_batches
 from mttl.adaptation.new_tasks import Adaptation
 from mttl.adaptation.own_examples import write_examples
-from mttl.config.load import load_config
+from mttl.config.load import dump_config, load_config
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.opening import task_code
 from mttl.errors import CheckpointError, ConfigError, TaskError
@@ -239,6 +239,15 @@ def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
     gym = write_gym(tmp_path / "gym", {"double": NEW["twice"]}, samples=(21,))
     (result,) = mttl.adapt(run / "skills", gym=gym, tasks="double", **STEPS)
     assert (result.task, result.sample, result.metric) == ("double", 21, "EM")
+    # A name is a name, whatever stands in it; `first` is a task of the run's own gym.
+    gym = write_gym(tmp_path / "odd", {"a,b": NEW["twice"]}, samples=(21,))
+    (gym / "TASKS.csv").write_text('task,metric\n"a,b",EM\n')
+    own = tmp_path / "own.yaml"
+    own.write_text(
+        dump_config(load_config(str(run / "config.yaml"), ["data.metrics={first: ACC}"]))
+    )
+    (result,) = mttl.adapt(run / "skills", gym=gym, tasks=["a,b"], config=own, **STEPS)
+    assert result.task == "a,b"
 
 
 @pytest.mark.parametrize(
@@ -254,6 +263,7 @@ def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
             "which mode 'zero_shot' does not train",
         ),
         ({"init": "best_row", "mode": "average"}, ConfigError, "mode 'average' takes no row over"),
+        ({"init": "fresh", "mode": "average"}, ConfigError, "so that init 'fresh' changes nothing"),
         ({"init": "best_row", "examples": 0}, ConfigError, "and examples is 0; use 'mean', or"),
         ({"init": "matrix", "mode": "average"}, ConfigError, "takes no init 'matrix'"),
         ({"init": "matrix"}, ConfigError, "needs a run of the Expert router"),

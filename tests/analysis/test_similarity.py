@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from sklearn.metrics.pairwise import cosine_similarity
 
-from mttl.analysis.similarity import nearest_tasks, task_rows, task_similarity
+from mttl.analysis.similarity import task_rows, task_similarity
 
 
 @pytest.fixture
@@ -36,10 +36,3 @@ def test_tasks_without_a_direction_are_like_each_other_only() -> None:
 def test_another_measure_is_refused(weights: np.ndarray) -> None:
     with pytest.raises(ValueError, match=r"measure \('dot'\) must be correlation or cosine"):
         task_similarity(weights, "dot")
-
-
-def test_nearest_tasks_leave_out_the_task_itself() -> None:
-    similarity = np.array([[1.0, 0.2, 0.7], [0.2, 1.0, 0.2], [0.7, 0.2, 1.0]])
-    assert nearest_tasks(similarity, 5).tolist() == [[2, 1], [0, 2], [0, 1]]
-    assert nearest_tasks(similarity, 1).tolist() == [[2], [0], [0]]
-    assert similarity[0, 0] == 1  # the argument stays as it was

@@ -65,6 +65,6 @@ def test_commands_show_settings(recipe: str, capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit) as end:
         main(["--settings", "run"])
     assert not end.value.code
-    assert "`run.seed` (whole number ≥ 0; default 13)" in capsys.readouterr().out
+    assert "`run.seed` (whole number ≥ 0, < 4294967296; default 13)" in capsys.readouterr().out
     assert run_command(lambda: main(["--settings", "rnu"])) == USER_MISTAKE
     assert "there is no section 'rnu'. Did you mean 'run'?" in capsys.readouterr().err

@@ -123,6 +123,15 @@ def test_defaults() -> None:
         ),
         (["data.split=train+dev"], "set validation: none or split: train"),
         (
+            ["data.split=train+dev", "data.validation=none"],
+            "set evaluate: [test] or split: train",
+        ),
+        (
+            ["router.relaxed=false", "router.temperature=0.5"],
+            "temperature (0.5) needs relaxed: true",
+        ),
+        (["run.seed=4294967296"], "run.seed: '4294967296' must be less than 4294967296"),
+        (
             ["data.sampler.kind=homogeneous", "data.length_window=2"],
             "length_window must be 0 with the homogeneous sampler",
         ),
@@ -264,7 +273,7 @@ def test_problems_between_sections_are_told_together() -> None:
         ["trainer.devices=[0, 1]"],
         ["router.kind=shared", "skills.n_skills=1"],
         ["router.kind=private", "skills.n_skills=per_task"],
-        ["data.split=train+dev", "data.validation=none"],
+        ["data.split=train+dev", "data.validation=none", "data.evaluate=[test]"],
     ],
 )
 def test_what_is_accepted(overrides: Sequence[str]) -> None:

@@ -99,7 +99,7 @@ def test_training_batches(make_module):
 
 
 def test_train_and_dev(make_module):
-    data = make_module(split="train+dev", validation="none")
+    data = make_module(split="train+dev", validation="none", evaluate=["test"])
     assert len(data.train_rows) == N_ROWS + 2 * 2 * 4
     assert data.val_dataloader() == []
 
@@ -294,6 +294,21 @@ def test_fewer_examples_are_among_more_and_the_test_rows_stay(gym, byte_tokenize
     assert rows(8, "train", seed=2) != rows(8, "train")
     assert rows(2, "test") == rows(None, "test")
     assert len(rows(2, "dev")) == 2
+
+
+def test_training_and_development_rows_are_drawn_apart(make_gym, byte_tokenizer):
+    """Files sorted by label would else give both splits the same labels."""
+    gym = make_gym({"a": 4})  # and four rows of dev
+    alike = []
+    for seed in range(20):
+        module = TextToTextDataModule(
+            *(gym, ["a"], byte_tokenizer, data_of(samples=[100])),
+            decoder_only=False,
+            seed=seed,
+            n_examples=2,
+        )
+        alike.append(module.train_rows["row"][:] == module.prepared("dev")["row"][:])
+    assert 0 < sum(alike) < len(alike)  # one of six by chance
 
 
 # Batches by tokens, and packed ones.

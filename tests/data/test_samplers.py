@@ -61,13 +61,11 @@ def test_epochs_and_seeds_differ(kind):
     assert list(sampler.plan(0)) != list(build(kind, task_ids, seed=4).plan(0))
 
 
-@given(kinds, task_lists, st.integers(1, 4), st.integers(2, 4), st.booleans())
-def test_ranks_together_see_what_one_process_would(kind, task_ids, batch_size, world, drop_last):
-    if drop_last and len(task_ids) < batch_size * world:
-        drop_last = False
-    whole = list(build(kind, task_ids, batch_size * world, drop_last=drop_last))
+@given(kinds, task_lists, st.integers(1, 4), st.integers(2, 4))
+def test_ranks_together_see_what_one_process_would(kind, task_ids, batch_size, world):
+    whole = list(build(kind, task_ids, batch_size * world))
     shares = [
-        list(build(kind, task_ids, batch_size, rank=rank, world_size=world, drop_last=drop_last))
+        list(build(kind, task_ids, batch_size, rank=rank, world_size=world))
         for rank in range(world)
     ]
     assert {len(share) for share in shares} == {len(whole)}  # every rank takes every step
@@ -191,13 +189,6 @@ def test_temperature_moves_from_proportional_to_uniform():
     )
     # No overflow: 900 ** (1 / 0.001) is no float.
     assert task_probabilities(sizes, 0.001) == pytest.approx([1.0, 0.0, 0.0])
-
-
-def test_drop_last():
-    sampler = build("proportional", range(10), drop_last=True)
-    assert [len(batch) for batch in sampler] == [4, 4]
-    with pytest.raises(ValueError, match="drop_last leaves no batch: 3 rows do not fill one of 4"):
-        build("proportional", range(3), drop_last=True)
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,11 @@ def test_select_keeps_the_order_of_the_partition(make_gym):
     assert select_tasks([], gym, skip_missing=False) == []
 
 
+def test_a_task_that_tables_would_take_for_the_mean_is_refused(make_gym):
+    with pytest.raises(TaskError, match="is called 'mean', as tables call the mean over tasks"):
+        select_tasks(["a", "mean"], make_gym({"a": 1, "mean": 1}), skip_missing=False)
+
+
 def test_absent_tasks_are_listed_with_the_way_out(make_gym):
     gym = make_gym({"a": 1})
     wanted = ["a", *(f"absent_{i:02}" for i in range(12))]

@@ -109,7 +109,13 @@ def test_tensorboard_is_written_when_asked_for(config: Path) -> None:
 
 
 def test_without_validation_the_last_weights_are_saved(config: Path) -> None:
-    run = train(config, "unvalidated", "data.split=train+dev", "data.validation=none")
+    run = train(
+        config,
+        "unvalidated",
+        "data.split=train+dev",
+        "data.validation=none",
+        "data.evaluate=[test]",
+    )
     assert [path.name for path in run.checkpoints.iterdir()] == ["last.ckpt"]
     assert not column(run.metrics, "val/score")
     state = torch.load(run.last, weights_only=False)

@@ -82,7 +82,7 @@ def test_points_have_intervals_and_differences_to_as_many_rows() -> None:
     scores += [score("shared", "all-8", "a", 70.0)]
     scores += [score("polytropon", "all-0", task, 0.0) for task in "ab"]
     # What a way shares with others, its start, makes no curve of it.
-    start, *points = EXAMPLES.curve_points(scores, (0, 4, 8))
+    start, *points = EXAMPLES.curve_points(scores, (8, 0, 4, 8))
     assert (start.method, start.examples, start.score.mean) == ("polytropon", 0, 0.0)
     assert [(point.method, point.examples) for point in points] == [
         ("polytropon", 4),

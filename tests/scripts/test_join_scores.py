@@ -89,7 +89,11 @@ def test_what_was_not_made_alike_is_refused(tmp_path: Path) -> None:
     faster = write_part(
         tmp_path / "faster", *part("shared", 1, 60, 40), config=CONFIG.replace("0.1", "0.2")
     )
+    begun = write_part(
+        tmp_path / "begun", *part("shared", 1, 60, 40), config=CONFIG + "run: {start: runs/a}\n"
+    )
     for other, message in (
+        (begun, r"not made alike: run\.start \("),
         (longer, r"not made alike: steps \(5 before, 6 now\)"),
         (faster, r"not made alike: optim\.lr \(0\.1 and 0\.2\)"),
     ):
