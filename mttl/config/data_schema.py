@@ -68,7 +68,8 @@ class Data(Section):
     """JSON file with the lists train, dev and test of tasks, or these lists; `auto`: every task of
     `tasks` on its `side`, or without `tasks` every task of the gym in train."""
     samples: Annotated[list[int], Field(min_length=1), AfterValidator(once)] = [100]
-    """Which few-shot samples of every task."""
+    """Which few-shot samples of every task. Several of CrossFit overlap: a development row of one
+    may be a training row of another, so that `dev` flatters a little."""
     split: Literal["train", "train+dev"] = "train"
     """Rows to train on."""
     validation: Literal["dev", "none"] = "dev"
