@@ -19,8 +19,10 @@ from mttl.training.run_folder import differing_settings, seed_of
 
 MEAN = "mean"
 # What training and scoring do not depend on.
-MAY_DIFFER = ("run.dir", "run.name", "run.seed", "adapt.", "search.", "data.cache_dir")
-MAY_DIFFER = (*MAY_DIFFER, "trainer.loggers")
+MAY_DIFFER = (
+    *("run.dir", "run.name", "run.seed", "adapt.", "search."),
+    *("data.cache_dir", "trainer.loggers"),
+)
 Scores = dict[tuple[str, str], list[float]]  # (task, split) -> a score per run
 
 

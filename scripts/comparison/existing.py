@@ -13,8 +13,10 @@ from mttl.inventory_files import read_names
 from mttl.training.run_folder import RunFolder, differing_settings, seed_of
 
 # Of the runs of a method, and of their adaptations.
-PLACES = ("run.dir", "run.name", "run.seed", "search.", "data.cache_dir", "trainer.loggers")
-PLACES = (*PLACES, "data.partition")  # the tasks themselves are compared
+PLACES = (
+    *("run.dir", "run.name", "run.seed", "search.", "data.cache_dir", "trainer.loggers"),
+    "data.partition",  # its tasks are compared
+)
 MAY_DIFFER = (*PLACES, "adapt.")
 MOST_SHOWN = 12  # settings by which methods differ
 Adapted = tuple[str, int]  # task and few-shot sample
