@@ -9,7 +9,6 @@ from pathlib import Path
 from comparison.tables import Score, read_seen
 from mttl.adaptation.results import MAY_CHANGE, Results
 from mttl.errors import MttlError
-from mttl.inventory_files import read_names
 from mttl.training.run_folder import RunFolder, differing_settings, seed_of
 
 # Of the runs of a method, and of their adaptations.
@@ -168,6 +167,8 @@ def adapted_otherwise(one: Path, other: Path) -> list[str]:
 
 def trained_on(run: Path) -> set[str]:
     """Return the tasks that a run was trained on; none are known before it has ended."""
+    from mttl.inventory_files import read_names  # it brings PyTorch
+
     skills = RunFolder(run).skills
     return set(read_names(skills)) if (skills / "tasks.json").is_file() else set()
 

@@ -191,7 +191,7 @@ def test_routers_that_read_are_for_text(section: Router) -> None:
 def test_the_settings_of_polytropon_arrive() -> None:
     router = build(
         "",
-        *("router.relaxed=false", "router.straight_through=true", "router.temperature=2.0"),
+        *("router.relaxed=false", "router.straight_through=true"),
         *(
             "router.init_scale=0.5",
             "router.normalise=average_correction",
@@ -205,8 +205,10 @@ def test_the_settings_of_polytropon_arrive() -> None:
     assert (router.relaxed, router.hard, router.shared_skill) == (False, True, True)
     assert (router.init_scale, router.logit_dropout) == (0.5, 0.25)
     assert router.normalisation == "average_correction"
-    assert router.temperature == 2.0
     assert router.n_groups == 1
+    drawn = build("", "router.temperature=2.0").model.router
+    assert isinstance(drawn, PolytroponRouter)
+    assert (drawn.relaxed, drawn.temperature) == (True, 2.0)
     prior = router.prior
     assert (prior.ibp_alpha, prior.ibp_weight, prior.sparsity) == (3.0, 0.4, 0.1)
     assert (prior.mutual_information, prior.orthogonality) == (0.2, 0.3)
