@@ -10,6 +10,7 @@ left it.
 """
 
 import argparse
+from pathlib import Path
 
 from mttl.command import READ, WORK, WRITTEN, add_adapted, exit_with, make_parser, natural, positive
 from mttl.errors import ConfigError
@@ -29,6 +30,9 @@ def main(arguments: list[str] | None = None) -> int:
         raise ConfigError(f"--top-p ({options.top_p}) is a share, at most 1")
     if options.per_token and not options.choices:
         raise ConfigError("--per-token compares answers that --choices names")
+    files = [Path(name).resolve() for name in (options.questions, options.out) if name]
+    if len(files) > len(set(files)):
+        raise ConfigError(f"--out '{options.out}' is the file of the questions: name another one")
     check_named(options.source, options.adapted)
     from mttl.text.answer_table import Wanted, answer_table
 

@@ -21,7 +21,7 @@ def inventory_folder(folder: str | Path) -> Path:
         return found
     raise CheckpointError(
         f"'{folder}' holds no trained inventory: it has no meta.json, nor a folder skills/ with "
-        "one. Give the folder of a run that has ended"
+        "one. Give the folder of a run that has ended; --resume finishes an interrupted one"
     )
 
 

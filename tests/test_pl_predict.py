@@ -199,6 +199,23 @@ def test_mistakes_are_answered_before_anything_is_written(
     assert not out.exists()
 
 
+def test_answers_do_not_go_over_the_questions(
+    recipe: ModuleType, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = jsonl(tmp_path / "q.jsonl", [{"input": "a", "task": "copy"}])
+    before = file.read_bytes()
+    given = [
+        "--from",
+        str(run),
+        "--in",
+        str(file),
+        "--out",
+        f"{tmp_path}/../{tmp_path.name}/q.jsonl",
+    ]
+    assert "is the file of the questions: name another one" in fails(recipe, capsys, *given)
+    assert file.read_bytes() == before
+
+
 def test_models_have_to_be_named(
     recipe: ModuleType, kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

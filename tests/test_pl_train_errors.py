@@ -104,6 +104,15 @@ def test_an_empty_or_malformed_file(capsys, config, gym, content, reason):
     assert nothing_written(config)
 
 
+def test_a_file_that_is_scored_in_the_end_is_read_before_training(capsys, config, gym):
+    file = next(gym.glob(f"{NAMES[0]}/*_test.tsv"))
+    file.write_text("no tab\n")
+    assert "line 1: no tab between input and output" in fails(capsys, config)
+    file.unlink()
+    assert "has no test file for sample" in fails(capsys, config)
+    assert nothing_written(config)
+
+
 def test_an_unknown_metric(capsys, config, gym):
     table = gym / "TASKS.csv"
     table.write_text(table.read_text().replace("EM", "Exact"))

@@ -175,6 +175,8 @@ class Predictor:
                 two different answers to choose from.
         """
         names = self._names(tasks, texts)
+        if isinstance(choices, str):
+            raise TypeError(f"choices ('{choices}') must be a list of answers, such as ['a', 'b']")
         shared = all(isinstance(choice, str) for choice in choices)
         of_each: Any = [choices] * len(texts) if shared else choices
         if len(of_each) != len(texts):
@@ -216,6 +218,9 @@ class Predictor:
     def _names(self, tasks: str | Sequence[str], texts: Sequence[str]) -> list[str]:
         if isinstance(texts, str):
             raise TypeError(f"texts ('{texts}') must be a list of texts; write ['{texts}']")
+        for place, text in enumerate(texts, 1):
+            if not isinstance(text, str):
+                raise TypeError(f"text {place} ({text!r}) must be a text")
         names = [tasks] * len(texts) if isinstance(tasks, str) else list(tasks)
         if len(names) != len(texts):
             raise TaskError(

@@ -1,5 +1,6 @@
 """Train an inventory of skills and a router jointly over many text-to-text tasks."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytorch_lightning as pl
@@ -49,6 +50,20 @@ from mttl.training.together.companions import take_leave
 from mttl.training.token_report import write_token_routing
 
 
+def check_rows(
+    gym: Gym, tasks: Sequence[str], splits: Sequence[str], samples: Sequence[int]
+) -> None:
+    """Read what will be scored in the end, so that a damaged file costs no training.
+
+    Raises:
+        TaskError: If a file is absent or malformed.
+    """
+    for split in splits:
+        for task in tasks:
+            for sample in samples:
+                gym.rows(task, split, sample)
+
+
 def train(config: Config, *, resume: bool = False) -> None:
     """Train, score and save.
 
@@ -66,6 +81,7 @@ def train(config: Config, *, resume: bool = False) -> None:
     gym = open_gym(config.data)
     tasks = select_tasks(partition_of(config.data, gym).train, gym, config.data.skip_missing)
     metrics = {task: gym.metric(task) for task in tasks}
+    check_rows(gym, tasks, config.data.evaluate, config.data.samples)
     options = wanted_options(gym, tasks, config.data.samples, config.generation.mode)
     if config.data.packed_length is not None:
         check_packable(config.backbone, config.data.packed_length)

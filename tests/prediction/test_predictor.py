@@ -178,6 +178,8 @@ def test_every_text_may_have_choices_of_its_own(run: Built) -> None:
             ValueError,
             "num_return_sequences (2) must be 1",
         ),
+        (lambda run: run.choose("copy", ["a"], "rang"), TypeError, "must be a list of answers"),
+        (lambda run: run.predict("copy", ["a", 3]), TypeError, "text 2 (3) must be a text"),
         (lambda run: run.choose("copy", ["a"], ["yes"]), TaskError, "there must be at least two"),
         (lambda run: run.choose("copy", ["a"], ["a", "a "]), TaskError, "none twice"),
         (lambda run: run.choose("copy", ["a"], ["a", ""]), TaskError, "none empty"),
