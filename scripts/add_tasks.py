@@ -54,7 +54,7 @@ def copy_scores(parts: "Sequence[RunFolder]", new: "RunFolder") -> None:
     """
     if parts[0].config.is_file():
         write_text(new.config, read_text(parts[0].config, CheckpointError, MOST_YAML))
-    from mttl.training.predictions import MEAN
+    from mttl.gym.partition import MEAN
 
     tables = [part.results for part in parts if part.results.is_file()]
     rows = [

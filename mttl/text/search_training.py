@@ -28,12 +28,13 @@ from mttl.config.load import dump_config
 from mttl.config.schema import Config
 from mttl.errors import ConfigError, MttlError
 from mttl.files import locked, write_text
+from mttl.gym.partition import MEAN
 from mttl.reading import MOST_YAML, read_table, read_text, to_number
 from mttl.shipped_files import shipped_folder
-from mttl.training.run_folder import RunFolder, changed_settings
+from mttl.training.run_folder import PLACE, RunFolder, changed_settings
 
 # Settings that say nothing about what a trial scores.
-MAY_CHANGE = ("run.dir", "run.name", "search.", "adapt.", "data.cache_dir", "trainer.loggers")
+MAY_CHANGE = (*PLACE, "search.", "adapt.", "data.cache_dir", "trainer.loggers")
 
 
 def search_training(config: Config, out: str | None) -> None:
@@ -120,7 +121,7 @@ def _trained(config: Config, values: Values, folder: Path) -> tuple[FewShotResul
             n_empty=0,
         )
         for row in read_table(run.results, MttlError, ["task", "split", "metric", "score"])
-        if row["split"] == "dev" and row["task"] != "mean"
+        if row["split"] == "dev" and row["task"] != MEAN
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytorch_lightning as pl
 
 from mttl.files import write_table, write_text
+from mttl.gym.partition import MEAN
 from mttl.metrics.crossfit import score_answers
 from mttl.training.processes import gathered
 from mttl.training.text_to_text import Prediction, TextToTextModule, mean_score
@@ -31,8 +32,6 @@ class Result:
         return asdict(self) | {"score": f"{self.score:.6f}"}
 
 
-# What the mean over tasks is called among them.
-MEAN = "mean"
 COLUMNS = tuple(field.name for field in fields(Result))
 
 

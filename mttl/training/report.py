@@ -13,6 +13,7 @@ from mttl.aggregation.packed_weights import count_entries
 from mttl.config.data_schema import Data
 from mttl.files import write_table
 from mttl.gym.folder import Gym
+from mttl.gym.partition import MEAN
 from mttl.metrics.baselines import copy_predictions, majority_prediction
 from mttl.metrics.crossfit import score_answers
 from mttl.moe.attach_experts import TokenLayers
@@ -22,7 +23,7 @@ from mttl.skills.attach import Attachment
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.history_monitor import write_arrays
-from mttl.training.predictions import COLUMNS, MEAN, Result, mean_result
+from mttl.training.predictions import COLUMNS, Result, mean_result
 from mttl.training.routing_monitor import as_rows, head_names, routing_weights
 
 COPY, MAJORITY = "copy", "majority"

@@ -22,6 +22,10 @@ LATER_SETTINGS: dict[str, Any] = {
 }
 
 
+# What a run is called and where it lies; `run.seed` and `run.start` say what it learns.
+PLACE = ("run.dir", "run.name")
+
+
 class RunFolder:
     """Paths inside a run's folder.
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from comparison.tables import Score, read_seen
 from mttl.adaptation.results import MAY_CHANGE, Results
 from mttl.errors import MttlError
-from mttl.training.run_folder import RunFolder, differing_settings, seed_of
+from mttl.training.run_folder import PLACE, RunFolder, differing_settings, seed_of
 
 # Of the runs of a method, and of their adaptations.
 PLACES = (
-    *("run.dir", "run.name", "run.seed", "search.", "data.cache_dir", "trainer.loggers"),
+    *(*PLACE, "run.seed", "search.", "data.cache_dir", "trainer.loggers"),
     "data.partition",  # its tasks are compared
 )
 MAY_DIFFER = (*PLACES, "adapt.")

@@ -7,14 +7,14 @@ from pathlib import Path
 from comparison.tables import Score
 from mttl.errors import MttlError
 from mttl.reading import MOST_YAML, read_table, read_text, to_number
-from mttl.training.run_folder import changed_settings, differing_settings
+from mttl.training.run_folder import PLACE, changed_settings, differing_settings
 
 CONFIG, SETTINGS, SCORES = "config.yaml", "comparison.yaml", "scores.csv"
 KEPT = (CONFIG, SETTINGS, SCORES)
 OWN = "methods"  # the configurations of methods of one's own
 COLUMNS = ("method", "mode", "seed", "side", "task", "sample", "score", "fold")
 # Where things lie, and files that are equal wherever they lie.
-MAY_DIFFER = ("run.dir", "run.name", "run.seed", "data.cache_dir")
+MAY_DIFFER = (*PLACE, "run.seed", "data.cache_dir")
 
 
 def join(folders: Sequence[Path]) -> list[Score]:
