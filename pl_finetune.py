@@ -21,12 +21,15 @@ def main(arguments: list[str] | None = None) -> int:
     """Adapt, score and print a table; return the exit status."""
     given = sys.argv[1:] if arguments is None else arguments
     options = vars(parse(given))
+    from mttl.adaptation.settings_of_run import check_overrides
     from mttl.config.load import load_any_config
     from mttl.config.worlds import world_of
     from mttl.inventory_folder import inventory_folder
 
-    config = load_any_config(options.pop("config"), options.pop("override"))
+    overrides = options.pop("override")
+    config = load_any_config(options.pop("config"), overrides)
     inventory_folder(options["source"])
+    check_overrides(options["source"], config, overrides)
     command = [sys.executable, str(Path(__file__).resolve()), *given]
     world_of(config).run("adaptation", config, command=command, **options)
     return 0

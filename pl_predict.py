@@ -64,7 +64,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add_adapted(parser)
     add("--task", metavar="NAME", help="of the rows that name none")
     add("--in", dest="questions", metavar="FILE", help="questions (standard input)")
-    add("--format", choices=("tsv", "csv", "jsonl"), help="of both (by their names, else tsv)")
+    add(
+        "--format",
+        choices=("tsv", "csv", "jsonl"),
+        help="of both (by their names, else as it begins)",
+    )
     add = parser.group(WORK).add_argument
     add(
         "--choices",

@@ -19,6 +19,7 @@ from mttl.adaptation.new_tasks import Adaptation
 from mttl.adaptation.results import Results
 from mttl.build.model import load_run
 from mttl.command import USER_MISTAKE, run_command
+from mttl.config.load import load_config
 from mttl.config.section import AdaptMode
 from mttl.text import workers
 
@@ -153,6 +154,34 @@ def test_other_settings_are_not_mixed_in(
     more = arguments(folder, tmp_path, "adapt.mode=zero_shot", "adapt.seeds=[13, 14]")
     assert recipe.main([*more, *one]) == 0
     assert len(rows(tmp_path)) == 4
+
+
+def test_what_the_run_was_built_from_cannot_be_set(
+    folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is noted beside the results, also where the files of the command say otherwise."""
+    trained = load_config([str(folder / "runs" / "source" / "config.yaml")])
+    wrong = arguments(folder, tmp_path, f"skills.n_skills={trained.skills.n_skills + 1}")
+    message = fails(recipe, capsys, wrong)
+    assert "'skills.n_skills'" in message
+    assert f"was trained with {trained.skills.n_skills}. Leave it out" in message
+    moved = fails(recipe, capsys, arguments(folder, tmp_path, "router.top_k=1"))
+    assert "router" in moved
+    other = tmp_path / "other.yaml"
+    other.write_text(f"skills: {{n_skills: {trained.skills.n_skills + 1}}}\n")
+    same = f"skills.n_skills={trained.skills.n_skills}"
+    given = arguments(folder, tmp_path / "out", same, "--tasks", "first", "--samples", "13")
+    assert recipe.main(given) == 0
+    given = arguments(folder, tmp_path / "file", "--tasks", "first", "--samples", "13")
+    given[1] += f"+{other}"
+    assert recipe.main(given) == 0
+    for name in ("out", "file"):
+        noted = load_config([str(tmp_path / name / "config.yaml")])
+        assert (noted.skills, noted.router, noted.backbone) == (
+            trained.skills,
+            trained.router,
+            trained.backbone,
+        )
 
 
 def test_results_of_another_run_are_not_shown(

@@ -155,15 +155,17 @@ def test_a_file_is_continued(
 def test_answers_to_other_questions_are_left_alone(
     recipe: ModuleType, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = jsonl(tmp_path / "q.jsonl", [{"input": "ab"}])
+    first = jsonl(tmp_path / "q.jsonl", [{"input": "ab"}, {"input": "b"}])
     out = tmp_path / "a.jsonl"
     given = ["--from", str(run), "--task", "copy", "--out", str(out), "--in"]
     assert recipe.main([*given, str(first)]) == 0
     before = out.read_bytes()
     jsonl(first, [{"input": "c"}])
     assert "row 1 is no answer to row 1" in fails(recipe, capsys, *given, str(first))
+    jsonl(first, [{"input": "ab"}])
+    assert "holds 2 answers to 1 questions" in fails(recipe, capsys, *given, str(first))
     jsonl(first, [])
-    assert "holds 1 answers to 0 questions" in fails(recipe, capsys, *given, str(first))
+    assert "there is no question" in fails(recipe, capsys, *given, str(first))
     assert out.read_bytes() == before
 
 

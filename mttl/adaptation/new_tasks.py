@@ -24,11 +24,12 @@ from mttl.adaptation.plan import new_tasks, plan_jobs
 from mttl.adaptation.results import Results, check_folder
 from mttl.adaptation.save_adapted import Answers, save_adapted
 from mttl.adaptation.settings import job_config, with_settings
+from mttl.adaptation.settings_of_run import SECTIONS
 from mttl.build.expert_matrix import read_expert_matrix
 from mttl.build.factor_table import factor_rows
 from mttl.build.model import Built, load_run
 from mttl.build.saved_settings import ModelSettings, read_settings
-from mttl.checkpoint import SavedInventory, read_inventory
+from mttl.checkpoint import read_inventory
 from mttl.config.load import dump_config, load_config
 from mttl.config.schema import Config
 from mttl.data.chosen_tasks import open_gym
@@ -157,7 +158,7 @@ def adapt_to(
         find_class(METRICS, metric, trusted=True)
     training, development = split_examples(examples, dev)
     saved = read_inventory(run)
-    form = _form_of(saved)
+    form = _form_of(read_settings(saved, ModelSettings))
     if form["descriptions"] != (description is not None):
         how, what = ("with", "give one") if form["descriptions"] else ("without", "leave it out")
         raise ConfigError(f"description: '{run}' was trained {how} descriptions of tasks; {what}")
@@ -202,6 +203,7 @@ class Adaptation:
         tasks: The new tasks.
         jobs: Their samples, with every seed.
         form: How rows became text in training.
+        trained: What the model was built from.
         skills: The folder ``skills/`` that the model was read from.
         inventory: Its digest, to tell results of one inventory from those of another.
         meta: What the run says of itself.
@@ -212,6 +214,7 @@ class Adaptation:
     tasks: list[str]
     jobs: list[FewShotJob]
     form: dict[str, Any]
+    trained: ModelSettings
     skills: Path
     inventory: str
     meta: Mapping[str, Any]
@@ -255,15 +258,21 @@ class Adaptation:
         for job in jobs:  # before any is run
             mode = "rank" if config.adapt.option_weights else config.generation.mode
             wanted_options(gym, [job.task], [job.sample], mode)
-        form = _form_of(saved)
+        trained = read_settings(saved, ModelSettings)
+        form = _form_of(trained)
         # A mistake costs no job.
         _known_rows(config, saved.meta, built.model.router.n_skills, names, gym.factors)
-        return cls(built, gym, names, jobs, form, saved.folder, inventory, saved.meta)
+        return cls(built, gym, names, jobs, form, trained, saved.folder, inventory, saved.meta)
 
     def check_folder(self, folder: Path, config: Config) -> None:
         """Note in a folder what its results are made from, or refuse to mix them with others."""
-        data = config.data.model_copy(update={"prefix": self.form["prefix"]})  # the run's
-        check_folder(folder, dump_config(config.model_copy(update={"data": data})), self.inventory)
+        of_the_run: dict[str, Any] = {
+            name: getattr(self.trained, name)
+            for name in SECTIONS
+            if name in type(config).model_fields
+        }
+        of_the_run["data"] = config.data.model_copy(update={"prefix": self.form["prefix"]})
+        check_folder(folder, dump_config(config.model_copy(update=of_the_run)), self.inventory)
 
     def folder(self, name: str) -> Path:
         """Return a folder beside ``skills/``, which the next save of the run would replace."""
@@ -376,7 +385,6 @@ def _known_rows(
     return dict(zip(tasks, rows.split(1), strict=True))
 
 
-def _form_of(saved: SavedInventory) -> dict[str, Any]:
+def _form_of(trained: ModelSettings) -> dict[str, Any]:
     """Rows look as they did in training."""
-    form = read_settings(saved, ModelSettings).data
-    return form.model_dump(exclude={"task_descriptions", "task_options"})
+    return trained.data.model_dump(exclude={"task_descriptions", "task_options"})

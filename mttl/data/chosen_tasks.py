@@ -6,13 +6,14 @@ from pathlib import Path
 
 from mttl.config.data_schema import Data
 from mttl.config.load import resolve_folder, resolve_path
-from mttl.errors import TaskError
+from mttl.errors import ConfigError, TaskError
 from mttl.files import locked
 from mttl.gym.building.build_gym import build_task
 from mttl.gym.building.task_table import update_task_table
 from mttl.gym.folder import Gym
 from mttl.gym.partition import SIDES, Partition, load_partition, parse_partition
 from mttl.gym.task_file import load_tasks
+from mttl.shipped_files import shipped_folder
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ def open_gym(data: Data, samples: Sequence[int] | None = None) -> Gym:
         samples: Others than those of `data`.
 
     Raises:
+        ConfigError: If `data.tasks` would be built into a gym that ships.
         TaskError: If the gym holds no task, or one of `data.tasks` cannot be read or built.
     """
     folder = gym_folder(data)
@@ -44,6 +46,12 @@ def open_gym(data: Data, samples: Sequence[int] | None = None) -> Gym:
         return Gym(folder, data.metrics)
     file = resolve_path(data.tasks)
     tasks = load_tasks(file)
+    if _ships(folder):
+        raise ConfigError(
+            f"the tasks of data.tasks ('{file}') would be built into data.dir ('{data.dir}'), a "
+            "gym that ships with mttl: add data.dir=null, which puts them beside their file, or "
+            "name a folder of your own. data.partition=auto trains them and no others"
+        )
     with locked(folder / ".lock", wait=True):
         for task in tasks.values():
             outcome = build_task(task, folder, samples=samples or data.samples)
@@ -54,6 +62,12 @@ def open_gym(data: Data, samples: Sequence[int] | None = None) -> Gym:
                 _log.info("built the task '%s' into '%s'", task.name, folder)
         update_task_table(folder, tasks.values())
     return Gym(folder, data.metrics)
+
+
+def _ships(folder: Path) -> bool:
+    """Tell a gym that ships from one that was built beside it."""
+    shipped = (shipped_folder() / "data").resolve()
+    return folder.resolve().parent == shipped and (folder / "README.md").is_file()
 
 
 def partition_of(data: Data, gym: Gym) -> Partition:

@@ -49,12 +49,20 @@ def parse_rows_of(text: str, kind: str, place: str) -> Rows:
     return list(parse_table(text, place, TaskError, delimiter=delimiter, advice=advice))
 
 
+def guess_kind(text: str) -> str:
+    """Return the format of questions that no name of a file tells: JSONL, or else TSV."""
+    return "jsonl" if text.startswith("{") else "tsv"
+
+
 def check_questions(rows: Rows, place: str) -> None:
     """See that every row is a question.
 
     Raises:
-        TaskError: If one has no text, or a value of another type; the message names it.
+        TaskError: If there is none, or one has no text or a value of another type; the message
+            names it.
     """
+    if not rows:
+        raise TaskError(f"{place}: there is no question. Give a row for each, below the header")
     kinds = {"input": (str,), "task": (str,), "output": (str, list), "choices": (str, list)}
     for number, row in enumerate(rows, 1):
         if "input" not in row:

@@ -28,6 +28,7 @@ from mttl.prediction.question_table import (
     choices_of,
     format_header,
     format_rows,
+    guess_kind,
     parse_rows_of,
     references_of,
 )
@@ -79,7 +80,8 @@ def answer_table(
         task: The task of all questions that name none.
         questions: A file; standard input by default.
         out: A file, which is continued where an earlier start left it; standard output by default.
-        kind: Format of both; by the names of the files by default, else TSV.
+        kind: Format of both; by the names of the files by default, else JSONL where questions
+            begin with ``{``, and TSV.
         metric: By which all answers are scored; that of the run's results by default.
         wanted: How to answer.
 
@@ -91,9 +93,10 @@ def answer_table(
         check_metric(metric, ConfigError, "--metric")
         if own_classes.METRICS.is_own(metric):
             own_classes.find_class(own_classes.METRICS, metric, trusted=True)
-    kind = kind or _kind_of(questions) or _kind_of(out) or "tsv"
     place = questions or "standard input"
-    rows = parse_rows_of(_text_of(questions), kind, place)
+    text = _text_of(questions)
+    kind = kind or _kind_of(questions) or _kind_of(out) or guess_kind(text)
+    rows = parse_rows_of(text, kind, place)
     check_questions(rows, place)
     models, metrics = load_tasks(source, adapted, backbone)
     names = _tasks_of(rows, task, models, place)
@@ -103,7 +106,7 @@ def answer_table(
     if metric is not None:
         metrics = dict.fromkeys(models, metric)
     new = [ANSWER, *([PROBABILITIES] if chooses else [])]
-    columns = [*(name for name in (rows[0] if rows else []) if name not in new), *new]
+    columns = [*(name for name in rows[0] if name not in new), *new]
     size = wanted.batch_size * CHUNK
     with ExitStack() as block:
         done: Rows = []

@@ -11,6 +11,7 @@ from mttl.prediction.question_table import (
     choices_of,
     format_header,
     format_rows,
+    guess_kind,
     parse_rows_of,
     references_of,
 )
@@ -25,6 +26,16 @@ def test_a_table_is_read_as_it_was_written(kind: str) -> None:
     text = format_header(["task", "input"], kind) + format_rows(rows, ["task", "input"], kind)
     assert parse_rows_of(text, kind, "x") == rows
     assert parse_rows_of("", kind, "x") == []
+
+
+def test_the_format_of_a_pipe_is_read_off_its_start() -> None:
+    assert guess_kind('{"input": "a"}\n') == "jsonl"
+    assert guess_kind("input\toutput\n") == guess_kind("") == "tsv"
+
+
+def test_a_table_without_rows_is_refused() -> None:
+    with pytest.raises(TaskError, match="x: there is no question"):
+        check_questions([], "x")
 
 
 def test_lists_are_one_cell_of_a_table() -> None:

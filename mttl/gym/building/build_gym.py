@@ -99,6 +99,10 @@ def build_task(
             folder.rmdir()
     record = _read_record(folder)
     before = record.get("files", {}) if record.get("made_from") == made_from else {}
+    again = tuple(f"_{s}_{split}{task.ending}" for s in samples for split in SPLITS)
+    for name in record.get("files", {}):  # a sample has the files of one k
+        if name.endswith(again) and name not in sums:
+            (folder / name).unlink(missing_ok=True)
     if task.ending != TSV:  # what earlier versions wrote
         for name in sums:
             (folder / name).with_suffix(TSV).unlink(missing_ok=True)

@@ -94,6 +94,16 @@ def test_another_definition_or_source_is_built_again(raw, out):
         assert not build_task(make_task(input="{text}"), out, raw=raw, samples=[13]).skipped
 
 
+def test_a_sample_has_the_files_of_one_k(raw, out):
+    """Those of another k would be a second set, of which nobody could say which is meant."""
+    other = make_task(k=3)
+    build_task(make_task(), out, samples=[13, 100], raw=raw)
+    assert build_task(other, out, samples=[13], raw=raw).status == "built"
+    made = {path.name for path in (out / other.name).glob("*.jsonl")}
+    assert made == {*file_names(other, [13]), *file_names(make_task(), [100])}
+    assert Gym(out).samples(other.name) == [13, 100]
+
+
 def test_published_sums(raw, out, monkeypatch):
     """Files that have them need no record of where they are from; others are told."""
     build_task(make_task(), out, raw=raw)
