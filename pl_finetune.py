@@ -21,7 +21,6 @@ def main(arguments: list[str] | None = None) -> int:
     """Adapt, score and print a table; return the exit status."""
     given = sys.argv[1:] if arguments is None else arguments
     options = vars(parse(given))
-    from mttl.adaptation.settings_of_run import check_overrides
     from mttl.config.load import load_any_config
     from mttl.config.worlds import world_of
     from mttl.inventory_folder import inventory_folder
@@ -29,6 +28,8 @@ def main(arguments: list[str] | None = None) -> int:
     overrides = options.pop("override")
     config = load_any_config(options.pop("config"), overrides)
     inventory_folder(options["source"])
+    from mttl.build.saved_settings import check_overrides
+
     check_overrides(options["source"], config, overrides)
     command = [sys.executable, str(Path(__file__).resolve()), *given]
     world_of(config).run("adaptation", config, command=command, **options)

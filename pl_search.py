@@ -22,7 +22,6 @@ def main(arguments: list[str] | None = None) -> int:
     """Search, write what was found and print a table; return the exit status."""
     given = sys.argv[1:] if arguments is None else arguments
     options = vars(parse(given))
-    from mttl.adaptation.settings_of_run import check_overrides
     from mttl.config.load import load_any_config
     from mttl.config.worlds import world_of
     from mttl.inventory_folder import inventory_folder
@@ -31,6 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
     config = load_any_config(options.pop("config"), overrides)
     if options["source"] is not None:
         inventory_folder(options["source"])
+        from mttl.build.saved_settings import check_overrides
+
         check_overrides(options["source"], config, overrides)
     command = [sys.executable, str(Path(__file__).resolve()), *given]
     world_of(config).run("search", config, command=command, **options)

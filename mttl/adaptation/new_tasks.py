@@ -24,11 +24,10 @@ from mttl.adaptation.plan import new_tasks, plan_jobs
 from mttl.adaptation.results import Results, check_folder
 from mttl.adaptation.save_adapted import Answers, save_adapted
 from mttl.adaptation.settings import job_config, with_settings
-from mttl.adaptation.settings_of_run import SECTIONS
 from mttl.build.expert_matrix import read_expert_matrix
 from mttl.build.factor_table import factor_rows
 from mttl.build.model import Built, load_run
-from mttl.build.saved_settings import ModelSettings, read_settings
+from mttl.build.saved_settings import OF_THE_RUN, ModelSettings, read_settings
 from mttl.checkpoint import read_inventory
 from mttl.config.load import dump_config, load_config
 from mttl.config.schema import Config
@@ -268,7 +267,7 @@ class Adaptation:
         """Note in a folder what its results are made from, or refuse to mix them with others."""
         of_the_run: dict[str, Any] = {
             name: getattr(self.trained, name)
-            for name in SECTIONS
+            for name in OF_THE_RUN
             if name in type(config).model_fields
         }
         of_the_run["data"] = config.data.model_copy(update={"prefix": self.form["prefix"]})

@@ -1,11 +1,13 @@
 """The settings in a saved inventory: what is needed to build its model again."""
 
-from typing import TypeVar
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from mttl.build.build_backbone import found_again
-from mttl.checkpoint import SavedInventory
+from mttl.checkpoint import SavedInventory, read_inventory
 from mttl.config.backbone_schema import Backbone
 from mttl.config.moe_schema import MoE
 from mttl.config.router_schema import Router
@@ -13,10 +15,13 @@ from mttl.config.schema import Generation
 from mttl.config.section import Section
 from mttl.config.skills_schema import Aggregation, Mixture, Skills
 from mttl.data.prompt_form import PromptForm
-from mttl.errors import CheckpointError
+from mttl.errors import CheckpointError, ConfigError
 from mttl.own_classes import OwnClassError
 
 S = TypeVar("S", bound=Section)
+# What adaptation takes from the run that it adapts, whatever its configuration says.
+OF_THE_RUN = ("backbone", "policy", "skills", "router", "moe", "aggregation")
+_ABSENT = object()
 
 
 class ModelSettings(Section):
@@ -69,3 +74,38 @@ def read_settings(saved: SavedInventory, schema: type[S]) -> S:
             f"'{saved.folder / 'meta.json'}' has settings that this mttl does not know. Load it "
             f"with the mttl that wrote it ({saved.meta['libraries']['mttl']}): {error}"
         ) from error
+
+
+def check_overrides(run: str | Path, config: Section, overrides: Sequence[str]) -> None:
+    """Refuse settings of a command line that the run has otherwise, and that would change nothing.
+
+    Args:
+        run: The folder of the trained run.
+        config: The configuration, with the settings of the command line.
+        overrides: These, as ``section.key=value``.
+
+    Raises:
+        CheckpointError: If the folder holds no trained run.
+        ConfigError: If one of them is of a section that is the run's, and differs from it.
+    """
+    names = [text.partition("=")[0] for text in overrides]
+    names = [name for name in names if name.partition(".")[0] in OF_THE_RUN]
+    if not names:
+        return
+    wanted, trained = config.model_dump(mode="json"), read_inventory(run).meta["settings"]
+    for name in names:
+        here, there = _value(wanted, name), _value(trained, name)
+        if here != there:
+            has = "has no such setting" if there is _ABSENT else f"was trained with {there!r}"
+            advice = "Leave it out"
+            if name == "backbone.name":
+                advice = "Leave it out; a backbone that has moved is named by --backbone DIR"
+            raise ConfigError(
+                f"'{name}' ({here!r}) cannot be set in adaptation: the run '{run}' {has}. {advice}"
+            )
+
+
+def _value(tree: Any, name: str) -> Any:
+    for key in name.split("."):
+        tree = tree.get(key, _ABSENT) if isinstance(tree, dict) else _ABSENT
+    return tree
