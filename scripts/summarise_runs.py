@@ -14,10 +14,10 @@ from rich.console import Console
 
 from mttl.command import READ, exit_with, make_parser
 from mttl.errors import MttlError
+from mttl.gym.partition import MEAN
 from mttl.reading import read_table, to_number
 from mttl.training.run_folder import PLACE, differing_settings, seed_of
 
-MEAN = "mean"
 # What training and scoring do not depend on.
 MAY_DIFFER = (*PLACE, "run.seed", "adapt.", "search.", "data.cache_dir", "trainer.loggers")
 Scores = dict[tuple[str, str], list[float]]  # (task, split) -> a score per run

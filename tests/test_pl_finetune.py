@@ -165,8 +165,8 @@ def test_what_the_run_was_built_from_cannot_be_set(
     message = fails(recipe, capsys, wrong)
     assert "'skills.n_skills'" in message
     assert f"was trained with {trained.skills.n_skills}. Leave it out" in message
-    moved = fails(recipe, capsys, arguments(folder, tmp_path, "router.top_k=1"))
-    assert "router" in moved
+    wrong = arguments(folder, tmp_path, "router.granularity=model")
+    assert "'router.granularity' ('model') cannot be set" in fails(recipe, capsys, wrong)
     other = tmp_path / "other.yaml"
     other.write_text(f"skills: {{n_skills: {trained.skills.n_skills + 1}}}\n")
     same = f"skills.n_skills={trained.skills.n_skills}"
