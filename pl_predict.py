@@ -67,7 +67,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add(
         "--format",
         choices=("tsv", "csv", "jsonl"),
-        help="of both (by their names, else as it begins)",
+        help="of both (by their names; else jsonl after a {, or tsv)",
     )
     add = parser.group(WORK).add_argument
     add(
