@@ -166,7 +166,7 @@ def test_what_the_run_was_built_from_cannot_be_set(
     assert "'skills.n_skills'" in message
     assert f"was trained with {trained.skills.n_skills}. Leave it out" in message
     wrong = arguments(folder, tmp_path, "router.granularity=model")
-    assert "'router.granularity' ('model') cannot be set" in fails(recipe, capsys, wrong)
+    assert "'router.granularity' (\"model\") cannot be set" in fails(recipe, capsys, wrong)
     other = tmp_path / "other.yaml"
     other.write_text(f"skills: {{n_skills: {trained.skills.n_skills + 1}}}\n")
     same = f"skills.n_skills={trained.skills.n_skills}"

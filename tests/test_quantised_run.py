@@ -249,14 +249,17 @@ def test_the_backbone_cannot_be_trained(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     finetune = load_recipe(ROOT / "pl_finetune.py")
-    given = ["-c", str(case[2]), "--from", str(run.path), "--tasks", "reverse", "--allow-seen"]
+    whole = tmp_path / "whole.yaml"
+    whole.write_text("backbone: {quantize: null}\n")
+    given = ["--from", str(run.path), "--tasks", "reverse", "--allow-seen"]
     out = ["--out", str(tmp_path / "adapted"), "-k", "adapt.mode=full"]
     # By the configuration, and by that of the run where the configuration names another backbone.
-    for more, message in (
-        ([], "adapt.mode 'full' trains the backbone, which backbone.quantize"),
-        (["backbone.quantize=null"], "mode 'full' trains the backbone, which is quantised"),
+    for files, message in (
+        (f"{case[2]}", "adapt.mode 'full' trains the backbone, which backbone.quantize"),
+        (f"{case[2]}+{whole}", "mode 'full' trains the backbone, which is quantised"),
     ):
-        assert run_command(lambda more=more: finetune.main([*given, *out, *more])) == USER_MISTAKE
+        command = ["-c", files, *given, *out]
+        assert run_command(lambda command=command: finetune.main(command)) == USER_MISTAKE
         assert message in " ".join(capsys.readouterr().err.split())
     with pytest.raises(ConfigError, match="mode 'full' trains the backbone, which is quantised"):
         apply_mode(load_run(run.path).model, "full")

@@ -1,5 +1,6 @@
 """The settings in a saved inventory: what is needed to build its model again."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -96,12 +97,15 @@ def check_overrides(run: str | Path, config: Section, overrides: Sequence[str]) 
     for name in names:
         here, there = _value(wanted, name), _value(trained, name)
         if here != there:
-            has = "has no such setting" if there is _ABSENT else f"was trained with {there!r}"
+            has = "has no such setting"
+            if there is not _ABSENT:
+                has = f"was trained with {json.dumps(there, ensure_ascii=False)}"
             advice = "Leave it out"
             if name == "backbone.name":
                 advice = "Leave it out; a backbone that has moved is named by --backbone DIR"
             raise ConfigError(
-                f"'{name}' ({here!r}) cannot be set in adaptation: the run '{run}' {has}. {advice}"
+                f"'{name}' ({json.dumps(here, ensure_ascii=False)}) cannot be set in adaptation: "
+                f"the run '{run}' {has}. {advice}"
             )
 
 
