@@ -35,6 +35,8 @@ class FewShotResult:
             scored.
         n_answers: How many answers that is out of; None in results of earlier versions.
         begun_as: The trained task as which the new one began, where one was chosen.
+        rows: Of which rows and metric it is: `mttl.gym.folder.Gym.digest`; None in results of
+            earlier versions.
     """
 
     task: str
@@ -48,6 +50,7 @@ class FewShotResult:
     n_empty: int
     n_answers: int | None = None
     begun_as: str | None = None
+    rows: str | None = None
 
     @property
     def job(self) -> FewShotJob:
@@ -81,9 +84,10 @@ class FewShotResult:
         """
         scores = {name: math.nan if row[name] is None else row[name] for name in ("dev", "test")}
         result = cls(**{**row, **scores})
-        for name in ("task", "metric", "begun_as"):
-            if (name, getattr(result, name)) != ("begun_as", None):
-                check_name(getattr(result, name), name, TaskError)
+        for name in ("task", "metric", "begun_as", "rows"):
+            value = getattr(result, name)
+            if value is not None or name in ("task", "metric"):
+                check_name(value, name, TaskError)
         for name in ("sample", "seed", "step", "n_trained", "n_empty", "n_answers"):
             if (name, getattr(result, name)) != ("n_answers", None):
                 check_count(getattr(result, name), name)

@@ -7,7 +7,7 @@ References:
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.job import run_job, task_module
 from mttl.adaptation.own_examples import Example, split_examples, write_examples
 from mttl.adaptation.plan import new_tasks, plan_jobs
-from mttl.adaptation.results import Results, check_folder
+from mttl.adaptation.results import Results, check_folder, check_rows
 from mttl.adaptation.save_adapted import Answers, save_adapted
 from mttl.adaptation.settings import job_config, with_settings
 from mttl.build.expert_matrix import read_expert_matrix
@@ -265,6 +265,7 @@ class Adaptation:
 
     def check_folder(self, folder: Path, config: Config) -> None:
         """Note in a folder what its results are made from, or refuse to mix them with others."""
+        check_rows(folder, {job: self.gym.digest(job.task, job.sample) for job in self.jobs})
         of_the_run: dict[str, Any] = {
             name: getattr(self.trained, name)
             for name in OF_THE_RUN
@@ -321,7 +322,7 @@ class Adaptation:
                 save, self.run.model, result, answers, values, shown, **where, replace=True
             )
 
-        return run_job(
+        result = run_job(
             self.run.model,
             self.run.tokenizer,
             job,
@@ -333,6 +334,7 @@ class Adaptation:
             on_step=on_step,
             keep=keep if save is not None else None,
         )
+        return replace(result, rows=self.gym.digest(job.task, job.sample))
 
     def _shown(self, job: FewShotJob, config: Config) -> PromptForm:
         """Return how inputs of a job's task look."""

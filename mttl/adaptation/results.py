@@ -1,8 +1,9 @@
 """Results of few-shot jobs in a folder, which are all of the same settings and inventory."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from mttl.adaptation.few_shot import FewShotResult
+from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.result_lines import ResultLines
 from mttl.adaptation.shard import Shard
 from mttl.errors import ConfigError
@@ -72,6 +73,27 @@ def check_folder(
             raise ConfigError(_mixed(folder, before, inventory))
     write_text(config, settings)
     write_text(source, f"{inventory}\n")
+
+
+def check_rows(folder: Path, rows: Mapping[FewShotJob, str]) -> None:
+    """Refuse to go on with results of rows that are no longer those of the gym.
+
+    Args:
+        folder: Of the results.
+        rows: By job, what `mttl.gym.folder.Gym.digest` returns now.
+
+    Raises:
+        ConfigError: If a finished job had other rows, or was scored by another metric.
+    """
+    places = sorted({path.parent for pattern in RESULTS for path in folder.glob(pattern)})
+    finished = [job for place in places for job in Results(place).finished.values()]
+    other = {x.task for x in finished if x.rows and x.rows != rows.get(x.job, x.rows)}
+    if other:
+        raise ConfigError(
+            f"the results in '{folder}' are of other rows, or another metric, than the gym has "
+            f"now: {', '.join(sorted(other))}. Use another folder with --out (out= in a call), "
+            "or delete this one"
+        )
 
 
 def _mixed(folder: Path, before: str | None, now: str) -> str:

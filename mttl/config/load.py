@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -76,19 +76,9 @@ def load_any_config(
     as_written: bool = False,
 ) -> Section:
     """Read a configuration of any world; its sections tell which. See `load_config`."""
-    listed = names.split("+") if isinstance(names, str) else list(names)
-    stems: list[str] = []
-    paths: list[str] = []
-    tree: Tree = {}
-    sources: Sources = {}
-    for name in listed:
-        path = find_file(name, suffix=".yaml")
-        own_tree = _read(path)
-        tree = merge(tree, own_tree, str(path), sources)
-        stems.append(path.stem)
-        if own_tree:
-            paths.append(str(path))
-    _refuse_overruled(paths, sources)
+    joined = _join(names.split("+") if isinstance(names, str) else names)
+    _refuse_overruled(joined)
+    tree, sources = joined.tree, joined.sources
     for text in overrides:
         tree = _override(tree, text, sources)
     tree = _of_the_gym(tree)
@@ -96,12 +86,24 @@ def load_any_config(
         tree = _with_prefix(tree)
     run = tree.get("run", {})
     if isinstance(run, dict):
-        tree = {**tree, "run": {"name": "-".join(stems), **run}}
+        tree = {**tree, "run": {"name": "-".join(path.stem for path in joined.paths), **run}}
     schema = next((world for world in WORLDS if world.section in tree), WORLDS[-1]).schema
     try:
         return schema.model_validate(tree, context=own)
     except ValidationError as error:
         raise ConfigError(explain(error, tree, sources, schema)) from None
+
+
+def join_files(names: str, last: str) -> str:
+    """Return files joined with one more, without those that it leaves nothing of.
+
+    Args:
+        names: As for `load_config`.
+        last: The file to name after them.
+    """
+    listed = [*names.split("+"), last]
+    overruled = _join(listed).overruled
+    return "+".join(name for place, name in enumerate(listed) if place not in overruled)
 
 
 def find_file(name: str, suffix: str = "") -> Path:
@@ -173,20 +175,42 @@ def _read(path: Path) -> Tree:
     return tree
 
 
-def _refuse_overruled(paths: Sequence[str], sources: Sources) -> None:
+class _Joined(NamedTuple):
+    """Files merged left to right."""
+
+    tree: Tree
+    sources: Sources
+    paths: list[Path]
+    overruled: list[int]  # places of files, but the first, of which nothing is left
+
+
+def _join(names: Sequence[str]) -> _Joined:
+    tree: Tree = {}
+    sources: Sources = {}
+    paths = [find_file(name, suffix=".yaml") for name in names]
+    trees = [_read(path) for path in paths]
+    for path, own in zip(paths, trees, strict=True):
+        tree = merge(tree, own, str(path), sources)
+    heard = set(sources.values())
+    said = [place for place, own in enumerate(trees) if own]
+    overruled = [place for place in said[1:] if str(paths[place]) not in heard]
+    return _Joined(tree, sources, paths, overruled)
+
+
+def _refuse_overruled(joined: _Joined) -> None:
     """Refuse a file on top of another of which nothing is left.
 
     Raises:
         ConfigError: If later files say otherwise about all that it sets.
     """
-    heard = set(sources.values())
-    for place, path in enumerate(paths[1:-1], 1):
-        if path not in heard:
-            later = ", ".join(f"'{other}'" for other in paths[place + 1 :] if other in heard)
-            raise ConfigError(
-                f"'{path}' has no effect: all that it sets is set again by what is named after it "
-                f"({later}). Leave one of them out, or name it last"
-            )
+    heard = set(joined.sources.values())
+    for place in joined.overruled:
+        after = map(str, joined.paths[place + 1 :])
+        later = ", ".join(f"'{path}'" for path in after if path in heard)
+        raise ConfigError(
+            f"'{joined.paths[place]}' has no effect: all that it sets is set again by what is "
+            f"named after it ({later}). Leave one of them out, or name it last"
+        )
 
 
 def _with_prefix(tree: Tree) -> Tree:

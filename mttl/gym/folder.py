@@ -10,6 +10,7 @@ References:
 """
 
 import csv
+import hashlib
 import io
 import re
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mttl.errors import TaskError, nearest
-from mttl.gym.rows import ENDINGS, Row, read_rows
+from mttl.gym.rows import ENDINGS, Row, RowFile, read_rows
 from mttl.gym.table import metric_of
 from mttl.metrics.metric_names import METRIC_NAMES
 from mttl.own_classes import METRICS
@@ -129,6 +130,16 @@ class Gym:
             TaskError: If the file is absent or malformed (file, line and reason).
         """
         return read_rows(self.file(task, split, sample), max_rows)
+
+    def digest(self, task: str, sample: int) -> str:
+        """Return what tells scores on one sample from those on other rows, or by another metric.
+
+        Raises:
+            TaskError: If a file is empty or cannot be read.
+        """
+        files = [file.path for (of, _), file in self._files_of(task).items() if of == sample]
+        parts = [self.metric(task), *(RowFile.scan(path).digest for path in files)]
+        return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 
     def metric(self, task: str) -> str:
         """Return the name of the task's metric: as given, from TASKS.csv, or of CrossFit's table.

@@ -16,7 +16,7 @@ from comparison.stages import Cost, Processes, start_again
 from comparison.tables import Score, read_seen
 from mttl import yaml12
 from mttl.adaptation.plan import new_tasks, plan_jobs, read_samples
-from mttl.config.load import dump_config, load_config
+from mttl.config.load import dump_config, join_files, load_config
 from mttl.config.schema import Config
 from mttl.data.chosen_tasks import open_gym, partition_of
 from mttl.errors import ConfigError
@@ -125,7 +125,7 @@ class Comparison:
 
     def files(self, item: Plan) -> str:
         """Return the configuration files of one training."""
-        return f"{self.config}+{self.methods[item.name].fragment}"
+        return join_files(self.config, self.methods[item.name].fragment)
 
     def adapt_files(self, item: Plan) -> str:
         """Return the configuration files of its adaptations."""

@@ -12,7 +12,7 @@ from comparison.folder import Comparison
 from comparison.intervals import half_width
 from comparison.methods import EVERY, MODE_WAYS, Method, Plan
 from comparison.tables import Mean, Score, by_seed, markdown, mean_cell
-from mttl.config.load import load_config
+from mttl.config.load import join_files, load_config
 from mttl.config.schema import Config
 from mttl.data.chosen_tasks import open_gym, partition_of
 from mttl.errors import MttlError, nearest
@@ -80,7 +80,7 @@ def kind_methods(
     ways = (MODE_WAYS[0], *(way for way in MODE_WAYS[1:] if way.name in modes))
     found = {}
     for name in chosen:
-        files = f"{config}+skills/{name}.yaml"
+        files = join_files(config, f"skills/{name}.yaml")
         own = load_config(files, list(overrides))
         # Adaptation of a kind bears the rate that its training does, unless its file says another.
         rate = 1.0 if own.adapt.lr != common.adapt.lr else own.optim.lr / common.optim.lr

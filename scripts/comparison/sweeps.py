@@ -69,11 +69,11 @@ def swept(
     overrides: Sequence[str],
 ) -> dict[str, tuple[str, float, Method]]:
     """Return kind, value and method of every run, by its name."""
-    from mttl.config.load import load_config
+    from mttl.config.load import join_files, load_config
 
     found = {}
     for kind, method in kinds.items():
-        own = load_config(f"{config}+{method.fragment}", list(overrides))
+        own = load_config(join_files(config, method.fragment), list(overrides))
         for value in dict.fromkeys(values):
             changed = sweep.change(replace(method, measured=False), own, value)
             found[f"{kind}-{value:g}"] = (kind, value, changed)

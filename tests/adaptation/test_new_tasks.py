@@ -101,6 +101,20 @@ def test_results_of_another_inventory_are_not_returned(run: Path, tmp_path: Path
         mttl.adapt(tmp_path / "resumed", **given)
 
 
+def test_results_of_rows_that_changed_are_not_returned(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run.parents[1] / "gym", tmp_path / "gym")
+    given = {"gym": tmp_path / "gym", "out": tmp_path / "out", "mode": "zero_shot"}
+    first = mttl.adapt(run, tasks="first", **given)
+    assert mttl.adapt(run, tasks="first", **given) == first
+    table = tmp_path / "gym" / "first" / "first_16_13_test.tsv"
+    table.write_text("ab\tb\n")
+    with pytest.raises(ConfigError, match=r"of other rows, or another metric.*: first\. Use"):
+        mttl.adapt(run, tasks="first", **given)
+    # Those of another sample, or another task, are what they were.
+    assert mttl.adapt(run, tasks="first", samples=[100], **given) == first[1:]
+    assert mttl.adapt(run, tasks="twice", **given)
+
+
 def test_results_of_another_number_of_examples_are_not_returned(run: Path, tmp_path: Path) -> None:
     given = {"tasks": "first", "out": tmp_path, **STEPS}
     (four, _) = mttl.adapt(run, examples=4, **given)

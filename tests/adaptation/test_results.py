@@ -11,7 +11,7 @@ import torch
 from helpers.backbones import tiny_t5
 from helpers.skills import skilled
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
-from mttl.adaptation.results import Results, check_folder
+from mttl.adaptation.results import Results, check_folder, check_rows
 from mttl.adaptation.shard import Shard
 from mttl.checkpoint import save_inventory
 from mttl.errors import ConfigError, MttlError
@@ -57,11 +57,13 @@ def test_parts_see_what_the_others_finished_and_leave_their_files_alone(tmp_path
 
 def test_rows_of_earlier_versions_are_read(tmp_path: Path) -> None:
     row = result("a", 0.5).row()
-    del row["n_answers"], row["begun_as"]
+    del row["n_answers"], row["begun_as"], row["rows"]
     (tmp_path / "results.jsonl").write_text(json.dumps(row) + "\n")
     (found,) = Results(tmp_path).finished.values()
     assert found.n_answers is None
     assert found.begun_as is None
+    assert found.rows is None
+    check_rows(tmp_path, {found.job: "anything"})
 
 
 @pytest.mark.parametrize("line", ['{"task": "c", "sam', '{"task": "c"}', "[1]", "\0\0", "é", ""])

@@ -11,6 +11,7 @@ from mttl.config.load import (
     configs_dir,
     dump_config,
     find_file,
+    join_files,
     load_config,
     resolve_folder,
     resolve_path,
@@ -132,6 +133,11 @@ def test_a_file_that_others_overrule_is_refused(first: str, second: str) -> None
     with pytest.raises(ConfigError, match=message):
         load_config(f"crossfit.yaml+{first}.yaml+{second}.yaml")
     load_config(f"crossfit.yaml+{second}.yaml")
+    # A command that names the second itself leaves the first out.
+    names = f"crossfit.yaml+trainer/quick.yaml+{first}.yaml"
+    assert join_files(names, f"{second}.yaml") == f"crossfit.yaml+trainer/quick.yaml+{second}.yaml"
+    with pytest.raises(ConfigError, match=r"there is no file 'none\.yaml'"):
+        join_files(names, "none.yaml")
 
 
 @pytest.mark.parametrize("text", ["", "trainer: {max_steps: 2}\nrun: {seed: 1}"])

@@ -96,6 +96,17 @@ def test_files_of_all_rows_name_no_number(make_gym):
     assert len(gym.rows("one", "dev", 13)) == 4
 
 
+def test_a_digest_is_of_one_sample_and_its_metric(make_gym):
+    gym = make_gym({"blimp-one": 2}, table="task,metric\nblimp-one,ACC\n")
+    first, second = gym.digest("blimp-one", 13), gym.digest("blimp-one", 100)
+    assert first != second
+    path = gym.directory / "blimp-one" / "blimp-one_16_100_test.tsv"
+    path.write_text("a\tb\n")
+    assert gym.digest("blimp-one", 13) == first
+    assert gym.digest("blimp-one", 100) != second
+    assert Gym(gym.directory, {"blimp-one": "EM"}).digest("blimp-one", 13) != first
+
+
 def test_a_malformed_file_is_named(make_gym):
     gym = make_gym({"one": 2})
     path = gym.directory / "one" / "one_16_100_train.tsv"

@@ -243,6 +243,21 @@ def test_every_method_has_one_start_and_one_way_has_two(
     }
 
 
+def test_a_method_overrules_the_files_of_all_runs(
+    config: Path, tmp_path: Path, commands: list[list[str]]
+) -> None:
+    given = ("-c", f"{config}+adapt/mean_row.yaml", *BUDGET, "--seeds", "13", "--modes")
+    given += ("--out", str(tmp_path / "out"), "--methods", "polytropon", "private")
+    assert SCRIPT.main(list(given)) == 0
+    files = [words[2] for words in commands if Path(words[0]).stem == "pl_train"]
+    assert files == [
+        f"{config}+adapt/mean_row.yaml+router/polytropon.yaml",
+        f"{config}+router/private.yaml",
+    ]
+    run = tmp_path / "out" / "private" / "seed13"
+    assert load_config(str(run / "adapt-all" / "config.yaml")).adapt.init == "own"
+
+
 def test_settings_of_all_runs_leave_those_that_a_way_is_known_by(
     config: Path, tmp_path: Path, commands: list[list[str]]
 ) -> None:
