@@ -25,7 +25,7 @@ from rich.logging import RichHandler
 from mttl.child_process import end_process, follow_launcher
 from mttl.errors import MttlError, StopRequested
 from mttl.files import DISK_REFUSES, GONE, FolderGoneError
-from mttl.own_classes import trust
+from mttl.own_classes import failed_in, trust
 from mttl.reading import reason, shown
 from mttl.stop_signals import handling
 from mttl.version import VERSION
@@ -176,7 +176,7 @@ def _lost_its_folder(error: OSError) -> bool:
 
 
 def _fault(console: Console, error: Exception) -> int:
-    """Say in one line that the program is at fault, and keep the traceback in a file."""
+    """Say in one line what is at fault, and keep the traceback in a file."""
     lines = "".join(traceback.format_exception(error))
     try:
         handle, name = tempfile.mkstemp(prefix="mttl-fault-", suffix=".txt")
@@ -185,9 +185,14 @@ def _fault(console: Console, error: Exception) -> int:
     except OSError:  # not even that: then on the terminal
         console.print(lines, markup=False)
         name = "above"
+    kept = f"the traceback is in '{name}'"
+    own = failed_in(error)
+    if own is not None:
+        console.print(f"error: {own}; {kept}", markup=False)
+        return USER_MISTAKE
     console.print(
         f"error: {type(error).__name__}: {reason(error)}. This is a fault of the program, or a "
-        f"damaged file that it does not recognise; the traceback is in '{name}'",
+        f"damaged file that it does not recognise; {kept}",
         markup=False,
     )
     return FAULT

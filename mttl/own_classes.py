@@ -10,6 +10,7 @@ are imported already, and refused otherwise.
 """
 
 import importlib
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import inspect
@@ -53,6 +54,11 @@ class Family:
         """Return the entry points of installed packages: short names and ``module:Class``."""
         found = importlib.metadata.entry_points(group=f"mttl.{self.name}")
         return {entry.name: entry.value for entry in found}
+
+    def loaded_base(self) -> type[Any] | None:
+        """Return the base class where its module is loaded."""
+        module, _, attribute = self.base.partition(":")
+        return getattr(sys.modules.get(module), attribute, None)
 
     def is_own(self, name: object) -> bool:
         """Tell whether a name stands for a class of one's own."""
@@ -155,7 +161,17 @@ def trust(names: str) -> None:
 
     Args:
         names: Joined by commas.
+
+    Raises:
+        OwnClassError: If there is no such module or file.
     """
+    for name in (given.strip() for given in names.split(",")):
+        if not (Path(name).is_file() if name.endswith(".py") else _has_module(name)):
+            raise OwnClassError(
+                f"--trust '{name}': there is no such {'file' if name.endswith('.py') else 'module'}"
+                f", neither in '{Path.cwd()}' nor where Python looks; name a module, a package or "
+                "a file, as ./my_router.py"
+            )
     before = os.environ.get(TRUST)
     os.environ[TRUST] = f"{before},{names}" if before else names
 
@@ -185,10 +201,32 @@ def calling(own: object) -> Iterator[None]:
 def told(error: BaseException) -> str:
     """Return what went wrong, and where in the code of one's own."""
     frames = traceback.extract_tb(error.__traceback__)
-    libraries = ("site-packages", "<frozen", str(Path(__file__).parent))
-    own = [frame for frame in frames if not any(name in frame.filename for name in libraries)]
+    own = [frame for frame in frames if not _is_library(frame.filename)]
     last = (own or frames)[-1]
     return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+
+
+def failed_in(error: BaseException) -> str | None:
+    """Return which class of one's own an error came through, and what went wrong in it, or None."""
+    bases = tuple(base for family in FAMILIES if (base := family.loaded_base()) is not None)
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, bases) and not _is_library(frame.f_code.co_filename):
+            return f"{type(owner).__name__} failed: {told(error)}"
+    return None
+
+
+def _is_library(file: str) -> bool:
+    return any(part in file for part in ("site-packages", "<frozen", str(Path(__file__).parent)))
+
+
+def _has_module(name: str) -> bool:
+    """Tell whether there is a module or package, from its first part: nothing is imported."""
+    first = name.partition(".")[0]
+    if not first.isidentifier():
+        return False
+    here = importlib.machinery.PathFinder.find_spec(first, [str(Path.cwd())])
+    return first in sys.modules or (here or importlib.util.find_spec(first)) is not None
 
 
 def _trusted_names() -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pytorch_lightning import Callback
 
 from mttl.__main__ import listing
 from mttl.command import (
@@ -136,6 +137,20 @@ def test_faults_of_the_program_are_one_line_and_a_file(
     assert f"error: {type(fault).__name__}: " in error
     assert f"the traceback is in '{path}'" in error
     assert f"{type(fault).__name__}: " in path.read_text().splitlines()[-1]
+
+
+def test_what_a_class_of_ones_own_raises_is_its_own(tmp_path, monkeypatch, capsys) -> None:
+    class Watching(Callback):
+        def setup(self) -> None:
+            raise KeyError("lr")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert run_command(lambda: Watching().setup()) == USER_MISTAKE  # type: ignore[call-arg]
+    error = capsys.readouterr().err
+    assert "error: Watching failed: KeyError: 'lr' (" in error
+    assert "test_command.py, line" in error
+    assert "fault of the program" not in error
+    assert 'raise KeyError("lr")' in next(tmp_path.glob("mttl-fault-*.txt")).read_text()
 
 
 def test_the_traceback_is_printed_where_no_file_can_be_written(monkeypatch, capsys) -> None:

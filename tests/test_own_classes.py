@@ -73,7 +73,7 @@ def test_a_trusted_package_holds_trusted_modules_and_others_are_not(write: Write
     write("pack_c/__init__.py", "")
     write("pack_c/inner.py")
     write("pack_cc.py")
-    trust("elsewhere")
+    trust("json")
     trust("pack_c")
     assert find_class(ROUTERS, "pack_c.inner:MyRouter")
     with pytest.raises(OwnClassError, match="not run by itself"):
@@ -87,13 +87,21 @@ def test_a_trusted_file_is_found_from_elsewhere(
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
     parser = make_parser("")
-    parser.parse_args(["--trust", "parts/mine_d.py"])
+    monkeypatch.setenv(TRUST, "parts/mine_d.py")
     with pytest.raises(
         OwnClassError, match=r"no file './parts/mine_d\.py' in .*--trust FOLDER/parts"
     ):
         find_class(ROUTERS, "./parts/mine_d.py:MyRouter")
     assert vars(parser.parse_args(["--trust", str(path)])) == {}
     assert find_class(ROUTERS, "./parts/mine_d.py:MyRouter").__name__ == "MyRouter"
+
+
+@pytest.mark.parametrize("name", ["none.py", "no_such_module", "mine_h,no_such", "", "./mine_h"])
+def test_what_does_not_exist_is_not_trusted(write: Write, name: str) -> None:
+    write("mine_h.py", "raise RuntimeError('imported')")
+    with pytest.raises(OwnClassError, match=r"--trust '.*': there is no such (file|module), "):
+        make_parser("").parse_args(["--trust", name])
+    make_parser("").parse_args(["--trust", "mine_h,mttl.routing"])
 
 
 def test_an_installed_package_offers_short_names(
