@@ -98,7 +98,9 @@ def problem(error: YAMLError) -> str:
     """Return an error of `parse` in one line."""
     mark = getattr(error, "problem_mark", None)
     where = f"line {mark.line + 1}: " if mark is not None else ""
-    return " ".join(f"{where}{getattr(error, 'problem', None) or error}".split())
+    # Of a key that stands twice the values are told too, as `{}` where they are mappings.
+    told = str(getattr(error, "problem", None) or error).partition(" with value ")[0]
+    return " ".join(f"{where}{told}".split())
 
 
 def _yaml() -> YAML:

@@ -110,7 +110,9 @@ def read_partition(name: str) -> list[str]:
     from mttl.config.load import resolve_path
     from mttl.gym.partition import load_partition
 
-    path = resolve_path(name if name.endswith(".json") else f"partitions/{name}.json")
+    path = resolve_path(
+        name if name.endswith(".json") else f"partitions/{name}.json", "--partition"
+    )
     sides = load_partition(path)
     return [*sides.train, *sides.dev, *sides.test]
 

@@ -58,17 +58,7 @@ class FewShotResult:
         return FewShotJob(self.task, self.sample, self.seed)
 
     def row(self) -> dict[str, Any]:
-        """Return what `results.jsonl` holds; an undefined score is null.
-
-        Raises:
-            TaskError: If a metric of one's own has a score that no file takes.
-        """
-        for score in (self.dev, self.test):
-            if not (math.isnan(score) or -1 <= score <= 1):
-                raise TaskError(
-                    f"the metric '{self.metric}' scored {score}; scores lie between -1 and 1, and "
-                    "are shown in per cent: divide in compute()"
-                )
+        """Return what `results.jsonl` holds; an undefined score is null."""
         values = asdict(self)
         return {
             name: None if isinstance(value, float) and math.isnan(value) else value

@@ -38,7 +38,7 @@ from mttl.gpus import device_of
 from mttl.gym.folder import Gym
 from mttl.inventory_files import inventory_digest
 from mttl.own_classes import METRICS, find_class
-from mttl.ranking.task_options import wanted_options
+from mttl.ranking.task_options import check_options, wanted_options
 
 # By how rows start: the router that knows of new tasks, and its file.
 KNOWN_ROWS = {
@@ -254,9 +254,8 @@ class Adaptation:
             splits=splits,
             n_examples=config.adapt.examples,
         )
-        for job in jobs:  # before any is run
-            mode = "rank" if config.adapt.option_weights else config.generation.mode
-            wanted_options(gym, [job.task], [job.sample], mode)
+        mode = "rank" if config.adapt.option_weights else config.generation.mode
+        check_options(gym, [(job.task, job.sample) for job in jobs], mode)  # before any is run
         trained = read_settings(saved, ModelSettings)
         form = _form_of(trained)
         # A mistake costs no job.

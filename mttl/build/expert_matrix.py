@@ -27,7 +27,7 @@ def read_expert_matrix(name: str, tasks: Sequence[str], n_skills: int) -> Float[
         ConfigError: If the file is missing or malformed, has columns for another number of skills,
             or a task has no row or no skill.
     """
-    path = resolve_path(name)
+    path = resolve_path(name, "router.matrix")
     rows: dict[str, list[float]] = {}
     lines = csv.reader(io.StringIO(read_text(path, ConfigError), newline=""))
     try:

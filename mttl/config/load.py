@@ -76,7 +76,8 @@ def load_any_config(
     as_written: bool = False,
 ) -> Section:
     """Read a configuration of any world; its sections tell which. See `load_config`."""
-    joined = _join(names.split("+") if isinstance(names, str) else names)
+    listed = names.split("+") if isinstance(names, str) else names
+    joined = _join(listed)
     _refuse_overruled(joined)
     tree, sources = joined.tree, joined.sources
     for text in overrides:
@@ -91,7 +92,12 @@ def load_any_config(
     try:
         return schema.model_validate(tree, context=own)
     except ValidationError as error:
-        raise ConfigError(explain(error, tree, sources, schema)) from None
+        told = explain(error, tree, sources, schema)
+        sections = schema.model_fields.items()
+        absent = [name for name, field in sections if field.is_required() and name not in tree]
+        if len(absent) > 1:
+            told += f"\nName a whole configuration first, as crossfit.yaml+{'+'.join(listed)}"
+        raise ConfigError(told) from None
 
 
 def join_files(names: str, last: str) -> str:
@@ -106,12 +112,13 @@ def join_files(names: str, last: str) -> str:
     return "+".join(name for place, name in enumerate(listed) if place not in overruled)
 
 
-def find_file(name: str, suffix: str = "") -> Path:
+def find_file(name: str, suffix: str = "", *, setting: str = "") -> Path:
     """Return the path of a file: as given, under ``configs/`` here, or as it is shipped.
 
     Args:
         name: What the user wrote.
         suffix: May be left out of the name.
+        setting: Which names it, for messages; none where the command line lists files.
 
     Raises:
         ConfigError: If there is none; the message lists near names.
@@ -126,6 +133,9 @@ def find_file(name: str, suffix: str = "") -> Path:
         # What is no regular file is refused by who reads it; names may be of any length.
         if os.path.exists(path) and not os.path.isdir(path):
             return path
+    told = f"{setting}: there is no file '{name}'" if setting else f"there is no file '{name}'"
+    if Path(name).is_absolute():
+        raise ConfigError(told)
     known = {
         str(path.relative_to(place))
         for place in places[1:]
@@ -133,12 +143,12 @@ def find_file(name: str, suffix: str = "") -> Path:
         if path.is_file()
     }
     like = nearest(name, sorted(known))
-    raise ConfigError(f"there is no file '{name}', nor one in {CONFIGS}/, nor in {folder}.{like}")
+    raise ConfigError(f"{told}, nor one in {CONFIGS}/, nor in {folder}.{like}")
 
 
-def resolve_path(name: str) -> Path:
+def resolve_path(name: str, setting: str) -> Path:
     """Return the path of a file that a setting names, looked up as `find_file` does."""
-    return find_file(name)
+    return find_file(name, setting=setting)
 
 
 def resolve_folder(name: str) -> Path:

@@ -25,7 +25,7 @@ def gym_folder(data: Data) -> Path:
     if data.dir is not None:
         return resolve_folder(data.dir)
     assert data.tasks is not None  # the schema asks for one of them
-    return resolve_path(data.tasks).with_suffix(".gym")
+    return resolve_path(data.tasks, "data.tasks").with_suffix(".gym")
 
 
 def open_gym(data: Data, samples: Sequence[int] | None = None) -> Gym:
@@ -44,7 +44,7 @@ def open_gym(data: Data, samples: Sequence[int] | None = None) -> Gym:
     folder = gym_folder(data)
     if data.tasks is None:
         return Gym(folder, data.metrics)
-    file = resolve_path(data.tasks)
+    file = resolve_path(data.tasks, "data.tasks")
     tasks = load_tasks(file)
     if _ships(folder):
         raise ConfigError(
@@ -83,9 +83,14 @@ def partition_of(data: Data, gym: Gym) -> Partition:
     if isinstance(data.partition, dict):
         return parse_partition(data.partition, "data.partition")
     if data.partition != AUTO:
-        return load_partition(resolve_path(data.partition))
+        return load_partition(resolve_path(data.partition, "data.partition"))
     if data.tasks is None:
         return Partition(train=tuple(gym.tasks()))
-    tasks = load_tasks(resolve_path(data.tasks)).values()
+    tasks = load_tasks(resolve_path(data.tasks, "data.tasks")).values()
     sides = {side: [task.name for task in tasks if task.side == side] for side in SIDES}
+    if not sides["train"]:
+        raise TaskError(
+            f"data.tasks ('{data.tasks}') trains no task: every one is of another `side`. Leave "
+            "`side` out of those to train, or name a partition with data.partition"
+        )
     return parse_partition(sides, data.tasks)

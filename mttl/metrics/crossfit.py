@@ -238,7 +238,13 @@ def computed(metric: Metric) -> float:
     """Return what a metric says of all rows.
 
     Raises:
-        OwnClassError: If one of one's own raises.
+        OwnClassError: If one of one's own raises, or says what no table takes.
     """
     with own_classes.calling(metric):
-        return float(metric.compute())
+        score = float(metric.compute())
+    if not (math.isnan(score) or -1 <= score <= 1):
+        raise own_classes.OwnClassError(
+            f"the metric {type(metric).__name__} scored {score}; scores lie between -1 and 1, and "
+            "are shown in per cent: divide in compute()"
+        )
+    return score

@@ -313,6 +313,10 @@ def _unreachable(key: str, name: str, error: Exception) -> str:
     if isinstance(error, ImportError):
         return f"{key} ('{name}') needs a package that is not installed: {cause}"
     if Path(name).is_dir():
+        if not Path(name, "config.json").is_file():
+            return f"{key} ('{name}') is a folder without config.json; name the folder of a model"
+        # What transformers lists on further lines is left out.
+        cause = cause.strip().removesuffix(":").removesuffix(" from one of")
         return f"{key} ('{name}') is a folder that could not be read: {cause}"
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         return (

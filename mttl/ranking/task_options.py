@@ -1,6 +1,6 @@
 """The answers that a task chooses from: a gym's table names them, or training rows show them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from mttl.errors import TaskError
 from mttl.gym.folder import Gym
@@ -60,13 +60,38 @@ def wanted_options(
     if mode == "generate":
         return {}
     found = {task: task_options(gym, task, samples) for task in tasks}
-    lacking = [task for task, options in found.items() if not options]
-    if mode == "rank" and lacking:
-        more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
-        raise TaskError(
-            f"these tasks have no answers to rank: {', '.join(lacking[:5])}{more}. Name them in "
-            f"'{gym.directory / 'TASKS.csv'}', in the column 'options', joined by bars (yes|no), "
-            f"or let at most {MOST_OPTIONS} distinct answers stand in {ROWS_EACH} training rows "
-            "each; generation.mode: both ranks only tasks that have options"
-        )
+    if mode == "rank":
+        _refuse([task for task, options in found.items() if not options], gym)
     return {task: options for task, options in found.items() if options}
+
+
+def check_options(gym: Gym, jobs: Iterable[tuple[str, int]], mode: str) -> None:
+    """See that tasks have options in each of their samples alone.
+
+    Args:
+        gym: Where the rows are.
+        jobs: Task and sample.
+        mode: As for `wanted_options`.
+
+    Raises:
+        TaskError: If all are ranked, and some have no options; the message lists them.
+    """
+    if mode == "generate":
+        return
+    wanting = [
+        task for task, sample in dict.fromkeys(jobs) if not task_options(gym, task, [sample])
+    ]
+    if mode == "rank":
+        _refuse(list(dict.fromkeys(wanting)), gym)
+
+
+def _refuse(lacking: Sequence[str], gym: Gym) -> None:
+    if not lacking:
+        return
+    more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
+    raise TaskError(
+        f"these tasks have no answers to rank: {', '.join(lacking[:5])}{more}. Name them in "
+        f"'{gym.directory / 'TASKS.csv'}', in the column 'options', joined by bars (yes|no), "
+        f"or let at most {MOST_OPTIONS} distinct answers stand in {ROWS_EACH} training rows "
+        "each; generation.mode: both ranks only tasks that have options"
+    )

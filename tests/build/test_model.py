@@ -452,7 +452,7 @@ def test_a_missing_task_of_the_shipped_matrix_is_named_in_its_section() -> None:
     config = load_config("crossfit.yaml+backbone/tiny_t5.yaml+router/expert.yaml", TINY)
     with pytest.raises(ConfigError) as caught:
         build_model(config, [*TASKS, "verb_pst"])
-    path = resolve_path("router/expert_lexical.csv")
+    path = resolve_path("router/expert_lexical.csv", "router.matrix")
     assert str(caught.value).startswith(
         f"section router: '{path}' has no row for the task 'verb_pst'"
     )

@@ -42,7 +42,10 @@ def test_a_file_is_looked_up_as_given_first(write: Writer) -> None:
     Path("crossfit.yaml").write_text("run: {seed: 99}\n")
     assert find_file("crossfit.yaml") == Path("crossfit.yaml")
     assert find_file("router/shared", suffix=".yaml") == configs_dir() / "router" / "shared.yaml"
-    assert resolve_path("partitions/lexical.json").parent == configs_dir() / "partitions"
+    assert (
+        resolve_path("partitions/lexical.json", "data.partition").parent
+        == configs_dir() / "partitions"
+    )
     Path("configs/router").mkdir(parents=True)
     Path("configs/router/shared.yaml").write_text("")
     assert find_file("router/shared", suffix=".yaml") == Path("configs/router/shared.yaml")
@@ -138,6 +141,23 @@ def test_a_file_that_others_overrule_is_refused(first: str, second: str) -> None
     assert join_files(names, f"{second}.yaml") == f"crossfit.yaml+trainer/quick.yaml+{second}.yaml"
     with pytest.raises(ConfigError, match=r"there is no file 'none\.yaml'"):
         join_files(names, "none.yaml")
+
+
+def test_a_part_alone_is_told_what_to_stand_behind(write: Writer) -> None:
+    for part in ("router/shared.yaml", "data/grid.yaml"):
+        with pytest.raises(ConfigError, match=rf"whole .* first, as crossfit\.yaml\+{part}$"):
+            load_config(part)
+    with pytest.raises(ConfigError, match=r"section 'data' has no 'dri'\. Did you mean 'dir'\?$"):
+        load_config(write("data: {dri: x}"))
+
+
+def test_a_file_that_a_setting_names_is_told_with_it() -> None:
+    with pytest.raises(ConfigError, match=r"^data\.tasks: there is no file '/none/mine\.yaml'$"):
+        resolve_path("/none/mine.yaml", "data.tasks")
+    with pytest.raises(
+        ConfigError, match=r"^data\.partition: there is no file 'lexicl\.json', nor"
+    ):
+        resolve_path("lexicl.json", "data.partition")
 
 
 @pytest.mark.parametrize("text", ["", "trainer: {max_steps: 2}\nrun: {seed: 1}"])
