@@ -290,7 +290,7 @@ def test_no_other_prefix_is_known(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("data:\n  dir: a\n  dir: b\n", r'f.yaml: line 3: found duplicate key "dir"'),
+        ("data:\n  dir: a\n  dir: b\n", r'f.yaml: line 3: found duplicate key "dir"$'),
         ("data: {dir: x\n", r"f.yaml: line 2: expected ',' or '}'"),
         ("data: {dir: !foo x}", r"f.yaml: line 1: could not determine a constructor"),
         ("- 1", r"f.yaml: must hold sections with settings, not a list"),

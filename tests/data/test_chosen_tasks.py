@@ -68,6 +68,9 @@ def test_partitions(tasks: Path) -> None:
     assert partition_of(data, gym) == Partition(("first", "second"), (), ("unseen",))
     alone = Data(dir=str(gym.directory))
     assert partition_of(alone, gym) == Partition(("first", "second", "unseen"))
+    tasks.with_name("none.yaml").write_text(TASKS.replace("kind:", "side: test\nkind:", 1))
+    with pytest.raises(TaskError, match=r"none\.yaml'\) trains no task: .* another `side`"):
+        partition_of(Data(tasks=str(tasks.with_name("none.yaml"))), gym)
     lists = Data(tasks=str(tasks), partition={"train": ["second"], "dev": ["first"]})
     assert partition_of(lists, gym) == Partition(("second",), ("first",))
     file = tasks.with_name("partition.json")

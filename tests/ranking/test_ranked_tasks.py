@@ -1,6 +1,7 @@
 """Rank classification, from a gym's options to the answers of a run and of an adapted task."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from mttl.errors import ConfigError, TaskError
 from mttl.gym.folder import Gym
 from mttl.models.backbone import load_tokenizer
 from mttl.ranking.ranker import Ranker
-from mttl.ranking.task_options import task_options, wanted_options
+from mttl.ranking.task_options import check_options, task_options, wanted_options
 
 TASKS = {
     "parity": ("ACC", lambda word: "odd" if len(word) % 2 else "even"),
@@ -43,6 +44,20 @@ def test_options_are_named_or_few_answers_of_training_rows(tmp_path: Path) -> No
         TaskError, match=r"have no answers to rank: copy\. Name them in .*'options'"
     ):
         wanted_options(gym, list(TASKS), [100], "rank")
+
+
+def test_all_jobs_without_options_are_told_at_once(tmp_path: Path) -> None:
+    gym = Gym(gym_of(tmp_path))
+    shutil.copytree(gym.directory / "copy", gym.directory / "again")
+    for path in list((gym.directory / "again").iterdir()):
+        path.rename(path.with_name(path.name.replace("copy", "again")))
+    gym = Gym(gym.directory)
+    jobs = [("copy", 100), ("parity", 100), ("again", 100), ("copy", 100)]
+    check_options(gym, jobs, "both")
+    check_options(gym, jobs, "generate")
+    check_options(gym, jobs[1:2], "rank")
+    with pytest.raises(TaskError, match=r"have no answers to rank: copy, again\. Name them"):
+        check_options(gym, jobs, "rank")
 
 
 @pytest.mark.parametrize("named", ["a", "a| |b", "a|b|a"])
