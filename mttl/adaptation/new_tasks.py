@@ -264,7 +264,7 @@ class Adaptation:
 
     def check_folder(self, folder: Path, config: Config) -> None:
         """Note in a folder what its results are made from, or refuse to mix them with others."""
-        check_rows(folder, {job: self.gym.digest(job.task, job.sample) for job in self.jobs})
+        check_rows(folder, set(self.jobs), self.gym.digest)
         of_the_run: dict[str, Any] = {
             name: getattr(self.trained, name)
             for name in OF_THE_RUN
@@ -312,6 +312,7 @@ class Adaptation:
         values = job_config(config, self.form)
         n_skills, tasks = self.run.model.router.n_skills, [job.task]
         rows = _known_rows(config, self.meta, n_skills, tasks, self.gym.factors)
+        digest = self.gym.digest(job.task, job.sample)
 
         def keep(result: FewShotResult, answers: Answers, course: Course) -> None:
             assert save is not None
@@ -333,7 +334,7 @@ class Adaptation:
             on_step=on_step,
             keep=keep if save is not None else None,
         )
-        return replace(result, rows=self.gym.digest(job.task, job.sample))
+        return replace(result, rows=digest)
 
     def _shown(self, job: FewShotJob, config: Config) -> PromptForm:
         """Return how inputs of a job's task look."""

@@ -1,6 +1,6 @@
 """Results of few-shot jobs in a folder, which are all of the same settings and inventory."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
@@ -75,19 +75,24 @@ def check_folder(
     write_text(source, f"{inventory}\n")
 
 
-def check_rows(folder: Path, rows: Mapping[FewShotJob, str]) -> None:
+def check_rows(
+    folder: Path, jobs: Collection[FewShotJob], digest: Callable[[str, int], str]
+) -> None:
     """Refuse to go on with results of rows that are no longer those of the gym.
 
     Args:
         folder: Of the results.
-        rows: By job, what `mttl.gym.folder.Gym.digest` returns now.
+        jobs: Those whose results will be taken up.
+        digest: `mttl.gym.folder.Gym.digest`, of task and sample; only finished jobs are asked for.
 
     Raises:
         ConfigError: If a finished job had other rows, or was scored by another metric.
     """
     places = sorted({path.parent for pattern in RESULTS for path in folder.glob(pattern)})
-    finished = [job for place in places for job in Results(place).finished.values()]
-    other = {x.task for x in finished if x.rows and x.rows != rows.get(x.job, x.rows)}
+    finished = [result for place in places for result in Results(place).finished.values()]
+    # Seeds share the rows of a sample, and so do the trials of a search.
+    noted = {(x.task, x.sample, x.rows) for x in finished if x.rows and x.job in jobs}
+    other = {task for task, sample, rows in noted if rows != digest(task, sample)}
     if other:
         raise ConfigError(
             f"the results in '{folder}' are of other rows, or another metric, than the gym has "

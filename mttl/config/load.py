@@ -88,7 +88,8 @@ def load_any_config(
     run = tree.get("run", {})
     if isinstance(run, dict):
         tree = {**tree, "run": {"name": "-".join(path.stem for path in joined.paths), **run}}
-    schema = next((world for world in WORLDS if world.section in tree), WORLDS[-1]).schema
+    world = next((world for world in WORLDS if world.section in tree), WORLDS[-1])
+    schema = world.schema
     try:
         return schema.model_validate(tree, context=own)
     except ValidationError as error:
@@ -96,7 +97,7 @@ def load_any_config(
         sections = schema.model_fields.items()
         absent = [name for name, field in sections if field.is_required() and name not in tree]
         if len(absent) > 1:
-            told += f"\nName a whole configuration first, as crossfit.yaml+{'+'.join(listed)}"
+            told += f"\nName a whole configuration first, as {world.whole}+{'+'.join(listed)}"
         raise ConfigError(told) from None
 
 
@@ -133,7 +134,9 @@ def find_file(name: str, suffix: str = "", *, setting: str = "") -> Path:
         # What is no regular file is refused by who reads it; names may be of any length.
         if os.path.exists(path) and not os.path.isdir(path):
             return path
-    told = f"{setting}: there is no file '{name}'" if setting else f"there is no file '{name}'"
+    told = f"there is no file '{name}'"
+    if setting:
+        told = f"{setting}: {told}"
     if Path(name).is_absolute():
         raise ConfigError(told)
     known = {

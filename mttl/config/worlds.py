@@ -20,6 +20,7 @@ class World:
         title: What its configurations describe.
         schema: Of its configurations.
         section: The section that only they have.
+        whole: The name of one that is shipped and whole, which parts are named behind.
         commands: ``"module.function"`` by command; imported when the command runs.
         libraries: That must be installed.
         extra: Of this package, which brings them.
@@ -28,6 +29,7 @@ class World:
     title: str
     schema: type[Section]
     section: str
+    whole: str
     commands: Mapping[str, str]
     libraries: tuple[str, ...] = ()
     extra: str = ""
@@ -56,6 +58,7 @@ WORLDS = (
         "a policy for BabyAI",
         BabyAIConfig,
         "rl",
+        "babyai.yaml",
         {
             "training": "mttl.babyai.train.train_babyai",
             "adaptation": "mttl.babyai.new_levels.adapt_run",
@@ -67,6 +70,7 @@ WORLDS = (
         "a model for text-to-text tasks",
         Config,
         "data",
+        "crossfit.yaml",
         {
             "training": "mttl.text.train_tasks.train",
             "adaptation": "mttl.text.adapt_tasks.adapt_run",

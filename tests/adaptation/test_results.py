@@ -63,7 +63,7 @@ def test_rows_of_earlier_versions_are_read(tmp_path: Path) -> None:
     assert found.n_answers is None
     assert found.begun_as is None
     assert found.rows is None
-    check_rows(tmp_path, {found.job: "anything"})
+    check_rows(tmp_path, [found.job], lambda task, sample: "anything")
 
 
 @pytest.mark.parametrize("line", ['{"task": "c", "sam', '{"task": "c"}', "[1]", "\0\0", "é", ""])

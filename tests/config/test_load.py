@@ -147,6 +147,8 @@ def test_a_part_alone_is_told_what_to_stand_behind(write: Writer) -> None:
     for part in ("router/shared.yaml", "data/grid.yaml"):
         with pytest.raises(ConfigError, match=rf"whole .* first, as crossfit\.yaml\+{part}$"):
             load_config(part)
+    with pytest.raises(ConfigError, match=r"first, as babyai\.yaml\+babyai/shared\.yaml$"):
+        load_config("babyai/shared.yaml")
     with pytest.raises(ConfigError, match=r"section 'data' has no 'dri'\. Did you mean 'dir'\?$"):
         load_config(write("data: {dri: x}"))
 

@@ -33,7 +33,7 @@ def test_main_files_validate_alone(name: str) -> None:
     if isinstance(config, BabyAIConfig):
         assert name.startswith("babyai")
     else:
-        assert resolve_path(config.data.partition, "partition").is_file()
+        assert resolve_path(config.data.partition, "data.partition").is_file()
 
 
 @pytest.mark.parametrize("name", FRAGMENTS)
@@ -96,9 +96,9 @@ def test_the_expert_matrix_is_the_tasks_families() -> None:
     assert config.router.kind == "expert"
     lexical = configs_dir().parent / "data" / "lexical" / "TASKS.csv"
     families = {row["task"]: row["family"] for row in _rows(lexical)}
-    rows = _rows(resolve_path(config.router.matrix, "partition"))
+    rows = _rows(resolve_path(config.router.matrix, "router.matrix"))
     partition = json.loads(
-        resolve_path(config.data.partition, "partition").read_text(encoding="utf-8")
+        resolve_path(config.data.partition, "data.partition").read_text(encoding="utf-8")
     )
     assert set(partition["train"]) <= {row["task"] for row in rows}
     assert config.skills.n_skills == len(rows[0]) - 1
@@ -111,14 +111,14 @@ def test_the_expert_of_crossfit_knows_the_ontology_of_all_tasks() -> None:
     """The paper's baseline starts: all its tasks have a row, new ones that of their category."""
     config = load_config("crossfit_paper.yaml+router/expert.yaml")
     assert config.adapt.init == "matrix"
-    rows = _rows(resolve_path(config.router.matrix, "partition"))
+    rows = _rows(resolve_path(config.router.matrix, "router.matrix"))
     tops = list(ontology(crossfit()))
     assert list(rows[0]) == ["task", *tops]
     for row in rows:
         task = row.pop("task")
         assert [top for top in tops if row[top] == "1"] == [crossfit()[task].category.split("/")[0]]
     partition = json.loads(
-        resolve_path(config.data.partition, "partition").read_text(encoding="utf-8")
+        resolve_path(config.data.partition, "data.partition").read_text(encoding="utf-8")
     )
     tasks = [task for side in partition.values() for task in side]
     assert read_expert_matrix(config.router.matrix, tasks, config.skills.n_skills).shape == (160, 4)
@@ -141,7 +141,9 @@ def test_an_expert_takes_the_matrix_of_its_gym(files: str, n_skills: int) -> Non
     assert config.skills.n_skills == n_skills
     partition = config.data.partition
     if isinstance(partition, str):
-        partition = json.loads(resolve_path(partition, "partition").read_text(encoding="utf-8"))
+        partition = json.loads(
+            resolve_path(partition, "data.partition").read_text(encoding="utf-8")
+        )
     tasks = [task for side in partition.values() for task in side]
     assert len(read_expert_matrix(config.router.matrix, tasks, n_skills)) == len(tasks)
     assert "per_column" not in dump_config(config)
