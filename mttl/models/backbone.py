@@ -313,8 +313,8 @@ def _unreachable(key: str, name: str, error: Exception) -> str:
     if isinstance(error, ImportError):
         return f"{key} ('{name}') needs a package that is not installed: {cause}"
     if Path(name).is_dir():
-        if not Path(name, "config.json").is_file():
-            return f"{key} ('{name}') is a folder without config.json; name the folder of a model"
+        if not {path.suffix for path in Path(name).iterdir()} & {".json", ".gguf"}:
+            return f"{key} ('{name}') is a folder that holds no model; name one that does"
         # What transformers lists on further lines is left out.
         cause = cause.strip().removesuffix(":").removesuffix(" from one of")
         return f"{key} ('{name}') is a folder that could not be read: {cause}"

@@ -192,7 +192,7 @@ def configure(**settings: object) -> Callable[[Path], None]:
 
 
 UNREADABLE = "is a folder that could not be read: "
-BARE = r"is a folder without config\.json; name the folder of a model"
+BARE = "is a folder that holds no model; name one that does"
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ BARE = r"is a folder without config\.json; name the folder of a model"
     [
         (cut, UNREADABLE + "Error while deserializing header"),
         (lambda folder: (folder / WEIGHTS).unlink(), UNREADABLE + f"Error no file named {WEIGHTS}"),
-        (lambda folder: (folder / "config.json").unlink(), BARE),
+        (lambda folder: (folder / "config.json").unlink(), UNREADABLE + "Unrecognized model"),
         (lambda folder: (folder / "config.json").write_text("{"), "not valid JSON"),
         (configure(model_type="t55"), UNREADABLE + ".*`t55`"),
         (configure(d_ff=7), UNREADABLE + "You set `ignore_mismatched_sizes` to `False`"),
