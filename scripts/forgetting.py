@@ -14,6 +14,7 @@ points.jsonl and the figure tradeoff.
 import argparse
 import copy
 import json
+import math
 import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -23,11 +24,11 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mttl.command import READ, WORK, WRITTEN, exit_with, make_console, make_parser
-from mttl.config.load import load_config
+from mttl.config.load import dump_config, load_config
 from mttl.errors import ConfigError
 from mttl.files import locked, write_text
 from mttl.libraries import check_libraries
-from mttl.reading import read_json
+from mttl.reading import MOST_YAML, read_json, read_text
 
 if TYPE_CHECKING:  # they bring PyTorch
     import torch
@@ -81,8 +82,8 @@ def main(arguments: list[str] | None = None) -> int:
     points: "list[Point]" = []
     refusal = ConfigError(f"another run is at work in '{out}': choose another --out")
     with locked(out / ".lock", refusal):
-        _keep(plan, out / "plan.json")
-        for seed in options.seeds:
+        _keep(plan, out)
+        for seed in dict.fromkeys(options.seeds):
             points += run_or_read(plan, seed, out / f"seed{seed}.json")
     text = table(points)
     save_figure(figure(points), out / "tradeoff")
@@ -209,23 +210,35 @@ def _draw(rows: "list[Row]", count: int, seed: int) -> "list[Row]":
     return random.Random(seed).sample(rows, min(count, len(rows)))
 
 
-def _keep(plan: Plan, path: Path) -> None:
-    """Write the plan down, or refuse to mix seeds of different plans."""
+def _keep(plan: Plan, out: Path) -> None:
+    """Write the plan and its settings down, or refuse to mix seeds of different ones."""
+    path, settings = out / "plan.json", out / "config.yaml"
     ours = json.loads(json.dumps(asdict(plan)))
     before = read_json(path, ConfigError, dict) if path.exists() else ours
     changed = [f"{key} ({before.get(key)})" for key in ours if before.get(key) != ours[key]]
+    now = dump_config(load_config(plan.config, []))
+    if settings.exists():
+        # Imported late: it brings PyTorch.
+        from mttl.training.run_folder import PLACE, changed_settings
+
+        noted = read_text(settings, ConfigError, MOST_YAML)
+        changed += changed_settings(noted, now, (*PLACE, "data.cache_dir"))
     if changed:
         raise ConfigError(
             f"'{path.parent}' holds seeds of other settings: {', '.join(changed)}. Use those, or "
             "another --out"
         )
     write_text(path, json.dumps(ours, indent=1) + "\n")
+    write_text(settings, now)
 
 
 def _plan(options: argparse.Namespace) -> Plan:
     for name in ("steps", "expert_steps", "batch_size", "fisher_rows"):
         if getattr(options, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1")
+    for name in ("lr", "expert_lr"):
+        if not 0 < (rate := getattr(options, name)) < math.inf:
+            raise ConfigError(f"--{name.replace('_', '-')} ({rate}) must be above 0, and finite")
     if not 0 < options.share < 1:
         raise ConfigError(f"--share ({options.share}) must lie between 0 and 1")
     common = sorted(set(options.planted) & set(options.others))
@@ -242,6 +255,12 @@ def _plan(options: argparse.Namespace) -> Plan:
     gym = open_gym(config.data)
     for task in (*options.planted, *options.others):
         gym.file(task, "test", 100)  # a mistake should not cost the training before it
+    n_rows = sum(len(list(gym.rows(task, "train", 100))) for task in options.planted)
+    if not 0 < round(options.share * n_rows) < n_rows:
+        raise ConfigError(
+            f"--share ({options.share}): of the {n_rows} training rows of the planted tasks it "
+            f"plants {round(options.share * n_rows)}; at least one has to be planted, and one not"
+        )
     values = {name: getattr(options, name) for name in Plan.__dataclass_fields__}
     return Plan(**{**values, "planted": tuple(options.planted), "others": tuple(options.others)})
 

@@ -274,6 +274,10 @@ def test_rates_of_training_are_chosen_by_development_rows(
     (tmp_path / "trials.csv").unlink()
     assert recipe.main(given) == 0
     assert trials(tmp_path) == found
+    # Another grid knows the trials of this one.
+    other = [word.replace("[1e-2, 1e-3]", "[1e-4]") for word in given]
+    assert recipe.main(other) == 0
+    assert [float(row["optim.lr"]) for row in trials(tmp_path)] == [1e-4, 1e-3, 1e-2]
     with pytest.raises(ConfigError, match=r"made with other settings: optim\.weight_decay"):
         recipe.main([*given, "optim.weight_decay=0.3"])
     with pytest.raises(ConfigError, match=r"made with other settings: run\.seed \(13 before"):

@@ -78,6 +78,8 @@ def _interval(results: Sequence[FewShotResult]) -> str:
             f"no independent samples), and there are fewer of {some(few)}"
         )
     low, high = interval({task: list(of_task.values()) for task, of_task in samples.items()})
+    if low == high:
+        return "No interval of the mean: every sample scored alike"
     return (
         "95 % bootstrap interval of the mean test score over samples, and seeds within them: "
         f"{100 * low:.1f} to {100 * high:.1f}"

@@ -62,7 +62,7 @@ def grid_points(grid: Mapping[str, Sequence[Any]]) -> list[Values]:
 
 def trial_name(values: Mapping[str, Any]) -> str:
     """Return the name of a trial's folder: its settings, so that equal trials share their jobs."""
-    return ",".join(f"{name}={value}" for name, value in values.items())
+    return ",".join(f"{name}={value}" for name, value in sorted(values.items()))
 
 
 def note_values(folder: Path, values: Mapping[str, Any]) -> None:
@@ -82,11 +82,12 @@ def finished_trials(folder: Path, jobs: Sequence[FewShotJob]) -> list[Trial]:
         finished = Results(path.parent).finished
         if all(job in finished for job in jobs):
             results = tuple(finished[job] for job in jobs)
-            trials.append(Trial(_read_values(path), results))
+            trials.append(Trial(read_values(path), results))
     return trials
 
 
-def _read_values(path: Path) -> Values:
+def read_values(path: Path) -> Values:
+    """Return the settings of a trial from the file that `note_values` wrote."""
     try:
         values = read_json(path, MttlError, dict)
     except MttlError as error:

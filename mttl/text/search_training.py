@@ -12,10 +12,13 @@ from pathlib import Path
 
 from mttl.adaptation.few_shot import FewShotResult
 from mttl.adaptation.search import (
+    VALUES,
     Trial,
     Values,
     best_fragment,
     grid_points,
+    note_values,
+    read_values,
     trial_name,
     trials_table,
     write_trials,
@@ -59,14 +62,17 @@ def search_training(config: Config, out: str | None) -> None:
     folder = Path(out or Path(config.run.dir) / f"search-{config.run.name}")
     console, status = make_console(), make_console(stderr=True)
     _keep(folder / "config.yaml", dump_config(config))
-    search, trials = config.search, dict[str, Trial]()
+    search, earlier, trials = config.search, _finished(config, folder), dict[str, Trial]()
+
+    def known() -> list[Trial]:  # those of this start first
+        return list({**trials, **earlier, **trials}.values())
 
     def evaluate(values: Values) -> float:
         name = trial_name(values)
         trials[name] = Trial(values, _trained(config, values, folder))
-        known = list(trials.values())
-        write_trials(folder / "trials.csv", known)
-        write_text(folder / "best.yaml", best_fragment(known))
+        note_values(folder / "trials" / name, values)
+        write_trials(folder / "trials.csv", known())
+        write_text(folder / "best.yaml", best_fragment(known()))
         score = trials[name].score
         status.print(f"{len(trials)}: {name}: dev {100 * score:.1f}")
         return score
@@ -87,8 +93,18 @@ def search_training(config: Config, out: str | None) -> None:
         with locked(folder / ".lock", refusal):
             for values in search.points or grid_points(search.grid):
                 evaluate(values)
-    console.print(trials_table(list(trials.values()), "Search of training (per cent)"))
+    console.print(trials_table(known(), "Search of training (per cent)"))
     console.print(f"The best settings are in {folder / 'best.yaml'}", highlight=False)
+
+
+def _finished(config: Config, folder: Path) -> dict[str, Trial]:
+    """Return the trials of a folder that have ended, those of earlier grids too."""
+    found: dict[str, Trial] = {}
+    for path in sorted(folder.glob(f"trials/*/{VALUES}")):
+        if RunFolder(path.parent).results.is_file():
+            values = read_values(path)
+            found[trial_name(values)] = Trial(values, _trained(config, values, folder))
+    return found
 
 
 def _trained(config: Config, values: Values, folder: Path) -> tuple[FewShotResult, ...]:

@@ -79,3 +79,8 @@ def test_a_reference_of_other_tasks_is_told() -> None:
     found = caption([result("a", 0.3)], [result("c", 0.2)])
     assert "No average relative gain: the reference has no task of these" in found
     assert "nan" not in found
+
+
+def test_scores_that_are_all_alike_have_no_interval() -> None:
+    rows = [result("a", 0.4, sample=sample) for sample in (1, 2, 3)]
+    assert "No interval of the mean: every sample scored alike" in caption(rows)

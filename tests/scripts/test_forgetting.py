@@ -13,7 +13,7 @@ import torch
 from helpers.command import ROOT, load_recipe
 from helpers.gyms import write_config, write_gym
 from mttl.command import USER_MISTAKE, run_command
-from mttl.errors import TaskError
+from mttl.errors import ConfigError, TaskError
 from mttl.gym.folder import Gym
 
 TASKS = {"reverse": ("EM", lambda word: f"{word[::-1]}d"), "twice": ("EM", lambda word: word * 2)}
@@ -94,8 +94,12 @@ def test_the_command_goes_on_where_it_stopped(
     points = [json.loads(line) for line in (out / "points.jsonl").open()]
     assert {point["split"] for point in points} == {"dev", "test"}
     monkeypatch.setattr(script, "run_seed", lambda *given: pytest.fail("it was done before"))
-    assert script.main([*common, "--seeds", "1"]) == 0
+    assert script.main([*common, "--seeds", "1", "1"]) == 0
     assert (out / "table.md").read_text() == first
+    # The file is called the same, and says something else.
+    config.write_text(config.read_text().replace("  lr: 0.01", "  lr: 0.5"))
+    with pytest.raises(ConfigError, match=r"holds seeds of other settings: optim\.lr"):
+        script.main([*common, "--seeds", "1"])
 
 
 def test_mistakes_are_named(
@@ -108,6 +112,10 @@ def test_mistakes_are_named(
     for more, message in (
         (["--steps", "0"], "--steps must be at least 1"),
         (["--share", "1"], "must lie between 0 and 1"),
+        (["--share", "0.001"], "it plants 0; at least one has to be planted, and one not"),
+        (["--share", "0.999"], "at least one has to be planted, and one not"),
+        (["--lr", "-1"], "--lr (-1.0) must be above 0, and finite"),
+        (["--expert-lr", "nan"], "--expert-lr (nan) must be above 0, and finite"),
         (["--others", "reverse"], "--planted and --others share reverse"),
         (["--others", "twise"], "no task 'twise'. Did you mean 'twice'"),
         (["-c", f"{config}+backbone/tiny_llama.yaml"], "must be a T5 with random weights"),
