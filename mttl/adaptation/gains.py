@@ -17,7 +17,7 @@ def interval(
     The samples of each task are drawn again with replacement, and within every sample drawn its
     seeds: seeds share their rows, so they count as repetitions of a sample and not as samples. The
     tasks stay, so the interval is about these tasks and not about tasks in general. An undefined
-    score counts as 0, as in the mean.
+    score counts as 0, as in the mean. The order of tasks, samples and seeds changes nothing.
 
     Args:
         scores: Of every task a list per sample, which holds the scores of its seeds.
@@ -32,8 +32,9 @@ def interval(
         raise ValueError(f"scores: every task must have two samples; fewer: {', '.join(few)}")
     generator = torch.Generator().manual_seed(0)
     means = torch.zeros(n_draws, dtype=torch.float64)
-    for samples in scores.values():
-        means += _draw_means(samples, n_draws, generator)
+    for _, samples in sorted(scores.items()):
+        known = sorted(sorted(0.0 if math.isnan(x) else x for x in seeds) for seeds in samples)
+        means += _draw_means(known, n_draws, generator)
     means /= len(scores)
     low, high = torch.quantile(
         means, torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
@@ -49,7 +50,7 @@ def _draw_means(
     longest = int(counts.max())
     table = torch.tensor(
         [[*seeds, *[0.0] * (longest - len(seeds))] for seeds in samples], dtype=torch.float64
-    ).nan_to_num(0.0)
+    )
     drawn = torch.randint(len(samples), (n_draws, len(samples), 1), generator=generator)
     lengths = counts[drawn]
     places = torch.rand(n_draws, len(samples), longest, generator=generator) * lengths

@@ -18,6 +18,12 @@ def by_task(results: Iterable[FewShotResult], split: str = "test") -> dict[str, 
     return scores
 
 
+def scored_splits(results: Sequence[FewShotResult]) -> list[str]:
+    """Return the splits that were scored: development rows are not where nothing was trained."""
+    without = all(math.isnan(result.dev) and not result.n_trained for result in results)
+    return ["test"] if without else ["dev", "test"]
+
+
 def silent_tasks(results: Iterable[FewShotResult]) -> list[str]:
     """Return the tasks on which every answer of every job is empty."""
     speaking: dict[str, bool] = {}
@@ -44,26 +50,31 @@ def few_shot_table(
     table.add_column("metric", overflow="fold")
     for heading in ("dev", "test", "jobs"):
         table.add_column(heading, justify="right", no_wrap=True)
-    metrics = {result.task: result.metric for result in results}
-    dev, test = by_task(results, "dev"), by_task(results, "test")
-    for task, scores in test.items():
-        cells = (_spread(dev[task]), _spread(scores), str(len(scores)))
-        table.add_row(task, metrics[task], *cells)
     table.caption_justify = "left"
     if not results:
         table.caption = "No job has ended yet"
         return table
-    means = [mean_score([mean_score(group) for group in x.values()]) for x in (dev, test)]
+    metrics = {result.task: result.metric for result in results}
+    scores = {split: by_task(results, split) for split in scored_splits(results)}
+    columns = [scores.get(split, {}) for split in ("dev", "test")]
+    for task, own in scores["test"].items():
+        cells = [_spread(column[task]) if column else "" for column in columns]
+        table.add_row(task, metrics[task], *cells, str(len(own)))
     table.add_section()
-    table.add_row("mean", "", *(f"{100 * float(mean):.1f}" for mean in means), str(len(results)))
+    means = [_mean(column) if column else "" for column in columns]
+    table.add_row("mean", "", *means, str(len(results)))
     parts = [
         _interval(results),
-        _gain(test, by_task(reference)),
+        _gain(results, reference),
         _undefined(results),
         _empty(results),
     ]
     table.caption = ". ".join(part for part in parts if part)
     return table
+
+
+def _mean(scores: dict[str, list[float]]) -> str:
+    return f"{100 * float(mean_score([mean_score(group) for group in scores.values()])):.1f}"
 
 
 def _interval(results: Sequence[FewShotResult]) -> str:
@@ -86,33 +97,62 @@ def _interval(results: Sequence[FewShotResult]) -> str:
     )
 
 
-def _gain(scores: dict[str, list[float]], reference: dict[str, list[float]]) -> str:
+def _gain(results: Sequence[FewShotResult], reference: Sequence[FewShotResult]) -> str:
     if not reference:
         return ""
-    tasks = comparable_tasks(scores, reference)
+    ours, theirs = _paired(results, reference)
+    scores, theirs_of = by_task(ours), by_task(theirs)
+    tasks = comparable_tasks(scores, theirs_of)
     if not tasks:
         return (
-            "No average relative gain: the reference has no task of these with a score above 0, "
-            "so there is nothing to compare with"
+            "No average relative gain: the reference has no task of these with a score above 0 on "
+            "the same rows, by the same metric, so there is nothing to compare with"
         )
-    gain = average_relative_gain(scores, reference)
-    left_out = len(scores) - len(tasks)
-    note = f"; {left_out} of {len(scores)} tasks left out, no score above 0 there"
+    gain, note = average_relative_gain(scores, theirs_of), ""
+    everything = {_sample(result) for result in results}
+    if lacking := len(everything) - len({_sample(result) for result in ours}):
+        note += (
+            f"; {lacking} of {len(everything)} samples left out, which it lacks, or has of other "
+            "rows or by another metric"
+        )
+    if left_out := len(scores) - len(tasks):
+        note += f"; {left_out} of {len(scores)} tasks left out, no score above 0 there"
     return (
         f"Average relative gain over the reference: {100 * gain:+.1f} % (tasks with a reference "
-        f"near zero dominate it; compare the means too{note if left_out else ''})"
+        f"near zero dominate it; compare the means too{note})"
     )
+
+
+def _sample(result: FewShotResult) -> tuple[str, int]:
+    return result.task, result.sample
+
+
+def _paired(
+    results: Sequence[FewShotResult], reference: Sequence[FewShotResult]
+) -> tuple[list[FewShotResult], list[FewShotResult]]:
+    """Return those of samples that both have, of the same rows and by the same metric.
+
+    Seeds are repetitions of a sample, and need not be the same.
+    """
+    theirs_of = {_sample(result): result for result in reference}
+    both = {
+        _sample(own)
+        for own in results
+        if (other := theirs_of.get(_sample(own)))
+        and own.metric == other.metric
+        and (own.rows == other.rows or None in (own.rows, other.rows))  # of earlier versions
+    }
+    ours, theirs = ([x for x in side if _sample(x) in both] for side in (results, reference))
+    return ours, theirs
 
 
 def _undefined(results: Sequence[FewShotResult]) -> str:
     counts = {
         split: sum(math.isnan(getattr(result, split)) for result in results)
-        for split in ("dev", "test")
+        for split in scored_splits(results)
     }
-    if not any(counts.values()):
-        return ""
     found = " and ".join(f"{count} {split}" for split, count in counts.items() if count)
-    return f"Undefined scores count as 0: {found}"
+    return f"Undefined scores count as 0: {found}" if found else ""
 
 
 def _empty(results: Sequence[FewShotResult]) -> str:

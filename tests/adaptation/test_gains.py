@@ -40,6 +40,14 @@ def test_more_seeds_of_the_same_samples_do_not_narrow_the_interval() -> None:
     assert interval(many) == pytest.approx(interval(few), abs=0.02)
 
 
+def test_the_order_of_tasks_samples_and_seeds_does_not_matter() -> None:
+    scores = {"a": [[0.1, math.nan], [0.4], [0.9]], "b": [[0.2], [0.3, 0.8]]}
+    turned = {
+        task: [seeds[::-1] for seeds in scores[task][::-1]] for task in reversed(list(scores))
+    }
+    assert interval(turned) == interval(scores)
+
+
 @pytest.mark.parametrize("scores", [{"a": [[0.1], [0.2]], "b": [[0.1, 0.2]]}, {}])
 def test_interval_needs_two_samples(scores: dict) -> None:
     with pytest.raises(ValueError, match="every task must have two samples"):

@@ -81,6 +81,29 @@ def test_a_reference_of_other_tasks_is_told() -> None:
     assert "nan" not in found
 
 
+def test_the_gain_is_over_samples_of_the_same_rows_and_metric() -> None:
+    """By hand: of a the sample 1 counts, 0.3 over 0.2; other rows and metrics say nothing."""
+    ours = [result("a", 0.3), result("a", 0.9, sample=2), result("b", 0.9), result("c", 0.9)]
+    theirs = [
+        replace(result("a", 0.2), seed=14),
+        result("a", 0.1, sample=3),
+        replace(result("b", 0.1), metric="ACC"),
+        replace(result("c", 0.1), rows="1234"),
+    ]
+    ours[3] = replace(ours[3], rows="5678")
+    found = caption(ours, theirs)
+    assert "+50.0 %" in found
+    assert "3 of 4 samples left out, which it lacks, or has of other rows" in found
+
+
+def test_development_rows_that_nothing_was_chosen_by_have_no_score() -> None:
+    rows = [replace(result("a", 0.4), dev=math.nan, n_trained=0)]
+    table = few_shot_table(rows, "title")
+    assert list(table.columns[2].cells) == ["", ""]
+    assert list(table.columns[3].cells) == ["40.0", "40.0"]
+    assert "Undefined" not in str(table.caption)
+
+
 def test_scores_that_are_all_alike_have_no_interval() -> None:
     rows = [result("a", 0.4, sample=sample) for sample in (1, 2, 3)]
     assert "No interval of the mean: every sample scored alike" in caption(rows)
