@@ -64,6 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     from comparison.folds import chosen
     from comparison.kinds import kind_methods
     from comparison.report import write_tables
+    from comparison.tables import check_rows
 
     examples = FEW if options.folds and options.examples is None else options.examples
     own = own_methods(options.method, options.modes or ())
@@ -109,6 +110,11 @@ def main(arguments: list[str] | None = None) -> int:
     if existing:
         planned = [(item.name, item.seed) for item in plans]
         check_pairs([*planned, *((r.name, s) for r in existing for s in r.seeds)], reference)
+        scores = [score for runs in existing for score in runs.scores]
+        check_rows(scores)
+        if plans:
+            tasks = set(comparison.gym.tasks())
+            check_rows([x for x in scores if x.task in tasks], comparison.gym.digest)
     text = carry_out(
         comparison, plans, options.workers, lambda: write_tables(comparison, plans, existing)
     )

@@ -31,6 +31,7 @@ from comparison.methods import REFERENCE
 from comparison.running import COMPARED
 from comparison.tables import (
     Score,
+    check_rows,
     label,
     markdown,
     mean_cell,
@@ -78,6 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
         raise MttlError(f"--beside {twice[0]}: two folders have this name; give each its own")
     others = [beside(options.folders[0], scores, text) for text in options.beside]
     shown = [*scores, *(score for own, _ in others for score in own)]
+    check_rows(shown)
     categories = categories_of(options.folders[0]) if options.categories else {}
     text = (
         curves(scores, numbers, out)

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from comparison.tables import Score, read_seen
+from mttl.adaptation.few_shot import FewShotResult
 from mttl.adaptation.results import MAY_CHANGE, Results
 from mttl.errors import MttlError
 from mttl.training.run_folder import PLACE, RunFolder, differing_settings, seed_of
@@ -100,12 +101,17 @@ def read_unseen(folder: Path, method: str, mode: str, seed: int, fold: int = 0) 
     A few-shot sample has the mean over the seeds that it was adapted with, of which those without
     a score count as 0; it has none itself (NaN) where none of them has.
     """
-    by_sample: dict[Adapted, list[float]] = {}
+    by_sample: dict[Adapted, list[FewShotResult]] = {}
     for job, result in Results(folder).finished.items():
-        by_sample.setdefault((job.task, job.sample), []).append(100 * result.test)
+        by_sample.setdefault((job.task, job.sample), []).append(result)
     return [
-        Score(method, mode, seed, "unseen", *adapted, _mean_of_known(values), fold)
-        for adapted, values in by_sample.items()
+        Score(
+            *(method, mode, seed, "unseen", *adapted),
+            _mean_of_known([100 * result.test for result in results]),
+            fold,
+            rows=results[-1].rows or "",
+        )
+        for adapted, results in by_sample.items()
     ]
 
 

@@ -16,6 +16,7 @@ from comparison.stages import Cost, Processes, start_again
 from comparison.tables import Score, read_seen
 from mttl import yaml12
 from mttl.adaptation.plan import new_tasks, plan_jobs, read_samples
+from mttl.adaptation.results import Results, check_rows
 from mttl.config.load import dump_config, join_files, load_config
 from mttl.config.schema import Config
 from mttl.data.chosen_tasks import open_gym, partition_of
@@ -222,6 +223,9 @@ class Comparison:
         samples = read_samples(self.samples)
         plan_jobs(self.gym, unseen, [0], samples=samples, n_examples=most or None)
         plan_jobs(self.gym, dev, [0], samples=data.samples[:1], splits=("dev",), n_examples=most)
+        for item in plans:
+            for place in sorted(self.run_folder(item).glob("adapt-*")):
+                check_rows(place, set(Results(place).finished), self.gym.digest)
 
     def check_matrix(self, item: Plan, name: str, tasks: list[str], n_skills: int) -> None:
         """See that the matrix of a method names all tasks."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from comparison.tables import Score
+from comparison.tables import Score, check_rows
 from mttl.errors import MttlError
 from mttl.reading import MOST_YAML, read_table, read_text, to_number
 from mttl.training.run_folder import PLACE, changed_settings, differing_settings
@@ -24,7 +24,8 @@ def join(folders: Sequence[Path]) -> list[Score]:
         folders: Theirs.
 
     Raises:
-        MttlError: If one holds no comparison, two differ in a setting, or in a score of one run.
+        MttlError: If one holds no comparison, two differ in a setting, in a score of one run,
+            or in the rows of a task.
     """
     found: dict[tuple[object, ...], tuple[Score, Path]] = {}
     for folder in folders:
@@ -46,7 +47,9 @@ def join(folders: Sequence[Path]) -> list[Score]:
                     f"{score.seed}, task '{score.task}': {first.score} and {score.score}. Leave "
                     "one of them out"
                 )
-    return [score for score, _ in found.values()]
+    scores = [score for score, _ in found.values()]
+    check_rows(scores)
+    return scores
 
 
 def check_alike(one: Path, other: Path) -> None:
@@ -145,6 +148,7 @@ def read_scores(path: Path) -> list[Score]:
             sample=whole(row["sample"]),
             score=to_number(row["score"], f"'{path}': a score", MttlError),
             fold=whole(row["fold"]),
+            rows=row.get("rows", ""),  # earlier versions did not keep it
         )
         for row in read_table(path, MttlError, COLUMNS)
     ]

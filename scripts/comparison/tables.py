@@ -4,8 +4,8 @@ import csv
 import io
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,7 @@ class Score:
         sample: Its few-shot sample.
         score: Per cent; NaN where the metric is undefined.
         fold: Which tasks were unseen in training; 0 without folds.
+        rows: Of which rows and metric it is, `mttl.gym.folder.Gym.digest`; empty where unknown.
     """
 
     method: str
@@ -39,6 +40,7 @@ class Score:
     sample: int
     score: float
     fold: int = 0
+    rows: str = ""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,34 @@ def read_seen(path: Path, method: str, seed: int, fold: int = 0) -> list[Score]:
         for row in read_table(path, MttlError, ["task", "split", "sample", "score"])
         if row["split"] == "test" and row["task"] != "mean"
     ]
+
+
+def check_rows(scores: Iterable[Score], digest: Callable[[str, int], str] | None = None) -> None:
+    """Refuse to compare scores of one sample that are of other rows, or by another metric.
+
+    Args:
+        scores: Of all methods.
+        digest: That of the rows there are now, by task and sample, if more will be scored.
+
+    Raises:
+        MttlError: If two are, or one is of rows that are no longer there.
+    """
+    first: dict[tuple[str, int], Score] = {}
+    other: dict[tuple[str, str], set[str]] = {}
+    for score in (score for score in scores if score.rows):
+        key = score.task, score.sample
+        if key not in first and digest is not None:
+            first[key] = replace(score, method="the gym as it is now", rows=digest(*key))
+        kept = first.setdefault(key, score)
+        if kept.rows != score.rows:
+            other.setdefault((kept.method, score.method), set()).add(score.task)
+    for (one, another), tasks in other.items():
+        named = ", ".join(sorted(tasks))
+        raise MttlError(
+            f"{one} and {another} have other rows, or another metric, of {named}: the gym has "
+            "changed in between, and a difference would say nothing. Adapt to them again in "
+            "another folder (--out), or leave one out"
+        )
 
 
 def by_seed(scores: Iterable[Score]) -> dict[int, float]:

@@ -194,6 +194,29 @@ def test_files_that_changed_are_refused(
     assert "skills.rank (2 before, 3 now)" in " ".join(capsys.readouterr().err.split())
 
 
+def test_rows_that_changed_are_refused(
+    config: Path, tmp_path: Path, commands: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Development rows are drawn anew: a method that is added would be compared on other rows."""
+    given = ("--modes", "--seeds", "13", "--methods")
+    assert compare(config, tmp_path / "out", *given, "polytropon") == 0
+    task = next(iter(TASKS))
+    for path in (tmp_path / "gym" / task).glob("*_dev.tsv"):
+        path.write_text("cab\tcab\n")
+    known = len(commands)
+    command = (*given, "polytropon", "shared")
+    assert run_command(lambda: compare(config, tmp_path / "out", *command)) == USER_MISTAKE
+    told = " ".join(capsys.readouterr().err.split())
+    assert "are of other rows, or another metric, than the gym has now: copy" in told
+    # Runs that stand beside, whose tasks would be scored by the new rows.
+    beside = ("--runs", f"old={tmp_path / 'out' / 'polytropon' / 'seed13'}", *given, "shared")
+    call = (*beside, "--reference", "shared")
+    assert run_command(lambda: compare(config, tmp_path / "new", *call)) == USER_MISTAKE
+    told = " ".join(capsys.readouterr().err.split())
+    assert "the gym as it is now and old have other rows, or another metric, of copy" in told
+    assert len(commands) == known
+
+
 def test_a_training_that_has_begun_goes_on(tmp_path: Path) -> None:
     assert STAGES.start_again(tmp_path / "seed13") == []
     (tmp_path / "seed13").mkdir()

@@ -36,6 +36,21 @@ def part(method: str, seed: int, seen: float, unseen: float, fold: int = 1) -> l
     ]
 
 
+def test_scores_of_other_rows_are_not_joined(tmp_path: Path) -> None:
+    def scored(method: str, rows: str) -> object:
+        return Score(method, "all", 1, "unseen", "b", 100, 40.0, 1, rows=rows)
+
+    one = write_part(tmp_path / "one", scored("polytropon", "1234"))
+    old = write_part(tmp_path / "old", scored("private", ""))  # of an earlier version
+    other = write_part(tmp_path / "other", scored("shared", "5678"))
+    out = ["--out", str(tmp_path / "both")]
+    assert SCRIPT.main([str(one), str(old), *out]) == 0
+    assert "all,1,unseen,b,100,40.0000,1,1234" in (tmp_path / "both" / "scores.csv").read_text()
+    for words in ([str(tmp_path / "both"), str(other)], [str(one), "--beside", f"x={other}"]):
+        with pytest.raises(MttlError, match=r"polytropon and shared.* have other rows.* of b"):
+            SCRIPT.main([*words, *out])
+
+
 def test_parts_are_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By hand: Shared − Polytropon of seed 1 is −10 and +5, and no other seed has both."""
     one = write_part(tmp_path / "one", *part("polytropon", 1, 60, 40))
