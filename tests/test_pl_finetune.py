@@ -156,6 +156,51 @@ def test_other_settings_are_not_mixed_in(
     assert len(rows(tmp_path)) == 4
 
 
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        (
+            "optim.lr=0.5",
+            "'optim.lr' is for training, and adaptation does not read it. Set adapt.lr",
+        ),
+        ("optim.weight_decay=0.5", "Set adapt.weight_decay"),
+        ("optim.schedule=cosine", "adaptation does not read it. Leave it out"),
+        ("run.seed=14", "Set adapt.seeds"),
+        ("trainer.max_steps=7", "Set adapt.max_steps"),
+        ("data.batch_size=2", "Set adapt.batch_size"),
+        ("data.sampler={kind: uniform}", "Leave it out"),
+        ("data.prefix=code", "'data.prefix' (\"code\") cannot be set in adaptation: the run"),
+        ("data.max_input_length=9", "was trained with 24"),
+    ],
+)
+def test_what_adaptation_does_not_read_is_refused(
+    folder: Path,
+    recipe: ModuleType,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    setting: str,
+    told: str,
+) -> None:
+    assert told in fails(recipe, capsys, arguments(folder, tmp_path / "out", setting))
+    assert not (tmp_path / "out").exists()
+
+
+def test_how_rows_look_is_that_of_the_run(folder: Path, recipe: ModuleType, tmp_path: Path) -> None:
+    """Whatever the files of the command say; the same on the command line is no mistake."""
+    other = tmp_path / "other.yaml"
+    other.write_text("data: {prefix: code, max_input_length: 9}\n")
+    same = ("data.max_input_length=24", "data.prefix=auto")
+    given = arguments(folder, tmp_path / "out", *same, "--tasks", "first", "--samples", "13")
+    assert recipe.main(given) == 0
+    given = arguments(folder, tmp_path / "file", "--tasks", "first", "--samples", "13")
+    given[1] += f"+{other}"
+    assert recipe.main(given) == 0
+    for name in ("out", "file"):
+        noted = load_config([str(tmp_path / name / "config.yaml")])
+        assert (noted.data.prefix, noted.data.max_input_length) == ("name", 24)
+    assert rows(tmp_path / "file") == rows(tmp_path / "out")
+
+
 def test_what_the_run_was_built_from_cannot_be_set(
     folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

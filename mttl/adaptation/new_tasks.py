@@ -270,7 +270,7 @@ class Adaptation:
             for name in OF_THE_RUN
             if name in type(config).model_fields
         }
-        of_the_run["data"] = config.data.model_copy(update={"prefix": self.form["prefix"]})
+        of_the_run["data"] = config.data.model_copy(update=self.form)
         check_folder(folder, dump_config(config.model_copy(update=of_the_run)), self.inventory)
 
     def folder(self, name: str) -> Path:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from mttl.build.build_backbone import found_again
 from mttl.checkpoint import SavedInventory, read_inventory
 from mttl.config.backbone_schema import Backbone
+from mttl.config.for_training import of_training, read_instead
 from mttl.config.moe_schema import MoE
 from mttl.config.router_schema import Router
 from mttl.config.schema import Generation
@@ -87,16 +88,31 @@ def check_overrides(run: str | Path, config: Section, overrides: Sequence[str]) 
 
     Raises:
         CheckpointError: If the folder holds no trained run.
-        ConfigError: If one of them is of a section that is the run's, and differs from it.
+        ConfigError: If one of them is of a section that is the run's, or of how rows look, and
+            differs from it, or only training reads it.
     """
-    names = [text.partition("=")[0] for text in overrides]
-    names = [name for name in names if name.partition(".")[0] in OF_THE_RUN]
+    given = {
+        name.strip(): value.strip() for name, _, value in (x.partition("=") for x in overrides)
+    }
+    adapt = type(dict(config)["adapt"])
+    for name in given:
+        if of_training(name, adapt):
+            own = read_instead(name, adapt)
+            raise ConfigError(
+                f"'{name}' is for training, and adaptation does not read it. "
+                f"{f'Set {own}' if own else 'Leave it out'}"
+            )
+    # How rows look; what `auto` means for it is the run's.
+    form = [f"data.{field}" for field in PromptForm.model_fields]
+    form = [name for name in form if given.get(name) not in (None, "auto")]
+    names = [name for name in given if name.partition(".")[0] in OF_THE_RUN or name in form]
     if not names:
         return
     wanted, trained = config.model_dump(mode="json"), read_inventory(run).meta["settings"]
     for name in names:
         here, there = _value(wanted, name), _value(trained, name)
-        if here != there:
+        unknown = name in form and there is _ABSENT  # earlier versions did not write it down
+        if here != there and not unknown:
             has = "has no such setting"
             if there is not _ABSENT:
                 has = f"was trained with {json.dumps(there, ensure_ascii=False)}"

@@ -17,8 +17,9 @@ from comparison.tables import Score, read_seen
 from mttl import yaml12
 from mttl.adaptation.plan import new_tasks, plan_jobs, read_samples
 from mttl.adaptation.results import Results, check_rows
+from mttl.config.for_training import of_training
 from mttl.config.load import dump_config, join_files, load_config
-from mttl.config.schema import Config
+from mttl.config.schema import Adapt, Config
 from mttl.data.chosen_tasks import open_gym, partition_of
 from mttl.errors import ConfigError
 from mttl.files import write_text
@@ -137,6 +138,11 @@ class Comparison:
         fold = [path_setting("data.partition", self.partition_file(item.fold))] if item.fold else []
         return [*self.overrides, *fold]
 
+    def shared_by_adaptation(self, item: Plan) -> list[str]:
+        """Return those of them that adaptation reads."""
+        names = {text: text.partition("=")[0].strip() for text in self.shared(item)}
+        return [text for text, name in names.items() if not of_training(name, Adapt)]
+
     def training(self, item: Plan) -> list[str]:
         """Return the settings of one training."""
         return [
@@ -155,7 +161,7 @@ class Comparison:
         common = [
             *(f"adapt.seeds=[{item.seed}]", f"adapt.max_steps={self.adapt_steps}"),
             f"adapt.eval_every={max(1, self.adapt_steps // 2)}",
-            *(*examples, *self.shared(item), *way.settings),
+            *(*examples, *self.shared_by_adaptation(item), *way.settings),
         ]
         lr = load_config(self.adapt_files(item), common).adapt.lr
         method = self.methods[item.name]
