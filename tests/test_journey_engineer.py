@@ -28,7 +28,8 @@ COMMANDS = [
     for line in block.splitlines()
 ]
 SHORT = ["trainer.max_steps=2", "trainer.val_check_interval=2", "data.max_eval_rows=2"]
-SHORT += ["data.batch_size=8", "skills.rank=2", "adapt.max_steps=2", "data.validation=none"]
+SHORT += ["data.batch_size=8", "skills.rank=2", "data.validation=none"]
+SHORT_ADAPTATION = ["adapt.max_steps=2", "adapt.batch_size=8", "data.max_eval_rows=2"]
 LABELS = [f"label {number}" for number in range(77)]
 
 
@@ -69,7 +70,7 @@ def test_from_raw_files_to_a_served_answer_and_to_peft(place: Path) -> None:
     gym = Gym(place / "mine.gym")
     assert len({row.outputs[0] for row in gym.rows("intent", "train", 100)}) > 50
     assert [row.outputs[0] for row in gym.rows("fix", "train", 100)][3] == code(3)["fixed"].strip()
-    run(adapt, "-k", *SHORT)
+    run(adapt, "-k", *SHORT_ADAPTATION)
     asked = [("urgent", "my parcel is gone!"), ("fix", code(3)["code"]), ("intent", "m 5\tplease")]
     questions = [{"task": task, "input": text} for task, text in asked * 3]
     write_jsonl(place / "questions.jsonl", questions)

@@ -94,7 +94,8 @@ def apply_mode(
         for skills in parts["skills"]:
             skills.draw_anew()  # type: ignore[operator]
         for part in parts["router"]:
-            if part is not model.router:
+            # A mode that trains no router leaves those of tokens as they are.
+            if part is not model.router and "router" in TRAINED_ROLES[mode]:
                 part.reset_parameters()  # type: ignore[operator]
     elif init != "best_row" and (own := own_skills(known, router)):
         for layer in model.skilled_layers().values():

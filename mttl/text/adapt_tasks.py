@@ -118,10 +118,11 @@ def run_jobs(
             progress.update(bar, completed=number * n_steps)
             start = f"as {result.begun_as}" if result.begun_as else "at the mean row"
             begun = f"; begun {start}" if result.begun_as or n_starts > 1 else ""
+            unchosen = config.adapt.examples == 0  # by no development rows
+            dev = "" if unchosen else f"dev {100 * result.dev:.1f}, "
             status.print(
                 f"{number} of {len(todo)}: {job.task}, sample {job.sample}, seed {job.seed}: "
-                f"dev {100 * result.dev:.1f}, test {100 * result.test:.1f} "
-                f"(step {result.step}){begun}"
+                f"{dev}test {100 * result.test:.1f} (step {result.step}){begun}"
             )
 
 
