@@ -28,8 +28,6 @@ def main(arguments: list[str] | None = None) -> int:
         search |= draws | {"num_beams": 1, "do_sample": True, "top_k": 0}
     if options.top_p is not None and options.top_p > 1:
         raise ConfigError(f"--top-p ({options.top_p}) is a share, at most 1")
-    if options.per_token and not options.choices:
-        raise ConfigError("--per-token compares answers that --choices names")
     files = [Path(name).resolve() for name in (options.questions, options.out) if name]
     if len(files) > len(set(files)):
         raise ConfigError(f"--out '{options.out}' is the file of the questions: name another one")

@@ -178,7 +178,16 @@ def test_answers_to_other_questions_are_left_alone(
         ({"input": "a"}, ["--task", "copy", "--metric", "em"], "--metric ('em') must be one of"),
         ({"input": "a"}, ["--beams", "2", "--temperature", "1"], "choose one"),
         ({"input": "a"}, ["--top-p", "2"], "--top-p (2.0) is a share, at most 1"),
-        ({"input": "a"}, ["--per-token"], "compares answers that --choices names"),
+        (
+            {"input": "a"},
+            ["--task", "copy", "--per-token"],
+            "give --choices, or a column 'choices'",
+        ),
+        (
+            {"input": "a"},
+            ["--task", "copy", "--choices", "a" * 99 + "b", "a" * 99 + "c"],
+            "row 1: choices are alike in their first",
+        ),
         (
             {"input": "a"},
             ["--task", "copy", "--choices", "a", "b", "--beams", "2"],
@@ -199,6 +208,80 @@ def test_mistakes_are_answered_before_anything_is_written(
     given = ["--from", str(run), "--in", str(questions), "--out", str(out), *more]
     assert message in fails(recipe, capsys, *given)
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("csv", "name,price\nbook,3\nlamp,4\n"),
+        ("csv", "precious notes"),
+        ("csv", "input,prediction\nanother,c\n"),
+        ("csv", "input,prediction\nanother,c"),
+        ("tsv", "to do:\n- water the plants\n"),
+        ("jsonl", "precious notes"),
+        ("jsonl", '{"input": "another", "predi'),
+        ("jsonl", '{"name": "book"}\n'),
+    ],
+)
+def test_a_file_of_other_things_is_left_alone(
+    recipe: ModuleType,
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    text: str,
+) -> None:
+    """Also a short one: a part of the answers that is not whole is cut off."""
+    questions, out = jsonl(tmp_path / "q", [{"input": word} for word in WORDS]), tmp_path / "a"
+    if kind != "jsonl":
+        questions.write_text("input\n" + "".join(f"{word}\n" for word in WORDS))
+    out.write_text(text)
+    given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out", str(out)]
+    assert "remove this one" in fails(recipe, capsys, *given, "--format", kind)
+    assert out.read_text() == text
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+@pytest.mark.parametrize("length", [0, 3, 18, 20])
+def test_a_file_that_was_cut_at_its_very_beginning_is_continued(
+    recipe: ModuleType, run: Path, tmp_path: Path, kind: str, length: int
+) -> None:
+    questions, out = tmp_path / f"q.{kind}", tmp_path / f"a.{kind}"
+    if kind == "csv":
+        questions.write_text("input\n" + "".join(f"{word}\n" for word in WORDS))
+    else:
+        jsonl(questions, [{"input": word} for word in WORDS])
+    given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out", str(out)]
+    assert recipe.main(given) == 0
+    whole = out.read_bytes()
+    out.write_bytes(whole[:length])
+    assert recipe.main(given) == 0
+    assert out.read_bytes() == whole
+
+
+def test_questions_that_have_been_answered_before_are_answered_anew(
+    recipe: ModuleType, run: Path, tmp_path: Path
+) -> None:
+    questions = jsonl(tmp_path / "q.jsonl", [{"prediction": "old", "input": w} for w in WORDS])
+    out = tmp_path / "a.jsonl"
+    given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out", str(out)]
+    assert recipe.main(given) == 0
+    whole = out.read_bytes()
+    assert recipe.main(given) == 0
+    assert out.read_bytes() == whole
+
+
+def test_the_two_files_have_one_format(
+    recipe: ModuleType, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions = tmp_path / "q.csv"
+    questions.write_text("input,choices\na,a|b\n")
+    given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out"]
+    assert "differ in format" in fails(recipe, capsys, *given, str(tmp_path / "a.jsonl"))
+    assert "is a folder: name a file" in fails(recipe, capsys, *given, str(tmp_path))
+    out = tmp_path / "a.csv"
+    assert recipe.main([*given, str(out), "--per-token"]) == 0  # the row has choices
+    assert out.read_text().startswith("input,choices,prediction,probabilities\n")
 
 
 def test_answers_do_not_go_over_the_questions(

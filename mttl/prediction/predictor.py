@@ -172,7 +172,7 @@ class Predictor:
 
         Raises:
             TaskError: If a task is unknown, there is not one for each text, or a text has less than
-                two different answers to choose from.
+                two different answers to choose from: as far as answers reached in training.
         """
         names = self._names(tasks, texts)
         if isinstance(choices, str):
@@ -186,6 +186,10 @@ class Predictor:
             return []
         encoder = self.form.encoder(self.tokenizer, decoder_only=self.decoder_only)
         questions = [self.form.text(task, text) for task, text in zip(names, texts, strict=True)]
+        ids: dict[tuple[str, ...], list[list[int]]] = {}
+        for place, own in enumerate(answers, 1):
+            if tuple(own) not in ids:
+                ids[tuple(own)] = self.choice_ids(own, f"text {place}")
         prompts = encoder.prompts(questions, [self.form.opening(task) for task in names])
         task_ids = self.task_ids(names).to(self.device)
         self.model.eval()
@@ -197,7 +201,7 @@ class Predictor:
                     self.model,
                     task_ids[rows],
                     [prompts[row] for row in rows],
-                    [encoder.answers(answers[row]) for row in rows],
+                    [ids[tuple(answers[row])] for row in rows],
                     pad_id=pad_id_of(self.tokenizer),
                     per_token=per_token,
                 )
@@ -205,6 +209,24 @@ class Predictor:
                 found[row] = Choice.among(dict(zip(answers[row], own, strict=True)))
             on_rows(sum(len(answers[row]) for row in rows))
         return found
+
+    def choice_ids(self, choices: Sequence[str], place: str) -> list[list[int]]:
+        """Return the ids of answers to choose from, cut as in training.
+
+        Args:
+            choices: The answers.
+            place: Of the text that they belong to, for the message.
+
+        Raises:
+            TaskError: If two of them are alike there.
+        """
+        ids = self.form.encoder(self.tokenizer, decoder_only=self.decoder_only).answers(choices)
+        if len(set(map(tuple, ids))) < len(ids):
+            raise TaskError(
+                f"{place}: choices are alike in their first {self.form.max_output_length} tokens, "
+                "behind which answers are cut as in training; shorten them"
+            )
+        return ids
 
     def pipeline(self, task: str) -> "TaskPipeline":
         """Return one task as a function of texts.

@@ -17,7 +17,7 @@ from mttl.build.load_tasks import load_tasks
 from mttl.build.model import Built
 from mttl.command import make_console
 from mttl.errors import ConfigError, MttlError, TaskError, nearest
-from mttl.files import drop_cut_line, locked, write_text
+from mttl.files import locked, write_text
 from mttl.metrics.crossfit import check_metric, score_answers
 from mttl.prediction.question_table import (
     ANSWER,
@@ -93,16 +93,20 @@ def answer_table(
         check_metric(metric, ConfigError, "--metric")
         if own_classes.METRICS.is_own(metric):
             own_classes.find_class(own_classes.METRICS, metric, trusted=True)
+    if out is not None and Path(out).is_dir():
+        raise ConfigError(f"--out '{out}' is a folder: name a file")
     place = questions or "standard input"
     text = _text_of(questions)
-    kind = kind or _kind_of(questions) or _kind_of(out) or guess_kind(text)
+    kind = kind or _kind_of_both(questions, out) or guess_kind(text)
     rows = parse_rows_of(text, kind, place)
     check_questions(rows, place)
     models, metrics = load_tasks(source, adapted, backbone)
     names = _tasks_of(rows, task, models, place)
     options = [choices_of(row) or list(wanted.choices) for row in rows]
     chooses = any(options)
-    _check_choices(options, wanted, place)
+    if wanted.per_token and not chooses:
+        raise ConfigError("--per-token compares choices: give --choices, or a column 'choices'")
+    _check_choices(options, wanted, place, [models[name] for name in names])
     if metric is not None:
         metrics = dict.fromkeys(models, metric)
     new = [ANSWER, *([PROBABILITIES] if chooses else [])]
@@ -184,53 +188,76 @@ def _tasks_of(rows: Rows, task: str | None, models: Mapping[str, Built], place: 
     return [str(name) for name in names]
 
 
-def _check_choices(options: Sequence[Sequence[str]], wanted: Wanted, place: str) -> None:
+def _check_choices(
+    options: Sequence[Sequence[str]], wanted: Wanted, place: str, models: Sequence[Built]
+) -> None:
     if wanted.search and all(options) and options:
         raise ConfigError(
             "nothing is generated where answers are chosen: leave out --beams, --temperature, "
             "--top-p and --max-tokens, or the choices"
         )
-    for number, given in enumerate(options, 1):
-        if given:
-            check_choices(given, f"{place}, row {number}")
+    checked = set()
+    for number, (given, model) in enumerate(zip(options, models, strict=True), 1):
+        kind = (id(model), *given)
+        if given and kind not in checked:
+            where = f"{place}, row {number}"
+            model.choice_ids(check_choices(given, where), where)
+            checked.add(kind)
 
 
 def _finished(path: Path, rows: Rows, columns: Sequence[str], kind: str, size: int) -> Rows:
     """Return the rows that an earlier start has answered, and leave no others in the file.
 
     Raises:
-        TaskError: If the file holds answers to other questions.
+        TaskError: If the file holds anything but answers to these questions.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    done: Rows = []
-    if path.is_file() and path.stat().st_size:
-        if kind == "jsonl":
-            drop_cut_line(path)
-        text = read_text(path, TaskError)
-        try:
-            done = parse_rows_of(text, kind, str(path))
-        except TaskError:
-            if kind == "jsonl":
-                raise
-            # A table may be cut within a cell: what stands before that row is whole.
-            done = _before_the_cut(text, kind, str(path))
-        cut = kind != "jsonl" and not text.endswith("\n")
-        if len(done) < len(rows) or cut:  # the last row may be cut, and parts are answered whole
-            done = done[: max(len(done) - (kind != "jsonl"), 0) // size * size]
-        for number, (old, row) in enumerate(zip(done, rows, strict=False), 1):
-            other = any(_cell(old.get(name)) != _cell(row.get(name)) for name in row)
-            if other or ANSWER not in old:
-                raise TaskError(
-                    f"'{path}', row {number} is no answer to row {number} of the questions. Name "
-                    "another file with --out, or remove this one"
-                )
-        if len(done) > len(rows):
+    text = read_text(path, TaskError) if path.is_file() else ""
+    header = format_header(columns, kind)
+    advice = "Name another file with --out, or remove this one"
+    if not (text.startswith(header) or header.startswith(text)):
+        raise TaskError(f"'{path}' does not begin with the header of these answers. {advice}")
+    lines = kind == "jsonl"
+    done = _whole_lines(text, str(path)) if lines else _whole_rows(text, kind, str(path))
+    unfinished = len(done) < len(rows) or not text.endswith("\n")
+    kept = done[:-1] if unfinished and not lines else done  # a table's last row may be cut
+    if not kept and len(text) > len(header):
+        first = _begun(rows[0], columns, kind)
+        if not (first.startswith(text[len(header) :]) or text[len(header) :].startswith(first)):
+            raise TaskError(f"'{path}' does not begin with the first question. {advice}")
+    for number, (old, row) in enumerate(zip(kept, rows, strict=False), 1):
+        asked = [name for name in row if name not in (ANSWER, PROBABILITIES)]
+        other = any(_cell(old.get(name)) != _cell(row[name]) for name in asked)
+        if other or ANSWER not in old:
             raise TaskError(
-                f"'{path}' holds {len(done)} answers to {len(rows)} questions. Name another file "
-                "with --out, or remove this one"
+                f"'{path}', row {number} is no answer to row {number} of the questions. {advice}"
             )
-    write_text(path, format_header(columns, kind) + format_rows(done, columns, kind))
-    return done
+    if len(done) > len(rows):
+        raise TaskError(f"'{path}' holds {len(done)} answers to {len(rows)} questions. {advice}")
+    if unfinished:  # parts are answered whole
+        kept = kept[: len(kept) // size * size]
+    write_text(path, header + format_rows(kept, columns, kind))
+    return kept
+
+
+def _whole_lines(text: str, place: str) -> Rows:
+    return parse_rows_of(text[: text.rfind("\n") + 1], "jsonl", place)
+
+
+def _whole_rows(text: str, kind: str, place: str) -> Rows:
+    """Return a table's rows; where it is cut within a cell, those before that row."""
+    try:
+        return parse_rows_of(text, kind, place) if text else []
+    except TaskError:
+        return _before_the_cut(text, kind, place)
+
+
+def _begun(row: dict[str, Any], columns: Sequence[str], kind: str) -> str:
+    """Return what the line of a row begins with, up to its answer."""
+    known = list(row if kind == "jsonl" else columns)
+    known = known[: known.index(ANSWER)] if ANSWER in known else known
+    line = format_rows([{name: row.get(name, "") for name in known}], known, kind)
+    return line.removesuffix("\n").removesuffix("}" if kind == "jsonl" else "")
 
 
 def _before_the_cut(text: str, kind: str, place: str) -> Rows:
@@ -245,6 +272,16 @@ def _before_the_cut(text: str, kind: str, place: str) -> Rows:
 
 def _cell(value: Any) -> Any:
     return value or ""
+
+
+def _kind_of_both(questions: str | None, out: str | None) -> str | None:
+    kinds = [kind for kind in (_kind_of(questions), _kind_of(out)) if kind is not None]
+    if len(set(kinds)) > 1:
+        raise ConfigError(
+            f"'{questions}' and --out '{out}' differ in format. Give both the same ending, or "
+            "name the format of both with --format"
+        )
+    return kinds[0] if kinds else None
 
 
 def _kind_of(name: str | None) -> str | None:
