@@ -22,6 +22,8 @@ INCIDENTAL = (
 def weight_differences(base: Weights, other: Weights, *, extra: bool = True) -> list[str]:
     """Return how the tensors of a model differ in name, shape, type or whole numbers from a base's.
 
+    Floating-point types may differ: a base is often in fewer bits than what was tuned.
+
     Args:
         base: The base.
         other: The model.
@@ -37,6 +39,7 @@ def weight_differences(base: Weights, other: Weights, *, extra: bool = True) -> 
             f"{name} {_short(found.dtype)} instead of {_short(wanted.dtype)}"
             for name, (found, wanted) in pairs.items()
             if found.dtype != wanted.dtype
+            and not (found.dtype.is_floating_point and wanted.dtype.is_floating_point)
         ],
     }
     if not any(causes.values()):

@@ -77,8 +77,11 @@ def merge_models(
             if entry.dtype.is_floating_point:
                 with torch.no_grad():
                     merged = rule(tensor, start, read_wide(parts.base, tensor, start, stop))
-                if merged.isnan().any():
-                    raise ValueError(f"'{tensor}' would hold values that are no numbers")
+                if not merged.to(entry.dtype).isfinite().all():
+                    kind = str(entry.dtype).removeprefix("torch.")
+                    raise ValueError(
+                        f"'{tensor}' would hold values that are no numbers, or too large for {kind}"
+                    )
                 yield merged
             else:
                 yield parts.base.read(tensor, start, stop)

@@ -139,23 +139,37 @@ def test_dare_may_elect_signs(make: Make, tmp_path: Path) -> None:
     assert (added[name] - elected[name]).abs().max() > 0.1
 
 
-def test_whole_numbers_and_half_precision_are_kept(tmp_path: Path) -> None:
-    base = {"w": torch.randn(9).bfloat16(), "ids": torch.arange(3)}
+def halved(tmp_path: Path, base: dict[str, Tensor], tuned: dict[str, Tensor]) -> Recipe:
+    """Add half of what was tuned."""
     save_file(base, tmp_path / "base.safetensors")
-    tuned = {**base, "w": (base["w"] + 1)}
     save_file(tuned, tmp_path / "tuned.safetensors")
-    recipe = Recipe.model_validate(
+    return Recipe.model_validate(
         {
             "base": {"model": str(tmp_path / "base.safetensors")},
             "models": [{"model": str(tmp_path / "tuned.safetensors"), "weight": 0.5}],
             "method": {"kind": "arithmetic"},
         }
     )
-    merge_models(recipe, tmp_path / "out")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_whole_numbers_and_half_precision_are_kept(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Also of a base whose tuned model is kept in single precision."""
+    base = {"w": torch.randn(9).bfloat16(), "ids": torch.arange(3)}
+    tuned = {**base, "w": base["w"].to(dtype) + 1.001}
+    merge_models(halved(tmp_path, base, tuned), tmp_path / "out")
     found = load_file(tmp_path / "out" / "base.safetensors")
     assert torch.equal(found["ids"], base["ids"])
     change = 0.5 * (tuned["w"].float() - base["w"].float())
     assert torch.equal(found["w"], (base["w"].float() + change).bfloat16())
+
+
+def test_values_too_large_for_the_type_of_the_base_are_refused(tmp_path: Path) -> None:
+    base = {"w": torch.ones(9).half()}
+    recipe = halved(tmp_path, base, {"w": torch.full((9,), 2e5)})
+    with pytest.raises(CheckpointError, match=r"'w' would hold .* too large for float16"):
+        merge_models(recipe, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def with_models(recipe: Recipe, *folders: Path) -> Recipe:
@@ -171,7 +185,7 @@ def test_all_that_differs_is_listed_and_nothing_is_written(
     del tensors[names[0]]
     tensors["extra"] = torch.ones(1)
     tensors[names[1]] = tensors[names[1]][:-1].clone()
-    tensors[names[2]] = tensors[names[2]].half()
+    tensors[names[2]] = tensors[names[2]].long()
     other = tmp_path / "other"
     shutil.copytree(models / "good", other)
     save_file(tensors, other / "model.safetensors")
@@ -186,7 +200,7 @@ def test_all_that_differs_is_listed_and_nothing_is_written(
         f"missing: {names[0]}",
         "unexpected: extra",
         f"of another shape: {names[1]} (23, 16) instead of (24, 16)",
-        f"of another type: {names[2]} float16 instead of float32",
+        f"of another type: {names[2]} int64 instead of float32",
         "settings that differ: encoder_attention_heads 2 instead of 4",
         f"'{tmp_path / 'gone'}' does not exist",
     ):
