@@ -119,7 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
         comparison, plans, options.workers, lambda: write_tables(comparison, plans, existing)
     )
     make_console().print(text, markup=False, soft_wrap=True)
-    make_console().print(f"The tables are in {options.out}")
+    make_console().print(f"The tables are in {options.out}", markup=False)
     return 0
 
 

@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     comparison.measure([item for item in plans if item.seed == options.seeds[0]])
     text = write()
     make_console().print(text, markup=False, soft_wrap=True)
-    make_console().print(f"The tables and the figure are in {options.out}")
+    make_console().print(f"The tables and the figure are in {options.out}", markup=False)
     return 0
 
 

@@ -37,8 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
     model = load_pretrained(options.model)
     tokenizer = load_tokenizer(options.tokenizer or options.model)
     composition = SparseComposition(model)
-    for given, (path, weight) in zip(options.skills, skills, strict=True):
-        composition.apply(given, SparseSkill.load(path), weight=weight)
+    for path, weight in skills:
+        composition.apply(str(path), SparseSkill.load(path), weight=weight)
     if options.score is not None:
         value, metric, n_rows = score(options, model, tokenizer)
         make_console().print(
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         with new_folder(out) as folder:
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
-        make_console().print(f"The model is in {out}")
+        make_console().print(f"The model is in {out}", markup=False)
     return 0
 
 

@@ -31,7 +31,9 @@ def main(arguments: list[str] | None = None) -> int:
     with new_folder(out) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    make_console().print(f"The model is in {out}: backbone.name={out} backbone.gguf_file=null")
+    make_console().print(
+        f"The model is in {out}: backbone.name={out} backbone.gguf_file=null", markup=False
+    )
     return 0
 
 

@@ -10,7 +10,16 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mttl.command import READ, WORK, WRITTEN, exit_with, make_console, make_parser
+from mttl.command import (
+    READ,
+    WORK,
+    WRITTEN,
+    exit_with,
+    make_console,
+    make_parser,
+    natural,
+    positive,
+)
 from mttl.config.method_choices import GRADIENTS
 from mttl.errors import ConfigError, TrainingError
 from mttl.gym.folder import SPLITS, Gym
@@ -95,7 +104,7 @@ def read_batches(options: argparse.Namespace, model: "PreTrainedModel") -> list[
         form=PromptForm(
             max_input_length=options.max_input_length,
             max_output_length=options.max_output_length,
-            prefix="none" if options.no_prefix else "name",
+            prefix="name" if options.prefix else "none",
         ),
     )
     generator = torch.Generator().manual_seed(options.seed)
@@ -108,9 +117,6 @@ def read_batches(options: argparse.Namespace, model: "PreTrainedModel") -> list[
 
 
 def _check(options: argparse.Namespace) -> None:
-    for name in ("rows", "batch_size", "at_once"):
-        if getattr(options, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1")
     if Path(options.out).suffix != ".safetensors":
         raise ConfigError(f"--out '{options.out}' must end in .safetensors")
     if Path(options.out).exists():
@@ -127,16 +133,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--tasks", required=True, nargs="+", metavar="TASK", help="of the gym")
     add("--split", choices=SPLITS, default="train", help="of their files (%(default)s)")
     add("--samples", type=int, nargs="+", default=[100], metavar="N", help="(%(default)s)")
-    add("--max-input-length", type=int, default=64, help="in tokens (%(default)s)")
-    add("--max-output-length", type=int, default=36, help="in tokens (%(default)s)")
-    add("--no-prefix", action="store_true", help="inputs do not begin with [task]")
+    add("--max-input-length", type=positive, default=64, help="in tokens (%(default)s)")
+    add("--max-output-length", type=positive, default=36, help="in tokens (%(default)s)")
+    add("--prefix", action="store_true", help="put [task] before every input")
     add = parser.group(WORK).add_argument
-    add("--rows", type=int, default=512, help="how many, drawn at random (%(default)s)")
+    add("--rows", type=positive, default=512, help="how many, drawn at random (%(default)s)")
     add("--labels", choices=LABELS, default="reference", help="the rows', or drawn by the model")
     add("--gradients", choices=GRADIENTS, default="example", help="whose are squared (%(default)s)")
-    add("--batch-size", type=int, default=16, help="rows per batch (%(default)s)")
-    add("--at-once", type=int, default=8, help="gradients in memory; 1 suits any model")
-    add("--seed", type=int, default=13, help="of rows and labels (%(default)s)")
+    add("--batch-size", type=positive, default=16, help="rows per batch (%(default)s)")
+    add("--at-once", type=positive, default=8, help="gradients in memory; 1 suits any model")
+    add("--seed", type=natural, default=13, help="of rows and labels (%(default)s)")
     out_help = "a new file, .safetensors"
     parser.group(WRITTEN).add_argument("--out", required=True, metavar="FILE", help=out_help)
     return parser.parse_args(arguments)

@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         lambda: write_curves(comparison, plans, options.examples),
     )
     make_console().print(text, markup=False, soft_wrap=True)
-    make_console().print(f"The table and the figure are in {options.out}")
+    make_console().print(f"The table and the figure are in {options.out}", markup=False)
     return 0
 
 

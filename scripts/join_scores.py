@@ -96,7 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
             shutil.copyfile(path, out / name)
     write_text(out / SCORES, to_csv(scores))
     make_console().print(text, markup=False, soft_wrap=True)
-    make_console().print(f"The table and the figure are in {out}")
+    make_console().print(f"The table and the figure are in {out}", markup=False)
     return 0
 
 

@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
             out,
             on_range=lambda done, total: progress.update(bar, completed=done, total=total),
         )
-    make_console().print(f"The model is in {out}")
+    make_console().print(f"The model is in {out}", markup=False)
     return 0
 
 

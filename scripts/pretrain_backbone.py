@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     training = load_config(files, settings)
     world_of(training).run("training", training, resume=resume)
     export(work / "run", config.backbone, out, getattr(torch, options.dtype))
-    make_console().print(f"The model is in {out}")
+    make_console().print(f"The model is in {out}", markup=False)
     return 0
 
 

@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
     text = study.write_tables(runs, options.rate, options.smoothing)
     make_console().print(text, markup=False, soft_wrap=True)
-    make_console().print(f"The tables are in {options.out}")
+    make_console().print(f"The tables are in {options.out}", markup=False)
     return 0
 
 

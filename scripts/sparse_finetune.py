@@ -81,7 +81,8 @@ def lottery_settings(options: argparse.Namespace) -> LotterySettings:
     try:
         return LotterySettings(**{name: getattr(options, name) for name in DEFAULTS})
     except ValueError as error:
-        raise ConfigError(f"--{str(error).replace('_', '-', 1)}") from error
+        name, _, rest = str(error).partition(" ")
+        raise ConfigError(f"--{name.replace('_', '-')} {rest}") from error
 
 
 def make_objective(

@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     text = carry_out(comparison, plans, options.workers, write)
     make_console().print(text, markup=False, soft_wrap=True)
-    make_console().print(f"The table and the figure are in {options.out}")
+    make_console().print(f"The table and the figure are in {options.out}", markup=False)
     return 0
 
 

@@ -155,8 +155,9 @@ def _refusal(new: SavedInventory) -> Callable[[str], CheckpointError]:
     def refuse(reason: str) -> CheckpointError:
         return CheckpointError(
             f"'{new.folder}' cannot be added to the run: {reason}. Adapt with "
-            "adapt.mode=router_only, which changes nothing but the row, or keep the task beside "
-            "the run, where pl_predict.py takes it with --adapted"
+            "adapt.mode=router_only adapt.init=best_row, which change nothing but a row of the "
+            "run's own router, or keep the task beside the run, where pl_predict.py takes it with "
+            "--adapted"
         )
 
     return refuse

@@ -1,7 +1,7 @@
 """A recipe: which models are merged, how, and where the result goes."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
@@ -12,6 +12,7 @@ from mttl.errors import ConfigError
 
 Density = Annotated[float, Field(gt=0, le=1)]
 Text = Annotated[str, Field(min_length=1)]
+Bounded = TypeVar("Bounded", "Elastic", "ElasticCaPE")
 
 
 class Arithmetic(Section):
@@ -28,6 +29,12 @@ class CaPE(Section):
     """λ."""
 
 
+def _bounds_in_order(method: Bounded) -> Bounded:
+    if method.ceiling is not None and method.ceiling < method.floor:
+        raise ValueError(f"ceiling ({method.ceiling}) must be at least floor ({method.floor})")
+    return method
+
+
 class Elastic(Section):
     """Elastic weight removal as in its paper."""
 
@@ -38,6 +45,7 @@ class Elastic(Section):
     """The smallest Fisher information."""
     ceiling: PositiveFloat | None = None
     """The largest Fisher information."""
+    _in_order = model_validator(mode="after")(_bounds_in_order)
 
 
 class ElasticCaPE(Section):
@@ -52,6 +60,7 @@ class ElasticCaPE(Section):
     """The smallest Fisher information."""
     ceiling: PositiveFloat = 1e6
     """The largest Fisher information."""
+    _in_order = model_validator(mode="after")(_bounds_in_order)
 
 
 class FisherAverage(Section):

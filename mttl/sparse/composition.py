@@ -7,13 +7,14 @@ no skill is left they are put back. The sum is made in double precision and in t
 skills' names: it does not matter in which order they came.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from mttl.errors import CheckpointError, nearest
+from mttl.errors import CheckpointError, ConfigError, nearest
 from mttl.sparse.skill_file import SparseSkill, digest, put_entries
 
 MOST_SHOWN = 10
@@ -59,12 +60,16 @@ class SparseComposition:
             weight: Factor on its changes.
 
         Raises:
-            ValueError: If a skill of that name is on the network.
+            ConfigError: If a skill of that name is on the network, or the weight is no number.
             CheckpointError: If the skill was made for another network; the message lists what
                 differs, and nothing is changed.
         """
         if name in self._skills:
-            raise ValueError(f"a skill '{name}' is on the network already; remove it first")
+            raise ConfigError(f"a skill '{name}' is on the network already; name each once")
+        if not math.isfinite(weight):
+            raise ConfigError(
+                f"the weight of the skill '{name}' ({weight}) must be a finite number"
+            )
         self._check(name, skill)
         self._skills[name] = (weight, skill)
         self._write(skill.changes)

@@ -1,5 +1,6 @@
 """How a sparse support is found and trained: the numbers of `mttl.sparse.lottery_ticket`."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -69,11 +70,17 @@ class LotterySettings:
             raise ValueError(f"criterion ('{self.criterion}') must be one of {', '.join(CRITERIA)}")
         if self.form not in FORMS:
             raise ValueError(f"form ('{self.form}') must be one of {', '.join(FORMS)}")
-        for name in ("rounds", "full_steps", "sparse_steps", "batch_size"):
+        for name in ("rounds", "full_steps", "sparse_steps", "batch_size", "block"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1")
-        if self.l1 < 0:
-            raise ValueError(f"l1 ({self.l1}) must not be negative")
+        for name in ("lr", "sparse_lr", "gradient_clip_val"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} ({value}) must be a number above 0")
+        if not 0 <= self.l1 < math.inf:
+            raise ValueError(f"l1 ({self.l1}) must be a number of at least 0")
+        if not 0 <= self.warmup < 1:
+            raise ValueError(f"warmup ({self.warmup}) must be at least 0 and below 1")
         if not 0 <= self.rewind < self.full_steps:
             raise ValueError(
                 f"rewind ({self.rewind}) must lie between 0 and below full_steps "

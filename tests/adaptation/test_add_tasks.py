@@ -199,7 +199,9 @@ def test_what_cannot_be_added(run: Path, row: Path, tmp_path: Path) -> None:
     assert "adaptation trained its backbone too" in refused(run, out, full)
     average = adapt(run, tmp_path / "average", "average")
     message = "its router is of the kind 'average', the run's 'polytropon'"
-    assert message in refused(run, out, average)
+    assert f"{message}. Adapt with adapt.mode=router_only adapt.init=best_row" in refused(
+        run, out, average
+    )
     assert "is there already: name each task once" in refused(run, out, row, row)
     fragment = tmp_path / "beams.yaml"
     fragment.write_text("generation: {num_beams: 2}\n")

@@ -129,7 +129,7 @@ def test_mistakes_end_in_a_message_and_no_folder(
 def test_models_that_do_not_fit_are_listed(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Other shapes, another type and missing tensors, all in one message."""
+    """Other shapes and missing tensors, all in one message; half precision fits."""
     sizes = TINY_T5["config"]
     build_random("t5", {**sizes, "d_ff": sizes["d_ff"] + 8}).save_pretrained(folder / "wide")
     build_random("t5", sizes).half().save_pretrained(folder / "half")
@@ -141,8 +141,9 @@ def test_models_that_do_not_fit_are_listed(
     command = [str(path), "--out", str(tmp_path / "out")]
     assert run_command(lambda: MERGE.main(command)) == USER_MISTAKE
     found = " ".join(capsys.readouterr().err.split())
-    for part in ("of another shape: ", "float16 instead of float32", "unexpected: encoder.block."):
+    for part in ("of another shape: ", "unexpected: encoder.block."):
         assert part in found
+    assert str(folder / "half") not in found
     assert not list(tmp_path.iterdir())
 
 
@@ -172,11 +173,16 @@ def test_fisher_mistakes_are_named(
     for model, out, more, message in (
         ("base", "base.safetensors", (), "exists already"),
         ("base", "x.bin", (), "must end in .safetensors"),
-        ("base", "x.safetensors", ("--rows", "0"), "--rows must be at least 1"),
+        ("base", "x.safetensors", ("--rows", "0"), "'0' must be a whole number of at least 1"),
+        ("base", "x.safetensors", ("--max-input-length", "0"), "of at least 1, with at most 18"),
         ("base", "x.safetensors", ("--tasks", "cop"), "no task 'cop'. Did you mean 'copy'"),
         ("gone", "x.safetensors", (), "cannot be the name of a model"),
     ):
         command = fisher(folder, model, out, *more)
-        assert run_command(lambda command=command: ESTIMATE.main(command)) == USER_MISTAKE
+        try:
+            status = run_command(lambda command=command: ESTIMATE.main(command))
+        except SystemExit as refused:  # by the command line itself
+            status = refused.code
+        assert status == USER_MISTAKE
         assert message in " ".join(capsys.readouterr().err.split())
     assert not (folder / "x.safetensors").exists()

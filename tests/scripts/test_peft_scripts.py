@@ -15,7 +15,8 @@ from helpers.cards import QUESTIONS, run_card, train_asked
 from helpers.checksums import note_again
 from helpers.command import ROOT, load_recipe, train
 from helpers.compare import relative_error
-from helpers.gyms import TINY_LLAMA, write_config, write_gym
+from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
+from mttl import yaml12
 from mttl.analysis.routing_record import read_record
 from mttl.build.build_backbone import build_backbone
 from mttl.build.model import load_run
@@ -240,6 +241,23 @@ def test_a_run_is_not_put_on_another_backbone(tmp_path: Path, capsys) -> None:
         assert run_command(lambda: script.main(given)) == USER_MISTAKE, message  # noqa: B023
         assert message in " ".join(capsys.readouterr().err.split())
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_base_that_is_a_folder_is_found_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    build_random("t5", TINY_T5["config"]).save_pretrained("base")
+    config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"))
+    tree = yaml12.parse(config.read_text())
+    tree["backbone"] = {"kind": "pretrained", "name": "base", "tokenizer": "byte", "train": False}
+    config.write_text(yaml12.dump(tree))
+    source = train(config, "source", "trainer.max_steps=1", "data.evaluate=[]").path
+    assert EXPORT.main([str(source), "--task", "copy", "--out", "adapter"]) == 0
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    auto(tmp_path / "adapter")
+    assert str(tmp_path / "base") in (tmp_path / "adapter" / "README.md").read_text()
 
 
 def test_mistakes_end_in_a_message_and_no_folder(

@@ -162,6 +162,12 @@ def mistake(main, given: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     [
         ("t5", ["--density", "2"], r"--density (2.0) must lie in (0, 1]"),
         ("t5", ["--batch-size", "0"], "--batch-size (0) must be at least 1"),
+        ("t5", ["--block", "0"], "--block (0) must be at least 1"),
+        ("t5", ["--lr", "nan"], "--lr (nan) must be a number above 0"),
+        ("t5", ["--sparse-lr", "-1"], "--sparse-lr (-1.0) must be a number above 0"),
+        ("t5", ["--l1", "nan"], "--l1 (nan) must be a number of at least 0"),
+        ("t5", ["--warmup", "1.5"], "--warmup (1.5) must be at least 0 and below 1"),
+        ("t5", ["--gradient-clip-val", "-1"], "--gradient-clip-val (-1.0) must be a number above"),
         ("t5", ["--mask", "ab"], "--mask ('ab') is 2 tokens; it must be one"),
         ("t5", ["--lm", "causal"], "--lm causal needs a decoder-only model"),
         ("t5", ["--mask", "_", "--max-length", "1"], "--max-length (1) leaves no room"),
@@ -240,6 +246,12 @@ def test_composing_refuses_what_does_not_fit(models, text, tmp_path, capsys):
     assert "nothing to do" in mistake(COMPOSE.main, [*t5, *base], capsys)
     weight = ["--tokenizer", "byte", "--skills", f"{skill}=much", *out]
     assert "'much' is no number" in mistake(COMPOSE.main, [*t5, *weight], capsys)
+    weight = ["--tokenizer", "byte", "--skills", f"{skill}=nan", *out]
+    assert "(nan) must be a finite number" in mistake(COMPOSE.main, [*t5, *weight], capsys)
+    twice = [*base, f"{skill}=0.5", *out]
+    assert "is on the network already; name each once" in mistake(
+        COMPOSE.main, [*t5, *twice], capsys
+    )
     assert not (tmp_path / "out").exists()
     (tmp_path / "out").mkdir()
     assert "exists; choose another --out" in mistake(COMPOSE.main, [*t5, *base, *out], capsys)

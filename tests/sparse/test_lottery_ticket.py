@@ -411,7 +411,7 @@ def test_the_pull_keeps_weights_near_the_start():
         ({"rewind": 7, "full_steps": 7}, r"rewind \(7\) must lie between 0 and below full_steps"),
         ({"rewind": 1, "l1": 0.1}, r"rewind \(1\) must be 0 with the criteria fisher and random"),
         ({"rewind": 1, "criterion": "fisher"}, r"rewind \(1\) must be 0 with the criteria fisher"),
-        ({"l1": -1.0}, r"l1 \(-1.0\) must not be negative"),
+        ({"l1": -1.0}, r"l1 \(-1.0\) must be a number of at least 0"),
     ],
 )
 def test_settings_without_sense_are_refused(settings, message):
