@@ -14,7 +14,8 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -207,6 +208,22 @@ def make_console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else FILE_WIDTH
     return Console(stderr=stderr, width=width, highlight=False, soft_wrap=stderr)
+
+
+@contextmanager
+def only_warnings(name: str) -> Iterator[None]:
+    """Within the block, or the function that it decorates, show no more of a logger.
+
+    Args:
+        name: Of the logger; those below it are meant, too.
+    """
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -21,6 +21,7 @@ from mttl.command import (
     SUCCESS,
     USER_MISTAKE,
     exit_with,
+    only_warnings,
     processes,
     run_command,
 )
@@ -34,7 +35,6 @@ def restored() -> Iterator[None]:
     """Commands set up logging and warnings for their whole process."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    logging.getLogger("mttl.data").setLevel(logging.NOTSET)  # the commands of adaptation quiet it
     with warnings.catch_warnings():
         yield
     root.handlers, root.level = handlers, level
@@ -45,6 +45,23 @@ def raising(error: BaseException) -> Callable[[], int]:
         raise error
 
     return main
+
+
+def test_a_logger_is_hushed_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    """Also where the function ends in an error: what comes later in this process is heard."""
+    log = logging.getLogger("mttl.data.prepare")
+    caplog.set_level(logging.INFO)
+
+    @only_warnings("mttl.data")
+    def told() -> None:
+        log.info("three small files")
+        log.warning("damaged")
+        raise ConfigError("a mistake")
+
+    with pytest.raises(ConfigError):
+        told()
+    log.info("later")
+    assert caplog.messages == ["damaged", "later"]
 
 
 def test_statuses_are_the_contract() -> None:

@@ -3,7 +3,6 @@
 import csv
 import importlib
 import json
-import logging
 import re
 import shutil
 import sys
@@ -178,7 +177,6 @@ def test_it_is_compared_with_intervals(config: Path, tmp_path: Path, monkeypatch
     given = ["-c", str(config), *budget, "--methods", "polytropon", "--modes"]
     mine = [*given, "--method", f"mine={NEARBY}"]
     assert script.main([*mine, "--out", str(out)]) == 0
-    logging.getLogger("mttl.data").setLevel(logging.NOTSET)  # adaptation hushes it
     assert len(commands) == 8
     assert all(f"{config}+{NEARBY}" in given for given in commands if "mine" in "".join(given))
     text = " ".join(capsys.readouterr().out.split())

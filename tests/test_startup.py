@@ -145,7 +145,7 @@ def test_answers_need_no_library_of_training(
         (["--from", "EMPTY"], USER_MISTAKE, "holds no trained inventory"),
         (["--adapted", "EMPTY"], USER_MISTAKE, "holds no trained inventory"),
         ([], USER_MISTAKE, "name a run with --from RUN"),
-        (["--from", "EMPTY", "--per-token"], USER_MISTAKE, "--choices names"),
+        (["--from", "EMPTY", "--top-p", "2"], USER_MISTAKE, "is a share, at most 1"),
     ],
 )
 def test_prediction_answers_before_it_imports(

@@ -1,6 +1,5 @@
 """Adapt a trained inventory to new tasks, from a few examples each."""
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,13 +11,14 @@ from mttl.adaptation.plan import read_samples
 from mttl.adaptation.results import Results
 from mttl.adaptation.score_table import few_shot_table
 from mttl.adaptation.shard import Shard
-from mttl.command import make_console
+from mttl.command import make_console, only_warnings
 from mttl.config.schema import Config
 from mttl.errors import ConfigError
 from mttl.progress_bar import counting_bar
 from mttl.text.workers import start_workers
 
 
+@only_warnings("mttl.data")  # of small files of every job
 def adapt_run(
     config: Config,
     *,
@@ -51,8 +51,6 @@ def adapt_run(
         save: Keep what the jobs have learned too, in folders of ``models/`` there.
     """
     console, status = make_console(), make_console(stderr=True)
-    # Three small files per job: not worth a line each.
-    logging.getLogger("mttl.data").setLevel(logging.WARNING)
 
     # What to adapt, and to which tasks.
     adaptation = Adaptation.of(

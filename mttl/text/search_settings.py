@@ -1,6 +1,5 @@
 """Search for settings of adaptation on development tasks."""
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from mttl.adaptation.search import (
 from mttl.adaptation.search_ranges import search_ranges
 from mttl.adaptation.settings import with_settings
 from mttl.adaptation.shard import Shard
-from mttl.command import make_console
+from mttl.command import make_console, only_warnings
 from mttl.config.schema import Config, Search
 from mttl.errors import ConfigError
 from mttl.files import write_text
@@ -31,6 +30,7 @@ from mttl.text.workers import start_workers
 from mttl.training.run_folder import RunFolder, check_still_there
 
 
+@only_warnings("mttl.data")  # of small files of every job
 def search_run(
     config: Config,
     *,
@@ -59,8 +59,6 @@ def search_run(
         backbone: Where the pretrained backbone is now, if not where it was in training.
     """
     console, status = make_console(), make_console(stderr=True)
-    # Two small files per job: not worth a line each.
-    logging.getLogger("mttl.data").setLevel(logging.WARNING)
     search = check_search(config)
     if search.trains:
         given = {"--from": source, "--samples": samples, "--backbone": backbone}

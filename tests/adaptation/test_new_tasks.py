@@ -1,12 +1,10 @@
 """Adaptation in one call."""
 
 import json
-import logging
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,15 +36,6 @@ PAIRS = [(word, "b") for word in ("ab", "cab", "b", "ca", "bb", "ac", "cc", "abc
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_source(tmp_path_factory.mktemp("adaptation"))
-
-
-@pytest.fixture(autouse=True)
-def log_level() -> Iterator[None]:
-    """The command sets the level of its process; other tests look at messages."""
-    log = logging.getLogger("mttl.data")
-    before = log.level
-    yield
-    log.setLevel(before)
 
 
 def test_importing_the_package_is_light() -> None:
