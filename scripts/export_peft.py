@@ -63,6 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.rank is not None and options.inventory:
         raise ConfigError("--rank is for a single mixture: leave it out with --inventory")
     from mttl.build.model import load_run
+    from mttl.interchange.base_facts import lasting_name
     from mttl.interchange.peft_folder import write_peft
     from mttl.merging.fold import strip
     from mttl.prediction.asking import Asking
@@ -71,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     built = load_run(options.run, backbone=options.backbone)
     check_names(built.tasks if options.all else ())
     trained = built.meta["backbone"]["trained"]
-    base = str((out / BASE).resolve()) if trained else found_from_anywhere(built.base)
+    base = str((out / BASE).resolve()) if trained else lasting_name(built.base)
     # What the run scored, it scored with the mixtures of its tasks.
     mixed = options.average or options.skill is not None
     scores = () if mixed else scores_of(options.run, built.tasks)
@@ -110,11 +111,6 @@ def main(arguments: list[str] | None = None) -> int:
     what = "adapters are" if options.all else "adapter is"
     make_console().print(f"The {what} in {out}; README.md there says how to ask", markup=False)
     return 0
-
-
-def found_from_anywhere(base: str) -> str:
-    """Return where a backbone is: a folder's absolute path, or its name on the hub."""
-    return str(Path(base).resolve()) if Path(base).is_dir() else base
 
 
 def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[Export]:

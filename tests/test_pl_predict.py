@@ -15,6 +15,7 @@ from helpers.command import ROOT, load_recipe
 from helpers.new_tasks import train_source
 from mttl.command import USER_MISTAKE, run_command
 from mttl.prediction.predictor import Predictor
+from mttl.prediction.question_table import format_header, format_rows
 
 WORDS = ["ab", "c", "abca", "bb", "ca", "a"]
 
@@ -40,6 +41,13 @@ def kept(run: Path) -> Path:
 def jsonl(path: Path, rows: list[dict]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def write_questions(path: Path, texts: list[str]) -> None:
+    """Write inputs alone, in the format of the file's name."""
+    kind = path.suffix.removeprefix(".")
+    rows = [{"input": text} for text in texts]
+    path.write_text(format_header(["input"], kind) + format_rows(rows, ["input"], kind))
 
 
 def lines(path: Path) -> list[dict]:
@@ -123,10 +131,7 @@ def test_a_file_is_continued(
     """Eight batches are written at once; what was cut off is answered again, with equal draws."""
     words = WORDS * 4
     questions, out = tmp_path / f"q.{kind}", tmp_path / f"a.{kind}"
-    if kind == "csv":
-        questions.write_text("input\n" + "".join(f'"{word}\nx"\n' for word in words))
-    else:
-        jsonl(questions, [{"input": word} for word in words])
+    write_questions(questions, [f"{word}\nx" for word in words] if kind == "csv" else words)
     given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out", str(out)]
     given += ["--batch-size", "1", "--temperature", "2", "--seed", "3"]
     assert recipe.main(given) == 0
@@ -232,12 +237,11 @@ def test_a_file_of_other_things_is_left_alone(
     text: str,
 ) -> None:
     """Also a short one: a part of the answers that is not whole is cut off."""
-    questions, out = jsonl(tmp_path / "q", [{"input": word} for word in WORDS]), tmp_path / "a"
-    if kind != "jsonl":
-        questions.write_text("input\n" + "".join(f"{word}\n" for word in WORDS))
+    questions, out = tmp_path / f"q.{kind}", tmp_path / "a"
+    write_questions(questions, WORDS)
     out.write_text(text)
     given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out", str(out)]
-    assert "remove this one" in fails(recipe, capsys, *given, "--format", kind)
+    assert "remove this one" in fails(recipe, capsys, *given)
     assert out.read_text() == text
 
 
@@ -247,10 +251,7 @@ def test_a_file_that_was_cut_at_its_very_beginning_is_continued(
     recipe: ModuleType, run: Path, tmp_path: Path, kind: str, length: int
 ) -> None:
     questions, out = tmp_path / f"q.{kind}", tmp_path / f"a.{kind}"
-    if kind == "csv":
-        questions.write_text("input\n" + "".join(f"{word}\n" for word in WORDS))
-    else:
-        jsonl(questions, [{"input": word} for word in WORDS])
+    write_questions(questions, WORDS)
     given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out", str(out)]
     assert recipe.main(given) == 0
     whole = out.read_bytes()

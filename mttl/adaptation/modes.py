@@ -93,9 +93,9 @@ def apply_mode(
     if drawn_anew:
         for skills in parts["skills"]:
             skills.draw_anew()  # type: ignore[operator]
-        for part in parts["router"]:
-            # A mode that trains no router leaves those of tokens as they are.
-            if part is not model.router and "router" in TRAINED_ROLES[mode]:
+        # A mode that trains no router leaves those of tokens as they are.
+        for part in parts["router"] if "router" in TRAINED_ROLES[mode] else ():
+            if part is not model.router:
                 part.reset_parameters()  # type: ignore[operator]
     elif init != "best_row" and (own := own_skills(known, router)):
         for layer in model.skilled_layers().values():

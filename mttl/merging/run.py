@@ -76,8 +76,9 @@ def merge_models(
         for start, stop in entry.ranges():
             if entry.dtype.is_floating_point:
                 with torch.no_grad():
-                    merged = rule(tensor, start, read_wide(parts.base, tensor, start, stop))
-                if not merged.to(entry.dtype).isfinite().all():
+                    wide = rule(tensor, start, read_wide(parts.base, tensor, start, stop))
+                merged = wide.to(entry.dtype)
+                if not merged.isfinite().all():
                     kind = str(entry.dtype).removeprefix("torch.")
                     raise ValueError(
                         f"'{tensor}' would hold values that are no numbers, or too large for {kind}"

@@ -17,7 +17,7 @@ from mttl.data.prompt_form import PromptForm
 from mttl.errors import TaskError, nearest
 from mttl.models.backbone import is_decoder_only
 from mttl.prediction.batched_answers import answer_texts, batches_by_length
-from mttl.ranking.choices import Choice, check_choices
+from mttl.ranking.choices import Choice, check_choices, choice_ids
 from mttl.ranking.option_scores import option_scores
 from mttl.skills.skilled_model import SkilledModel
 
@@ -220,13 +220,8 @@ class Predictor:
         Raises:
             TaskError: If two of them are alike there.
         """
-        ids = self.form.encoder(self.tokenizer, decoder_only=self.decoder_only).answers(choices)
-        if len(set(map(tuple, ids))) < len(ids):
-            raise TaskError(
-                f"{place}: choices are alike in their first {self.form.max_output_length} tokens, "
-                "behind which answers are cut as in training; shorten them"
-            )
-        return ids
+        encoder = self.form.encoder(self.tokenizer, decoder_only=self.decoder_only)
+        return choice_ids(encoder, choices, f"{place}: choices", "shorten them")
 
     def pipeline(self, task: str) -> "TaskPipeline":
         """Return one task as a function of texts.

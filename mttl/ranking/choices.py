@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from mttl.data.encode import TextEncoder
 from mttl.errors import TaskError
 
 
@@ -51,3 +52,25 @@ def check_choices(given: Sequence[str], place: str) -> list[str]:
             "none twice"
         )
     return answers
+
+
+def choice_ids(
+    encoder: TextEncoder, answers: Sequence[str], whose: str, advice: str
+) -> list[list[int]]:
+    """Return the ids of answers to choose from, the end token included.
+
+    Args:
+        encoder: Encodes answers as in training, where long ones were cut.
+        answers: The answers.
+        whose: What chooses among them, for the message.
+        advice: What to do where two are alike.
+
+    Raises:
+        TaskError: If two of them have the same ids, since both are cut.
+    """
+    ids = encoder.answers(answers)
+    if len(set(map(tuple, ids))) < len(ids):
+        raise TaskError(
+            f"{whose} are alike in their first tokens, behind which answers are cut; {advice}"
+        )
+    return ids

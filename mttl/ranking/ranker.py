@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mttl.data.collate import pad_id_of
 from mttl.data.encode import TextEncoder
-from mttl.errors import TaskError
+from mttl.ranking.choices import choice_ids
 from mttl.ranking.option_scores import option_scores
 from mttl.skills.skilled_model import SkilledModel
 
@@ -51,13 +51,11 @@ class Ranker:
             TaskError: If two options of a task have the same ids, since both are cut.
         """
         texts = {tasks.index(task): list(own) for task, own in options.items()}
-        ids = {task_id: encoder.answers(own) for task_id, own in texts.items()}
-        for task_id, own in ids.items():
-            if len(set(map(tuple, own))) < len(own):
-                raise TaskError(
-                    f"options of '{tasks[task_id]}' are alike in their first tokens, behind which "
-                    "answers are cut; raise data.max_output_length"
-                )
+        advice = "raise data.max_output_length"
+        ids = {
+            task_id: choice_ids(encoder, own, f"options of '{tasks[task_id]}'", advice)
+            for task_id, own in texts.items()
+        }
         return cls(texts, ids, pad_id_of(encoder.tokenizer), per_token)
 
     def answers(

@@ -64,13 +64,7 @@ class SparseComposition:
             CheckpointError: If the skill was made for another network; the message lists what
                 differs, and nothing is changed.
         """
-        if name in self._skills:
-            raise ConfigError(f"a skill '{name}' is on the network already; name each once")
-        if not math.isfinite(weight):
-            raise ConfigError(
-                f"the weight of the skill '{name}' ({weight}) must be a finite number"
-            )
-        self._check(name, skill)
+        self._check(name, skill, weight)
         self._skills[name] = (weight, skill)
         self._write(skill.changes)
 
@@ -95,14 +89,13 @@ class SparseComposition:
             weight: Factor on its changes.
 
         Raises:
-            ValueError: If there is no ``old``, or ``name`` is another skill on the network.
-            CheckpointError: As for `apply`; the old skill then stays.
+            ValueError: If there is no ``old``.
+            ConfigError: As for `apply`; the old skill then stays.
+            CheckpointError: As for `apply`; so it does then.
         """
         if old not in self._skills:
             raise ValueError(f"no skill '{old}' is on the network.{nearest(old, self._skills)}")
-        if name != old and name in self._skills:
-            raise ValueError(f"a skill '{name}' is on the network already; remove it first")
-        self._check(name, skill, instead=old)
+        self._check(name, skill, weight, instead=old)
         self.remove(old)
         self.apply(name, skill, weight=weight)
 
@@ -130,7 +123,15 @@ class SparseComposition:
         indices = indices.to(tensor.device)
         return self.originals(name, indices, tensor.reshape(-1)[indices])
 
-    def _check(self, name: str, skill: SparseSkill, instead: str | None = None) -> None:
+    def _check(
+        self, name: str, skill: SparseSkill, weight: float, instead: str | None = None
+    ) -> None:
+        if name in self._skills and name != instead:
+            raise ConfigError(f"a skill '{name}' is on the network already; name each once")
+        if not math.isfinite(weight):
+            raise ConfigError(
+                f"the weight of the skill '{name}' ({weight}) must be a finite number"
+            )
         others = [
             other for other, (_, own) in self._skills.items() if own.masks and other != instead
         ]

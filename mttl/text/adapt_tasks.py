@@ -1,5 +1,6 @@
 """Adapt a trained inventory to new tasks, from a few examples each."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -116,8 +117,7 @@ def run_jobs(
             progress.update(bar, completed=number * n_steps)
             start = f"as {result.begun_as}" if result.begun_as else "at the mean row"
             begun = f"; begun {start}" if result.begun_as or n_starts > 1 else ""
-            unchosen = config.adapt.examples == 0  # by no development rows
-            dev = "" if unchosen else f"dev {100 * result.dev:.1f}, "
+            dev = "" if math.isnan(result.dev) else f"dev {100 * result.dev:.1f}, "
             status.print(
                 f"{number} of {len(todo)}: {job.task}, sample {job.sample}, seed {job.seed}: "
                 f"{dev}test {100 * result.test:.1f} (step {result.step}){begun}"

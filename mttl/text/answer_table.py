@@ -221,9 +221,9 @@ def _finished(path: Path, rows: Rows, columns: Sequence[str], kind: str, size: i
     done = _whole_lines(text, str(path)) if lines else _whole_rows(text, kind, str(path))
     unfinished = len(done) < len(rows) or not text.endswith("\n")
     kept = done[:-1] if unfinished and not lines else done  # a table's last row may be cut
-    if not kept and len(text) > len(header):
-        first = _begun(rows[0], columns, kind)
-        if not (first.startswith(text[len(header) :]) or text[len(header) :].startswith(first)):
+    if not kept:
+        first, rest = _begun(rows[0], columns, kind), text[len(header) :]
+        if not (first.startswith(rest) or rest.startswith(first)):
             raise TaskError(f"'{path}' does not begin with the first question. {advice}")
     for number, (old, row) in enumerate(zip(kept, rows, strict=False), 1):
         asked = [name for name in row if name not in (ANSWER, PROBABILITIES)]

@@ -91,6 +91,10 @@ def test_swapping_is_removing_and_applying():
         ours.swap("lingo", "x", skills[0])
     with pytest.raises(ValueError, match="a skill 'task' is on the network already"):
         ours.swap("language", "task", skills[0])
+    with pytest.raises(ValueError, match=r"\(nan\) must be a finite number"):
+        ours.swap("language", "language", skills[0], weight=float("nan"))
+    assert ours.names == ("language", "task")
+    assert same(weights(model), weights(other))
 
 
 def test_a_weight_that_is_stored_transposed():
