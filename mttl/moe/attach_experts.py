@@ -12,6 +12,7 @@ from mttl.routing.context import RoutingSlot
 from mttl.routing.token.token_router import TokenRouter
 from mttl.skills.blocks.feed_forward import FeedForwardBlock, feed_forward_blocks, separate
 from mttl.skills.inventory import Inventory
+from mttl.skills.roles import is_cross, members
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.targets import (
     block_paths,
@@ -23,8 +24,8 @@ from mttl.skills.targets import (
     summarise,
 )
 
-# Projections of the decoder that read the encoder's output: their tokens are the encoder's.
-CROSS_ATTENTION = re.compile(r"(EncDecAttention\.[kv]|encoder_attn\.[kv]_proj)$")
+# Projections that, in cross-attention, read the encoder's output: their tokens are the encoder's.
+KEY_OR_VALUE = re.compile(r"\.(k|v|key|value)(_proj)?$")
 
 
 @dataclass(frozen=True)
@@ -111,11 +112,11 @@ class Selection:
         places = [
             Place(
                 path,
-                "encoder" if CROSS_ATTENTION.search(path) else stack_name(path),
+                "encoder" if is_cross(path) and KEY_OR_VALUE.search(path) else stack_name(path),
                 *features[path],
                 parts.get(path),
             )
-            for path in choose_layers(features, targets, outer)
+            for path in choose_layers(features, targets, outer, words=members(backbone, features))
             if (self.stacks is None or stack_name(path) in self.stacks)
             and _is_nth(path, outer, self.every)
         ]
