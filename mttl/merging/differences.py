@@ -20,25 +20,26 @@ INCIDENTAL = (
 )
 
 
-def weight_differences(base: Weights, other: Weights, *, extra: bool = True) -> list[str]:
+def weight_differences(base: Weights, other: Weights) -> list[str]:
     """Return how the tensors of a model differ in name, shape, type or whole numbers from a base's.
 
-    Floating-point types may differ: a base is often in fewer bits than what was tuned.
+    Floating-point types may differ: a base is often in fewer bits than what was tuned. What the
+    loaded model has no place for may be missing, and buffers of zeros be left out of the base.
 
     Args:
         base: The base.
         other: The model.
-        extra: Whether tensors that the base lacks are a difference.
     """
     common = [name for name in base if name in other]
     pairs = {name: (other.entry(name), base.entry(name)) for name in common}
+    loaded = base.loaded
     causes = {
-        "missing": [name for name in base if name not in other and not base.is_extra(name)],
+        "missing": [name for name in base if name not in other and not loaded.is_extra(name)],
         "unexpected": [
-            name for name in other if name not in base and not other.is_empty_buffer(name)
-        ]
-        if extra
-        else [],
+            name
+            for name in other
+            if name not in base and not (loaded.is_buffer(name) and not other.read(name).any())
+        ],
         "of another shape": _other_shapes(pairs),
         "of another type": [
             f"{name} {_short(found.dtype)} instead of {_short(wanted.dtype)}"

@@ -15,6 +15,7 @@ from mttl.merging.tensor_file import Entry, TensorFile
 from mttl.reading import check_name, read_json, reason
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+AS_STORED = LoadedNames()
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,11 @@ class Weights(Mapping[str, Tensor]):
 
     Args:
         path: A folder as transformers saves it, or a safetensors file.
-        loaded: Names in a loaded model, which tensors then have; else they have those of the files.
+        loaded: The names that tensors have; by default those in the files.
     """
 
     path: Path
-    loaded: LoadedNames | None = None
+    loaded: LoadedNames = AS_STORED
 
     @cached_property
     def files(self) -> tuple[TensorFile, ...]:
@@ -85,14 +86,13 @@ class Weights(Mapping[str, Tensor]):
                         f"'{name}' stands in '{stored[name].path}' and in '{file.path}': keep one"
                     )
                 stored[name] = file
-        if self.loaded is None:
-            return {name: name for name in stored}
-        found = self.loaded.rename(stored)
-        first: dict[str, str] = {}
+        found, tied = self.loaded.rename(stored), self.loaded.tied()
+        copies: dict[str, list[str]] = {}
         for name, new in found.items():
-            other = first.setdefault(self.loaded.shared(new), name)
-            if other == name or _equal(stored[other], other, stored[name], name):
-                found[name] = self.loaded.shared(new)
+            copies.setdefault(tied.get(new, new), []).append(name)
+        for new, (first, *others) in copies.items():
+            if all(_equal(stored[first], first, stored[other], other) for other in others):
+                found |= dict.fromkeys((first, *others), new)
         return found
 
     @cached_property
@@ -104,16 +104,6 @@ class Weights(Mapping[str, Tensor]):
                 if name in self.names:
                     found.setdefault(self.names[name], (file, name))
         return found
-
-    def is_extra(self, name: str) -> bool:
-        """Return whether a loaded model has no place for a tensor."""
-        known = () if self.loaded is None else self.loaded.known
-        return bool(known) and name not in known
-
-    def is_empty_buffer(self, name: str) -> bool:
-        """Return whether a tensor is zeros that a model has without being trained."""
-        buffers = () if self.loaded is None else self.loaded.buffers
-        return name in buffers and not self.read(name).any()
 
     def entry(self, name: str) -> Entry:
         """Return type and shape of a tensor."""

@@ -20,7 +20,7 @@ from mttl.skills.skilled_layer import SkilledLayer
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.skilled_norm import SkilledNorm, norm_places
 from mttl.skills.skilled_stack import SkilledStack, stack_places
-from mttl.skills.targets import linear_features
+from mttl.skills.targets import linear_places
 
 
 @dataclass(frozen=True)
@@ -52,19 +52,11 @@ class Site:
         return members(backbone, paths) if self.word is None else {self.word: paths}
 
 
-def _linears(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {
-        path: features
-        for path, module in backbone.named_modules()
-        if (features := linear_features(module)) is not None
-    }
-
-
 ATTENTION_OR_MLP = "attention to one and mlp to another"
 HALVES = "some layers to one (encoder.*, or *.0.*) and others to another"
 # From the inside out: a block whose layers have skills may have skills itself.
 SITES = {
-    "linear": Site("linear layer", SkilledLinear, _linears, apart=ATTENTION_OR_MLP),
+    "linear": Site("linear layer", SkilledLinear, linear_places, apart=ATTENTION_OR_MLP),
     "norm": Site("norm", SkilledNorm, norm_places, "norms", apart=HALVES),
     # These tell the number of heads, too.
     "head": Site(

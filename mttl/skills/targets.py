@@ -33,6 +33,20 @@ def linear_features(module: nn.Module) -> tuple[int, int] | None:
     return None
 
 
+def linear_places(backbone: nn.Module) -> dict[str, tuple[int, int]]:
+    """Return the linear layers, with skills or without, by path; what is inside them is not one."""
+    found: dict[str, tuple[int, int]] = {}
+    skilled: list[str] = []
+    for path, module in backbone.named_modules():
+        if any(path.startswith(f"{outer}.") for outer in skilled):
+            continue
+        if isinstance(module, SkilledLinear):
+            skilled.append(path)
+        if (features := linear_features(module)) is not None:
+            found[path] = features
+    return found
+
+
 def block_paths(backbone: nn.Module) -> list[str]:
     """Return the paths of the outermost blocks: the members of module lists."""
     found: list[str] = []
