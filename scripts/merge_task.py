@@ -34,6 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     from mttl.prediction.model_card import scores_of
 
     built = load_run(options.run, backbone=options.backbone)
+    built.require(**{"averages" if options.average else "merges": "merge-task"})
     router = built.model.router
     if options.average:
         mixing, tasks = average_mixing(router), built.tasks

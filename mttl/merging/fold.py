@@ -73,15 +73,17 @@ def fold(model: SkilledModel, mixing: Float[Tensor, "G H K"]) -> FoldedBackbone:
 
     Raises:
         ValueError: If ``mixing`` does not fit the router, a kind of skill has no plain weights, or
-            a weight to be changed is shared with another layer. Nothing is changed then.
+            a weight to be changed is shared with another layer, or tokens choose experts. Nothing
+            is changed then.
     """
     router = model.router
     expected = (router.n_groups, router.n_heads, router.n_skills)
     if mixing.shape != expected:
         raise ValueError(f"mixing has shape {tuple(mixing.shape)}, the router makes it {expected}")
     skilled = model.skilled_layers()
-    if not skilled:
-        raise ValueError("the model is folded already; unfold it first")
+    if not skilled or model.token_layers():
+        told = "tokens choose the experts of this model, and no weights of a task stand for them"
+        raise ValueError(told if model.token_layers() else "it is folded already; unfold it first")
     _check_tied(model.backbone, skilled)
     plain = {layer: _plain(path, layer, mixing[layer.group]) for path, layer in skilled.items()}
     return _replace(model.backbone, plain)
