@@ -3,13 +3,14 @@ import gzip
 import hashlib
 import itertools
 import json
+import math
 from dataclasses import replace
 
 import pytest
 
 from helpers.fact_templates import SHARED, facts
 from mttl.errors import TaskError
-from mttl.gym.convert import convert
+from mttl.gym.convert import convert, survey
 from mttl.gym.sampling import draw
 from mttl.gym.table import crossfit
 from mttl.gym.task import Source, Task
@@ -37,6 +38,22 @@ RECORDS = [{"x": f"word\n{n}", "y": n % 2} for n in range(2500)]
 def test_lines_keep_the_order_over_many_records():
     expected = [(f"say word {n}", "yes" if n % 2 else "no") for n in range(2500)]
     assert list(convert(task(), "train", RECORDS)) == expected
+
+
+def test_blanks_around_labels_make_no_classes_of_own_tasks():
+    records = [{"x": "a", "y": label} for label in (" no", "no\n", "yes", "yes ")]
+    own = task(output="{y}")
+    assert {line[1:] for line in convert(own, "train", records)} == {("no",), ("yes",)}
+    assert {line for _, line in survey(own, "train", records)} == {("no",), ("yes",)}
+    published = convert(task(name="boolq", output="{y}"), "train", records)
+    assert [line[1] for line in published] == [" no", "no\n", "yes", "yes "]
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, None, True])
+def test_a_value_that_is_no_number_is_refused(number):
+    """Also where it comes from the hub rather than from JSON."""
+    with pytest.raises(TaskError, match=r"row 2: the field 'y' is .* must be a text or a number"):
+        list(convert(task(output="{y}"), "train", [{"x": "a", "y": 1.5}, {"x": "a", "y": number}]))
 
 
 def test_nothing_is_written_of_nothing():
@@ -102,7 +119,7 @@ def test_rows_are_counted_before_some_are_left_out():
 def test_rows_are_counted_before_they_are_prepared():
     prepared = task(prepare="named_mask", input="{sentence}")
     records = [{"sentence": "<mask>", "y": 1}, {"sentence": "a", "y": 2}]
-    with pytest.raises(TaskError, match="row 2: the field 'y' is 2"):
+    with pytest.raises(TaskError, match=r"row 2: the field 'y' is 2"):
         list(convert(prepared, "train", records))
 
 
