@@ -8,6 +8,7 @@ import torch
 from lightning_fabric.plugins import Precision
 from lightning_fabric.utilities import move_data_to_device
 
+from mttl.gym.table import is_crossfit
 from mttl.metrics.crossfit import score_answers
 from mttl.training.loss import global_mean
 from mttl.training.optim import build_optimizer, build_schedule
@@ -107,9 +108,12 @@ def score_batches(
         with (precision or Precision()).forward_context():
             rows += module.predict(move_data_to_device(batch, module.device))
     rows.sort(key=lambda row: row.row)
-    (metric,) = module.metric_names
+    (metric,), (task,) = module.metric_names, module.tasks
     value = score_answers(
-        metric, [row.prediction for row in rows], [row.references for row in rows]
+        metric,
+        [row.prediction for row in rows],
+        [row.references for row in rows],
+        published=is_crossfit(task),
     )
     return value, rows
 

@@ -18,6 +18,7 @@ from mttl.build.model import Built
 from mttl.command import make_console
 from mttl.errors import ConfigError, MttlError, TaskError, nearest
 from mttl.files import locked, write_text
+from mttl.gym.table import is_crossfit
 from mttl.metrics.crossfit import check_metric, score_answers
 from mttl.prediction.question_table import (
     ANSWER,
@@ -319,7 +320,7 @@ def _report(
             continue
         metric = metrics.get(task, "EM")
         right, found = [references[p] for p in places], [answers[p] for p in places]
-        value = score_answers(metric, found, right)
+        value = score_answers(metric, found, right, published=is_crossfit(task))
         table.add_row(escape(task), metric, f"{100 * value:.1f}", str(len(places)))
         labels = list(dict.fromkeys([each[0] for each in right] + found))
         if chooses and len(labels) <= MOST_LABELS:

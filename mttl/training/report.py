@@ -14,6 +14,7 @@ from mttl.config.data_schema import Data
 from mttl.files import write_table
 from mttl.gym.folder import Gym
 from mttl.gym.partition import MEAN
+from mttl.gym.table import is_crossfit
 from mttl.metrics.baselines import copy_predictions, majority_prediction
 from mttl.metrics.crossfit import score_answers
 from mttl.moe.attach_experts import TokenLayers
@@ -121,7 +122,12 @@ def baseline_results(
             MAJORITY: [majority_prediction(trained)] * len(rows),
         }
         for name, predictions in answers.items():
-            value = score_answers(metric_name, predictions, [row.outputs for row in rows])
+            value = score_answers(
+                metric_name,
+                predictions,
+                [row.outputs for row in rows],
+                published=is_crossfit(task),
+            )
             results[name].append(
                 Result(task, split, str(sample), seed, metric_name, value, len(rows))
             )
