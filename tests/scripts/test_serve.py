@@ -58,12 +58,10 @@ def started(*given: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
 
 def test_what_was_accepted_is_answered_before_it_ends(run: Path) -> None:
     with (
-        started(
-            "--from", str(run), "--most-tokens", "300", "--cors", "http://page/"
-        ) as started_one,
-        openai.OpenAI(base_url=f"{started_one[1]}/v1", api_key="x", max_retries=0) as ask,
+        started("--from", str(run), "--most-tokens", "300", "--cors", "http://page/") as one,
+        openai.OpenAI(base_url=f"{one[1]}/v1", api_key="x", max_retries=0) as ask,
     ):
-        process, address = started_one
+        process, address = one
         page = {"Origin": "http://page", "Access-Control-Request-Method": "POST"}
         assert httpx.options(f"{address}/v1/completions", headers=page).status_code == 200
         parts = ask.completions.create(model="copy", prompt="ab", max_tokens=300, stream=True)
