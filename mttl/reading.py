@@ -189,38 +189,11 @@ def read_table(
         MttlError: Of the given kind, as for `read_text`, or if the file is no table, a row has more
             or fewer cells than the header, or a column is missing or stands twice.
     """
-    return parse_table(read_text(path, error), str(path), error, columns)
-
-
-def parse_table(
-    text: str,
-    place: str,
-    error: type[MttlError],
-    columns: Sequence[str] = (),
-    *,
-    delimiter: str = ",",
-    advice: str = "Copy the file again",
-) -> list[dict[str, str]]:
-    """Return the rows of a table with a header, by column.
-
-    Args:
-        text: Its content.
-        place: Where it is from, for the message.
-        error: What to raise.
-        columns: Which must be there.
-        delimiter: Between cells; see `table_rows`.
-        advice: What to do about a malformed table.
-
-    Raises:
-        MttlError: Of the given kind, as for `read_table`.
-    """
-    lines = io.StringIO(text, newline="\n" if delimiter == "\t" else "")
-    rows = table_rows(lines, place, error, columns, delimiter=delimiter, advice=advice)
-    return [row for _, row in rows]
+    return [row for _, row in table_rows(read_text(path, error), str(path), error, columns)]
 
 
 def table_rows(
-    lines: Iterable[str],
+    lines: str | Iterable[str],
     place: str,
     error: type[MttlError],
     columns: Sequence[str] = (),
@@ -232,7 +205,7 @@ def table_rows(
     """Read the rows of a table one by one; blank lines are skipped.
 
     Args:
-        lines: Its lines, with their ends.
+        lines: Its text, or its lines with their ends.
         place: Where it is from, for the message.
         error: What to raise.
         columns: Which must be there.
@@ -246,6 +219,8 @@ def table_rows(
     Raises:
         MttlError: Of the given kind, as for `read_table`.
     """
+    if isinstance(lines, str):
+        lines = io.StringIO(lines, newline="\n" if delimiter == "\t" else "")
     cells = _tsv_cells(lines) if delimiter == "\t" else _csv_cells(lines, place, error, advice)
     header = list(names) or next(cells, (0, []))[1]
     absent = [column for column in columns if column not in header]

@@ -165,14 +165,7 @@ def _check_texts(line: Line) -> None:
 
 @lru_cache
 def _answer_writer(task: Task) -> Read:
-    """Return a function from records to their right answers, of own tasks without outer blanks."""
-    answers = _answers_of(task)
-    if task.ending == TSV:
-        return answers
-    return lambda records: [tuple(map(str.strip, line)) for line in answers(records)]
-
-
-def _answers_of(task: Task) -> Read:
+    """Return a function from records to their right answers."""
     if task.references == "one":
         fill = compile_template(task.output, task.labels)
         return lambda records: list(zip(fill(records), strict=True))

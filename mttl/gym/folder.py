@@ -10,7 +10,6 @@ References:
 """
 
 import hashlib
-import io
 import re
 from collections.abc import Mapping
 from functools import cached_property
@@ -232,10 +231,10 @@ class Gym:
 
 def _read_table(path: Path) -> dict[str, dict[str, str]]:
     """Read TASKS.csv: task -> column -> value."""
-    lines = io.StringIO(read_text(path, TaskError), newline="")
+    text = read_text(path, TaskError)
     table: dict[str, dict[str, str]] = {}
     advice = "Correct the table"
-    for line, row in table_rows(lines, str(path), TaskError, ("task", "metric"), advice=advice):
+    for line, row in table_rows(text, str(path), TaskError, ("task", "metric"), advice=advice):
         task = row["task"].strip()
         check_name(task, f"{path}, line {line}: the task's name", TaskError)
         if task in table:

@@ -11,7 +11,6 @@ from importlib.resources import files
 from types import MappingProxyType
 
 from mttl.errors import TaskError, nearest
-from mttl.gym.md5_sums import published_sums
 from mttl.gym.task import Task
 from mttl.gym.task_file import parse_tasks
 from mttl.metrics.metric_names import MetricName
@@ -39,11 +38,6 @@ def find_task(name: str) -> Task:
             f"the task '{name}' is unknown: it is none of CrossFit's.{nearest(name, crossfit())}"
         )
     return crossfit()[name]
-
-
-def is_crossfit(name: str) -> bool:
-    """Return whether a task is one of CrossFit's, whose scores are those published."""
-    return name in published_sums()
 
 
 def metric_of(name: str) -> MetricName:

@@ -21,7 +21,7 @@ from typing import Any
 from mttl.errors import TaskError
 from mttl.gym.filters import RecordError
 from mttl.gym.template_field import as_text, texts
-from mttl.reading import parse_json, parse_table, shown
+from mttl.reading import parse_json, shown, table_rows
 
 FORMATS = ("tsv", "csv", "jsonl")
 ANSWER, PROBABILITIES, UNANSWERED = "prediction", "probabilities", "unanswered"
@@ -48,7 +48,8 @@ def parse_rows_of(text: str, kind: str, place: str) -> Rows:
         ]
     delimiter = "\t" if kind == "tsv" else ","
     advice = "Correct the table (quotes are for CSV), or give the questions as JSONL"
-    return list(parse_table(text, place, TaskError, delimiter=delimiter, advice=advice))
+    rows = table_rows(text, place, TaskError, delimiter=delimiter, advice=advice)
+    return [row for _, row in rows]
 
 
 def guess_kind(text: str) -> str:
@@ -72,7 +73,11 @@ def check_questions(rows: Rows, place: str) -> None:
         for name in ("input", "task", "output", "choices"):
             value = row.get(name)
             try:
-                texts(value if isinstance(value, list) and name in _LISTS else [value or ""])
+                texts(
+                    value
+                    if isinstance(value, list) and name in _LISTS
+                    else [value][value is None :]
+                )
             except RecordError as error:
                 raise TaskError(
                     f"{place}, row {number}: {name} is {shown(value)}; it must be text or a number"
@@ -97,11 +102,9 @@ def references_of(row: dict[str, Any]) -> list[str]:
 def choices_of(row: dict[str, Any]) -> list[str]:
     """Return the answers that a question names to choose from."""
     value = row.get("choices")
-    return texts(value) if isinstance(value, list) else _split(text_of(row, "choices"))
-
-
-def _split(text: str) -> list[str]:
-    return [choice for choice in text.split("|") if choice.strip()]
+    if isinstance(value, list):
+        return texts(value)
+    return [choice for choice in text_of(row, "choices").split("|") if choice.strip()]
 
 
 def format_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str], kind: str) -> str:
@@ -138,8 +141,5 @@ def parse_answer(cell: Any, kind: str, place: str) -> Any:
 
 def format_header(columns: Sequence[str], kind: str) -> str:
     """Return the header of a table; JSONL has none."""
-    return (
-        ""
-        if kind == "jsonl"
-        else format_rows([dict(zip(columns, columns, strict=True))], columns, kind)
-    )
+    header = {column: column for column in columns}
+    return "" if kind == "jsonl" else format_rows([header], columns, kind)

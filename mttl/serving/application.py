@@ -380,13 +380,8 @@ def make_application(
 
 def allow_origins(origins: Sequence[str], application: FastAPI) -> None:
     """Let pages of other origins ask; browsers then get an answer to their preflight requests."""
-    application.add_middleware(
-        CORSMiddleware,
-        allow_origins=origins,
-        allow_methods=["*"],
-        allow_headers=["*"],
-        expose_headers=[TRUNCATED, "Retry-After"],
-    )
+    allowed = {"allow_origins": origins, "allow_methods": ["*"], "allow_headers": ["*"]}
+    application.add_middleware(CORSMiddleware, **allowed, expose_headers=[TRUNCATED])
 
 
 async def _disconnected(request: Request) -> None:

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from mttl.build.model import Built
 from mttl.command import make_console
 from mttl.errors import ConfigError, MttlError, TaskError, nearest
 from mttl.files import locked, write_text
-from mttl.gym.table import is_crossfit
+from mttl.gym.md5_sums import published_sums
 from mttl.metrics.crossfit import check_metric, score_answers
 from mttl.prediction.question_table import (
     ANSWER,
@@ -113,7 +113,7 @@ def answer_table(
     chooses = any(options)
     if wanted.per_token and not chooses:
         raise ConfigError("--per-token compares choices: give --choices, or a column 'choices'")
-    _check_choices(options, wanted, place, names, models)
+    _check_choices(options, wanted, place, [models.get(name) for name in names])
     if metric is not None:
         metrics = dict.fromkeys(models, metric)
     new = [ANSWER, *[PROBABILITIES] * chooses, *[UNANSWERED] * bool(n_empty)]
@@ -204,22 +204,20 @@ def _tasks_of(rows: Rows, task: str | None, models: Mapping[str, Built], place: 
 
 
 def _check_choices(
-    options: Sequence[Sequence[str]],
-    wanted: Wanted,
-    place: str,
-    names: Sequence[str],
-    models: Mapping[str, Built],
+    options: Sequence[Sequence[str]], wanted: Wanted, place: str, models: Sequence[Built | None]
 ) -> None:
-    if wanted.search and all(given or not name for given, name in zip(options, names, strict=True)):
+    if wanted.search and all(
+        given or not model for given, model in zip(options, models, strict=True)
+    ):
         raise ConfigError(
             "nothing is generated where answers are chosen: leave out --beams, --temperature, "
             "--top-p and --max-tokens, or the choices"
         )
     checked = set()
-    for number, (given, name) in enumerate(zip(options, names, strict=True), 1):
-        if name and given and (kind := (id(models[name]), *given)) not in checked:
+    for number, (given, model) in enumerate(zip(options, models, strict=True), 1):
+        if model and given and (kind := (id(model), *given)) not in checked:
             where = f"{place}, row {number}"
-            models[name].choice_ids(check_choices(given, where), where)
+            model.choice_ids(check_choices(given, where), where)
             checked.add(kind)
 
 
@@ -265,10 +263,11 @@ def _whole_lines(text: str, place: str) -> Rows:
 
 def _whole_rows(text: str, kind: str, place: str) -> Rows:
     """Return a table's rows; where it is cut within a cell, those before that row."""
-    try:
-        return parse_rows_of(text, kind, place) if text else []
-    except TaskError:
-        return _before_the_cut(text, kind, place)
+    lines = text.split("\n")
+    for end in range(len(lines), 0, -1):
+        with suppress(TaskError):
+            return parse_rows_of("\n".join(lines[:end]), kind, place)
+    return []
 
 
 def _begun(row: dict[str, Any], columns: Sequence[str], kind: str) -> str:
@@ -277,16 +276,6 @@ def _begun(row: dict[str, Any], columns: Sequence[str], kind: str) -> str:
     known = known[: known.index(ANSWER)] if ANSWER in known else known
     line = format_rows([{name: row.get(name, "") for name in known}], known, kind)
     return line.removesuffix("\n").removesuffix("}" if kind == "jsonl" else "")
-
-
-def _before_the_cut(text: str, kind: str, place: str) -> Rows:
-    lines = text.split("\n")
-    for end in range(len(lines) - 1, 0, -1):
-        try:
-            return parse_rows_of("\n".join(lines[:end]) + "\n", kind, place)
-        except TaskError:
-            continue
-    return []
 
 
 def _cell(value: Any) -> Any:
@@ -338,7 +327,7 @@ def _report(
             continue
         metric = metrics.get(task, "EM")
         right, found = [references[p] for p in places], [answers[p] for p in places]
-        value = score_answers(metric, found, right, published=is_crossfit(task))
+        value = score_answers(metric, found, right, published=task in published_sums())
         table.add_row(escape(task), metric, f"{100 * value:.1f}", str(len(places)))
         labels = list(dict.fromkeys([each[0] for each in right] + found))
         if chooses and len(labels) <= MOST_LABELS:

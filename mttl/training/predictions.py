@@ -9,8 +9,8 @@ from typing import Any
 import pytorch_lightning as pl
 
 from mttl.files import write_table, write_text
+from mttl.gym.md5_sums import published_sums
 from mttl.gym.partition import MEAN
-from mttl.gym.table import is_crossfit
 from mttl.metrics.crossfit import score_answers
 from mttl.training.processes import gathered
 from mttl.training.text_to_text import Prediction, TextToTextModule, mean_score
@@ -70,12 +70,9 @@ def score(
     results = []
     for (task_id, sample), group in sorted(by_key.items()):
         task = tasks[task_id]
-        value = score_answers(
-            metrics[task],
-            [row.prediction for row in group],
-            [row.references for row in group],
-            published=is_crossfit(task),
-        )
+        texts, references = zip(*((row.prediction, row.references) for row in group), strict=True)
+        published = task in published_sums()
+        value = score_answers(metrics[task], texts, references, published=published)
         results.append(Result(task, split, str(sample), seed, metrics[task], value, len(group)))
     return [*results, mean_result(results)] if results else []
 

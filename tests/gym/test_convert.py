@@ -10,7 +10,7 @@ import pytest
 
 from helpers.fact_templates import SHARED, facts
 from mttl.errors import TaskError
-from mttl.gym.convert import convert, survey
+from mttl.gym.convert import convert
 from mttl.gym.sampling import draw
 from mttl.gym.table import crossfit
 from mttl.gym.task import Source, Task
@@ -38,15 +38,6 @@ RECORDS = [{"x": f"word\n{n}", "y": n % 2} for n in range(2500)]
 def test_lines_keep_the_order_over_many_records():
     expected = [(f"say word {n}", "yes" if n % 2 else "no") for n in range(2500)]
     assert list(convert(task(), "train", RECORDS)) == expected
-
-
-def test_blanks_around_labels_make_no_classes_of_own_tasks():
-    records = [{"x": "a", "y": label} for label in (" no", "no\n", "yes", "yes ")]
-    own = task(output="{y}")
-    assert {line[1:] for line in convert(own, "train", records)} == {("no",), ("yes",)}
-    assert {line for _, line in survey(own, "train", records)} == {("no",), ("yes",)}
-    published = convert(task(name="boolq", output="{y}"), "train", records)
-    assert [line[1] for line in published] == [" no", "no\n", "yes", "yes "]
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, None, True])

@@ -82,7 +82,7 @@ def test_references_and_choices() -> None:
         ("text\na\n", "tsv", "x, row 1: there is no column 'input', only \"text\""),
         ('{"input": ["a"]}\n', "jsonl", 'x, row 1: input is ["a"]; it must be text or a number'),
         ('{"input": "a", "output": [[]]}\n', "jsonl", "x, row 1: output is [[]]; it must be text"),
-        ('{"input": "a", "task": true}\n', "jsonl", "x, row 1: task is true; it must be text"),
+        ('{"input": "a", "task": false}\n', "jsonl", "x, row 1: task is false; it must be text"),
         ("input,n\n,1\n ,2\n", "csv", "x: there is no question"),
     ],
 )
