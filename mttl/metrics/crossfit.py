@@ -203,8 +203,7 @@ def build_metric(name: str, *, published: bool = True) -> Metric:
 
     Args:
         name: One of `METRICS`, or a class of one's own.
-        published: Score as CrossFit does; otherwise, answers that normalisation would empty (`A`,
-            `!=`) are compared too.
+        published: Score as CrossFit does; else answers that normalisation would empty count too.
 
     Raises:
         ValueError: If there is none of that name.

@@ -20,7 +20,7 @@ from typing import Any
 
 from mttl.errors import TaskError
 from mttl.gym.filters import RecordError
-from mttl.gym.template_field import as_text, texts
+from mttl.gym.template_field import texts
 from mttl.reading import parse_json, shown, table_rows
 
 FORMATS = ("tsv", "csv", "jsonl")
@@ -71,40 +71,38 @@ def check_questions(rows: Rows, place: str) -> None:
         )
     for number, row in enumerate(rows, 1):
         for name in ("input", "task", "output", "choices"):
-            value = row.get(name)
             try:
-                texts(
-                    value
-                    if isinstance(value, list) and name in _LISTS
-                    else [value][value is None :]
-                )
+                _texts(row, name)
             except RecordError as error:
-                raise TaskError(
-                    f"{place}, row {number}: {name} is {shown(value)}; it must be text or a number"
-                ) from error
+                told = f"{place}, row {number}: {name} is {shown(row[name])}"
+                raise TaskError(f"{told}; it must be text or a number") from error
     if not any(text_of(row, "input") for row in rows):
         raise TaskError(f"{place}: there is no question. Give a row for each, below the header")
 
 
-def text_of(row: dict[str, Any], column: str) -> str:
-    """Return the text of a cell, without blanks around it; empty where there is none."""
+def _texts(row: dict[str, Any], column: str) -> list[str]:
+    """Return the texts of a cell, without blanks around them; none of null."""
     value = row.get(column)
-    return "" if value is None else as_text(value).strip()
+    values = value if isinstance(value, list) and column in _LISTS else [value]
+    return list(map(str.strip, texts([each for each in values if each is not None])))
+
+
+def text_of(row: dict[str, Any], column: str) -> str:
+    """Return the text of a cell; empty where there is none."""
+    return "".join(_texts(row, column))
 
 
 def references_of(row: dict[str, Any]) -> list[str]:
     """Return the right answers of a question; none where they are not known."""
-    value = row.get("output")
-    values = value if isinstance(value, list) else [text_of(row, "output")]
-    return [text for text in map(str.strip, texts(values)) if text]
+    return list(filter(None, _texts(row, "output")))
 
 
 def choices_of(row: dict[str, Any]) -> list[str]:
     """Return the answers that a question names to choose from."""
-    value = row.get("choices")
-    if isinstance(value, list):
-        return texts(value)
-    return [choice for choice in text_of(row, "choices").split("|") if choice.strip()]
+    given = _texts(row, "choices")
+    if isinstance(row.get("choices"), list):
+        return given
+    return [choice for choice in "".join(given).split("|") if choice.strip()]
 
 
 def format_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str], kind: str) -> str:

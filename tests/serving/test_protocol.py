@@ -89,11 +89,9 @@ def test_values_that_ask_for_nothing_are_taken(values: dict[str, Any]) -> None:
     assert request == parse_request(CompletionRequest, ASKED)
     named = {**USER, "name": "x", "content": [{"type": "text", "text": "ab"}]}
     chat = parse_request(ChatRequest, {**CHAT, **values, "messages": [named], "top_logprobs": 0})
-    expected = parse_request(ChatRequest, CHAT)
-    assert chat.model_dump(exclude={"messages"}) == {
-        **expected.model_dump(exclude={"messages"}),
-        "top_logprobs": 0,
-    }
+    assert chat.model_dump(exclude={"messages", "top_logprobs"}) == parse_request(
+        ChatRequest, CHAT
+    ).model_dump(exclude={"messages", "top_logprobs"})
     assert (chat.messages[0].text, chat.n_logprobs) == ("ab", None)
 
 
