@@ -90,7 +90,7 @@ def _run(run: Explored, first: RoutingView | None) -> dict[str, Any]:
             told = f"Skills are matched to those of {first.name}."
         except TaskError:
             told = f"Skills are not those of {first.name}: tasks, layers or skills differ."
-    adapted = read_adapted(folder, len(record.groups), n_skills)
+    adapted = read_adapted(folder)
     weights = np.concatenate(
         [record.weights, *(task.rows[task.kept][:, None] for task in adapted)], axis=1
     )
