@@ -192,7 +192,8 @@ class MoE(Section):
         "shares_experts": "parallel",
     }
     lacks: ClassVar = {
-        "packs": "token routers count tokens by row; leave data.packed_length out",
+        "packs": "token routers find padding and the task of a token by row, and a packed row has "
+        "several; leave data.packed_length out",
         "starts": "a run to start from has no experts of it; leave run.start out",
         "scales_losses": ("parallel", "processes would leave out different steps; use bf16-mixed"),
         "has_heads": ("task_prior", "it takes whole rows; set skills.n_heads: 1"),
