@@ -283,8 +283,8 @@ class Run:
         out = self.folder.with_name(f"{self.label}-more")
         command("add-tasks", self.folder, "--adapted", self.adapted, "--out", out)
         more = load_run(out)
-        assert more.tasks == (*TASKS, "backwards")
-        assert_same(logits(more, TASKS), logits(self.built, TASKS))
+        assert more.tasks == (*self.built.tasks, "backwards")
+        assert_same(logits(more, self.built.tasks), logits(self.built, self.built.tasks))
         assert_same(logits(more, ["backwards"]), logits(load_run(self.adapted), ["backwards"]))
 
     def plan(self) -> None:
