@@ -82,6 +82,28 @@ def test_cards_ask_as_the_run(asked: Path, tmp_path: Path) -> None:
         assert run_card(out, QUESTIONS) == run.predict(task, QUESTIONS, **search)
 
 
+def test_cards_of_prompts_and_adapters(tmp_path: Path) -> None:
+    gym = write_gym(tmp_path / "gym")
+    backbone = {**TINY_LLAMA, "initial_scale": {"*": 3.0}}
+    steps = ("trainer.max_steps=1", "data.validation=none")
+    for kind, skills in (
+        ("prompt", {"kind": "prompt", "n_skills": 3, "length": 4}),
+        ("adapter", {"kind": "adapter", "n_skills": 3, "targets": ["mlp"]}),
+    ):
+        config = write_config(tmp_path / f"{kind}.yaml", gym, backbone=backbone)
+        section = re.compile(r"skills:\n(  .*\n)+")
+        config.write_text(section.sub(yaml12.dump({"skills": skills}), config.read_text()))
+        run, out = train(config, kind, *steps).path, tmp_path / f"{kind}-out"
+        given = ["--task", "copy"] if kind == "prompt" else ["--all"]
+        assert EXPORT.main([str(run), *given, "--out", str(out)]) == 0
+        if kind == "prompt":
+            assert run_card(out, QUESTIONS) == load_run(run).predict("copy", QUESTIONS)
+        else:  # the library asks for an older transformers than ours
+            assert (out / "copy" / "adapter.safetensors").is_file()
+            line = f'model.load_adapter("{out}/copy", set_active=True, use_safetensors=True)'
+            assert line in (out / "README.md").read_text()
+
+
 def test_the_adapters_of_all_tasks_share_one_base(asked: Path, tmp_path: Path) -> None:
     out, back = tmp_path / "adapters", tmp_path / "back"
     assert EXPORT.main([str(asked), "--all", "--out", str(out)]) == 0
