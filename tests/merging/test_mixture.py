@@ -134,9 +134,21 @@ def test_what_does_not_fit_is_refused(frozen: Path, base: Path, tmp_path: Path) 
         assert not (tmp_path / "out").exists()
 
 
-def test_skills_that_are_no_weights_are_refused(base: Path, tmp_path: Path) -> None:
-    run = make_run(tmp_path, pretrained(base), {"kind": "adapter", "targets": ["mlp"]})
-    message = "cannot be folded: they act on a T5DenseActDense, and no change of a weight does what"
+@pytest.mark.parametrize(
+    ("skills", "message"),
+    [
+        (
+            {"kind": "adapter"},
+            "cannot be folded: they act on a T5DenseActDense, and no change of a",
+        ),
+        ({"kind": "bitfit"}, "the layer has no bias, which bias skills are changes of"),
+        ({"kind": "lora", "gate": True}, "does not add to the base weight"),
+    ],
+)
+def test_skills_that_are_no_weights_are_refused(
+    skills: dict, message: str, base: Path, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path, pretrained(base), skills | {"targets": ["mlp"]})
     with pytest.raises(CheckpointError, match=message):
         merge_models(recipe(base, run), tmp_path / "out")
 
