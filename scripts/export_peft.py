@@ -19,7 +19,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from mttl.command import READ, WORK, WRITTEN, add_backbone, exit_with, make_console, make_parser
+from mttl.command import (
+    READ,
+    WORK,
+    WRITTEN,
+    add_backbone,
+    add_no_probe,
+    exit_with,
+    make_console,
+    make_parser,
+)
 from mttl.errors import ConfigError
 from mttl.files import new_folder
 
@@ -27,6 +36,7 @@ if TYPE_CHECKING:
     from mttl.build.model import Built
     from mttl.interchange.skill_formats import SkillAdapter
     from mttl.library.low_rank_change import LowRank
+    from mttl.merging.check_written import Answers
     from mttl.prediction.model_card import Kind
 
 BASE, EXACT = "base_model", "exact"
@@ -42,6 +52,7 @@ class Export(NamedTuple):
         about: What it is, in a sentence.
         exact: Whether nothing was cut off.
         adapter: Its files.
+        answers: That it should give to the probe; none leaves that out.
     """
 
     folder: str
@@ -50,6 +61,7 @@ class Export(NamedTuple):
     about: str
     exact: bool
     adapter: "SkillAdapter"
+    answers: "Answers"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -62,11 +74,13 @@ def main(arguments: list[str] | None = None) -> int:
         raise ConfigError("--rank is for a single mixture: leave it out with --inventory")
     from mttl.build.model import load_run
     from mttl.interchange.base_facts import lasting_name
-    from mttl.merging.fold import strip
+    from mttl.merging.check_written import check_written, logits
+    from mttl.merging.fold import strip, unfold
     from mttl.prediction.asking import Asking
     from mttl.prediction.model_card import scores_of
 
     built = load_run(options.run, backbone=options.backbone)
+    built.require(**{"exports_inventory" if options.inventory else "exports_lora": "export"})
     check_names(built.tasks if options.all else ())
     trained = built.meta["backbone"]["trained"]
     base = str((out / BASE).resolve()) if trained else lasting_name(built.base)
@@ -80,6 +94,10 @@ def main(arguments: list[str] | None = None) -> int:
         for export in exports(built, options, base):
             folder, exact = temporary / export.folder, exact and export.exact
             export.adapter.write(folder)
+            if export.adapter.library == "peft":
+                bare = strip(built.model)
+                check_written(folder, bare.backbone, export.answers)
+                unfold(bare)
             asking, kind = Asking.of(built, export.tasks), export.kind
             asking = replace(asking, search={**asking.search, **export.adapter.search})
             asking.write(
@@ -104,6 +122,7 @@ def main(arguments: list[str] | None = None) -> int:
             bare = strip(built.model).backbone
             bare.save_pretrained(temporary / BASE)  # type: ignore[operator]
             built.tokenizer.save_pretrained(temporary / BASE)
+            check_written(temporary / BASE, bare, {} if options.no_probe else {BASE: logits(bare)})
     what = "adapters are" if options.all else "adapter is"
     make_console().print(f"The {what} in {out}; README.md there says how to ask", markup=False)
     return 0
@@ -114,7 +133,8 @@ def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[
     from mttl.interchange.lora_export import skill_mixing
     from mttl.interchange.poly import poly_checkpoint
     from mttl.interchange.skill_formats import SkillAdapter, skill_adapter
-    from mttl.merging.fold import average_mixing, task_mixing
+    from mttl.merging.check_written import changed_answer, mixture_answer, task_answers
+    from mttl.merging.fold import average_mixing, strip, task_mixing, unfold
     from mttl.models.backbone import is_decoder_only
 
     console, model, run = make_console(), built.model, f"`{options.run}`"
@@ -128,7 +148,8 @@ def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[
         if built.search["num_beams"] > 1:
             about += " The run was evaluated with beams, which PEFT's Poly cannot; this is greedy."
         adapter = SkillAdapter("peft", config, tensors, {})
-        yield Export("", "poly", built.tasks, about, True, adapter)
+        answers = {} if options.no_probe else task_answers(built)
+        yield Export("", "poly", built.tasks, about, True, adapter, answers)
         return
     for name in built.tasks if options.all else [options.task]:
         tasks = built.tasks if name is None else [name]
@@ -149,10 +170,17 @@ def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[
         what = f"{name}: {what}" if options.all else what[0].upper() + what[1:]
         console.print(f"{what}, {told}", markup=False)
         folder = name or "" if options.all else ""
-        kind = "lora" if peft else "bottleneck"
         if adapter.note:
             console.print(adapter.note.strip(), markup=False)
-        yield Export(folder, kind, tasks, about + adapter.note, told == EXACT, adapter)
+        answers, exact = {}, told == EXACT
+        if exact and not options.no_probe:
+            answers = {tasks[0]: mixture_answer(model, mixing)}
+        elif not options.no_probe:  # what is left of it
+            bare = strip(model)
+            answers = {tasks[0]: changed_answer(bare.backbone, adapter.factors)}
+            unfold(bare)
+        kind = "lora" if peft else "bottleneck"
+        yield Export(folder, kind, tasks, about + adapter.note, exact, adapter, answers)
 
 
 def check_names(tasks: Sequence[str]) -> None:
@@ -198,6 +226,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     out = parser.group(WRITTEN)
     out.add_argument("--out", required=True, metavar="DIR", help="where to write; a new folder")
+    add_no_probe(parser)
     return parser.parse_args(arguments)
 
 

@@ -14,7 +14,7 @@ from mttl.interchange.peft_folder import write_peft
 from mttl.library.library_folder import CARD, Member
 from mttl.library.low_rank_change import LowRank
 from mttl.library.member_card import BaseModel
-from mttl.merging.fold import fold, unfold
+from mttl.merging.fold import fold, require_plain, unfold
 from mttl.merging.low_rank_factors import mixture
 from mttl.skills.skilled_layer import SkilledLayer
 from mttl.skills.skilled_model import SkilledModel
@@ -164,12 +164,8 @@ def check_paths(model: SkilledModel) -> None:
     Raises:
         CheckpointError: If tokens choose experts, or a layer stands at several paths.
     """
+    require_plain(model)
     first = model.skilled_layers()
-    if model.token_layers() or not first:
-        raise CheckpointError(
-            "tokens choose the experts of this model, and no weights of a task stand for them: it "
-            "cannot be exported. Only mttl answers with it (pl_predict.py, scripts/serve.py)"
-        )
     layers = set(first.values())
     for path, module in model.backbone.named_modules(remove_duplicate=False):
         if module in layers and path not in first:

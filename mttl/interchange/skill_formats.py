@@ -55,6 +55,9 @@ _PREFIX_NOTE = (
     " PEFT 0.21 generates from prefixes with transformers before 5.24 alone: later ones lose them, "
     "and only single passes are right."
 )
+_ADAPTERHUB_NOTE = (
+    " It was not read again: AdapterHub's library `adapters` 1.3 needs transformers 4.57."
+)
 _ADAPTERHUB_MODELS = ("t5", "mt5", "llama", "mistral")
 
 
@@ -86,7 +89,8 @@ class SkillAdapter(NamedTuple):
     @property
     def note(self) -> str:
         """What its user has to know."""
-        return _PREFIX_NOTE if self.config.get("peft_type") == "PREFIX_TUNING" else ""
+        notes = {"PREFIX_TUNING": _PREFIX_NOTE, None: _ADAPTERHUB_NOTE}
+        return notes.get(self.config.get("peft_type"), "")
 
     def write(self, folder: Path) -> None:
         """Write the two files into a folder."""

@@ -118,7 +118,7 @@ def test_what_does_not_fit_is_refused(frozen: Path, base: Path, tmp_path: Path) 
     shutil.copytree(frozen, tmp_path / "fused")
     meta = tmp_path / "fused" / "skills" / "meta.json"
     content = json.loads(meta.read_text())
-    content["settings"]["aggregation"] = {"kind": "fusion"}
+    content["settings"]["aggregation"] = {"kind": "fusion", "source": "runs/x"}
     meta.write_text(json.dumps(content))
     note_again(meta.parent)
     for start, run, task, message in (
@@ -127,7 +127,7 @@ def test_what_does_not_fit_is_refused(frozen: Path, base: Path, tmp_path: Path) 
         (tmp_path / "bare", frozen, TASK, "describes no language model"),
         (tmp_path / "wrong", frozen, TASK, "does not hold the weights that its config.json asks"),
         (base, tmp_path, TASK, "holds no trained inventory"),
-        (base, tmp_path / "fused", TASK, "chooses skills by attention"),
+        (base, tmp_path / "fused", TASK, "does not work with aggregation.kind 'fusion'"),
     ):
         with pytest.raises(CheckpointError, match=message):
             merge_models(recipe(start, run, task=task), tmp_path / "out")
@@ -139,10 +139,10 @@ def test_what_does_not_fit_is_refused(frozen: Path, base: Path, tmp_path: Path) 
     [
         (
             {"kind": "adapter"},
-            "cannot be folded: they act on a T5DenseActDense, and no change of a",
+            "does not work with skills.kind 'adapter': it does more than change a weight",
         ),
         ({"kind": "bitfit"}, "the layer has no bias, which bias skills are changes of"),
-        ({"kind": "lora", "gate": True}, "does not add to the base weight"),
+        ({"kind": "lora", "gate": True}, "does not work with skills.gate"),
     ],
 )
 def test_skills_that_are_no_weights_are_refused(
