@@ -31,7 +31,8 @@ class Pretrained(_AnyBackbone):
     lacks: ClassVar = {
         "shards": (
             "quantize",
-            "weights in few bits cannot be cut into parts; use ddp, or remove it",
+            "torchao's weights (int8, int4) cannot be split, and the scales of nf4 stand outside of "
+            "its weights, which alone are spread; use ddp, or remove it",
         )
     }
     name: str
