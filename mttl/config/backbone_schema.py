@@ -31,8 +31,8 @@ class Pretrained(_AnyBackbone):
     lacks: ClassVar = {
         "shards": (
             "quantize",
-            "torchao's weights (int8, int4) cannot be split, and the scales of nf4 stand outside of "
-            "its weights, which alone are spread; use ddp, or remove it",
+            "torchao cannot split its weights (int8, int4), and nf4 has scales beside its weights "
+            "that are not sent; use ddp, or remove it",
         )
     }
     name: str
