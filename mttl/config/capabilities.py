@@ -20,6 +20,7 @@ A section of settings names the features that it lacks, each with the reason and
 | ``exports_lora``, ``exports_inventory`` | `export` |
 | ``ablates`` | `ablate` |
 | ``policies`` | BabyAI |
+| ``plots`` | `plot`, `explore` |
 | ``adds_tasks`` | `add-tasks` |
 """
 

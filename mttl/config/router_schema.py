@@ -52,8 +52,11 @@ class _ByPrompt(_AnyRouter):
     lacks: ClassVar = {
         "policies": "it reads prompts, which only text has; use a router by task, as polytropon",
         "packs": "it reads whole prompts, and packed rows are one sequence; take another router",
-        "merges": "it mixes skills by the prompt of every example, and no weights of a task stand "
-        "for that; answer with the run itself, or merge the average (--average)",
+        **dict.fromkeys(
+            ("merges", "exports_lora"),
+            "it mixes skills by the prompt of every example, and no weights of a task stand for "
+            "that; answer with the run itself, or take the average (--average)",
+        ),
         "exports_inventory": "it mixes skills by prompt, and Poly by task",
     }
 

@@ -267,7 +267,6 @@ class HeadMask(_AnySkills):
     """Gates of heads of attention."""
 
     kind: Literal["head_mask"]
-    lacks: ClassVar = _NO_WEIGHTS
     hard: bool = True
     """Keep a head or switch it off; else weaken or strengthen it."""
     start: PositiveFloat = 1.0

@@ -36,9 +36,7 @@ LLAMA = TINY_LLAMA["config"] | {"num_attention_heads": 4}
 SIZES = {"t5": T5, "llama": LLAMA, "t5-deep": T5 | {"num_layers": 3, "num_decoder_layers": 2}}
 DEEP = ("skills/s4.yaml",)  # names layers by number
 MEMBERS = ("arrow", "spectral", "phatgoose", "retrieval")
-FACTORS = [f"router.factors.{task}=[kind={i % 2}, task={task}]" for i, task in enumerate(TASKS)]
 SETTINGS = {
-    "router/metadata_grid.yaml": [*FACTORS, "router.factors.backwards=[kind=0, task=copy]"],
     "router/phatgoose.yaml": ["moe.router.gate_steps=1"],
     "optim/maml.yaml": ["data.batch_size=4", "trainer.accumulate_grad_batches=2"],
     "optim/reptile.yaml": ["data.batch_size=4", "trainer.accumulate_grad_batches=2"],
@@ -102,6 +100,8 @@ class World:
         sides = {"train": list(TASKS), "dev": [], "test": ["backwards"]}
         (self.gym / "partition.json").write_text(json.dumps(sides))
         rows = [f"{task},{i % 2},{(i + 1) % 2}" for i, task in enumerate((*TASKS, "backwards"))]
+        names = "".join(f"{t},{m},kind={i % 2}\n" for i, (t, (m, _)) in enumerate(tasks.items()))
+        (self.gym / "TASKS.csv").write_text("task,metric,factors\n" + names, encoding="utf-8")
         (root / "expert.csv").write_text("\n".join(["task,a,b", *rows]) + "\n")
         for name, sizes in SIZES.items():
             torch.manual_seed(0)
