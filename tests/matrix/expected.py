@@ -6,15 +6,15 @@ from functools import cache
 from mttl.config.capabilities import missing_features
 from mttl.config.load import load_config
 
-# What a command asks of a run.
+FIGURE = {"plots": "a figure of routing"}
+# What a command asks of a run, in its words.
 FEATURES = {
-    "merge-task": "merges",
-    "export": "exports_lora",
-    "inventory": "exports_inventory",
-    "ablate": "ablates",
-    "plot": "plots",
-    "explore": "plots",
-    "add-tasks": "adds_tasks",
+    "merge-task": {"merges": "merge-task"},
+    "export": {"exports_lora": "export"},
+    "inventory": {"exports_inventory": "export"},
+    "ablate": {**FIGURE, "ablates": "ablate"},
+    "plot": FIGURE,
+    "explore": FIGURE,
 }
 AFTER = "not trained"
 # Files and backbone, columns, and what the message says.
@@ -55,8 +55,7 @@ def declared(file: str, column: str) -> str | None:
         return None
     before = "router/token_top2.yaml+" if file.startswith("experts/") else ""
     config = load_config(f"crossfit.yaml+{before}{file}", MORE.get(file, []), as_written=True)
-    asked = {"inventory": "export"}.get(column, column)
-    found = missing_features(config, {FEATURES[column]: asked})
+    found = missing_features(config, FEATURES[column])
     return found[0] if found else None
 
 

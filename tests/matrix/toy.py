@@ -159,9 +159,7 @@ class Run:
         self.settings += ["adapt.max_steps=1", "adapt.eval_every=1", "data.max_eval_rows=2"]
         self.settings.append("data.max_output_length=3")
         if "aggregation/fusion.yaml" in names:
-            self.settings.append(
-                f"aggregation.source={world.made(backbone, 'router/polytropon.yaml')}"
-            )
+            self.settings.append(f"aggregation.source={world.made(backbone, 'optim/adamw.yaml')}")
         self.member = next((m for m in MEMBERS if f"router/{m}.yaml" in names), None)
 
     def words(self, label: str | None = None) -> list[str]:

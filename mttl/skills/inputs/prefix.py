@@ -35,8 +35,8 @@ class PrefixInventory(Inventory):
         length: Keys P of a prefix.
         gated: Start at a gate of 0, and outside of the text's softmax.
         bottleneck: Hidden features of the network that computes the prefix; None keeps it plain.
-        n_heads: Heads H of the router: blocks of features that are mixed apart; must divide all
-            three.
+        n_heads: Heads H of the router: blocks of features that are mixed apart; must divide
+            features. A gate is mixed by the parts of its head that lie in each block.
 
     Raises:
         ValueError: If a size is not positive, or H does not divide one.
