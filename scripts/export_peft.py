@@ -155,7 +155,7 @@ def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[
         about = f"All skills of {run} with their router."
         if built.search["num_beams"] > 1:
             about += " The run was evaluated with beams, which PEFT's Poly cannot; this is greedy."
-        answers = {} if options.no_probe else task_answers(built)
+        answers = {} if options.no_probe else task_answers(model, built.tasks)
         yield Export("", "poly", built.tasks, about, True, config, tensors, answers)
         return
     for name in built.tasks if options.all else [options.task]:

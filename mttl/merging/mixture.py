@@ -19,7 +19,7 @@ from mttl.checkpoint import SavedInventory, read_inventory
 from mttl.config.capabilities import require_features
 from mttl.errors import CheckpointError, ConfigError, nearest
 from mttl.merging.differences import grouped
-from mttl.merging.fold import is_transposed, require_plain, require_weights, task_mixing
+from mttl.merging.fold import is_transposed, require_weights, task_mixing
 from mttl.merging.weights_folder import Weights
 from mttl.model_tensors import backbone_parameters, fingerprint, skill_tensors
 from mttl.skills.skilled_layer import SkilledLayer
@@ -62,7 +62,6 @@ class MixtureChange:
             raise CheckpointError(f"'{run}' does not fit '{folder}': {error}") from error
         self._layers = model.skilled_layers()
         try:
-            require_plain(model)
             for path, layer in self._layers.items():
                 require_weights(path, layer)
         except ValueError as error:
