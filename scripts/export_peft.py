@@ -98,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
             folder, exact = temporary / export.folder, exact and export.exact
             write_peft(folder, export.config, export.tensors)
             bare = strip(built.model)
-            check_written(folder, bare.backbone, export.answers)
+            check_written(folder, bare.backbone, export.answers, export.tensors)
             unfold(bare)
             asking, kind = Asking.of(built, export.tasks), export.kind
             if kind == "poly":
