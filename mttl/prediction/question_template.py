@@ -7,7 +7,9 @@ before it, they differ, and users have to put the ids together.
 """
 
 import copy
+import datetime
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -67,18 +69,33 @@ def question_template(
         ends = encoder.prompt_ends
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.model_input_names = ["input_ids", "attention_mask"]  # what `generate` takes
-    for template in (tokenizer.chat_template, _template(frames), None):
+    day = next(iter(forms.values())).date
+    for template in (_on_day(tokenizer.chat_template, day), _template(frames), None):
         tokenizer.chat_template = template
         if template and all(_prompts(tokenizer, task) == ids for task, ids in wanted.items()):
             break
     return QuestionTemplate(tokenizer, tokenizer.chat_template is not None, openings, ends)
 
 
+def _on_day(template: Any, day: str | None) -> Any:
+    """Return a chat template that shows a day where it asks for today."""
+    if day is None or not isinstance(template, str):
+        return template
+    show = datetime.date.fromisoformat(day).strftime
+    return re.sub(
+        r"strftime_now\(\s*(['\"])(.*?)\1\s*\)", lambda call: _literal(show(call[2])), template
+    )
+
+
 def _prompts(tokenizer: PreTrainedTokenizerBase, task: str) -> list[list[int]] | None:
     apply: Any = tokenizer.apply_chat_template
     asked = [[{"role": "user", "content": probe}] for probe in _PROBES]
     try:
-        return apply(asked, add_generation_prompt=True, task=task)["input_ids"]
+        found, later = (
+            apply(asked, add_generation_prompt=True, task=task, **day)["input_ids"]
+            for day in ({}, {"strftime_now": lambda form: "another day"})
+        )
+        return found if found == later else None
     except Exception:  # a template of the tokenizer's own may want anything
         return None
 
