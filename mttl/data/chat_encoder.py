@@ -180,10 +180,8 @@ class ChatEncoder(TextEncoder):
         asked = [*asked, {"role": "user", "content": _QUESTION}]
         answered = [*asked, {"role": "assistant", "content": _ANSWER}]
         try:
-            render: Any = self.tokenizer.apply_chat_template
-            if self._date is not None:
-                day = datetime.date.fromisoformat(self._date)
-                render = partial(render, strftime_now=day.strftime)
+            template = on_day(self.tokenizer.get_chat_template(), self._date)
+            render: Any = partial(self.tokenizer.apply_chat_template, chat_template=template)
             prompt = render(asked, tokenize=False, add_generation_prompt=True)
             whole = render(answered, tokenize=False)
         except Exception as error:  # templates are programs, and raise what they like
@@ -209,6 +207,17 @@ class ChatEncoder(TextEncoder):
         if lead.strip():  # such as an empty thought: nothing that the model should have to write
             tail, lead = tail + lead, ""
         return Frame(head, tail, lead, end)
+
+
+def on_day(template: Any, day: str | None) -> Any:
+    """Return a chat template to which it is always the same day, if one is given."""
+    if day is None or "strftime_now" not in template:
+        return template
+    midnight = datetime.datetime.fromisoformat(day)
+    codes = [code for letter in "aAbBcdHIjmMpSUwWxXyY" for code in (f"%{letter}", f"%-{letter}")]
+    shown = "".join(f" | replace('{code}', '{midnight.strftime(code)}')" for code in codes)
+    head = f"{{% macro strftime_now(form) %}}{{{{ form{shown} }}}}{{% endmacro %}}"
+    return head + "{{ '' }}" + template
 
 
 def _longest(encode: Callable[[str], list[int]], text: str, most: int) -> list[int]:

@@ -58,8 +58,10 @@ def search_settings(
     Args:
         generation: How answers are searched.
         max_output_length: Most tokens of an answer.
-        own: The model's ``generation_config``.
+        own: The model's ``generation_config``; what no search applies is taken out of it.
     """
+    for name in own_settings(own).keys() - _OF_TOKENS:
+        setattr(own, name, None)
     settings = not_applied(generation, own) | {
         "max_new_tokens": max_output_length,
         "num_beams": generation.num_beams,

@@ -7,15 +7,14 @@ before it, they differ, and users have to put the ids together.
 """
 
 import copy
-import datetime
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from mttl.data.chat_encoder import on_day
 from mttl.data.encode import Frame
 from mttl.data.prompt_form import PromptForm
 
@@ -70,32 +69,18 @@ def question_template(
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.model_input_names = ["input_ids", "attention_mask"]  # what `generate` takes
     day = next(iter(forms.values())).date
-    for template in (_on_day(tokenizer.chat_template, day), _template(frames), None):
+    for template in (on_day(tokenizer.chat_template, day), _template(frames), None):
         tokenizer.chat_template = template
         if template and all(_prompts(tokenizer, task) == ids for task, ids in wanted.items()):
             break
     return QuestionTemplate(tokenizer, tokenizer.chat_template is not None, openings, ends)
 
 
-def _on_day(template: Any, day: str | None) -> Any:
-    """Return a chat template that shows a day where it asks for today."""
-    if day is None or not isinstance(template, str):
-        return template
-    show = datetime.date.fromisoformat(day).strftime
-    return re.sub(
-        r"strftime_now\(\s*(['\"])(.*?)\1\s*\)", lambda call: _literal(show(call[2])), template
-    )
-
-
 def _prompts(tokenizer: PreTrainedTokenizerBase, task: str) -> list[list[int]] | None:
     apply: Any = tokenizer.apply_chat_template
     asked = [[{"role": "user", "content": probe}] for probe in _PROBES]
     try:
-        found, later = (
-            apply(asked, add_generation_prompt=True, task=task, **day)["input_ids"]
-            for day in ({}, {"strftime_now": lambda form: "another day"})
-        )
-        return found if found == later else None
+        return apply(asked, add_generation_prompt=True, task=task)["input_ids"]
     except Exception:  # a template of the tokenizer's own may want anything
         return None
 

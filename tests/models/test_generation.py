@@ -45,7 +45,7 @@ def test_the_search_of_a_model_that_draws_by_itself(tmp_path: Path) -> None:
         assert (read.eos_token_id, read.pad_token_id) == (3, 4)
         assert read.repetition_penalty == (1.1 if kept else 1.0)
         assert (read.early_stopping is True) == kept
-    assert own.temperature == 0.7
+    assert own.repetition_penalty == 1.1
 
 
 @pytest.mark.parametrize(
