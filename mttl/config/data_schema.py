@@ -1,7 +1,11 @@
 """The section `data`: the tasks, and how their rows become batches."""
 
+<<<<<<< HEAD
 import datetime
 from typing import Annotated, Any, Literal, Self
+=======
+from typing import Annotated, Any, ClassVar, Literal, Self
+>>>>>>> main
 
 from pydantic import (
     AfterValidator,
@@ -137,6 +141,7 @@ class Data(Section):
     """The same for validation and scoring alone; training reads all."""
     n_workers: Annotated[int, Field(ge=0, le=256)] = 0
     """Processes that collate; 0 collates in the training process."""
+    asks: ClassVar = {"packs": "packed_length", "counts_rows": "global_batch_size"}
     cache_dir: str | None = None
     """Where tokenised rows are kept; by default `<run.dir>/.cache`."""
 

@@ -24,6 +24,7 @@ from mttl.adaptation.result_lines import ResultLines
 from mttl.analysis.stability import align_groups
 from mttl.build.model import Built, load_run
 from mttl.command import make_console
+from mttl.config.capabilities import require_features
 from mttl.config.load import load_any_config
 from mttl.config.own_parts import LEAVE
 from mttl.config.schema import Config
@@ -133,7 +134,7 @@ def ablate(
         ConfigError: If the folder holds results of other settings, or of another inventory.
     """
     built, config = load_run(run, backbone=backbone), _settings_of(run)
-    _check(built, config, run)
+    require_features(config, {"ablates": "ablate"})
     rows = config.data.max_eval_rows if n_rows is None else n_rows
     data = config.data.model_copy(update={"max_eval_rows": rows, "cache_dir": None})
     assert built.folder is not None
@@ -332,19 +333,6 @@ def _settings_of(run: Path) -> Config:
             "rows are: give the folder of such a run"
         )
     return config
-
-
-def _check(built: Built, config: Config, run: Path) -> None:
-    if config.aggregation.kind == "fusion":
-        raise CheckpointError(
-            f"in '{run}' every token mixes skills by attention (aggregation.kind: fusion), and no "
-            "row of a router says which: give the run whose skills it fuses"
-        )
-    if not built.model.skilled_layers():
-        raise CheckpointError(
-            f"'{run}' has no skills that tasks mix, only experts that tokens choose: give a run "
-            "whose section skills has a kind"
-        )
 
 
 def _keep(path: Path, ours: dict[str, Any], begun: bool) -> None:
