@@ -1,11 +1,7 @@
 """The section `data`: the tasks, and how their rows become batches."""
 
-<<<<<<< HEAD
 import datetime
-from typing import Annotated, Any, Literal, Self
-=======
 from typing import Annotated, Any, ClassVar, Literal, Self
->>>>>>> main
 
 from pydantic import (
     AfterValidator,
