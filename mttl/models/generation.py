@@ -25,12 +25,7 @@ _OF_TOKENS |= {"exponential_decay_length_penalty", "remove_invalid_values", "ren
 
 
 def not_applied(generation: Generation, own: GenerationConfig | None) -> dict[str, Any]:
-    """Return the settings of a model's own that are not applied, with neutral values.
-
-    Args:
-        generation: How answers are searched.
-        own: The model's ``generation_config``.
-    """
+    """Return the settings of a model's own that are not applied, with neutral values."""
     applied = _OF_TOKENS if generation.from_backbone else set()
     return {name: value for name, value in own_settings(own).items() if name not in applied}
 
@@ -42,11 +37,11 @@ def own_settings(own: GenerationConfig | None) -> dict[str, Any]:
     filled = getattr(GenerationConfig, "_get_default_generation_params", dict)()
     neutral = {name: filled.get(name, value) for name, value in neutral.items()}
     given = {} if own is None else vars(own)
-    names = [name for name in neutral if name not in _KEPT and name[0] != "_"]
     return {
-        name: neutral[name]
-        for name in names
-        if (value := given.get(name)) not in (None, neutral[name]) and value is not False
+        name: value
+        for name, value in neutral.items()
+        if name not in _KEPT and name[0] != "_"
+        if given.get(name) not in (None, value) and given[name] is not False
     }
 
 

@@ -74,16 +74,14 @@ def check_rows(
 
 def _dated(config: Config, folder: RunFolder, *, resume: bool) -> Config:
     """Return the configuration with the day that its chat template shows, if it shows one."""
-    if config.data.template != "chat" or config.data.date is not None:
+    day = config.data.date
+    if config.data.template != "chat" or day is not None:
         return config
     if resume and folder.config.is_file():
         day = dotted_settings(read_text(folder.config, CheckpointError, MOST_YAML)).get("data.date")
     elif "strftime_now" in str(build_tokenizer(config.backbone).chat_template):
         day = str(datetime.date.today())
-    else:
-        return config
-    data = config.data.model_copy(update={"date": day})
-    return config.model_copy(update={"data": data})
+    return config.model_copy(update={"data": config.data.model_copy(update={"date": day})})
 
 
 def train(config: Config, *, resume: bool = False) -> None:
