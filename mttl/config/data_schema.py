@@ -61,6 +61,10 @@ def _day(text: str) -> str:
     return datetime.date.fromisoformat(text).isoformat()
 
 
+# YAML reads the name of a task that is called 123 as a number.
+TaskName = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) is int else name)]
+
+
 class Data(Section):
     """The tasks, and how their rows become batches."""
 
@@ -69,7 +73,7 @@ class Data(Section):
     be left out: then it lies beside their file and has its name, as `my_tasks.gym`."""
     tasks: str | None = None
     """YAML file of tasks of one's own, which are built into the gym when a command starts."""
-    partition: str | dict[str, list[str]] = "auto"
+    partition: str | dict[str, list[TaskName]] = "auto"
     """JSON file with the lists train, dev and test of tasks, or these lists; `auto`: every task of
     `tasks` on its `side`, or without `tasks` every task of the gym in train."""
     samples: Annotated[list[int], Field(min_length=1), AfterValidator(once)] = [100]
@@ -124,7 +128,7 @@ class Data(Section):
     date: Annotated[str, AfterValidator(_day)] | None = None
     """The day, as YYYY-MM-DD, that chat templates show which show one: by default that on which
     training starts. A run keeps it."""
-    metrics: dict[str, Annotated[str, AfterValidator(own_class_of(METRICS))]] = {}
+    metrics: dict[TaskName, Annotated[str, AfterValidator(own_class_of(METRICS))]] = {}
     """Metrics of tasks in the place of those in TASKS.csv: one of CrossFit's, or `module:Class`."""
     expert_matrix: str | None = None
     """CSV file of the skills that a person would give each task: the matrix of an expert router
