@@ -65,6 +65,10 @@ class Generation(Section):
     """1 is greedy."""
     length_penalty: float = 1.0
     """Exponent of the length in a beam's score; needs beams."""
+    from_backbone: bool = False
+    """Apply the backbone's own settings of tokens and lengths, such as `repetition_penalty`,
+    `suppress_tokens`, `min_length` and `forced_bos_token_id`. Without it, only the ids of start,
+    end and padding are the backbone's."""
     mode: Literal["generate", "rank", "both"] = "generate"
     """Generate answers; rank the options of every task by their likelihood; or both, rank where a
     task has options. They are in the column options of TASKS.csv, or its rows' few answers."""

@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 LATER_SETTINGS: dict[str, Any] = {
     "data.truncate": "end",
     "data.template": "plain",
+    "data.date": None,
     "moe.parallel": False,
     "skills.alike": False,
     "trainer.callbacks": [],

@@ -86,7 +86,8 @@ class TextToTextModule(SharesExperts):
         self.tokenizer = tokenizer
         self.tasks = tuple(metrics)
         self.metric_names = tuple(metrics.values())
-        self.generation = search_settings(generation or Generation(), max_output_length)
+        own: Any = getattr(model.backbone, "generation_config", None)
+        self.generation = search_settings(generation or Generation(), max_output_length, own)
         self.own_loss = None if loss is None else build_loss(loss)
         self.ranker: Ranker | None = None
         self.option_training: OptionTraining | None = None

@@ -282,3 +282,32 @@ def test_length_penalty_needs_beams() -> None:
         **{"max_new_tokens": MOST_TOKENS, "num_beams": 2, "do_sample": False},
         "length_penalty": 0.5,
     }
+
+
+OWN = {"no_repeat_ngram_size": 1, "min_length": 4, "repetition_penalty": 9.0, "guidance_scale": 2.0}
+OWN |= {"suppress_tokens": [5, 6], "forced_bos_token_id": 7, "stop_strings": ["w5"]}
+OWN |= {"num_return_sequences": 2, "output_scores": True, "return_dict_in_generate": True}
+
+
+@pytest.mark.parametrize("family", BACKBONES)
+@pytest.mark.parametrize("n_beams", [1, 2])
+def test_settings_of_the_backbone_are_applied_only_where_they_are_asked_for(
+    family: str, n_beams: int
+) -> None:
+    model = skilled(BACKBONES[family]()).eval()
+    batch = EvalCollator(0, 3, DECODER_ONLY[family])(rows())
+
+    def answers(**settings: Any) -> list[str]:
+        trained = module(model, generation=Generation(num_beams=n_beams, **settings))
+        return trained.answer(batch["task_ids"], batch["generation_inputs"])
+
+    own: Any = model.backbone.generation_config
+    own.forced_eos_token_id = None  # BART's
+    expected = answers()
+    for name, value in OWN.items():
+        setattr(own, name, value)
+    assert answers() == expected
+    applied = answers(from_backbone=True)
+    assert applied != expected
+    if not DECODER_ONLY[family]:  # which continue what begins already
+        assert all(text.split()[0] == "w7" for text in applied)
