@@ -1,5 +1,6 @@
 """LoraHub: one coefficient per skill, found without gradients from a few examples."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from mttl.adaptation.evolution import evolve
 from mttl.adaptation.fine_tune import score_batches
 from mttl.routing.task.coefficients import CoefficientRouter
+from mttl.training.saving.checkpoint_file import not_finite
 from mttl.training.text_to_text import Prediction, TextToTextModule
 
 # As in LoraHub's code: of the mean absolute coefficient, and of each.
@@ -67,6 +69,9 @@ def compose(
         return total / max(count, 1) + PENALTY * float(coefficients.abs().mean())
 
     start = torch.zeros(router.n_skills)
-    found, _ = evolve(objective, start, n_evaluations=n_evaluations, bound=BOUND)
+    found, least = evolve(objective, start, n_evaluations=n_evaluations, bound=BOUND)
+    if math.isinf(least):
+        advice = "Check the run's skills, and trainer.precision"
+        raise not_finite("the loss of all coefficients is not finite", n_evaluations, advice)
     router.rows.copy_(found.expand_as(router.rows))
     return n_evaluations, *score_batches(module, development, precision)
