@@ -34,8 +34,8 @@ def compose(
     They start at 0, the bare backbone, and lie between -1.5 and 1.5; the loss has 0.05 times their
     mean absolute value added. LoraHub's release differs: it takes Nevergrad's NGOpt instead of
     CMA-ES, and divides the sum of the mean losses of its batches by the number of examples, so that
-    the penalty weighs more there. With the mixing ``"factors"`` both factors of the skills are summed by them, as LoraHub does; with the
-    others, their changes.
+    the penalty weighs more there. With the mixing ``"factors"`` both factors of the skills are
+    summed by them, as LoraHub does; with the others, their changes.
 
     Args:
         module: An adapted model whose router is a `CoefficientRouter` of one task.
