@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from mttl.build.model import assemble
 from mttl.build.saved_settings import read_found_settings
@@ -20,6 +19,7 @@ from mttl.config.capabilities import require_features
 from mttl.errors import CheckpointError, ConfigError, nearest
 from mttl.merging.differences import grouped
 from mttl.merging.fold import is_transposed, require_plain, require_weights, task_mixing
+from mttl.merging.loaded_names import empty_model
 from mttl.merging.weights_folder import Weights
 from mttl.model_tensors import backbone_parameters, fingerprint, skill_tensors
 from mttl.skills.skilled_layer import SkilledLayer
@@ -49,7 +49,11 @@ class MixtureChange:
             raise CheckpointError(f"'{run}' knows no task '{task}'.{nearest(task, saved.tasks)}")
         self.settings = settings = read_found_settings(saved)
         require_features(settings, {"merges": f"merging '{run}'"})
-        backbone = _empty_backbone(folder)
+        backbone = empty_model(folder)
+        if backbone is None:
+            raise CheckpointError(
+                f"'{folder}' describes no language model, which the skills of a run need"
+            )
         if settings.backbone.kind == "pretrained" and settings.backbone.quantize:
             raise CheckpointError(
                 f"'{run}' was trained on a backbone in fewer bits ({settings.backbone.quantize}), "
@@ -127,21 +131,6 @@ class MixtureChange:
         source = self._base if self._trained is None else Weights(self._trained)
         value = source[tensor]
         return value.to(torch.promote_types(value.dtype, torch.float32))
-
-
-def _empty_backbone(folder: Path) -> PreTrainedModel:
-    """Build the model that a folder describes, without memory for its weights."""
-    try:
-        config = AutoConfig.from_pretrained(folder)
-        kind: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-        with torch.device("meta"):
-            return kind.from_config(config)
-    except (OSError, ValueError, RuntimeError) as error:
-        cause = str(error).strip().splitlines()[0]
-        raise CheckpointError(
-            f"'{folder}' describes no language model, which the skills of a run need to stand on: "
-            f"{cause}"
-        ) from error
 
 
 def _check(saved: SavedInventory, base: Weights, parameters: dict[str, Tensor]) -> None:
