@@ -318,7 +318,7 @@ class Trainer(Section):
     gradient_clip_val: NonNegative | None = None
     """Largest norm of the gradients."""
     accumulate_grad_batches: PositiveInt = 1
-    """Batches per optimizer step."""
+    """Batches per optimizer step; each counts by its answer tokens, as if they were one batch."""
     val_check_interval: PositiveInt | Annotated[float, Field(gt=0, le=1)] | None = None
     """Validate every so many batches, or after this fraction of an epoch."""
     check_val_every_n_epoch: PositiveInt = 1

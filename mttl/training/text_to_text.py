@@ -102,10 +102,6 @@ class TextToTextModule(SharesExperts):
         self._last_loss: Tensor | None = None
         self._shares: list[Tensor] = []  # of the loss of this step, batch by batch
 
-    @property
-    def _n_parts(self) -> int:
-        return self.trainer.accumulate_grad_batches
-
     def configure_model(self) -> None:
         """Spread the model over the processes, where the strategy is to."""
         if self.device_mesh is not None:
@@ -186,13 +182,14 @@ class TextToTextModule(SharesExperts):
         loss = global_mean(losses, labels, batch.get("step_tokens"))
         self._watch(loss.detach())
         prior = self.model.router.prior_loss().to(loss.device)
-        total = loss + prior + sum(routing.losses.values())
+        total = self._mean_over_step(loss + prior + sum(routing.losses.values()), batch)
         # Each process holds its share of the mean over all tokens.
         shown = loss
         if "step_tokens" in batch:
-            self._shares = [] if batch_idx % self._n_parts == 0 else self._shares
+            first = batch_idx % self.trainer.accumulate_grad_batches == 0
+            self._shares = [] if first else self._shares
             self._shares.append(loss.detach())
-            shown = torch.stack(self._shares).sum() / self._n_parts
+            shown = torch.stack(self._shares).sum() / batch["step_parts"]
         self.log("train/loss", shown, prog_bar=True, batch_size=len(labels), sync_dist=True)
         if prior.requires_grad:
             self.log("train/prior", prior, batch_size=len(labels))
@@ -201,6 +198,12 @@ class TextToTextModule(SharesExperts):
         if not routing.records:
             return total
         return {"loss": total, LOADS: token_loads(self.model, routing.records)}
+
+    def _mean_over_step(self, loss: Tensor, batch: Mapping[str, Any]) -> Tensor:
+        """Scale a loss where its step has fewer batches than Lightning divides by."""
+        if "step_parts" not in batch:
+            return loss
+        return loss * (self.trainer.accumulate_grad_batches / batch["step_parts"])
 
     def on_validation_epoch_start(self) -> None:
         """Forget earlier losses.
