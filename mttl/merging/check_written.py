@@ -157,7 +157,8 @@ def _check_adapter(folder: Path, base: Any, answers: Answers) -> None:
             more = [
                 {"task_ids": torch.tensor([task])} if poly else {} for task in range(len(answers))
             ]
-            found = [logits(base, partial(loaded, **one)) for one in more]
+            # Prompts have logits too, in front of those of the text.
+            found = [logits(base, partial(loaded, **one))[:, -N_TOKENS:] for one in more]
             _compare(
                 dict(zip(answers, found, strict=True)), answers, base, _differing(written, due)
             )

@@ -59,6 +59,21 @@ class RunFolder:
         self.skills = path / "skills"
         self.plots = path / "plots"
 
+    def require_results(self) -> Path:
+        """Return ``results.csv``.
+
+        Raises:
+            CheckpointError: If there is none: the run has not ended, or nothing was scored.
+        """
+        if self.results.is_file():
+            return self.results
+        cause = "is no run: it has no config.yaml"
+        if (self.skills / "meta.json").is_file():
+            cause = "has no results.csv: nothing was scored (data.evaluate); leave it out"
+        elif self.config.is_file():
+            cause = "has not ended; finish it with --resume, or leave it out"
+        raise CheckpointError(f"'{self.path}' {cause}")
+
 
 def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> int:
     """Check that a new run overwrites nothing, or that an interrupted one can continue.
