@@ -157,7 +157,8 @@ def _check_adapter(folder: Path, base: Any, answers: Answers, meant: Mapping[str
         _refuse({"missing": due.keys() - {*written}, "unexpected": {*written} - due.keys()})
         poly = read.active_peft_config.peft_type == "POLY"
         more = [{"task_ids": torch.tensor([k])} if poly else {} for k in range(len(answers))]
-        found = [logits(base, partial(read, **one)) for one in more]
+        # Prompts have logits too, in front of those of the text.
+        found = [logits(base, partial(read, **one))[:, -N_TOKENS:] for one in more]
         compare_answers(dict(zip(answers, found, strict=True)), answers, base, due, meant)
         getattr(read.base_model, "unload", lambda: None)()
         vars(base).pop("peft_config", None)

@@ -13,6 +13,7 @@ the base (configuration, tokenizer, index of shards) are copied: the result is a
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,10 +27,11 @@ from mttl.files import new_folder
 from mttl.merging.changes import Change, DenseChange, Ranges, read_wide
 from mttl.merging.check_written import check_written, logits, read_model
 from mttl.merging.differences import fisher_differences, setting_differences, weight_differences
+from mttl.merging.loaded_names import LoadedNames
 from mttl.merging.mixture import MixtureChange
 from mttl.merging.recipe import ElasticCaPE, Ingredient, Recipe
 from mttl.merging.rules import Parts, Rule, make_rule
-from mttl.merging.tensor_file import Entry, write_like
+from mttl.merging.tensor_file import Entry, TensorFile, write_like
 from mttl.merging.weights_folder import Weights
 from mttl.models.backbone import load_tokenizer
 from mttl.models.generation import end_also_at, search_settings
@@ -75,10 +77,11 @@ def merge_models(
     kept: dict[str, list[Tensor]] = {}
     rule: Rule
 
-    def ranges(tensor: str, entry: Entry) -> Iterator[Tensor]:
+    def ranges(file: TensorFile, stored: str, entry: Entry) -> Iterator[Tensor]:
         nonlocal done
+        tensor = parts.base.names.get(stored)
         for start, stop in entry.ranges():
-            if entry.dtype.is_floating_point:
+            if tensor is not None and entry.dtype.is_floating_point:
                 with torch.no_grad():
                     wide = rule(tensor, start, read_wide(parts.base, tensor, start, stop))
                 merged = wide.to(entry.dtype)
@@ -88,9 +91,9 @@ def merge_models(
                         f"'{tensor}' would hold values that are no numbers, or too large for {kind}"
                     )
             else:
-                merged = parts.base.read(tensor, start, stop)
+                merged = file.read(stored, start, stop)
             if probe:
-                kept.setdefault(tensor, []).append(merged)
+                kept.setdefault(stored, []).append(merged)
             yield merged
             done += stop - start
             on_range(done, total)
@@ -101,7 +104,7 @@ def merge_models(
         try:
             rule = make_rule(recipe, parts)
             for file in parts.base.files:
-                write_like(file, folder / file.path.name, ranges)
+                write_like(file, folder / file.path.name, partial(ranges, file))
         except ValueError as error:
             raise CheckpointError(
                 f"a model or its Fisher information is damaged: {error}"
@@ -117,7 +120,8 @@ def merge_models(
 
 def _check(folder: Path, base: Weights, kept: dict[str, list[Tensor]]) -> None:
     """See that transformers reads a merge as what was computed, where it reads the base."""
-    tensors = {name: torch.cat(own).view(base.entry(name).shape) for name, own in kept.items()}
+    entries = {name: entry for file in base.files for name, entry in file.entries.items()}
+    tensors = {name: torch.cat(own).view(entries[name].shape) for name, own in kept.items()}
     try:
         meant, _ = read_model(base.path, meta=not tensors, tensors=tensors)
         answers = {"merge": logits(meant)} if tensors else {}
@@ -164,7 +168,7 @@ def merged_asking(recipe: Recipe, parts: Parts) -> Asking | None:
         forms={task: settings.data for task, settings in reversed(added.items())},
         decoder_only=decoder_only,
         generation=generation,
-        search=search_settings(first.generation, first.data.max_output_length),
+        search=search_settings(first.generation, first.data.max_output_length, generation),
         dtype=getattr(first.backbone, "dtype", "float32"),
     )
 
@@ -177,7 +181,8 @@ def _beside_weights(base: Weights) -> dict[str, bytes]:
 
 def open_parts(recipe: Recipe) -> Parts:
     """Open all that a recipe names, and see that it fits together."""
-    base = Weights(Path(recipe.base.model))
+    path = Path(recipe.base.model)
+    base = Weights(path, LoadedNames(path))
     len(base)  # its own mistakes first
     problems: list[str] = []
     changes: list[Change] = []
@@ -220,7 +225,7 @@ def _open(model: Ingredient, base: Weights, problems: list[str]) -> Change:
     if model.run is not None:
         return MixtureChange(model.name, model.run, str(model.task), base, base.path)
     folder = Path(str(model.model))
-    weights = Weights(folder)
+    weights = Weights(folder, base.loaded)
     found = weight_differences(base, weights) + setting_differences(base.path, folder)
     problems += [f"'{folder}' differs from '{base.path}', {problem}" for problem in found]
     return DenseChange(model.name, weights)
