@@ -148,7 +148,7 @@ def merged_asking(recipe: Recipe, parts: Parts) -> Asking | None:
         forms={task: settings.data for task, settings in reversed(added.items())},
         decoder_only=decoder_only,
         generation=generation,
-        search=search_settings(first.generation, first.data.max_output_length),
+        search=search_settings(first.generation, first.data.max_output_length, generation),
         dtype=getattr(first.backbone, "dtype", "float32"),
     )
 
