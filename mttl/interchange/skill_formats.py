@@ -245,9 +245,9 @@ def _prefix(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing: Ten
     network: Any = model.backbone
     gated = any(getattr(layer.inventory, "gated", False) for layer in layers.values())
     _require(not gated, "PEFT has no gated prefixes (skills.gated: false trains others)")
-    rotary: Any = getattr(network.get_decoder(), "rotary_emb", None)
+    decoder: Any = network.get_decoder()
     _require(
-        rotary is not None and not getattr(network.config, "is_encoder_decoder", False),
+        hasattr(decoder, "rotary_emb") and not getattr(network.config, "is_encoder_decoder", False),
         "PEFT's prefixes move the positions of the text, which changes nothing in decoder-only "
         "models with rotated positions alone",
     )
@@ -265,7 +265,7 @@ def _prefix(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing: Ten
         attention: Any = layer.base
         keys, values = (part.t() for part in _merged(layer, mixing))  # (P, N d)
         heads = keys.unflatten(1, (-1, attention.head_dim)).transpose(0, 1)[None]
-        cos, sin = rotary(keys, torch.tensor([[len(keys)]], device=keys.device))
+        cos, sin = decoder.rotary_emb(keys, torch.tensor([[len(keys)]], device=keys.device))
         size = (cos**2 + sin**2).mean().sqrt()  # some rotations are scaled
         rotate: Any = sys.modules[type(attention).__module__].apply_rotary_pos_emb
         turned = rotate(heads, heads, cos / size, sin / size)[1] / size
