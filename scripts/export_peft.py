@@ -163,9 +163,9 @@ def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[
             about = f"Skill {options.skill} of {run} alone."
         adapter = skill_adapter(model, mixing, options.rank, base=base, name=name or "skills")
         peft = adapter.config.get("peft_type")
-        what = f"a {peft.replace('LORA', 'LoRA')} adapter" if peft else "an adapter of AdapterHub"
+        what = f"an adapter of PEFT's {peft}" if peft else "an adapter of AdapterHub"
         if adapter.factors:
-            what += f" of rank {adapter.config['r']}"
+            what = f"a LoRA adapter of rank {adapter.config['r']}"
         told = accuracy(adapter.factors)
         what = f"{name}: {what}" if options.all else what[0].upper() + what[1:]
         console.print(f"{what}, {told}", markup=False)
