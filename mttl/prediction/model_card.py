@@ -151,7 +151,8 @@ class Card:
         before, after = self.template.ends
         return [
             f"question = {_quoted(self.template.openings[task])} + {_quoted(QUESTION)}",
-            'ids = tokenizer(question, add_special_tokens=False)["input_ids"]',
+            'settings = {"add_special_tokens": False, "split_special_tokens": True}',
+            'ids = tokenizer(question, **settings)["input_ids"]',
             f"ids = torch.tensor([{before} + ids + {after}])",
             'inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}',
         ]
