@@ -65,12 +65,7 @@ class MixtureChange:
         except ConfigError as error:
             raise CheckpointError(f"'{run}' does not fit '{folder}': {error}") from error
         self._layers = model.skilled_layers()
-        try:
-            require_plain(model)
-            for path, layer in self._layers.items():
-                require_weights(path, layer)
-        except ValueError as error:
-            raise CheckpointError(f"'{run}': {error}") from error
+        require_plain(model)
         parameters = backbone_parameters(backbone)
         _check(saved, base, parameters)
         _give_memory(self._layers.values())
@@ -78,6 +73,10 @@ class MixtureChange:
             place_supports(self._layers, saved_supports(saved.skills))
         _load(saved, model)
         self._mixing = task_mixing(model.router, saved.tasks.index(task))
+        try:
+            _try_folds(self._layers, self._mixing)
+        except (ValueError, NotImplementedError) as error:
+            raise CheckpointError(f"'{run}': {error}") from error
         self._base = base
         self._trained = saved.folder / "backbone.safetensors" if saved.backbone else None
         self._owners = {
@@ -159,6 +158,20 @@ def _check(saved: SavedInventory, base: Weights, parameters: dict[str, Tensor]) 
             f"'{saved.folder}' was trained on the backbone '{saved.meta['backbone']['name']}' "
             f"(fingerprint {expected[:12]}), not on '{base.path}' ({found[:12]})"
         )
+
+
+@torch.no_grad()
+def _try_folds(layers: Mapping[str, SkilledLayer], mixing: Float[Tensor, "G H K"]) -> None:
+    """See that the skills are changes of weights: fold one layer of each kind, with bias or not."""
+    tried = {}
+    for path, skilled in layers.items():
+        layer = require_weights(path, skilled)
+        tried.setdefault((type(layer.inventory), layer.bias is None), layer)
+    for layer in tried.values():
+        weight = torch.zeros(layer.weight.shape)
+        bias = None if layer.bias is None else torch.zeros(layer.bias.shape)
+        weight = weight.t() if is_transposed(layer.base) else weight
+        layer.inventory.fold(weight, bias, mixing[layer.group])
 
 
 class _Read(Mapping[str, Tensor]):

@@ -195,6 +195,8 @@ def _short(text: str) -> str:
 
 def read_adapted(folder: Path) -> list[Adapted]:
     """Return the tasks that were adapted from a run and kept, if they say how their rows moved."""
+    if not (folder / "plots" / "routing.npz").is_file():
+        return []  # tokens alone are routed, and rows of tasks are none
     places = sorted(folder.glob("adapt-*/models/*/plots/routing_history.npz"))[:MOST_ADAPTED]
     modes = {place.parents[3].name for place in places}
     return [_adapted(place.parents[1], several_modes=len(modes) > 1) for place in places]

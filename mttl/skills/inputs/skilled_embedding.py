@@ -138,8 +138,8 @@ def _widen(
 
 def _cut(stack: nn.Module, args: tuple[Any, ...], given: dict[str, Any], found: Any) -> Any:
     """Keep what belongs to the text."""
-    if given.get("inputs_embeds") is not None:
-        embeddings: Any = stack.get_input_embeddings()  # type: ignore[operator]
+    embeddings: Any = stack.get_input_embeddings()  # type: ignore[operator]
+    if given.get("inputs_embeds") is not None and isinstance(embeddings, SkilledEmbedding):
         found.last_hidden_state = found.last_hidden_state[:, embeddings.inventory.length :]
     return found
 
