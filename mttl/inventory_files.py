@@ -50,7 +50,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: If a file is missing or damaged, or the format is not this version's.
     """
-    meta = read_json(folder / "meta.json", CheckpointError, dict)
+    meta = _read_json(folder / "meta.json", dict)
     version = meta.get("format_version")
     if version not in (FORMAT_VERSION, ADAPTED_VERSION):
         writer = meta.get("libraries", {}).get("mttl", "unknown")
@@ -69,7 +69,7 @@ def read_names(folder: Path) -> tuple[str, ...]:
         CheckpointError: If the file is missing or damaged, or a name is not allowed.
     """
     place = f"'{folder / 'tasks.json'}': a task's name"
-    names = read_json(folder / "tasks.json", CheckpointError, list)
+    names = _read_json(folder / "tasks.json", list)
     return tuple(check_name(name, place, CheckpointError) for name in names)
 
 
@@ -114,7 +114,7 @@ def check_checksums(folder: Path, meta: Mapping[str, Any]) -> None:
     Raises:
         CheckpointError: If a file is another, or missing.
     """
-    noted, found = meta.get(CHECKSUMS, {}), checksums(folder, meta)
+    noted, found = meta.get(CHECKSUMS, {"meta.json": ""}), checksums(folder, meta)
     other = [name for name in sorted(noted) if noted[name] != found.get(name)]
     more = [name for name in sorted(found) if name not in noted]
     if other or more:
@@ -135,7 +135,7 @@ def inventory_digest(skills: Path) -> str:
     digest = hashlib.sha256()
     for name, own in _file_sums(skills).items():
         digest.update(f"{name} {own}".encode())
-    meta = read_json(skills / "meta.json", CheckpointError, dict)
+    meta = _read_json(skills / "meta.json", dict)
     built = [meta["backbone"]["fingerprint"], meta["settings"]]
     if SOURCE in meta:
         built.append(meta[SOURCE]["inventory"])
@@ -146,6 +146,13 @@ def inventory_digest(skills: Path) -> str:
 def _file_sums(folder: Path) -> dict[str, str]:
     paths = sorted([*folder.glob("*.safetensors"), folder / "tasks.json"])
     return {path.name: file_sha256(path, CheckpointError) for path in paths}
+
+
+def _read_json(path: Path, kind: type) -> Any:
+    try:
+        return read_json(path, CheckpointError, kind)
+    except CheckpointError as error:
+        raise CheckpointError(_unreadable(path, f"damaged ({error})")) from error
 
 
 def _unreadable(path: Path, state: str) -> str:

@@ -68,6 +68,8 @@ def test_right_and_wrong_answers_are_counted_and_some_are_shown(tmp_path: Path) 
 
 def test_adapted_tasks_and_the_row_that_was_kept(tmp_path: Path) -> None:
     assert read_adapted(tmp_path) == []
+    (tmp_path / "plots").mkdir()
+    (tmp_path / "plots" / "routing.npz").touch()
     rows = np.linspace(0, 1, 4 * 6).reshape(4, 2, 1, 3)
     for mode in ("all", "router_only"):
         place = tmp_path / f"adapt-{mode}" / "models" / "new-13-1"
