@@ -1,6 +1,7 @@
 """The trained inventory on disk: read back bit by bit, or refused with the file and the way out."""
 
 import json
+import re
 import os
 import shutil
 import stat
