@@ -335,6 +335,12 @@ def add_backbone(parser: CommandParser) -> None:
     parser.group(READ).add_argument("--backbone", metavar="DIR", help=help)
 
 
+def add_no_probe(parser: CommandParser) -> None:
+    """Let a command line leave out that what was written is loaded and answers."""
+    help = "compare names and shapes alone: a model may not fit into memory twice"
+    parser.group(WRITTEN).add_argument("--no-probe", action="store_true", help=help)
+
+
 def add_config(parser: CommandParser) -> None:
     """Let a command line name configuration files and override their settings."""
     add = parser.group(READ).add_argument

@@ -12,7 +12,7 @@ import json
 import math
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from mttl.errors import MttlError
 
 # Bytes of a file that is read at once. YAML is parsed in Python, a thousand times slower.
 MOST_TEXT, MOST_YAML = 1 << 28, 1 << 20
-# Bytes of a line of a table or of JSON Lines.
+# Bytes of a line of a table or of JSON Lines; the csv module's own limit is far below.
 MOST_LINE = 1 << 24
+csv.field_size_limit(MOST_LINE)
 # Lists and mappings inside one another, and values once aliases are written out.
 MOST_DEPTH, MOST_NODES = 50, 100_000
 # Characters of a task's or a skill's name.
@@ -155,15 +156,11 @@ def parse_json(
             a number that is not finite or half a character, or is of another kind.
     """
     try:
-        value = json.loads(
-            text,
-            object_pairs_hook=_without_repeats,
-            parse_constant=_refuse_constant,
-            parse_float=_finite,
-        )
+        value = json.loads(text, **JSON_RULES)
     except json.JSONDecodeError as cause:
+        line = "" if ", line " in place else f", line {cause.lineno}"
         raise error(
-            f"{place}, line {cause.lineno}, column {cause.colno}: not valid JSON: {cause.msg}. "
+            f"{place}{line}, column {cause.colno}: not valid JSON: {cause.msg}. "
             "Mend the line, or copy the file again"
         ) from cause
     except RecursionError as cause:
@@ -192,52 +189,72 @@ def read_table(
         MttlError: Of the given kind, as for `read_text`, or if the file is no table, a row has more
             or fewer cells than the header, or a column is missing or stands twice.
     """
-    return parse_table(read_text(path, error), str(path), error, columns)
+    return [row for _, row in table_rows(read_text(path, error), str(path), error, columns)]
 
 
-def parse_table(
-    text: str,
+def table_rows(
+    lines: str | Iterable[str],
     place: str,
     error: type[MttlError],
     columns: Sequence[str] = (),
     *,
+    names: Sequence[str] = (),
     delimiter: str = ",",
     advice: str = "Copy the file again",
-) -> list[dict[str, str]]:
-    """Return the rows of a table with a header, by column.
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """Read the rows of a table one by one; blank lines are skipped.
 
     Args:
-        text: Its content.
+        lines: Its text, or its lines with their ends.
         place: Where it is from, for the message.
         error: What to raise.
         columns: Which must be there.
-        delimiter: Between cells.
+        names: Of the columns of a table without a header.
+        delimiter: Between cells. Where it is a tab, nothing is quoted.
         advice: What to do about a malformed table.
+
+    Yields:
+        The number of a row's last line, and its cells by column.
 
     Raises:
         MttlError: Of the given kind, as for `read_table`.
     """
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    rows: list[dict[str, str]] = []
-    try:
-        header = next(reader, [])
-        absent = [column for column in columns if column not in header]
-        if absent or len(set(header)) < len(header):
-            needs = f"the columns {', '.join(columns)}, and none" if columns else "no column"
+    if isinstance(lines, str):
+        lines = io.StringIO(lines, newline="\n" if delimiter == "\t" else "")
+    cells = _tsv_cells(lines) if delimiter == "\t" else _csv_cells(lines, place, error, advice)
+    header = list(names) or next(cells, (0, []))[1]
+    absent = [column for column in columns if column not in header]
+    if absent or not header or len(set(header)) < len(header):
+        needs = f"have the columns {', '.join(columns)}, and none twice"
+        raise error(
+            f"'{place}' must {needs if columns else 'name every column once'}; its header is "
+            f"{shown(','.join(header))}. {advice}"
+        )
+    for number, row in cells:
+        if len(row) != len(header):
             raise error(
-                f"'{place}' must have {needs} twice; its header is {shown(','.join(header))}. "
-                f"{advice}"
+                f"{place}, line {number}: {len(row)} cells; the header has {len(header)} "
+                f"({', '.join(header)}). {advice}"
             )
+        yield number, dict(zip(header, row, strict=True))
+
+
+def _tsv_cells(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+    for number, line in enumerate(lines, 1):
+        if line.strip(" \r\n"):
+            yield number, line.rstrip("\r\n").split("\t")
+
+
+def _csv_cells(
+    lines: Iterable[str], place: str, error: type[MttlError], advice: str
+) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(lines, strict=True)
+    try:
         for cells in reader:
-            if len(cells) != len(header):
-                raise error(
-                    f"{place}, line {reader.line_num}: {len(cells)} cells; the header has "
-                    f"{len(header)}. {advice}"
-                )
-            rows.append(dict(zip(header, cells, strict=True)))
+            if cells and not (len(cells) == 1 and cells[0].isspace()):
+                yield reader.line_num, cells
     except csv.Error as cause:
         raise error(f"{place}, line {reader.line_num}: {cause}. {advice}") from cause
-    return rows
 
 
 def to_number(text: str, place: str, error: type[MttlError]) -> float:
@@ -380,6 +397,14 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"the number {shown(text)} is too large")
     return value
+
+
+# How every JSON is read, by `json.loads` and decoders.
+JSON_RULES: dict[str, Any] = {
+    "object_pairs_hook": _without_repeats,
+    "parse_constant": _refuse_constant,
+    "parse_float": _finite,
+}
 
 
 def _tree_problem(value: Any) -> str | None:

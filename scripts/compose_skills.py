@@ -70,6 +70,7 @@ def score(
     import torch
 
     from mttl.data.encode import TextEncoder
+    from mttl.gym.md5_sums import published_sums
     from mttl.metrics.crossfit import score_answers
     from mttl.models.backbone import is_decoder_only
     from mttl.sparse.answers import answer_inputs
@@ -96,7 +97,9 @@ def score(
             on_rows=lambda n: bars.advance(bar, n),
         )
     metric = gym.metric(options.score)
-    return score_answers(metric, answers, [row.outputs for row in rows]), metric, len(rows)
+    published = options.score in published_sums()
+    value = score_answers(metric, answers, [row.outputs for row in rows], published=published)
+    return value, metric, len(rows)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

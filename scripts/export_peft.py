@@ -18,7 +18,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mttl.command import READ, WORK, WRITTEN, add_backbone, exit_with, make_console, make_parser
+from mttl.command import (
+    READ,
+    WORK,
+    WRITTEN,
+    add_backbone,
+    add_no_probe,
+    exit_with,
+    make_console,
+    make_parser,
+)
 from mttl.errors import ConfigError
 from mttl.files import new_folder
 
@@ -27,6 +36,7 @@ if TYPE_CHECKING:
 
     from mttl.build.model import Built
     from mttl.library.low_rank_change import LowRank
+    from mttl.merging.check_written import Answers
     from mttl.prediction.model_card import Kind
 
 BASE, EXACT = "base_model", "exact"
@@ -43,6 +53,7 @@ class Export(NamedTuple):
         exact: Whether nothing was cut off.
         config: PEFT's configuration.
         tensors: By path of the layer and parameter.
+        answers: That it should give to the probe; none leaves that out.
     """
 
     folder: str
@@ -52,6 +63,7 @@ class Export(NamedTuple):
     exact: bool
     config: Mapping[str, Any]
     tensors: "Mapping[str, Tensor]"
+    answers: "Answers"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -65,11 +77,13 @@ def main(arguments: list[str] | None = None) -> int:
     from mttl.build.model import load_run
     from mttl.interchange.base_facts import lasting_name
     from mttl.interchange.peft_folder import write_peft
-    from mttl.merging.fold import strip
+    from mttl.merging.check_written import check_written, logits
+    from mttl.merging.fold import strip, unfold
     from mttl.prediction.asking import Asking
     from mttl.prediction.model_card import scores_of
 
     built = load_run(options.run, backbone=options.backbone)
+    built.require(**{"exports_inventory" if options.inventory else "exports_lora": "export"})
     check_names(built.tasks if options.all else ())
     trained = built.meta["backbone"]["trained"]
     base = str((out / BASE).resolve()) if trained else lasting_name(built.base)
@@ -83,6 +97,9 @@ def main(arguments: list[str] | None = None) -> int:
         for export in exports(built, options, base):
             folder, exact = temporary / export.folder, exact and export.exact
             write_peft(folder, export.config, export.tensors)
+            bare = strip(built.model)
+            check_written(folder, bare.backbone, export.answers)
+            unfold(bare)
             asking, kind = Asking.of(built, export.tasks), export.kind
             if kind == "poly":
                 asking = replace(asking, search={**asking.search, "num_beams": 1})
@@ -108,6 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
             bare = strip(built.model).backbone
             bare.save_pretrained(temporary / BASE)  # type: ignore[operator]
             built.tokenizer.save_pretrained(temporary / BASE)
+            check_written(temporary / BASE, bare, {} if options.no_probe else {BASE: logits(bare)})
     what = "adapters are" if options.all else "adapter is"
     make_console().print(f"The {what} in {out}; README.md there says how to ask", markup=False)
     return 0
@@ -123,7 +141,8 @@ def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[
         skill_mixing,
     )
     from mttl.interchange.poly import poly_checkpoint
-    from mttl.merging.fold import average_mixing, task_mixing
+    from mttl.merging.check_written import changed_answer, mixture_answer, task_answers
+    from mttl.merging.fold import average_mixing, strip, task_mixing, unfold
     from mttl.models.backbone import is_decoder_only
 
     console, model, run = make_console(), built.model, f"`{options.run}`"
@@ -136,7 +155,8 @@ def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[
         about = f"All skills of {run} with their router."
         if built.search["num_beams"] > 1:
             about += " The run was evaluated with beams, which PEFT's Poly cannot; this is greedy."
-        yield Export("", "poly", built.tasks, about, True, config, tensors)
+        answers = {} if options.no_probe else task_answers(built)
+        yield Export("", "poly", built.tasks, about, True, config, tensors, answers)
         return
     for name in built.tasks if options.all else [options.task]:
         tasks = built.tasks if name is None else [name]
@@ -160,7 +180,14 @@ def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[
         told = accuracy(adapter)
         console.print(f"{what} of rank {config['r']}, {told}", markup=False)
         folder = name or "" if options.all else ""
-        yield Export(folder, "lora", tasks, about, told == EXACT, config, tensors)
+        answers, exact = {}, told == EXACT
+        if exact and not options.no_probe:
+            answers = {tasks[0]: mixture_answer(model, mixing)}
+        elif not options.no_probe:  # what is left of it
+            bare = strip(model)
+            answers = {tasks[0]: changed_answer(bare.backbone, adapter)}
+            unfold(bare)
+        yield Export(folder, "lora", tasks, about, exact, config, tensors, answers)
 
 
 def check_names(tasks: Sequence[str]) -> None:
@@ -206,6 +233,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     out = parser.group(WRITTEN)
     out.add_argument("--out", required=True, metavar="DIR", help="where to write; a new folder")
+    add_no_probe(parser)
     return parser.parse_args(arguments)
 
 

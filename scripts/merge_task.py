@@ -13,7 +13,15 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mttl.command import READ, WRITTEN, add_backbone, exit_with, make_console, make_parser
+from mttl.command import (
+    READ,
+    WRITTEN,
+    add_backbone,
+    add_no_probe,
+    exit_with,
+    make_console,
+    make_parser,
+)
 from mttl.errors import CheckpointError, ConfigError
 from mttl.files import new_folder
 
@@ -28,12 +36,14 @@ def main(arguments: list[str] | None = None) -> int:
     if out.exists():
         raise ConfigError(f"--out '{out}' exists already; name a new folder, or remove it")
     from mttl.build.model import load_run
+    from mttl.merging.check_written import check_written, mixture_answer
     from mttl.merging.dequantise import dequantise
     from mttl.merging.fold import average_mixing, fold, task_mixing
     from mttl.prediction.asking import Asking
     from mttl.prediction.model_card import scores_of
 
     built = load_run(options.run, backbone=options.backbone)
+    built.require(**{"averages" if options.average else "merges": "merge-task"})
     router = built.model.router
     if options.average:
         mixing, tasks = average_mixing(router), built.tasks
@@ -44,12 +54,14 @@ def main(arguments: list[str] | None = None) -> int:
     asking = Asking.of(built, tasks)
     lost = quantisation_told(built)
     try:
+        answers = {} if options.no_probe else {tasks[0]: mixture_answer(built.model, mixing)}
         backbone = fold(built.model, mixing).backbone
     except ValueError as error:
         raise CheckpointError(f"'{options.run}' cannot be merged: {error}") from error
     dequantise(backbone)
     with new_folder(out) as temporary:
         backbone.save_pretrained(temporary)  # type: ignore[operator]
+        check_written(temporary, backbone, answers)
         asking.write(
             temporary,
             "model",
@@ -95,6 +107,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     which.add_argument("--average", action="store_true", help="all skills alike, for a new task")
     out = parser.group(WRITTEN)
     out.add_argument("--out", required=True, metavar="DIR", help="where to write; a new folder")
+    add_no_probe(parser)
     return parser.parse_args(arguments)
 
 

@@ -10,6 +10,7 @@ what it accepted. It needs `pip install 'mttl[serve]'`.
 """
 
 import argparse
+import re
 
 from mttl.command import (
     READ,
@@ -45,6 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         most_waiting=options.most_waiting,
         most_tokens=options.most_tokens,
         truncate=options.truncate,
+        cors=options.cors,
     )
     return 0
 
@@ -58,6 +60,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add_address(parser.group("who may ask"))
     add = parser.group("who may ask").add_argument
     add("--api-key", metavar="KEY", help="that requests have to name ($MTTL_API_KEY, or none)")
+    add(
+        "--cors",
+        type=origin,
+        nargs="+",
+        default=[],
+        metavar="ORIGIN",
+        help="pages that may ask from a browser, such as http://localhost:3000, or '*' (none)",
+    )
     add("--most-bytes", type=positive, default=1 << 20, metavar="N", help="of a request (1 MiB)")
     add(
         "--timeout",
@@ -91,6 +101,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add("--truncate", action="store_true", help="cut inputs that are too long as in training")
     return parser.parse_args(arguments)
+
+
+def origin(text: str) -> str:
+    """Read an origin as browsers send it."""
+    if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+/?", text):
+        raise argparse.ArgumentTypeError(f"'{text}' must read http://HOST[:PORT], or *")
+    return text.rstrip("/")
 
 
 if __name__ == "__main__":

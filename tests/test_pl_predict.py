@@ -15,7 +15,7 @@ from helpers.command import ROOT, load_recipe
 from helpers.new_tasks import train_source
 from mttl.command import USER_MISTAKE, run_command
 from mttl.prediction.predictor import Predictor
-from mttl.prediction.question_table import format_header, format_rows
+from mttl.prediction.question_table import format_header, format_rows, parse_rows_of
 
 WORDS = ["ab", "c", "abca", "bb", "ca", "a"]
 
@@ -155,6 +155,31 @@ def test_a_file_is_continued(
     assert recipe.main(given) == 0
     assert out.read_bytes() == whole
     assert asked == []
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
+def test_rows_without_a_question_are_counted(
+    recipe: ModuleType, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """They have no answer and a reason; blank lines are no rows."""
+    mark = {"csv": ",", "tsv": "\t"}.get(kind)
+    rows = [("copy", "ab", "ab"), ("", "", "x"), ("copy", " ", ""), ("copy", "b", "b")]
+    names = ("task", "input", "output")
+    made = [json.dumps(dict(zip(names, row, strict=True))) for row in rows]
+    text = "\n \n".join(made if mark is None else [mark.join(row) for row in (names, *rows)])
+    questions, out = tmp_path / f"q.{kind}", tmp_path / f"a.{kind}"
+    questions.write_text(text + "\n\n")
+    given = ["--from", str(run), "--in", str(questions), "--out", str(out), "--batch-size", "1"]
+    for _ in range(2):  # the second start finds all answers
+        assert recipe.main(given) == 0
+        told = " ".join(capsys.readouterr().err.split())
+        assert "2 of 4 questions have no answer: their inputs are empty" in told
+    found = parse_rows_of(out.read_text(), kind, "out")
+    answers = mttl.load(run).predict("copy", ["ab", "b"])
+    none = None if mark is None else ""
+    assert [row["prediction"] for row in found] == [answers[0], none, none, answers[1]]
+    reason = "the input is empty"
+    assert [row.get("unanswered") or "" for row in found] == ["", reason, reason, ""]
 
 
 def test_answers_to_other_questions_are_left_alone(

@@ -9,6 +9,7 @@ from ruamel.yaml import YAML
 
 from mttl.errors import MOST_MESSAGE, ConfigError, TaskError, nearest
 from mttl.reading import (
+    MOST_LINE,
     MOST_NAME,
     check_name,
     check_yaml,
@@ -110,7 +111,7 @@ def test_json_is_checked(text: str, message: str) -> None:
         ("step,a\n1,2,3\n", "line 2: 3 cells; the header has 2"),
         ("step,step\n", "none twice; its header is"),
         ("a\n", "must have the columns step"),
-        ("step\n" + "x" * 200_000, "line 2: field larger than field limit"),
+        ("step\n" + "x" * (MOST_LINE + 1), "line 2: field larger than field limit"),
         ('step\n"', "unexpected end of data"),
     ],
 )

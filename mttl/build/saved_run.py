@@ -19,8 +19,10 @@ from typing import Any, Self
 
 from mttl.build.build_backbone import backbone_name, place_of
 from mttl.build.model_hub import make_repository, upload
+from mttl.build.saved_settings import ModelSettings
 from mttl.checkpoint import save_inventory
 from mttl.config.backbone_schema import Backbone
+from mttl.config.capabilities import require_features
 from mttl.errors import CheckpointError
 from mttl.files import new_folder, write_text
 from mttl.models.backbone import BYTE_TOKENIZER, is_decoder_only
@@ -52,6 +54,14 @@ class SavedRun(Predictor):
             CheckpointError: If the model was not loaded from a run.
         """
         return place_of(backbone_name(self._loaded()[1]))
+
+    def require(self, **features: str) -> None:
+        """Refuse the run if one of its parts lacks a feature, given with who asks for it.
+
+        Raises:
+            CheckpointError: With every part and its reason; see `mttl.config.capabilities`.
+        """
+        require_features(ModelSettings.model_validate(self.meta["settings"]), features)
 
     def save_pretrained(self, folder: str | Path, *, name: str | None = None) -> None:
         """Write a folder that `mttl.from_pretrained` and every command read, wherever it lies.

@@ -1,6 +1,6 @@
 """The section `backbone`: the language model."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
@@ -10,6 +10,14 @@ Quantisation = Literal["nf4", "int8", "int4"]
 
 
 class _AnyBackbone(Section):
+    asks: ClassVar = {"compiles": "compile"}
+    lacks: ClassVar = {
+        "packs": ("compile", "rows begin at other places in every batch; set it to false"),
+        "shares_experts": (
+            "compile",
+            "tokens travel between processes in the middle of the model; set it to false",
+        ),
+    }
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass, to save memory."""
     compile: bool = False
@@ -20,6 +28,12 @@ class Pretrained(_AnyBackbone):
     """A language model from the hub or a folder."""
 
     kind: Literal["pretrained"]
+    lacks: ClassVar = {
+        "shards": (
+            "quantize",
+            "weights in few bits cannot be cut into parts; use ddp, or remove it",
+        )
+    }
     name: str
     """Name on the hub, or a folder."""
     revision: str | None = None

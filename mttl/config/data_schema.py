@@ -1,6 +1,6 @@
 """The section `data`: the tasks, and how their rows become batches."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -56,6 +56,10 @@ def prefix_kind(value: Any) -> Any:
     return ("name" if value else "none") if isinstance(value, bool) else value
 
 
+# YAML reads the name of a task that is called 123 as a number.
+TaskName = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) is int else name)]
+
+
 class Data(Section):
     """The tasks, and how their rows become batches."""
 
@@ -64,7 +68,7 @@ class Data(Section):
     be left out: then it lies beside their file and has its name, as `my_tasks.gym`."""
     tasks: str | None = None
     """YAML file of tasks of one's own, which are built into the gym when a command starts."""
-    partition: str | dict[str, list[str]] = "auto"
+    partition: str | dict[str, list[TaskName]] = "auto"
     """JSON file with the lists train, dev and test of tasks, or these lists; `auto`: every task of
     `tasks` on its `side`, or without `tasks` every task of the gym in train."""
     samples: Annotated[list[int], Field(min_length=1), AfterValidator(once)] = [100]
@@ -116,7 +120,7 @@ class Data(Section):
     the tokenizer (decoder-only backbones). The answer is the assistant's, end of turn included."""
     system: Annotated[str, Field(min_length=1)] | None = None
     """System text of every chat; the description of the task follows it."""
-    metrics: dict[str, Annotated[str, AfterValidator(own_class_of(METRICS))]] = {}
+    metrics: dict[TaskName, Annotated[str, AfterValidator(own_class_of(METRICS))]] = {}
     """Metrics of tasks in the place of those in TASKS.csv: one of CrossFit's, or `module:Class`."""
     expert_matrix: str | None = None
     """CSV file of the skills that a person would give each task: the matrix of an expert router
@@ -129,6 +133,7 @@ class Data(Section):
     """The same for validation and scoring alone; training reads all."""
     n_workers: Annotated[int, Field(ge=0, le=256)] = 0
     """Processes that collate; 0 collates in the training process."""
+    asks: ClassVar = {"packs": "packed_length", "counts_rows": "global_batch_size"}
     cache_dir: str | None = None
     """Where tokenised rows are kept; by default `<run.dir>/.cache`."""
 

@@ -1,6 +1,6 @@
 """The section ``moe``: experts that tokens choose."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
@@ -185,6 +185,27 @@ class Balancing(Section):
 
 class MoE(Section):
     """Layers whose tokens choose experts."""
+
+    asks: ClassVar = {
+        "routes_tokens": "router",
+        "weighs_experts": "task_prior",
+        "shares_experts": "parallel",
+    }
+    lacks: ClassVar = {
+        "packs": "token routers count tokens by row; leave data.packed_length out",
+        "starts": "a run to start from has no experts of it; leave run.start out",
+        "scales_losses": ("parallel", "processes would leave out different steps; use bf16-mixed"),
+        "has_heads": ("task_prior", "it takes whole rows; set skills.n_heads: 1"),
+        "takes_signed_weights": (
+            "task_prior = logits",
+            "it takes logarithms, and rows of that router may be negative; use another",
+        ),
+        **dict.fromkeys(
+            ("merges", "averages", "exports_lora", "exports_inventory"),
+            "tokens choose its experts, and no weights of a task stand for them; answer with the "
+            "run itself (mttl predict, mttl serve)",
+        ),
+    }
 
     router: TokenRouting
     """How tokens choose."""

@@ -1,6 +1,6 @@
 """The section `optim`: optimizers, learning rates and their course."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
@@ -16,6 +16,16 @@ class Meta(Section):
     """Steps on each task: MAML's on half of a batch, Reptile's on a part of it each."""
     inner_lr: PositiveFloat = 1e-2
     """Rate of these steps, which are plain gradient descent."""
+
+    lacks: ClassVar = {
+        "packs": "it cuts batches by rows; leave data.packed_length out",
+        "counts_rows": "its losses are those of one task, not of a step; set data.batch_size, and "
+        "the tasks of a step by trainer.accumulate_grad_batches",
+        "shards": "its inner steps move whole parameters; use trainer.strategy auto or ddp",
+        "scales_losses": "its inner steps do not scale losses; use another, such as bf16-mixed",
+        "routes_tokens": "it takes several steps within one, and loads of experts are counted by "
+        "step; leave the section moe out",
+    }
 
 
 class _AnyOptim(Section):
@@ -71,6 +81,10 @@ class Adafactor(_AnyOptim):
     """Adafactor: factored second moments."""
 
     kind: Literal["adafactor"]
+    lacks: ClassVar = {
+        "shards": "it takes means over axes that are spread over processes; use adamw or adam",
+        "shares_experts": "its updates depend on whole tensors; use adamw or adam",
+    }
     beta2_decay: Annotated[float, Field(le=0)] = -0.8
     """Exponent of the second moment's decay."""
     clip_threshold: Annotated[float, Field(ge=1)] = 1.0

@@ -146,4 +146,5 @@ def _model(cls: type[Any], kind: str, family: Family, base: type[Section]) -> ty
     bases = (OwnPart,) if base is Section else (OwnPart, base)
     made: Any = create_model(cls.__name__, __base__=bases, **fields)
     made.own_class = cls
+    made.lacks = getattr(cls, "lacks", {})
     return made

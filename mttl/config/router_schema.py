@@ -1,6 +1,6 @@
 """The section `router`: which task uses which skills."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -34,15 +34,40 @@ class Prior(Section):
     """Weight of the similarity between the skills' columns."""
 
 
+_PICKS = "it chooses one expert for a task; use a router that mixes"
+_SIGNED = {"takes_signed_weights": "kind"}
+
+
 class _AnyRouter(Section):
     granularity: Literal["model", "stack", "block", "layer", "linear"] = "linear"
     """Which layers share a routing row."""
+
+
+class _Blind(_AnyRouter):
+    lacks: ClassVar = {
+        "weighs_experts": "it does not tell tasks apart; use a router that does, as polytropon"
+    }
+
+
+class _ByPrompt(_AnyRouter):
+    lacks: ClassVar = {
+        "packs": "it reads whole prompts, and packed rows are one sequence; take another router",
+        "merges": "it mixes skills by the prompt of every example, and no weights of a task stand "
+        "for that; answer with the run itself, or merge the average (--average)",
+        "exports_inventory": "it mixes skills by prompt, and Poly by task",
+    }
 
 
 class Polytropon(_AnyRouter):
     """A learned soft partition; with `skills.n_heads` above 1, multi-head routing."""
 
     kind: Literal["polytropon"]
+    lacks: ClassVar = {
+        "weighs_experts": (
+            "straight_through and not shared_skill",
+            "it may leave a task no expert; set it to false, or router.shared_skill: true",
+        )
+    }
     relaxed: bool = True
     """Draw from the relaxed Bernoulli while training; else use the probabilities."""
     straight_through: bool = False
@@ -87,6 +112,10 @@ class CPoly(Polytropon):
     """Polytropon's rows over `skills.n_skills` common skills and some of each task (C-Poly)."""
 
     kind: Literal["c_poly"]  # type: ignore[assignment]
+    lacks: ClassVar = {
+        "weighs_experts": "it gives tasks skills of their own, and experts are of no task; use "
+        "polytropon"
+    }
     n_private: NonNegativeInt = 1
     """Skills that each task has for itself, besides; 0 is Polytropon."""
 
@@ -108,6 +137,7 @@ class Categorical(_AnyRouter):
     """Each example draws one skill from its task's distribution, by the Gumbel-softmax."""
 
     kind: Literal["categorical"]
+    lacks: ClassVar = {"weighs_experts": ("straight_through", _PICKS)}
     straight_through: bool = True
     """One skill in the forward pass; else a mixture by the drawn weights."""
     temperature: PositiveFloat = 1.0
@@ -122,21 +152,29 @@ class ScoreFunction(_AnyRouter):
     """Each example draws one skill, and the router learns from its loss (REINFORCE)."""
 
     kind: Literal["score_function"]
+    lacks: ClassVar = {
+        "packs": "it learns from the loss of each example; leave data.packed_length out",
+        "shards": "it learns from the loss of each example; use trainer.strategy ddp",
+        "weighs_experts": _PICKS,
+    }
     entropy: NonNegative = 0.0
     """Weight of minus the entropy of the choices in the loss."""
     init_scale: NonNegative = 1e-3
     """Logits start in U(-init_scale, init_scale)."""
 
 
-class Random(_AnyRouter):
+class Random(_Blind):
     """A random skill per training step for all tasks, their average afterwards (AdaMix)."""
 
     kind: Literal["random"]
+    lacks: ClassVar = {
+        "shards": ("consistency", "two passes go before the backward one; set it to 0, or use ddp")
+    }
     consistency: NonNegative = 1.0
     """Weight in the loss of how far two passes with other draws differ; 0 computes one pass."""
 
 
-class Shared(_AnyRouter):
+class Shared(_Blind):
     """One skill for all tasks; needs `skills.n_skills: 1`."""
 
     kind: Literal["shared"]
@@ -148,7 +186,7 @@ class Private(_AnyRouter):
     kind: Literal["private"]
 
 
-class Average(_AnyRouter):
+class Average(_Blind):
     """All skills alike."""
 
     kind: Literal["average"]
@@ -177,6 +215,8 @@ class HyperFormer(_AnyRouter):
     """Mixing weights generated from an embedding of the task."""
 
     kind: Literal["hyperformer"]
+    asks: ClassVar = _SIGNED
+    lacks: ClassVar = {"has_heads": "it generates whole rows; set skills.n_heads: 1"}
     embedding_size: PositiveInt | None = None
     """Size of the embedding; the number of skills by default."""
 
@@ -185,15 +225,16 @@ class Coefficients(_AnyRouter):
     """Learned rows that are used as they are, without bounds or normalisation (LoRA soups)."""
 
     kind: Literal["coefficients"]
+    asks: ClassVar = _SIGNED
 
 
-class Smear(_AnyRouter):
+class Smear(_ByPrompt):
     """Mixing weights read from each prompt, by a linear map; no id of a task is needed (SMEAR)."""
 
     kind: Literal["smear"]
 
 
-class Retrieval(_AnyRouter):
+class Retrieval(_ByPrompt):
     """Members of a library whose tasks' examples are nearest to the prompt; nothing is trained."""
 
     kind: Literal["retrieval"]
@@ -205,7 +246,7 @@ class Retrieval(_AnyRouter):
     """What is compared: each prompt, or some rows of its task."""
 
 
-class NoRouter(_AnyRouter):
+class NoRouter(_Blind):
     """No routing by task; needs `skills.kind: none`."""
 
     kind: Literal["none"]

@@ -1,6 +1,6 @@
 """Every setting there is, with its type, its default and its bounds."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     Field,
@@ -11,11 +11,12 @@ from pydantic import (
 )
 
 from mttl.config.backbone_schema import Backbone
+from mttl.config.capabilities import missing_features
 from mttl.config.data_schema import Data
 from mttl.config.moe_schema import MoE
 from mttl.config.optim_schema import Optim
 from mttl.config.own_parts import OwnKinds, OwnPart
-from mttl.config.router_schema import Polytropon, Router
+from mttl.config.router_schema import Router
 from mttl.config.section import (
     AS_TRAINED,
     FREE,
@@ -43,6 +44,7 @@ class Run(Section):
     """Folder of all runs."""
     seed: Seed = 13
     """Seed of weights, data order and noise."""
+    asks: ClassVar = {"starts": "start"}
     start: str | None = None
     """Folder of a run whose skills, and backbone if it was trained, are where training starts; the
     router is a new one."""
@@ -51,6 +53,14 @@ class Run(Section):
 class Generation(Section):
     """How answers are found in validation and scoring."""
 
+    lacks: ClassVar = dict.fromkeys(
+        ("shards", "shares_experts"),
+        (
+            "mode != generate",
+            "processes that hold a model together would need as many passes each; set it to "
+            "generate, or use ddp",
+        ),
+    )
     num_beams: PositiveInt = 1
     """1 is greedy."""
     length_penalty: float = 1.0
@@ -263,6 +273,22 @@ class Search(Section):
 class Trainer(Section):
     """Lightning's own words, and what to log to."""
 
+    asks: ClassVar = {"shards": "strategy = fsdp2", "scales_losses": "precision = 16-mixed"}
+    lacks: ClassVar = {
+        "compiles": (
+            "strategy = fsdp2",
+            "what is compiled as a whole cannot be put together block by block; use ddp",
+        ),
+        "shares_experts": (
+            "strategy = fsdp2",
+            "two ways to share out the same experts exclude each other; use auto or ddp",
+        ),
+        "counts_rows": (
+            "accumulate_grad_batches > 1",
+            "it follows from data.global_batch_size, data.batch_size and the number of processes; "
+            "leave it out",
+        ),
+    }
     max_steps: Annotated[int, Field(ge=-1)] = -1
     """Optimizer steps; -1 for no bound."""
     max_epochs: Annotated[int, Field(ge=-1)] | None = None
@@ -367,78 +393,13 @@ class Config(Section):
         problems: list[str] = []
         if self.data.validation == "none" and self.trainer.early_stopping is not None:
             problems.append("trainer.early_stopping needs data.validation: dev")
-        if self.trainer.strategy == "fsdp2" and self.optim.kind == "adafactor":
-            problems.append(
-                "optim.kind must be adamw or adam with trainer.strategy fsdp2: PyTorch's Adafactor "
-                "takes means over axes that are spread over processes"
-            )
-        if self.trainer.strategy == "fsdp2" and self.backbone.compile:
-            problems.append(
-                "backbone.compile must be false with trainer.strategy fsdp2: a model that is "
-                "compiled as a whole cannot be put together block by block"
-            )
-        vectors = [getattr(one, "vector", "layer") for one in kinds_of(self.skills)]
-        if self.trainer.strategy == "fsdp2" and {*vectors} - {"layer"}:
-            problems.append(
-                "skills.vector must be 'layer' with trainer.strategy fsdp2, which puts one block "
-                "together at a time; the other strategies take a vector of the whole model"
-            )
-        shared = any(getattr(one, "shared", False) for one in kinds_of(self.skills))
-        if self.trainer.strategy == "fsdp2" and shared:
-            problems.append(
-                "skills.shared must be false with trainer.strategy fsdp2, which spreads a model "
-                "block by block: what all layers share is in no block"
-            )
-        if self.backbone.compile and any(one.kind == "ladder" for one in kinds_of(self.skills)):
-            problems.append(
-                "backbone.compile must be false with skills.kind 'ladder', which takes the states "
-                "between the blocks from hooks; or take skills that change layers (lora, adapter …)"
-            )
         if self.optim.up_lr_ratio != 1 and not self._is_low_rank():
             problems.append(
                 f"optim.up_lr_ratio ({self.optim.up_lr_ratio:g}) is for low-rank skills, not "
                 f"'{self.skills.kind}'; remove it, or take skills.kind: lora"
             )
-        shared = self.trainer.strategy == "fsdp2" or (self.moe is not None and self.moe.parallel)
-        if shared and self.generation.mode != "generate":
-            problems.append(
-                f"generation.mode '{self.generation.mode}' cannot be with processes that hold a "
-                "model together (trainer.strategy fsdp2, moe.parallel), which need as many passes "
-                "each; set generation.mode: generate, or trainer.strategy: ddp"
-            )
         if self.loss is not None and self.optim.label_smoothing:
             problems.append("optim.label_smoothing must be 0 with a loss of one's own")
-        if self.router.kind == "score_function":
-            learns = "router.kind 'score_function' learns from the loss of each example, and"
-            if self.trainer.strategy == "fsdp2":
-                problems.append(f"{learns} trainer.strategy fsdp2 spreads its logits; use ddp")
-            if self.data.packed_length is not None:
-                problems.append(f"{learns} data.packed_length puts them together; remove it")
-        consistency = getattr(self.router, "consistency", 0)
-        if consistency and self.trainer.strategy == "fsdp2":
-            problems.append(
-                f"router.consistency ({consistency}) must be 0 with trainer.strategy fsdp2: it "
-                "takes two passes before the backward one, which ddp can do"
-            )
-        if self.run.start is not None:
-            for wrong, name, reason in (
-                (
-                    *(self.aggregation.kind == "fusion", "aggregation.kind 'fusion'"),
-                    "takes the skills of aggregation.source",
-                ),
-                (self.moe is not None, "a section moe", "has experts that it knows nothing of"),
-            ):
-                if wrong:
-                    problems.append(f"run.start must stay out: {name} {reason}")
-        packed = f"data.packed_length ({self.data.packed_length})"
-        if self.data.packed_length is not None and self.moe is not None:
-            problems.append(f"{packed} cannot be with a section moe, which counts tokens by row")
-        if self.data.packed_length is not None and self.backbone.compile:
-            problems.append(
-                f"{packed} needs backbone.compile: false, since the rows of every batch begin at "
-                "other places"
-            )
-        problems += self._front_problems()
         for name in ("token_budget", "packed_length"):
             if self.data.global_batch_size is not None and getattr(self.data, name) is not None:
                 problems.append(
@@ -446,23 +407,11 @@ class Config(Section):
                     f"data.global_batch_size ({self.data.global_batch_size}), which counts rows; "
                     "remove one of them"
                 )
-        accumulated = self.trainer.accumulate_grad_batches
-        if self.data.global_batch_size is not None and accumulated != 1:
-            problems.append(
-                f"trainer.accumulate_grad_batches ({accumulated}) must be 1, its default, where "
-                "data.global_batch_size is given: it follows from that, data.batch_size and the "
-                "number of processes"
-            )
         quantised = getattr(self.backbone, "quantize", None)
         if quantised and self.adapt.mode == "full":
             problems.append(
                 f"adapt.mode 'full' trains the backbone, which backbone.quantize ('{quantised}') "
                 "keeps frozen; use another mode, or remove quantize"
-            )
-        if quantised and self.trainer.strategy not in ("auto", "ddp"):
-            problems.append(
-                f"trainer.strategy '{self.trainer.strategy}' cannot cut weights in few bits "
-                f"(backbone.quantize '{quantised}') into parts; use ddp, or remove quantize"
             )
         wanted, most = self.adapt.examples, self.data.max_rows
         if wanted is not None and most is not None and wanted > most:
@@ -472,6 +421,7 @@ class Config(Section):
         problems += self._meta_problems()
         problems += self._task_problems()
         problems += self._token_problems()
+        problems += missing_features(self)
         problems += self._sharing_problems()
         if problems:
             raise ValueError("\n".join(problems))
@@ -482,71 +432,19 @@ class Config(Section):
         kinds = [*kinds_of(self.skills), *([self.moe.experts] if self.moe else [])]
         return any(one.kind == "lora" or isinstance(one, OwnPart) for one in kinds)
 
-    def _front_problems(self) -> list[str]:
-        """Return what does not fit what stands in front of the text."""
-        kinds = {one.kind for one in kinds_of(self.skills)} & {"prefix", "prompt"}
-        if not kinds:
-            return []
-        front, problems = f"skills.kind '{max(kinds)}'", []
-        other = "or take skills that change layers (lora, ia3, adapter …)"
-        if self.data.packed_length is not None:
-            problems.append(
-                f"data.packed_length ({self.data.packed_length}) puts several texts behind one "
-                f"another, and {front} stands in front of one; remove it, {other}"
-            )
-        if "prompt" in kinds and self.moe is not None:
-            problems.append(
-                f"{front} adds positions that the token routers of a section moe know nothing of; "
-                f"remove the section, {other}"
-            )
-        return problems
-
     def _meta_problems(self) -> list[str]:
         """Return what does not fit meta-learning."""
-        meta, data, trainer = self.optim.meta, self.data, self.trainer
+        meta, data = self.optim.meta, self.data
         if meta is None:
             return []
         parts = 2 if meta.kind == "maml" else meta.inner_steps
-        n_rows, sampler = data.batch_size, data.sampler.kind
-        return [
-            f"{name} with optim.meta '{meta.kind}': {reason}"
-            for wrong, name, reason in (
-                (
-                    *(
-                        sampler != "homogeneous",
-                        f"data.sampler.kind ({sampler}) must be homogeneous",
-                    ),
-                    "every batch is of one task",
-                ),
-                (
-                    *(n_rows < parts, f"data.batch_size ({n_rows}) must be at least {parts}"),
-                    "its parts are what the steps see",
-                ),
-                (
-                    *(data.packed_length is not None, "data.packed_length must stay out"),
-                    "a batch is cut by rows",
-                ),
-                (
-                    *(data.global_batch_size is not None, "data.global_batch_size must stay out"),
-                    "losses are those of one task, not of a step; set data.batch_size, and the "
-                    "tasks of a step by trainer.accumulate_grad_batches",
-                ),
-                (
-                    *(self.moe is not None, "a section moe must stay out"),
-                    "loads of experts are counted and balanced by step, not within one",
-                ),
-                (
-                    *(trainer.strategy == "fsdp2", "trainer.strategy (fsdp2) must be auto or ddp"),
-                    "steps on a task move whole parameters",
-                ),
-                (
-                    trainer.precision == "16-mixed",
-                    "trainer.precision (16-mixed) must be another, such as bf16-mixed,",
-                    "steps on a task do not scale losses",
-                ),
-            )
-            if wrong
-        ]
+        n_rows, sampler, told = data.batch_size, data.sampler.kind, f"optim.meta '{meta.kind}'"
+        problems = []
+        if sampler != "homogeneous":
+            problems = [f"data.sampler.kind ({sampler}) must be homogeneous with {told}"]
+        if n_rows < parts:
+            problems += [f"data.batch_size ({n_rows}) must be at least {parts} with {told}"]
+        return problems
 
     def _task_problems(self) -> list[str]:
         """Return what does not fit between skills and the task router."""
@@ -583,22 +481,11 @@ class Config(Section):
                 problems.append(
                     f"router.top_k ({top_k}) must not exceed skills.n_skills ({n_skills})"
                 )
-        if kind == "hyperformer" and n_heads != 1:
-            problems.append(f"skills.n_heads ({n_heads}) must be 1 for the hyperformer router")
-        stacked = next(filter(None, (getattr(one, "stacked", 0) for one in kinds_of(skills))), None)
-        if stacked and kind in ("hyperformer", "coefficients"):
+        if self.moe is not None and prior and n_skills != self.moe.n_experts:
             problems.append(
-                f"skills.stacked ({stacked}) takes the share of a storey's skills in a row, and "
-                f"rows of the {kind} router may be negative; use another router"
+                f"skills.n_skills ({n_skills}) must be moe.n_experts ({self.moe.n_experts}) "
+                "where rows of tasks are a prior on experts"
             )
-        if self.moe is not None and prior:
-            if n_skills != self.moe.n_experts:
-                problems.append(
-                    f"skills.n_skills ({n_skills}) must be moe.n_experts ({self.moe.n_experts}) "
-                    "where rows of tasks are a prior on experts"
-                )
-            if n_heads != 1:
-                problems.append(f"skills.n_heads ({n_heads}) must be 1 with moe.task_prior")
         if fused:
             fusable = skills.kind if skills.kind in ("lora", "adapter") else "lora or adapter"
             for name, found, needed in (
@@ -620,32 +507,6 @@ class Config(Section):
         if self.moe is None or self.moe.task_prior == "none":
             return []
         kind, prior = self.router.kind, self.moe.task_prior
-        if kind in ("none", "shared", "average", "random"):
-            return [f"moe.task_prior '{prior}' needs a router that tells tasks apart, not '{kind}'"]
-        if kind == "c_poly":
-            return [
-                f"moe.task_prior '{prior}' weighs experts, which are of no task, and router "
-                "'c_poly' gives tasks skills of their own; use polytropon"
-            ]
-        if kind in ("hyperformer", "coefficients") and prior == "logits":
-            return [
-                f"moe.task_prior 'logits' takes logarithms, and rows of the {kind} router "
-                "may be negative; use another router"
-            ]
-        router = self.router
-        bernoulli = isinstance(router, Polytropon)
-        if bernoulli and router.straight_through and not router.shared_skill:
-            return [
-                f"moe.task_prior '{prior}' needs an expert for every task, and a router with "
-                "straight_through may leave a task none; set router.straight_through: false, or "
-                "router.shared_skill: true"
-            ]
-        one_skill = router.kind == "categorical" and router.straight_through
-        if one_skill or router.kind == "score_function":
-            return [
-                f"moe.task_prior '{prior}' would leave a task the one expert that router '{kind}' "
-                "chose for it; use a router that mixes"
-            ]
         if prior == "mask" and kind not in ("expert", "private"):
             return [
                 f"moe.task_prior 'mask' needs rows with zeros that are given (router expert or "
@@ -657,33 +518,8 @@ class Config(Section):
         """Return what does not fit experts that are shared out among processes."""
         if self.moe is None or not self.moe.parallel:
             return []
-        allowed = ("auto", "ddp")
-        problems = [
-            f"{name} ({found}) must be {needed} with moe.parallel: {reason}"
-            for name, found, wrong, needed, reason in (
-                (
-                    *("trainer.strategy", self.trainer.strategy),
-                    *(self.trainer.strategy not in allowed, " or ".join(allowed)),
-                    "two ways to share out the same experts exclude each other",
-                ),
-                (
-                    *("trainer.precision", self.trainer.precision),
-                    *(self.trainer.precision == "16-mixed", "another"),
-                    "processes would leave out different steps. Use bf16-mixed",
-                ),
-                (
-                    *("optim.kind", self.optim.kind, self.optim.kind == "adafactor"),
-                    *("adamw or adam", "its updates depend on whole tensors"),
-                ),
-                (
-                    *("backbone.compile", self.backbone.compile, self.backbone.compile, False),
-                    "tokens travel between processes in the middle of the model",
-                ),
-            )
-            if wrong
-        ]
         devices = self.trainer.devices
         n_devices = len(devices) if isinstance(devices, list) else devices
         if isinstance(n_devices, int) and n_devices > 0:
-            problems += filter(None, [self.moe.problem_of(n_devices * self.trainer.num_nodes)])
-        return problems
+            return list(filter(None, [self.moe.problem_of(n_devices * self.trainer.num_nodes)]))
+        return []

@@ -1,6 +1,7 @@
 """What all sections of settings have in common."""
 
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -30,8 +31,21 @@ AS_TRAINED: tuple[RowInit, ...] = ("best_row", "best_coefficients")
 Seeds = Annotated[list[Seed], Field(min_length=1), AfterValidator(once)]
 
 
+# A reason and what to do, or a condition on settings of the part and the reason.
+Lack: TypeAlias = str | tuple[str, str]
+
+
 class Section(BaseModel):
-    """A frozen group of settings that refuses what it does not know."""
+    """A frozen group of settings that refuses what it does not know.
+
+    Attributes:
+        lacks: Features that this part does not have, with the reason; those of its base classes
+            are added. See `mttl.config.capabilities`, also for conditions.
+        asks: Features that these settings ask of all parts, with the setting or condition.
+    """
+
+    lacks: ClassVar[Mapping[str, Lack]] = {}
+    asks: ClassVar[Mapping[str, str]] = {}
 
     model_config = ConfigDict(
         extra="forbid",

@@ -1,5 +1,6 @@
 """The sections `skills` and `aggregation`: what a skill does, and how skills combine."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_serializer, model_validator
@@ -8,10 +9,16 @@ from mttl.config.own_parts import OwnKinds
 from mttl.config.section import Fraction, NonNegative, Section, Seed
 from mttl.own_classes import SKILLS
 
+_NO_WEIGHTS: Mapping[str, str] = dict.fromkeys(
+    ("merges", "averages"),
+    "it does more than change a weight; answer with the run itself (mttl predict, mttl serve)",
+)
+
 
 class _Sizes(Section):
     # The setting by which kinds are brought to the same number of parameters.
     sized_by: ClassVar[str] = "n_skills"
+    asks: ClassVar = {"has_heads": "n_heads > 1"}
     n_skills: PositiveInt | Literal["per_task"] = 8
     """How many skills; `per_task` is for the private router, and `per_column` stands for the number
     that the expert router's matrix has. With the c_poly router those that all tasks share."""
@@ -20,6 +27,7 @@ class _Sizes(Section):
 
 
 class _AnySkills(_Sizes):
+    lacks: ClassVar = {name: ("gate", why) for name, why in _NO_WEIGHTS.items()}
     targets: Annotated[list[str], Field(min_length=1)] = ["attention"]
     """Layers or blocks that get skills: attention, mlp, all, or patterns of their names."""
     gate: bool = False
@@ -155,6 +163,7 @@ class KronABlock(_AnySkills):
     """One Kronecker product beside a block, and a learned share of the block's input."""
 
     kind: Literal["krona_block"]
+    lacks: ClassVar = _NO_WEIGHTS
     targets: Annotated[list[str], Field(min_length=1)] = ["mlp"]
     """Blocks that get skills: attention, mlp, all, or patterns of their names."""
     shape: Annotated[list[PositiveInt], Field(min_length=2, max_length=2)] | None = None
@@ -170,6 +179,14 @@ Activation = Literal["relu", "gelu", "gelu_new", "silu"]
 
 class _Bottleneck(_AnySkills):
     sized_by: ClassVar = "hidden_features"
+    lacks: ClassVar = {
+        **_NO_WEIGHTS,
+        "takes_signed_weights": (
+            "stacked",
+            "skills of a storey take its share of a row, and rows of that router may be negative; "
+            "use another router",
+        ),
+    }
     hidden_features: PositiveInt = 64
     """Width of the bottleneck."""
     activation: Activation = "relu"
@@ -198,6 +215,9 @@ class Compacter(_Bottleneck):
 
     sized_by: ClassVar = "rank"
     kind: Literal["compacter"]
+    lacks: ClassVar = {
+        "shards": ("shared", "what all layers share is in no block; set it to false")
+    }
     hidden_features: PositiveInt = 32
     """Width of the bottleneck."""
     activation: Activation = "gelu_new"
@@ -225,6 +245,11 @@ class Ladder(_AnySkills):
 
     sized_by: ClassVar = "side_features"
     kind: Literal["ladder"]
+    lacks: ClassVar = {
+        **_NO_WEIGHTS,
+        "compiles": "it takes the states between the blocks from hooks; set backbone.compile: "
+        "false, or take skills that change layers (lora, adapter …)",
+    }
     targets: Annotated[list[str], Field(min_length=1)] = ["stack"]
     """The stack whose output becomes logits: `stack`."""
     side_features: PositiveInt = 32
@@ -237,10 +262,17 @@ class HeadMask(_AnySkills):
     """Gates of heads of attention."""
 
     kind: Literal["head_mask"]
+    lacks: ClassVar = _NO_WEIGHTS
     hard: bool = True
     """Keep a head or switch it off; else weaken or strengthen it."""
     start: PositiveFloat = 1.0
     """Logit of a fresh gate: how far it is from shut."""
+
+
+_ONE_TEXT = (
+    "it stands in front of one text, and packing puts several behind one another; leave "
+    "data.packed_length out, or take skills that change layers (lora, ia3, adapter …)"
+)
 
 
 class Prefix(_AnySkills):
@@ -248,6 +280,7 @@ class Prefix(_AnySkills):
 
     sized_by: ClassVar = "length"
     kind: Literal["prefix"]
+    lacks: ClassVar = {**_NO_WEIGHTS, "packs": _ONE_TEXT}
     length: PositiveInt = 10
     """Keys of a prefix."""
     gated: bool = True
@@ -262,6 +295,12 @@ class Prompt(_AnySkills):
 
     sized_by: ClassVar = "length"
     kind: Literal["prompt"]
+    lacks: ClassVar = {
+        **_NO_WEIGHTS,
+        "packs": _ONE_TEXT,
+        "routes_tokens": "it adds positions that token routers do not expect; remove the section "
+        "moe, or take skills that change layers (lora, ia3, adapter …)",
+    }
     targets: Annotated[list[str], Field(min_length=1)] = ["input"]
     """Embeddings that get skills: input, those of the stack that reads the text."""
     length: PositiveInt = 20
@@ -275,6 +314,12 @@ class Intrinsic(_AnySkills):
 
     sized_by: ClassVar = "dimension"
     kind: Literal["intrinsic"]
+    lacks: ClassVar = {
+        "shards": (
+            "vector != layer",
+            "one block is put together at a time; set it to layer",
+        )
+    }
     dimension: PositiveInt = 1000
     """Numbers of a vector."""
     vector: Literal["said", "model", "layer"] = "said"
@@ -372,6 +417,10 @@ class Several(_Sizes):
 class NoSkills(Section):
     """No skills that tasks choose: tokens choose experts, see the section `moe`."""
 
+    lacks: ClassVar = {
+        "ablates": "there are no skills that tasks mix, only experts that tokens choose; give a "
+        "run whose section skills has a kind"
+    }
     kind: Literal["none"]
 
 
@@ -397,6 +446,14 @@ class Fusion(Section):
     """Attention by token over the frozen skills of an earlier run: a second stage of training."""
 
     kind: Literal["fusion"]
+    lacks: ClassVar = {
+        "starts": "it takes the skills of aggregation.source; leave run.start out",
+        **dict.fromkeys(
+            ("merges", "averages", "exports_lora", "exports_inventory", "ablates"),
+            "every token mixes skills by attention, and no weights of a task stand for that; give "
+            "the run whose skills it fuses",
+        ),
+    }
     source: str
     """Folder of the run whose skills are fused."""
     query: Literal["output", "input"] = "output"

@@ -9,9 +9,7 @@ References:
     EMNLP 2021, arXiv:2104.08835.
 """
 
-import csv
 import hashlib
-import io
 import re
 from collections.abc import Mapping
 from functools import cached_property
@@ -23,7 +21,7 @@ from mttl.gym.rows import ENDINGS, Row, RowFile, read_rows
 from mttl.gym.table import metric_of
 from mttl.metrics.metric_names import METRIC_NAMES
 from mttl.own_classes import METRICS
-from mttl.reading import check_name, read_text
+from mttl.reading import check_name, read_text, table_rows
 
 SPLITS = ("train", "dev", "test")
 
@@ -233,22 +231,13 @@ class Gym:
 
 def _read_table(path: Path) -> dict[str, dict[str, str]]:
     """Read TASKS.csv: task -> column -> value."""
-    reader = csv.DictReader(io.StringIO(read_text(path, TaskError), newline=""), strict=True)
-    try:
-        columns = reader.fieldnames or []
-        absent = [column for column in ("task", "metric") if column not in columns]
-        if absent:
-            raise TaskError(
-                f"'{path}' lacks the column {' and '.join(absent)}; its header is "
-                f"'{','.join(columns)}'."
-            )
-        table: dict[str, dict[str, str]] = {}
-        for row in reader:
-            task = (row["task"] or "").strip()
-            check_name(task, f"{path}, line {reader.line_num}: the task's name", TaskError)
-            if task in table:
-                raise TaskError(f"{path}, line {reader.line_num}: '{task}' is there twice.")
-            table[task] = {key: (row[key] or "").strip() for key in columns}
-    except csv.Error as error:
-        raise TaskError(f"{path}, line {reader.line_num}: {error}.") from error
+    text = read_text(path, TaskError)
+    table: dict[str, dict[str, str]] = {}
+    advice = "Correct the table"
+    for line, row in table_rows(text, str(path), TaskError, ("task", "metric"), advice=advice):
+        task = row["task"].strip()
+        check_name(task, f"{path}, line {line}: the task's name", TaskError)
+        if task in table:
+            raise TaskError(f"{path}, line {line}: '{task}' is there twice.")
+        table[task] = {key: value.strip() for key, value in row.items()}
     return table

@@ -12,6 +12,7 @@ malformed line is an error that names the file, the line and the reason.
 
 import hashlib
 import io
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ TSV, JSON_LINES = ".tsv", ".jsonl"
 ENDINGS = (TSV, JSON_LINES)
 _MARK = b"\xef\xbb\xbf"  # of byte order
 _PIECE = 1 << 20
+_BLANK = b" \r\n"
 _FORM = {
     TSV: "input<TAB>output",
     JSON_LINES: '{"input": "...", "outputs": ["..."]}',
@@ -52,7 +54,7 @@ class RowFile:
 
     Attributes:
         path: Where it is.
-        n_lines: Its lines.
+        n_lines: Its lines that are not blank.
         digest: SHA-256 of its content.
     """
 
@@ -95,8 +97,9 @@ def parse_rows(data: bytes, path: Path, max_rows: int | None = None) -> list[Row
     r"""Parse the bytes of one file.
 
     Lines end with ``\n``; ``\r\n`` and a byte order mark are accepted, and a lone ``\r`` inside a
-    line of TSV becomes a blank. White space around a text is dropped, in both formats: predictions
-    are stripped before they are scored, so a reference that kept its own could never be met.
+    line of TSV becomes a blank. Blank lines are skipped. White space around a text is dropped, in
+    both formats: predictions are stripped before they are scored, so a reference that kept its own
+    could never be met.
 
     Args:
         data: The content of the file.
@@ -122,21 +125,20 @@ def _opened(path: Path) -> BinaryIO:
 def _scan(file: BinaryIO, path: Path) -> _Lines:
     """Count the lines of a file and sum it up, piece by piece."""
     digest = hashlib.sha256()
-    ends, returns, blank, last = 0, False, True, b""
-    while piece := file.read(_PIECE):
+    count, returns, ends, mark = 0, False, False, _MARK
+    while piece := file.read(_PIECE) + file.readline(MOST_LINE):
         digest.update(piece)
-        last = piece[-1:]
-        ends += piece.count(b"\n")
-        returns = returns or b"\r" in piece
-        blank = blank and not piece.removeprefix(_MARK).strip()
-    if blank:
+        lines = piece.removeprefix(mark).split(b"\n")
+        count += sum(1 for line in lines if line.strip(_BLANK))
+        returns, ends, mark = returns or b"\r" in piece, ends or len(lines) > 1, b""
+    if not count:
         form = _FORM[path.suffix]
         raise TaskError(f"'{path}' is empty; it must hold at least one line '{form}'.")
     if returns and not ends:
         raise TaskError(
             f"'{path}' ends its lines with carriage returns alone; save it with '\\n' line ends."
         )
-    return _Lines(ends + (last != b"\n"), digest.hexdigest())
+    return _Lines(count, digest.hexdigest())
 
 
 def _rows(file: BinaryIO, path: Path, n_lines: int, max_rows: int | None) -> Iterator[Row]:
@@ -148,17 +150,20 @@ def _rows(file: BinaryIO, path: Path, n_lines: int, max_rows: int | None) -> Ite
     wanted = (place * n_lines // n_rows for place in range(n_rows))
     number = next(wanted)
     file.seek(0)
-    for n in range(n_lines):
+    n = 0
+    for line_number in itertools.count(1):
         line = file.readline(MOST_LINE + len(_MARK) + 1)
-        if n == 0:
-            line = line.removeprefix(_MARK)
-        line = line.removesuffix(b"\n")
-        place = f"{path}, line {n + 1}"
+        if not line:
+            return
+        line = line.removeprefix(_MARK if line_number == 1 else b"").removesuffix(b"\n")
+        place = f"{path}, line {line_number}"
         if len(line) > MOST_LINE:
             raise TaskError(f"{place}: more than {MOST_LINE:,} bytes; a line has at most so many.")
-        if n == number:
-            yield parse(_text_of(line, place), place)
-            number = next(wanted, -1)
+        if line.strip(_BLANK):
+            if n == number:
+                yield parse(_text_of(line, place), place)
+                number = next(wanted, -1)
+            n += 1
 
 
 def line_of(ending: str, source: str, outputs: Sequence[str]) -> str:

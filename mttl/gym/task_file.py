@@ -83,10 +83,13 @@ def parse_tasks(text: str, place: str, folder: Path | None = None) -> dict[str, 
     check_keys(shared, {**TASK_KEYS, "tasks": MAPPING}, place)
     tasks = {}
     for name, own in tree["tasks"].items():
+        if type(name) is int and re.search(rf"(?m)\b{name}\s*:", text):  # as it is written
+            name = str(name)
         where = f"{place}, task '{name}'"
         if not isinstance(name, str) or not _TASK_NAME.fullmatch(name):
             raise TaskError(
-                f"{where}: a name must be letters, digits, '_', '-' and '.', as it names files"
+                f"{where}: a name must be letters, digits, '_', '-' and '.', as it names files; "
+                "quote it if it looks like a number or a boolean"
             )
         check(own, MAPPING, where)
         keys = {**shared, **own}
@@ -108,7 +111,7 @@ def _task(name: str, keys: dict[str, Any], where: str, folder: Path) -> Task:
             "description": "",
             **keys,
             "name": name,
-            "labels": tuple(keys.get("labels", ())),
+            "labels": tuple(map(str.strip, keys.get("labels", ()))),
             "source": _source(keys["source"], f"{where}, source", folder),
             **({"k": None} if keys.get("k") == ALL else {}),
         }

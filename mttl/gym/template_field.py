@@ -1,5 +1,6 @@
 """One field of a template: ``{name|filter|...}``, read from many records at a time."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -58,7 +59,7 @@ def texts(column: Column) -> list[str]:
     kinds = set(map(type, column))
     if kinds <= {str}:
         return column
-    return list(map(str if kinds <= {str, int, float} else as_text, column))
+    return list(map(str if kinds <= {str, int} else as_text, column))
 
 
 def as_text(value: Any) -> str:
@@ -69,7 +70,7 @@ def as_text(value: Any) -> str:
     """
     if isinstance(value, str):
         return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return str(value)
     remedy = "; a list asks for 'references: all' in the output, or for a filter such as 'join'"
     if not isinstance(value, list):

@@ -14,6 +14,7 @@ from mttl.interchange.peft_folder import write_peft
 from mttl.library.library_folder import CARD, Member
 from mttl.library.low_rank_change import LowRank
 from mttl.library.member_card import BaseModel
+from mttl.merging.fold import require_plain
 from mttl.merging.low_rank_factors import mixture
 from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.weights.lora import LoRAInventory
@@ -37,11 +38,7 @@ def mixture_adapter(
             is given no rank, the rank is not positive, or a layer stands at several paths.
     """
     layers = model.skilled_layers()
-    if model.token_layers() or not layers:
-        raise CheckpointError(
-            "tokens choose the experts of this model, and no weights of a task stand for them: it "
-            "cannot be exported as LoRA. Answer with the run itself"
-        )
+    require_plain(model)
     _check_paths(model)
     try:
         parts = {

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from mttl.errors import CheckpointError
 from mttl.interchange.peft_folder import CONFIG, PeftFolder, by_layer
+from mttl.merging.fold import require_plain
 from mttl.routing.task.c_poly import CPolyRouter
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.routing.task.task_router import TaskRouter
@@ -63,6 +64,7 @@ def poly_checkpoint(
     Raises:
         CheckpointError: If the skills, their mixing, the router or a layer has no counterpart.
     """
+    require_plain(model)
     router, layers = model.router, model.skilled_layers()
     if "prompts" in router.seen:
         raise CheckpointError(f"{type(router).__name__} mixes skills by prompt, and Poly by task")

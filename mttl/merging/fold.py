@@ -72,16 +72,20 @@ def fold(model: SkilledModel, mixing: Float[Tensor, "G H K"]) -> FoldedBackbone:
         The backbone, and what is needed to undo it.
 
     Raises:
+        CheckpointError: If tokens choose experts.
         ValueError: If ``mixing`` does not fit the router, a kind of skill has no plain weights, or
-            a weight to be changed is shared with another layer. Nothing is changed then.
+            a weight to be changed is shared with another layer, or tokens choose experts. Nothing
+            is changed then.
     """
+    require_plain(model)
     router = model.router
     expected = (router.n_groups, router.n_heads, router.n_skills)
     if mixing.shape != expected:
         raise ValueError(f"mixing has shape {tuple(mixing.shape)}, the router makes it {expected}")
     skilled = model.skilled_layers()
-    if not skilled:
-        raise ValueError("the model is folded already; unfold it first")
+    if not skilled or model.token_layers():
+        told = "tokens choose the experts of this model, and no weights of a task stand for them"
+        raise ValueError(told if model.token_layers() else "it is folded already; unfold it first")
     _check_tied(model.backbone, skilled)
     plain = {layer: _plain(path, layer, mixing[layer.group]) for path, layer in skilled.items()}
     return _replace(model.backbone, plain)
@@ -111,6 +115,19 @@ def unfold(folded: FoldedBackbone) -> None:
     """Put the skilled layers back; the model is then as it was before `fold`."""
     for path, layer in folded.replaced.items():  # from the outside in, and back above
         _put(folded.backbone, path, layer)
+
+
+def require_plain(model: SkilledModel) -> None:
+    """Refuse a model that plain weights cannot stand for, whatever its skills.
+
+    Raises:
+        CheckpointError: If tokens choose experts.
+    """
+    if layers := model.token_layers():
+        raise CheckpointError(
+            f"tokens choose the experts of '{next(iter(layers))}', and no plain weights stand for "
+            "them. Answer with the run itself (pl_predict.py, scripts/serve.py)"
+        )
 
 
 def require_weights(path: str, layer: SkilledLayer) -> SkilledLinear:

@@ -16,9 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from mttl.build.model import assemble
 from mttl.build.saved_settings import read_found_settings
 from mttl.checkpoint import SavedInventory, read_inventory
+from mttl.config.capabilities import require_features
 from mttl.errors import CheckpointError, ConfigError, nearest
 from mttl.merging.differences import grouped
-from mttl.merging.fold import is_transposed, require_weights, task_mixing
+from mttl.merging.fold import is_transposed, require_plain, require_weights, task_mixing
 from mttl.merging.weights_folder import Weights
 from mttl.model_tensors import backbone_parameters, fingerprint, skill_tensors
 from mttl.skills.skilled_layer import SkilledLayer
@@ -44,15 +45,11 @@ class MixtureChange:
     def __init__(self, name: str, run: str | Path, task: str, base: Weights, folder: Path) -> None:
         self.name = name
         saved = read_inventory(run)
-        if saved.meta["settings"].get("aggregation", {}).get("kind", "mixture") != "mixture":
-            raise CheckpointError(
-                f"'{run}' chooses skills by attention for every token, which no weights can do; "
-                "give the run of its skills"
-            )
         if task not in saved.tasks:
             raise CheckpointError(f"'{run}' knows no task '{task}'.{nearest(task, saved.tasks)}")
-        backbone = _empty_backbone(folder)
         self.settings = settings = read_found_settings(saved)
+        require_features(settings, {"merges": f"merging '{run}'"})
+        backbone = _empty_backbone(folder)
         if settings.backbone.kind == "pretrained" and settings.backbone.quantize:
             raise CheckpointError(
                 f"'{run}' was trained on a backbone in fewer bits ({settings.backbone.quantize}), "
@@ -65,6 +62,7 @@ class MixtureChange:
             raise CheckpointError(f"'{run}' does not fit '{folder}': {error}") from error
         self._layers = model.skilled_layers()
         try:
+            require_plain(model)
             for path, layer in self._layers.items():
                 require_weights(path, layer)
         except ValueError as error:

@@ -146,6 +146,7 @@ def merged_asking(recipe: Recipe, parts: Parts) -> Asking | None:
         decoder_only=decoder_only,
         generation=generation,
         search=search_settings(first.generation, first.data.max_output_length),
+        dtype=getattr(first.backbone, "dtype", "float32"),
     )
 
 

@@ -21,17 +21,25 @@ def normalise(text: str) -> str:
     return " ".join(ARTICLES.sub(" ", bare).split())
 
 
+def normalise_some(text: str) -> str:
+    """Return the normalised text, with the articles or the punctuation that it consists of."""
+    bare = text.lower().translate(PUNCTUATION)
+    return normalise(text) or " ".join((bare.strip() or text.lower()).split())
+
+
 def same_ignoring_case(prediction: str, reference: str) -> float:
     """Return 1 where both are equal but for case, else 0."""
     return float(prediction.lower() == reference.lower())
 
 
-def exact_match(prediction: str, reference: str) -> float:
+def exact_match(
+    prediction: str, reference: str, normalise: Callable[[str], str] = normalise
+) -> float:
     """Return 1 where both are equal after normalisation, else 0."""
     return float(normalise(prediction) == normalise(reference))
 
 
-def word_f1(prediction: str, reference: str) -> float:
+def word_f1(prediction: str, reference: str, normalise: Callable[[str], str] = normalise) -> float:
     """Return the F1 of the normalised words, counted with repetition.
 
     It is 0 where no word is shared, also where both are empty.

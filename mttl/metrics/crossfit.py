@@ -8,6 +8,8 @@ result is NaN.
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
 
 import numpy as np
 import torch
@@ -17,8 +19,14 @@ from torchmetrics import Metric
 
 from mttl import own_classes
 from mttl.errors import nearest
-from mttl.metrics.answer_scores import best, exact_match, same_ignoring_case, word_f1
-from mttl.metrics.rouge_l import rouge_l
+from mttl.metrics.answer_scores import (
+    best,
+    exact_match,
+    normalise_some,
+    same_ignoring_case,
+    word_f1,
+)
+from mttl.metrics.rouge_l import rouge_l, rouge_l_or_same
 from mttl.metrics.text_metric import TextMetric, check_rows
 from mttl.own_classes import find_class, make
 
@@ -73,12 +81,8 @@ class MeanComparison(NumberMetric):
         return double(math.fsum(scores) / len(scores) if len(scores) else math.nan)
 
 
-class ClassificationF1(TextMetric):
-    """Macro F1 over the strings themselves; the first reference is the label.
-
-    A class is any string that stands among the labels or the predictions, so an answer that is no
-    label adds a class with F1 0.
-    """
+class LabelMetric(TextMetric):
+    """Base of the metrics that compare labels; the first reference is the label."""
 
     characters: list[Tensor]
     lengths: list[Tensor]
@@ -101,39 +105,58 @@ class ClassificationF1(TextMetric):
         lengths = torch.tensor([len(text) for text in texts], dtype=torch.int64)
         self.lengths.append(lengths.to(self.device))
 
-    def compute(self) -> Float64[Tensor, ""]:
-        """Return the unweighted mean of the classes' F1."""
+    def pairs(self) -> list[tuple[bytes, bytes]]:
+        """Return label and prediction of every row."""
         texts, start = [], 0
         data = self.rows("characters").cpu().numpy().tobytes()
         for length in self.rows("lengths").tolist():
             texts.append(data[start : start + length])
             start += length
-        labels, predictions = texts[0::2], texts[1::2]
-        hits = Counter(a for a, b in zip(labels, predictions, strict=True) if a == b)
-        scores = [2 * hits[name] / count for name, count in Counter(texts).items()]
+        return list(zip(texts[0::2], texts[1::2], strict=True))
+
+
+class ClassificationF1(LabelMetric):
+    """Macro F1 over the strings themselves.
+
+    A class is any string that stands among the labels or the predictions, so an answer that is no
+    label adds a class with F1 0.
+    """
+
+    def compute(self) -> Float64[Tensor, ""]:
+        """Return the unweighted mean of the classes' F1."""
+        pairs = self.pairs()
+        hits = Counter(label for label, answer in pairs if label == answer)
+        counts = Counter(chain.from_iterable(pairs))
+        scores = [2 * hits[name] / count for name, count in counts.items()]
         return double(math.fsum(scores) / len(scores) if scores else math.nan)
 
 
-class MatthewsCorrelation(NumberMetric):
-    """Matthews correlation of two classes: ``acceptable`` against everything else."""
+class MatthewsCorrelation(LabelMetric):
+    """Matthews correlation of labels and answers.
 
-    def __init__(self) -> None:
-        super().__init__(2)
+    Of two labels, one is compared with everything else: CoLA's ``acceptable``, of other labels the
+    first in alphabetical order, as options of a task are sorted. Of more labels, each is a class,
+    and so is an answer that is no label.
 
-    def numbers_of(self, prediction: str, accepted: Sequence[str]) -> tuple[float, ...]:
-        """Return whether the label, and whether the answer, is ``acceptable``."""
-        return float(accepted[0] == "acceptable"), float(prediction.strip() == "acceptable")
+    References:
+        Gorodkin, *Comparing two K-category assignments by a K-category correlation coefficient*,
+        Computational Biology and Chemistry 28, 2004; of two classes it is Matthews' coefficient.
+    """
 
     def compute(self) -> Float64[Tensor, ""]:
-        """Return the correlation; 0 where label or prediction is constant, as scikit-learn does."""
-        pairs = self.numbers("bits").astype(bool).tolist()
-        if not pairs:
-            return double(math.nan)
+        """Return the correlation; 0 where label or answer is constant, as scikit-learn does."""
+        pairs = self.pairs()
+        names = sorted({label for label, _ in pairs})
+        if len(names) < 3:
+            one = b"acceptable" if b"acceptable" in names else next(iter(names), b"")
+            pairs = [(b"%d" % (label == one), b"%d" % (answer == one)) for label, answer in pairs]
         # Whole numbers of any size: their products are exact.
-        n, both = len(pairs), sum(label and answer for label, answer in pairs)
-        labels, answers = (sum(column) for column in zip(*pairs, strict=True))
-        spread = labels * (n - labels) * answers * (n - answers)
-        return double((n * both - labels * answers) / math.sqrt(spread) if spread else 0.0)
+        n, hits = len(pairs), sum(label == answer for label, answer in pairs)
+        labels, answers = (Counter(pair[side] for pair in pairs) for side in (0, 1))
+        spread = math.prod(n * n - sum(c * c for c in side.values()) for side in (labels, answers))
+        together = sum(count * answers[name] for name, count in labels.items())
+        value = (n * hits - together) / math.sqrt(spread) if spread else 0.0
+        return double(value if n else math.nan)
 
 
 class PearsonCorrelation(NumberMetric):
@@ -167,13 +190,20 @@ METRICS: dict[str, Callable[[], Metric]] = {
     "Matthew-Correlation": MatthewsCorrelation,
     "Pearson-Correlation": PearsonCorrelation,
 }
+# As published, an answer of articles or punctuation alone equals every other one, or none.
+OF_OTHER_TASKS: dict[str, Callable[[], Metric]] = {
+    "EM": lambda: MeanComparison(partial(exact_match, normalise=normalise_some)),
+    "QA-F1": lambda: MeanComparison(partial(word_f1, normalise=normalise_some)),
+    "Rouge-L": lambda: MeanComparison(rouge_l_or_same),
+}
 
 
-def build_metric(name: str) -> Metric:
+def build_metric(name: str, *, published: bool = True) -> Metric:
     """Return a metric by the name that CrossFit gives it.
 
     Args:
         name: One of `METRICS`, or a class of one's own.
+        published: Score as CrossFit does; else answers that normalisation would empty count too.
 
     Raises:
         ValueError: If there is none of that name.
@@ -181,7 +211,7 @@ def build_metric(name: str) -> Metric:
     check_metric(name, ValueError)
     if name not in METRICS:
         return make(find_class(own_classes.METRICS, name), {}, {})
-    return METRICS[name]()
+    return (METRICS if published else {**METRICS, **OF_OTHER_TASKS})[name]()
 
 
 def check_metric(name: str, error: type[Exception], what: str = "metric") -> None:
@@ -225,10 +255,14 @@ def _bytes(text: bytes) -> UInt8[Tensor, "n"]:
 
 
 def score_answers(
-    name: str, predictions: Sequence[str], references: Sequence[Sequence[str]]
+    name: str,
+    predictions: Sequence[str],
+    references: Sequence[Sequence[str]],
+    *,
+    published: bool = True,
 ) -> float:
-    """Return the score of a list of answers."""
-    metric = build_metric(name)
+    """Return the score of a list of answers; `published` is that of `build_metric`."""
+    metric = build_metric(name, published=published)
     with own_classes.calling(metric):
         metric.update(predictions, references)
     return computed(metric)

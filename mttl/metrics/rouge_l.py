@@ -37,6 +37,11 @@ def rouge_l(prediction: str, reference: str) -> float:
     return 2.0 * ((precision * recall) / (precision + recall + SMALLEST_SUM))
 
 
+def rouge_l_or_same(prediction: str, reference: str) -> float:
+    """Return `rouge_l`, or 1 where it is 0 of two equal texts, such as ``!=``."""
+    return rouge_l(prediction, reference) or float(prediction == reference)
+
+
 def common_words(first: Sequence[str], second: Sequence[str]) -> set[str]:
     """Return the words of the longest common subsequence of two sentences.
 

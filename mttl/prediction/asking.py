@@ -26,6 +26,7 @@ class Asking:
         decoder_only: The kind of model.
         generation: How the model generates by itself.
         search: How answers are searched, as `mttl.models.generation.search_settings` says.
+        dtype: Of the weights as they answer.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -33,6 +34,7 @@ class Asking:
     decoder_only: bool
     generation: GenerationConfig
     search: Mapping[str, Any]
+    dtype: str
 
     @classmethod
     def of(cls, run: Predictor, tasks: Sequence[str]) -> "Asking":
@@ -44,6 +46,7 @@ class Asking:
             decoder_only=is_decoder_only(backbone),
             generation=backbone.generation_config,
             search=run.search,
+            dtype=str(backbone.dtype).removeprefix("torch."),
         )
 
     def write(
@@ -79,6 +82,7 @@ class Asking:
             about=about,
             tasks=tuple(self.forms),
             decoder_only=self.decoder_only,
+            dtype=self.dtype,
             template=template,
             scores=scores,
         ).write(folder)

@@ -29,6 +29,7 @@ class Card:
         about: What the weights are, in a sentence.
         tasks: That the weights answer, in the order of their ids.
         decoder_only: The kind of model.
+        dtype: Of the model's weights, as the run answers; a run needs none.
         template: How questions become ids; a run needs none.
         scores: Rows of ``results.csv``.
     """
@@ -39,6 +40,7 @@ class Card:
     about: str
     tasks: Sequence[str]
     decoder_only: bool
+    dtype: str = "auto"
     template: QuestionTemplate | None = None
     scores: Sequence[dict[str, str]] = field(default=())
 
@@ -78,13 +80,13 @@ class Card:
         peft = auto.replace("Auto", "AutoPeft", 1)
         place, first = _quoted(self.place), _quoted(f"{self.place}/{task}")
         others = [(_quoted(f"{self.place}/{name}"), _quoted(name)) for name in self.tasks[1:2]]
-        given = ["**inputs"]
+        given, dtype = ["**inputs"], f'dtype="{self.dtype}"'
         if self.kind == "model":
             lines = [
                 f"from transformers import {auto}, AutoTokenizer",
                 "",
                 f"tokenizer = AutoTokenizer.from_pretrained({place})",
-                f"model = {auto}.from_pretrained({place})",
+                f"model = {auto}.from_pretrained({place}, {dtype})",
             ]
         elif self.kind == "loras":
             lines = [
@@ -93,7 +95,7 @@ class Card:
                 "",
                 f"tokenizer = AutoTokenizer.from_pretrained({place})",
                 f"search = GenerationConfig.from_pretrained({place})",
-                f"model = {auto}.from_pretrained({_quoted(self.base)})",
+                f"model = {auto}.from_pretrained({_quoted(self.base)}, {dtype})",
                 f"model = PeftModel.from_pretrained(model, {first}, adapter_name={_quoted(task)})",
                 *(f"model.load_adapter({path}, adapter_name={name})" for path, name in others),
                 f"model.set_adapter({_quoted(task)})",
@@ -105,7 +107,7 @@ class Card:
                 "",
                 f"tokenizer = AutoTokenizer.from_pretrained({place})",
                 f"search = GenerationConfig.from_pretrained({place})",
-                f"model = {peft}.from_pretrained({place})",
+                f"model = {peft}.from_pretrained({place}, {dtype})",
             ]
         if self.kind != "model":
             given.append("generation_config=search")

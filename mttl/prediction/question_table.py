@@ -7,8 +7,9 @@
 | ``output`` | the right answer; in JSONL it may be a list of them |
 | ``choices`` | answers to choose from: a list in JSONL, joined by ``|`` elsewhere |
 
-Other columns are kept. Answers stand in the column ``prediction``, and the probabilities of a
-choice in ``probabilities``.
+Cells are read as in building a gym: TSV without quoting, numbers of JSON as text. Other columns are
+kept. Answers stand in the column ``prediction``, and the probabilities of a choice in
+``probabilities``. A row whose input is empty has no answer; ``unanswered`` says why.
 """
 
 import csv
@@ -18,10 +19,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from mttl.errors import TaskError
-from mttl.reading import parse_json, parse_table, shown
+from mttl.gym.filters import RecordError
+from mttl.gym.template_field import texts
+from mttl.reading import parse_json, shown, table_rows
 
 FORMATS = ("tsv", "csv", "jsonl")
-ANSWER, PROBABILITIES = "prediction", "probabilities"
+ANSWER, PROBABILITIES, UNANSWERED = "prediction", "probabilities", "unanswered"
+_LISTS = ("output", "choices")
 Rows = list[dict[str, Any]]
 
 
@@ -37,16 +41,15 @@ def parse_rows_of(text: str, kind: str, place: str) -> Rows:
         TaskError: If a row is malformed; the message names its line.
     """
     if kind == "jsonl":
-        lines = text.split("\n")
-        if not lines[-1]:
-            lines.pop()
         return [
             parse_json(line, f"{place}, line {number}", TaskError, dict)
-            for number, line in enumerate(lines, 1)
+            for number, line in enumerate(text.split("\n"), 1)
+            if line.strip()
         ]
     delimiter = "\t" if kind == "tsv" else ","
-    advice = "Mend the table, or give the questions as JSONL"
-    return list(parse_table(text, place, TaskError, delimiter=delimiter, advice=advice))
+    advice = "Correct the table (quotes are for CSV), or give the questions as JSONL"
+    rows = table_rows(text, place, TaskError, delimiter=delimiter, advice=advice)
+    return [row for _, row in rows]
 
 
 def guess_kind(text: str) -> str:
@@ -55,41 +58,51 @@ def guess_kind(text: str) -> str:
 
 
 def check_questions(rows: Rows, place: str) -> None:
-    """See that every row is a question.
+    """See that rows are questions; some may have no input.
 
     Raises:
-        TaskError: If there is none, or one has no text or a value of another type; the message
-            names it.
+        TaskError: If there is none, or one has a value of another type; the message names it.
     """
-    if not rows:
-        raise TaskError(f"{place}: there is no question. Give a row for each, below the header")
-    kinds = {"input": (str,), "task": (str,), "output": (str, list), "choices": (str, list)}
+    if rows and not any("input" in row for row in rows):
+        found = ", ".join(map(str, rows[0])) or "nothing"
+        raise TaskError(
+            f"{place}, row 1: there is no column 'input', only {shown(found)}. Tables need a "
+            "header with it"
+        )
     for number, row in enumerate(rows, 1):
-        if "input" not in row:
-            found = ", ".join(map(str, row)) or "nothing"
-            raise TaskError(
-                f"{place}, row {number}: there is no column 'input', only {shown(found)}. Tables "
-                "need a header with it"
-            )
-        for name, allowed in kinds.items():
-            value = row.get(name, "")
-            texts = value if isinstance(value, list) else [value]
-            if type(value) not in allowed or not all(isinstance(text, str) for text in texts):
-                raise TaskError(f"{place}, row {number}: {name} is {shown(value)}; it must be text")
-        if not row["input"].strip():
-            raise TaskError(f"{place}, row {number}: the input is empty; leave the row out")
+        for name in ("input", "task", "output", "choices"):
+            try:
+                _texts(row, name)
+            except RecordError as error:
+                told = f"{place}, row {number}: {name} is {shown(row[name])}"
+                raise TaskError(f"{told}; it must be text or a number") from error
+    if not any(text_of(row, "input") for row in rows):
+        raise TaskError(f"{place}: there is no question. Give a row for each, below the header")
+
+
+def _texts(row: dict[str, Any], column: str) -> list[str]:
+    """Return the texts of a cell, without blanks around them; none of null."""
+    value = row.get(column)
+    values = value if isinstance(value, list) and column in _LISTS else [value]
+    return list(map(str.strip, texts([each for each in values if each is not None])))
+
+
+def text_of(row: dict[str, Any], column: str) -> str:
+    """Return the text of a cell; empty where there is none."""
+    return "".join(_texts(row, column))
 
 
 def references_of(row: dict[str, Any]) -> list[str]:
     """Return the right answers of a question; none where they are not known."""
-    value = row.get("output", "")
-    return [text for text in (value if isinstance(value, list) else [value]) if text]
+    return list(filter(None, _texts(row, "output")))
 
 
 def choices_of(row: dict[str, Any]) -> list[str]:
     """Return the answers that a question names to choose from."""
-    value = row.get("choices", "")
-    return list(value) if isinstance(value, list) else [x for x in value.split("|") if x]
+    given = _texts(row, "choices")
+    if isinstance(row.get("choices"), list):
+        return given
+    return [choice for choice in "".join(given).split("|") if choice.strip()]
 
 
 def format_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str], kind: str) -> str:
@@ -98,24 +111,33 @@ def format_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str], kind: st
     Args:
         rows: The rows.
         columns: Of a table, in order.
-        kind: As for `parse_rows_of`.
+        kind: As for `parse_rows_of`. An answer that TSV cannot hold, or that begins with a
+            quotation mark, becomes a JSON string there.
     """
     if kind == "jsonl":
         return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    cells = [[_cell(row.get(column, ""), column, kind) for column in columns] for row in rows]
+    if kind == "tsv":
+        return "".join("\t".join(line) + "\n" for line in cells)
     text = io.StringIO(newline="")
-    writer = csv.writer(text, delimiter="\t" if kind == "tsv" else ",", lineterminator="\n")
-    for row in rows:
-        cells = [row.get(column, "") for column in columns]
-        writer.writerow(
-            [c if isinstance(c, str) else json.dumps(c, ensure_ascii=False) for c in cells]
-        )
+    csv.writer(text, lineterminator="\n").writerows(cells)
     return text.getvalue()
+
+
+def _cell(value: Any, column: str, kind: str) -> str:
+    if value is None:
+        return ""
+    quoted = kind == "tsv" and column == ANSWER and (value[:1] == '"' or set(value) & set("\t\r\n"))
+    return value if isinstance(value, str) and not quoted else json.dumps(value, ensure_ascii=False)
+
+
+def parse_answer(cell: Any, kind: str, place: str) -> Any:
+    """Return an answer that `format_rows` has written."""
+    quoted = kind == "tsv" and cell[:1] == '"'
+    return parse_json(cell, place, TaskError) if quoted else cell
 
 
 def format_header(columns: Sequence[str], kind: str) -> str:
     """Return the header of a table; JSONL has none."""
-    return (
-        ""
-        if kind == "jsonl"
-        else format_rows([dict(zip(columns, columns, strict=True))], columns, kind)
-    )
+    header = {column: column for column in columns}
+    return "" if kind == "jsonl" else format_rows([header], columns, kind)

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -375,6 +376,12 @@ def make_application(
         return JSONResponse(refusal.body, refusal.status)
 
     return application
+
+
+def allow_origins(origins: Sequence[str], application: FastAPI) -> None:
+    """Let pages of other origins ask; browsers then get an answer to their preflight requests."""
+    allowed = {"allow_origins": origins, "allow_methods": ["*"], "allow_headers": ["*"]}
+    application.add_middleware(CORSMiddleware, **allowed, expose_headers=[TRUNCATED])
 
 
 async def _disconnected(request: Request) -> None:

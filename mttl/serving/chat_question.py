@@ -20,8 +20,8 @@ def chat_question(messages: Sequence[Message], form: PromptForm, task: str) -> s
             than that of training.
     """
     system = form.opening(task).system
-    if messages[0].role in ("system", "developer") and messages[0].text.strip() == system:
-        messages = messages[1:]  # stands there anyway
+    if messages[0].role in ("system", "developer") and messages[0].text.strip() in ("", system):
+        messages = messages[1:]  # empty, or stands there anyway
     roles = [message.role for message in messages]
     if roles != ["user"]:
         found = f"the messages are of {', '.join(roles)}" if roles else "no message is of the user"

@@ -4,8 +4,8 @@ What is not supported is refused, unless its value asks for nothing: many client
 of all parameters.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -22,22 +22,38 @@ from mttl.reading import shown
 from mttl.serving.refusals import Refusal
 
 MOST_ANSWERS = 128  # of one request
-# Parameters that are not supported, with the value that changes nothing.
-NEUTRAL: dict[str, Any] = {
-    "best_of": 1,
-    "echo": False,
-    "frequency_penalty": 0,
-    "logit_bias": {},
-    "metadata": {},
-    "modalities": ["text"],
-    "parallel_tool_calls": True,
-    "presence_penalty": 0,
-    "response_format": {"type": "text"},
-    "service_tier": "auto",
-    "store": False,
-    "suffix": "",
-    "tool_choice": "none",
-    "tools": [],
+
+
+def _anything(value: Any) -> bool:
+    return True
+
+
+# Parameters that are not supported, with what says of a value whether it changes nothing.
+NEUTRAL: dict[str, Callable[[Any], bool]] = {
+    "best_of": (1,).__contains__,
+    "echo": (False,).__contains__,
+    "frequency_penalty": (0,).__contains__,
+    "function_call": ("none", "auto").__contains__,
+    "functions": ([],).__contains__,
+    "logit_bias": lambda value: isinstance(value, dict) and not any(value.values()),
+    "metadata": _anything,
+    "modalities": (["text"],).__contains__,
+    "parallel_tool_calls": (True, False).__contains__,
+    "prediction": _anything,  # like caches, it saves time alone
+    "presence_penalty": (0,).__contains__,
+    "prompt_cache_key": _anything,
+    "prompt_cache_options": _anything,
+    "prompt_cache_retention": _anything,
+    "reasoning_effort": ("none",).__contains__,
+    "response_format": ({"type": "text"},).__contains__,
+    "safety_identifier": _anything,
+    "service_tier": ("auto", "default").__contains__,
+    "store": (False,).__contains__,
+    "suffix": ("",).__contains__,
+    "tool_choice": ("none", "auto").__contains__,
+    "tools": ([],).__contains__,
+    "user": _anything,
+    "verbosity": ("medium",).__contains__,
 }
 
 
@@ -53,32 +69,29 @@ class Part(BaseModel):
     """A part of a request; values that ask for nothing are left out."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    neutral: ClassVar[Mapping[str, Callable[[Any], bool]]] = {}
 
     @model_validator(mode="before")
     @classmethod
     def _without_defaults(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        neutral = cls.neutral()
         return {
             name: value
             for name, value in values.items()
-            if value is not None and (name not in neutral or value != neutral[name])
+            if value is not None and not (name in cls.neutral and cls.neutral[name](value))
         }
-
-    @classmethod
-    def neutral(cls) -> Mapping[str, Any]:
-        """Return what is not supported, with the value that asks for nothing."""
-        return {}
 
 
 class StreamOptions(Part):
     """What a stream holds besides answers."""
 
+    neutral = {"include_obfuscation": (False,).__contains__}
     include_usage: bool = False
 
 
 class _Request(Part):
+    neutral = NEUTRAL
     model: Text
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -88,11 +101,6 @@ class _Request(Part):
     max_tokens: PositiveInt | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-
-    @classmethod
-    def neutral(cls) -> Mapping[str, Any]:
-        """Return what is not supported, with the value that asks for nothing."""
-        return NEUTRAL
 
 
 class CompletionRequest(_Request):
@@ -110,6 +118,7 @@ class CompletionRequest(_Request):
 class TextPart(Part):
     """A part of a message."""
 
+    neutral = {"prompt_cache_breakpoint": _anything}
     type: Literal["text"]
     text: str
 
@@ -117,6 +126,7 @@ class TextPart(Part):
 class Message(Part):
     """A message of a chat."""
 
+    neutral = {"name": _anything}
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
 
@@ -173,11 +183,11 @@ def parse_request(kind: type[Kind], values: dict[str, Any]) -> Kind:
             param="stream_options",
         )
     if isinstance(request, ChatRequest):
-        if request.max_tokens is not None and request.max_completion_tokens is not None:
+        if request.max_tokens not in (None, request.max_completion_tokens or request.max_tokens):
             raise Refusal(
                 400, "max_completion_tokens is another name of max_tokens: give one of them"
             )
-        if request.top_logprobs is not None and not request.logprobs:
+        if request.top_logprobs and not request.logprobs:
             raise Refusal(
                 400, "top_logprobs needs logprobs: set it, or leave both out", param="top_logprobs"
             )

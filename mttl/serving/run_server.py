@@ -14,7 +14,7 @@ from mttl.build.load_tasks import load_tasks
 from mttl.command import make_console
 from mttl.errors import ConfigError
 from mttl.prediction.predictor import Predictor
-from mttl.serving.application import Limits, Service, make_application
+from mttl.serving.application import Limits, Service, allow_origins, make_application
 from mttl.serving.join_rows import join_rows
 from mttl.serving.measures import Measures
 from mttl.serving.request_queue import RequestQueue
@@ -39,6 +39,7 @@ def serve(
     most_waiting: int,
     most_tokens: int,
     truncate: bool,
+    cors: Sequence[str] = (),
 ) -> None:
     """Serve until Ctrl-C or SIGTERM; what was accepted is answered first.
 
@@ -55,6 +56,7 @@ def serve(
         most_waiting: The most answers that wait.
         most_tokens: Of an answer that a request asks for.
         truncate: Cut questions that are too long as in training; else they are refused.
+        cors: Origins whose pages may ask; ``*`` allows all.
 
     Raises:
         ConfigError: If nothing can be served, or not there.
@@ -77,6 +79,7 @@ def serve(
             batch_size=batch_size,
             wait=wait,
             most_waiting=most_waiting,
+            add_routes=lambda _, application: allow_origins(cors, application) if cors else None,
         )
 
 

@@ -40,8 +40,10 @@ class ServedTask:
         Raises:
             Refusal: If a question is empty, or too long and not to be cut.
         """
-        if not all(question.strip() for question in questions):
-            raise Refusal(400, "a question is empty; every one must hold text")
+        empty = [str(place) for place, text in enumerate(questions) if not text.strip()]
+        if empty:
+            places = f"number {', '.join(empty)} of {len(questions)}, counted from 0"
+            raise Refusal(400, f"a question is empty ({places}); every one must hold text")
         texts = [self.form.text(self.name, question) for question in questions]
         lost: list[int] = []
         openings = [self.form.opening(self.name)] * len(texts)

@@ -24,6 +24,7 @@ from mttl.adaptation.result_lines import ResultLines
 from mttl.analysis.stability import align_groups
 from mttl.build.model import Built, load_run
 from mttl.command import make_console
+from mttl.config.capabilities import require_features
 from mttl.config.load import load_any_config
 from mttl.config.own_parts import LEAVE
 from mttl.config.schema import Config
@@ -35,6 +36,7 @@ from mttl.data.row_columns import lengths_of, numbers_of, pick
 from mttl.errors import CheckpointError, ConfigError
 from mttl.files import write_text
 from mttl.gpus import device_of
+from mttl.gym.md5_sums import published_sums
 from mttl.inventory_files import inventory_digest
 from mttl.metrics.crossfit import score_answers
 from mttl.models.backbone import is_decoder_only
@@ -133,7 +135,7 @@ def ablate(
         ConfigError: If the folder holds results of other settings, or of another inventory.
     """
     built, config = load_run(run, backbone=backbone), _settings_of(run)
-    _check(built, config, run)
+    require_features(config, {"ablates": "ablate"})
     rows = config.data.max_eval_rows if n_rows is None else n_rows
     data = config.data.model_copy(update={"max_eval_rows": rows, "cache_dir": None})
     assert built.folder is not None
@@ -240,7 +242,9 @@ class _Study:
 
     def _score(self, task: int, rows: Sequence[Prediction]) -> float | None:
         texts, references = zip(*((row.prediction, row.references) for row in rows), strict=True)
-        score = score_answers(self.module.metric_names[task], texts, references)
+        published = self.module.tasks[task] in published_sums()
+        metric = self.module.metric_names[task]
+        score = score_answers(metric, texts, references, published=published)
         return score if math.isfinite(score) else None
 
     def _batches(self, tasks: Sequence[int]) -> Iterator[dict[str, Any]]:
@@ -332,19 +336,6 @@ def _settings_of(run: Path) -> Config:
             "rows are: give the folder of such a run"
         )
     return config
-
-
-def _check(built: Built, config: Config, run: Path) -> None:
-    if config.aggregation.kind == "fusion":
-        raise CheckpointError(
-            f"in '{run}' every token mixes skills by attention (aggregation.kind: fusion), and no "
-            "row of a router says which: give the run whose skills it fuses"
-        )
-    if not built.model.skilled_layers():
-        raise CheckpointError(
-            f"'{run}' has no skills that tasks mix, only experts that tokens choose: give a run "
-            "whose section skills has a kind"
-        )
 
 
 def _keep(path: Path, ours: dict[str, Any], begun: bool) -> None:

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,19 +18,23 @@ from mttl.build.model import Built
 from mttl.command import make_console
 from mttl.errors import ConfigError, MttlError, TaskError, nearest
 from mttl.files import locked, write_text
+from mttl.gym.md5_sums import published_sums
 from mttl.metrics.crossfit import check_metric, score_answers
 from mttl.prediction.question_table import (
     ANSWER,
     FORMATS,
     PROBABILITIES,
+    UNANSWERED,
     Rows,
     check_questions,
     choices_of,
     format_header,
     format_rows,
     guess_kind,
+    parse_answer,
     parse_rows_of,
     references_of,
+    text_of,
 )
 from mttl.progress_bar import counting_bar
 from mttl.ranking.choices import check_choices
@@ -102,14 +106,17 @@ def answer_table(
     check_questions(rows, place)
     models, metrics = load_tasks(source, adapted, backbone)
     names = _tasks_of(rows, task, models, place)
+    n_empty = names.count("")
+    if n_empty:  # what an earlier start said
+        rows = [{name: row[name] for name in row if name != UNANSWERED} for row in rows]
     options = [choices_of(row) or list(wanted.choices) for row in rows]
     chooses = any(options)
     if wanted.per_token and not chooses:
         raise ConfigError("--per-token compares choices: give --choices, or a column 'choices'")
-    _check_choices(options, wanted, place, [models[name] for name in names])
+    _check_choices(options, wanted, place, [models.get(name) for name in names])
     if metric is not None:
         metrics = dict.fromkeys(models, metric)
-    new = [ANSWER, *([PROBABILITIES] if chooses else [])]
+    new = [ANSWER, *[PROBABILITIES] * chooses, *[UNANSWERED] * bool(n_empty)]
     columns = [*(name for name in rows[0] if name not in new), *new]
     size = wanted.batch_size * CHUNK
     with ExitStack() as block:
@@ -135,8 +142,10 @@ def answer_table(
                 os.fsync(file.fileno())
             done += found
             progress.update(bar, completed=len(done))
-    answers = [str(row[ANSWER]) for row in done]
-    _report(rows, names, answers, metrics, chooses)
+    _report(rows, names, [row[ANSWER] for row in done], metrics, chooses)
+    if n_empty:
+        told = f"{n_empty:,} of {len(rows):,} questions have no answer: their inputs are empty"
+        make_console(stderr=True).print(told)
 
 
 def _answer(
@@ -150,11 +159,14 @@ def _answer(
     found = [dict(row) for row in rows]
     groups: dict[tuple[int, bool], list[int]] = {}
     for place, name in enumerate(names):
+        if not name:
+            found[place] |= {ANSWER: None, UNANSWERED: "the input is empty"}
+            continue
         groups.setdefault((id(models[name]), bool(options[place])), []).append(place)
     for (_, chooses), places in groups.items():
         model = models[names[places[0]]]
         tasks, texts = (
-            [values[p] for p in places] for values in (names, [r["input"] for r in rows])
+            [values[p] for p in places] for values in (names, [text_of(r, "input") for r in rows])
         )
         if chooses:
             given = [options[p] for p in places]
@@ -172,15 +184,18 @@ def _answer(
 
 
 def _tasks_of(rows: Rows, task: str | None, models: Mapping[str, Built], place: str) -> list[str]:
+    """Return the task of every row; an empty name where there is no question."""
     only = next(iter(models)) if len(models) == 1 else None
-    names = [row.get("task") or task or only for row in rows]
+    names = [
+        (text_of(row, "task") or task or only) if text_of(row, "input") else "" for row in rows
+    ]
     for number, name in enumerate(names, 1):
         if name is None:
             raise TaskError(
                 f"{place}, row {number}: nothing says which task it is of. Add a column 'task', or "
                 "give --task NAME"
             )
-        if name not in models:
+        if name and name not in models:
             raise TaskError(
                 f"{place}, row {number}: there is no task '{name}'.{nearest(name, models)} "
                 "--adapted DIR adds one that was kept"
@@ -189,17 +204,18 @@ def _tasks_of(rows: Rows, task: str | None, models: Mapping[str, Built], place: 
 
 
 def _check_choices(
-    options: Sequence[Sequence[str]], wanted: Wanted, place: str, models: Sequence[Built]
+    options: Sequence[Sequence[str]], wanted: Wanted, place: str, models: Sequence[Built | None]
 ) -> None:
-    if wanted.search and all(options) and options:
+    if wanted.search and all(
+        given or not model for given, model in zip(options, models, strict=True)
+    ):
         raise ConfigError(
             "nothing is generated where answers are chosen: leave out --beams, --temperature, "
             "--top-p and --max-tokens, or the choices"
         )
     checked = set()
     for number, (given, model) in enumerate(zip(options, models, strict=True), 1):
-        kind = (id(model), *given)
-        if given and kind not in checked:
+        if model and given and (kind := (id(model), *given)) not in checked:
             where = f"{place}, row {number}"
             model.choice_ids(check_choices(given, where), where)
             checked.add(kind)
@@ -226,12 +242,13 @@ def _finished(path: Path, rows: Rows, columns: Sequence[str], kind: str, size: i
         if not (first.startswith(rest) or rest.startswith(first)):
             raise TaskError(f"'{path}' does not begin with the first question. {advice}")
     for number, (old, row) in enumerate(zip(kept, rows, strict=False), 1):
-        asked = [name for name in row if name not in (ANSWER, PROBABILITIES)]
+        asked = [name for name in row if name not in (ANSWER, PROBABILITIES, UNANSWERED)]
         other = any(_cell(old.get(name)) != _cell(row[name]) for name in asked)
         if other or ANSWER not in old:
             raise TaskError(
                 f"'{path}', row {number} is no answer to row {number} of the questions. {advice}"
             )
+        old[ANSWER] = parse_answer(old[ANSWER], kind, f"{path}, row {number}")
     if len(done) > len(rows):
         raise TaskError(f"'{path}' holds {len(done)} answers to {len(rows)} questions. {advice}")
     if unfinished:  # parts are answered whole
@@ -246,10 +263,11 @@ def _whole_lines(text: str, place: str) -> Rows:
 
 def _whole_rows(text: str, kind: str, place: str) -> Rows:
     """Return a table's rows; where it is cut within a cell, those before that row."""
-    try:
-        return parse_rows_of(text, kind, place) if text else []
-    except TaskError:
-        return _before_the_cut(text, kind, place)
+    lines = text.split("\n")
+    for end in range(len(lines), 0, -1):
+        with suppress(TaskError):
+            return parse_rows_of("\n".join(lines[:end]), kind, place)
+    return []
 
 
 def _begun(row: dict[str, Any], columns: Sequence[str], kind: str) -> str:
@@ -258,16 +276,6 @@ def _begun(row: dict[str, Any], columns: Sequence[str], kind: str) -> str:
     known = known[: known.index(ANSWER)] if ANSWER in known else known
     line = format_rows([{name: row.get(name, "") for name in known}], known, kind)
     return line.removesuffix("\n").removesuffix("}" if kind == "jsonl" else "")
-
-
-def _before_the_cut(text: str, kind: str, place: str) -> Rows:
-    lines = text.split("\n")
-    for end in range(len(lines) - 1, 0, -1):
-        try:
-            return parse_rows_of("\n".join(lines[:end]) + "\n", kind, place)
-        except TaskError:
-            continue
-    return []
 
 
 def _cell(value: Any) -> Any:
@@ -313,13 +321,13 @@ def _report(
     console = make_console(stderr=True)
     table = Table("task", "metric", "score (per cent)", "answers", title_justify="left")
     matrices = []
-    for task in dict.fromkeys(names):
+    for task in dict.fromkeys(filter(None, names)):
         places = [p for p, name in enumerate(names) if name == task and references[p]]
         if not places:
             continue
         metric = metrics.get(task, "EM")
         right, found = [references[p] for p in places], [answers[p] for p in places]
-        value = score_answers(metric, found, right)
+        value = score_answers(metric, found, right, published=task in published_sums())
         table.add_row(escape(task), metric, f"{100 * value:.1f}", str(len(places)))
         labels = list(dict.fromkeys([each[0] for each in right] + found))
         if chooses and len(labels) <= MOST_LABELS:

@@ -16,6 +16,7 @@ from mttl.config.own_parts import OwnPart
 from mttl.config.schema import Generation
 from mttl.data.prompt_form import PromptForm
 from mttl.errors import ConfigError, TrainingError
+from mttl.gym.md5_sums import published_sums
 from mttl.metrics.crossfit import build_metric, computed
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import generate_texts, search_settings
@@ -90,7 +91,10 @@ class TextToTextModule(SharesExperts):
         self.ranker: Ranker | None = None
         self.option_training: OptionTraining | None = None
         # Lists by task id: names of tasks may hold characters that module names may not.
-        self.scores = nn.ModuleList(build_metric(metric) for metric in metrics.values())
+        self.scores = nn.ModuleList(
+            build_metric(metric, published=task in published_sums())
+            for task, metric in metrics.items()
+        )
         # Sum and count of the validation losses of each task.
         self.loss_totals = torch.zeros(2, len(metrics))
         self.answers: list[Prediction] = []

@@ -104,31 +104,31 @@ NONSENSE: list[tuple[str, list[str], str]] = [
         "router.kind 'none' needs skills.kind: none",
     ),
     (TOP2, ["router={kind: polytropon}"], "router.kind 'polytropon' has no skills to route"),
-    (TOP2, ["moe.task_prior=logits"], "'logits' needs a router that tells tasks apart, not 'none'"),
+    (TOP2, ["moe.task_prior=logits"], "does not work with router.kind 'none': it does not tell"),
     (
         TOP2,
         ["moe.task_prior=logits", "router={kind: polytropon}", "router.straight_through=true"],
-        "straight_through may leave a task none; set router.straight_through: false",
+        r"router.straight_through \(True\): it may leave a task no expert; set it to false",
     ),
     (
         TOP2,
         ["moe.task_prior=logits", "router={kind: categorical}"],
-        "would leave a task the one expert that router 'categorical' chose for it",
+        r"router.straight_through \(True\): it chooses one expert for a task",
     ),
     (
         TOP2,
         ["moe.task_prior=logits", "router={kind: score_function}"],
-        "would leave a task the one expert that router 'score_function' chose for it",
+        "router.kind 'score_function': it chooses one expert for a task",
     ),
     (
         TOP2,
         ["moe.task_prior=logits", "router={kind: c_poly}"],
-        "which are of no task, and router 'c_poly' gives tasks skills of their own",
+        "router.kind 'c_poly': it gives tasks skills of their own, and experts are of no task",
     ),
     (
         TOP2,
         ["moe.task_prior=logits", "router={kind: random}"],
-        "needs a router that tells tasks apart, not 'random'",
+        "does not work with router.kind 'random': it does not tell tasks apart",
     ),
     (TOP2, ["moe.router.top_k=9"], r"router.top_k \(9\) must not exceed n_experts \(8\)"),
     (TOP2, ["moe.router.top_k=1"], "normalise with top_k 1 makes every gate 1"),
@@ -176,7 +176,7 @@ NONSENSE: list[tuple[str, list[str], str]] = [
     (
         "crossfit.yaml+backbone/tiny_t5.yaml+router/token_prior.yaml",
         ["router={kind: hyperformer}"],
-        "rows of the hyperformer router may be negative",
+        "router.kind 'hyperformer' does not work with .* rows of that router may be negative",
     ),
     (
         "crossfit.yaml+backbone/tiny_t5.yaml+router/token_hybrid.yaml",
@@ -186,7 +186,7 @@ NONSENSE: list[tuple[str, list[str], str]] = [
     (
         "crossfit.yaml+backbone/tiny_t5.yaml+router/token_hybrid.yaml",
         ["moe.task_prior=logits", "skills.n_heads=2"],
-        r"skills.n_heads \(2\) must be 1 with moe.task_prior",
+        r"skills.n_heads \(2\) does not work with moe.task_prior \(logits\): it takes whole rows",
     ),
 ]
 

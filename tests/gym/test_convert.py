@@ -3,6 +3,7 @@ import gzip
 import hashlib
 import itertools
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -37,6 +38,13 @@ RECORDS = [{"x": f"word\n{n}", "y": n % 2} for n in range(2500)]
 def test_lines_keep_the_order_over_many_records():
     expected = [(f"say word {n}", "yes" if n % 2 else "no") for n in range(2500)]
     assert list(convert(task(), "train", RECORDS)) == expected
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, None, True])
+def test_a_value_that_is_no_number_is_refused(number):
+    """Also where it comes from the hub rather than from JSON."""
+    with pytest.raises(TaskError, match=r"row 2: the field 'y' is .* must be a text or a number"):
+        list(convert(task(output="{y}"), "train", [{"x": "a", "y": 1.5}, {"x": "a", "y": number}]))
 
 
 def test_nothing_is_written_of_nothing():
@@ -102,7 +110,7 @@ def test_rows_are_counted_before_some_are_left_out():
 def test_rows_are_counted_before_they_are_prepared():
     prepared = task(prepare="named_mask", input="{sentence}")
     records = [{"sentence": "<mask>", "y": 1}, {"sentence": "a", "y": 2}]
-    with pytest.raises(TaskError, match="row 2: the field 'y' is 2"):
+    with pytest.raises(TaskError, match=r"row 2: the field 'y' is 2"):
         list(convert(prepared, "train", records))
 
 

@@ -23,11 +23,13 @@ def test_several_outputs_are_kept_in_order():
         b"a\tb\r\nc\td\r\n",
         b"\xef\xbb\xbfa\tb\nc\td\n",
         b" a\tb \nc \t d\n",
+        b"\xef\xbb\xbf\n \na\tb\n\r\nc\td\n\n",
     ],
-    ids=["plain", "no last line end", "windows", "byte order mark", "outer blanks"],
+    ids=["plain", "no last line end", "windows", "byte order mark", "outer blanks", "blank lines"],
 )
 def test_variants_of_the_same_file_read_alike(data):
     assert parse_rows(data, PATH) == [Row("a", ("b",)), Row("c", ("d",))]
+    assert [row.input for row in parse_rows(data, PATH, max_rows=1)] == ["a"]
 
 
 def test_a_carriage_return_inside_a_line_does_not_end_it():
@@ -60,8 +62,8 @@ def test_max_rows_reads_rows_from_all_over_the_file():
             b"a\tb\nno answer\n",
             "train.tsv, line 2: no tab between input and output, got 'no answer'",
         ),
-        (b"a\tb\n\n", "line 2: no tab"),
-        (b"a\tb\n\tc\n", r"line 2: the input is empty"),
+        (b"a\tb\n\nc\n", "line 3: no tab"),
+        (b"a\tb\n \r\n\tc\n", r"line 3: the input is empty"),
         (b"a\t\n", "line 1: the output is empty"),
         (b"a\tb\t \tc\n", "line 1: output 2 of 3 is empty"),
         (b"a\tb\nc\td\xff\n", r"line 2: byte 4 \(0xff\) is not valid UTF-8"),
@@ -90,7 +92,7 @@ def test_a_row_of_json_lines_holds_tabs_and_line_breaks():
     ("line", "message"),
     [
         ("", r"is empty; it must hold at least one line '\{\"input"),
-        ("a\tb", r"line 1, line 1, column 1: not valid JSON"),
+        ("a\tb", r"line 1, column 1: not valid JSON"),
         ('["a"]', r'line 1: \["a"\] is no row; it must read \{"input": "..."'),
         ('{"input": "a"}', "is no row"),
         ('{"input": "a", "outputs": []}', "is no row"),

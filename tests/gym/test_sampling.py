@@ -38,6 +38,13 @@ def lines(n, labels=LABELS, weights=None):
     return [(f"text {i}", label) for i, label in enumerate(draws)]
 
 
+@pytest.mark.parametrize(("name", "n_train"), [("colours", 4), ("boolq", 8)])
+def test_blanks_around_labels_make_no_classes_of_own_tasks(name, n_train):
+    train = [(f"text {n}", label) for n in range(9) for label in ("no", " no", "yes", "yes\n")]
+    found = draw(make_task(name, output="{x}", labels=()), train, [("a", "no")], 100)
+    assert len(found["train"]) == n_train
+
+
 @pytest.mark.parametrize("sample", SAMPLES)
 @pytest.mark.parametrize("n", [20, 40, 1000])
 def test_classification(sample, n):

@@ -35,6 +35,10 @@ def test_defaults():
     )
 
 
+def test_a_task_may_be_called_a_number():
+    assert list(parse_tasks(ONE.replace("mine:", "123:"), "f")) == ["123"]
+
+
 def test_every_key():
     text = """
     source: {path: hub, revision: v1, test: valid, mirrors: [other]}
@@ -128,7 +132,8 @@ def test_holdout(holdout, expected):
         ("{text}", "{text|stirp}", "f, task 'mine': the template '{text|stirp}' names the filter"),
         ("    labels: [bad, good]\n", "", "needs the task to have labels"),
         ("mine:\n", "my/task:\n", "task 'my/task': a name must be letters"),
-        ("mine:\n", "1:\n", "task '1': a name must be letters"),
+        ("mine:\n", "01:\n", "task '1': a name must be letters"),
+        ("mine:\n", "1.5:\n", "task '1.5': a name must be letters"),
         ("hub/mine", "hub, test: b, holdout: {}", "'holdout' cuts train where there is no 'test'"),
         ("hub/mine", "hub, holdout: {pool: 1.5}", "holdout: pool is 1.5; it must be a number of l"),
         ("hub/mine", "hub, holdout: {test_end: -1}", "holdout: test_end is -1; it must be"),

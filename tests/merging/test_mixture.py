@@ -118,7 +118,7 @@ def test_what_does_not_fit_is_refused(frozen: Path, base: Path, tmp_path: Path) 
     shutil.copytree(frozen, tmp_path / "fused")
     meta = tmp_path / "fused" / "skills" / "meta.json"
     content = json.loads(meta.read_text())
-    content["settings"]["aggregation"] = {"kind": "fusion"}
+    content["settings"]["aggregation"] = {"kind": "fusion", "source": "runs/x"}
     meta.write_text(json.dumps(content))
     note_again(meta.parent)
     for start, run, task, message in (
@@ -127,7 +127,7 @@ def test_what_does_not_fit_is_refused(frozen: Path, base: Path, tmp_path: Path) 
         (tmp_path / "bare", frozen, TASK, "describes no language model"),
         (tmp_path / "wrong", frozen, TASK, "does not hold the weights that its config.json asks"),
         (base, tmp_path, TASK, "holds no trained inventory"),
-        (base, tmp_path / "fused", TASK, "chooses skills by attention"),
+        (base, tmp_path / "fused", TASK, "does not work with aggregation.kind 'fusion'"),
     ):
         with pytest.raises(CheckpointError, match=message):
             merge_models(recipe(start, run, task=task), tmp_path / "out")
@@ -136,7 +136,7 @@ def test_what_does_not_fit_is_refused(frozen: Path, base: Path, tmp_path: Path) 
 
 def test_skills_that_are_no_weights_are_refused(base: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path, pretrained(base), {"kind": "adapter", "targets": ["mlp"]})
-    message = "cannot be folded: they act on a T5DenseActDense, and no change of a weight does what"
+    message = "does not work with skills.kind 'adapter': it does more than change a weight"
     with pytest.raises(CheckpointError, match=message):
         merge_models(recipe(base, run), tmp_path / "out")
 

@@ -50,20 +50,25 @@ def test_classification_f1_reads_the_first_reference_only():
     assert score_answers("Classification-F1", ["b"], [["a", "b"]]) == 0
 
 
-acceptability = st.lists(
-    st.tuples(*[st.sampled_from(["acceptable", "unacceptable", "?"])] * 2), min_size=1, max_size=20
-)
+@st.composite
+def labelled(draw):
+    names = draw(st.sampled_from([("unacceptable", "acceptable"), ("no", "yes"), ("c", "a", "b")]))
+    row = st.tuples(st.sampled_from(names), st.sampled_from([*names, "?"]))
+    return draw(st.lists(row, min_size=1, max_size=20))
 
 
 @settings(deadline=None)
-@given(acceptability)
+@given(labelled())
 def test_matthews_equals_scikit_learn(rows):
     gold, predicted = zip(*rows, strict=True)
+    names = sorted(set(gold))
+    one = "acceptable" if "acceptable" in names else names[0]
+    pairs = (
+        (gold, predicted) if len(names) > 2 else [[x == one for x in y] for y in (gold, predicted)]
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a single class
-        expected = matthews_corrcoef(
-            [x == "acceptable" for x in gold], [x == "acceptable" for x in predicted]
-        )
+        expected = matthews_corrcoef(*pairs)
     found = score_answers("Matthew-Correlation", predicted, [[label] for label in gold])
     assert found == pytest.approx(expected, rel=1e-14)
 
@@ -155,6 +160,26 @@ def test_an_answer_that_is_no_number_makes_the_correlation_undefined():
     references = [["1"], ["2"], ["3"]]
     assert math.isnan(score_answers("Pearson-Correlation", ["1", "two", "3"], references))
     assert score_answers("Pearson-Correlation", ["1", "2", "3"], references) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("metric", "answer", "reference", "published", "own"),
+    [
+        ("EM", "The", "A", 1, 0),
+        ("EM", "!=", "==", 1, 0),
+        ("EM", "a.", "A", 1, 1),
+        ("EM", "the cat", "Cat", 1, 1),
+        ("QA-F1", "A", "a", 0, 1),
+        ("QA-F1", "!=", "!=", 0, 1),
+        ("QA-F1", "the", "the cat", 0, 0),
+        ("Rouge-L", "!=", "!=", 0, 1),
+        ("Rouge-L", "!=", "==", 0, 0),
+        ("ACC", "A", "the", 0, 0),
+    ],
+)
+def test_answers_that_normalisation_would_empty(metric, answer, reference, published, own):
+    for kind, expected in ((True, published), (False, own)):
+        assert score_answers(metric, [answer], [[reference]], published=kind) == expected
 
 
 def test_means_over_rows_and_best_reference():

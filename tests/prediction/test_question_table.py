@@ -12,20 +12,21 @@ from mttl.prediction.question_table import (
     format_header,
     format_rows,
     guess_kind,
+    parse_answer,
     parse_rows_of,
     references_of,
+    text_of,
 )
 
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_table_is_read_as_it_was_written(kind: str) -> None:
     rows = [
-        {"task": "a", "input": 'tab\there, "quoted"\nand a second line'},
+        {"task": "a", "input": '"quoted", ' + ("" if kind == "tsv" else "tab\there\nsecond line")},
         {"task": "b", "input": "naïve 日本"},
     ]
     text = format_header(["task", "input"], kind) + format_rows(rows, ["task", "input"], kind)
-    assert parse_rows_of(text, kind, "x") == rows
-    assert parse_rows_of("", kind, "x") == []
+    assert parse_rows_of(text + " \n\n", kind, "x") == rows
 
 
 def test_the_format_of_a_pipe_is_read_off_its_start() -> None:
@@ -40,7 +41,18 @@ def test_a_table_without_rows_is_refused() -> None:
 
 def test_lists_are_one_cell_of_a_table() -> None:
     row = {"input": "x", "probabilities": {"a": 0.5, "b": 0.5}}
-    assert format_rows([row], list(row), "tsv") == 'x\t"{""a"": 0.5, ""b"": 0.5}"\n'
+    assert format_rows([row], list(row), "csv") == 'x,"{""a"": 0.5, ""b"": 0.5}"\n'
+    assert format_rows([row], list(row), "tsv") == 'x\t{"a": 0.5, "b": 0.5}\n'
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("answer", ['"a" b', "a\tb\nc\r", "a\\nb", "", '""', None])
+def test_answers_of_any_characters_are_read_as_they_were_written(kind: str, answer: object) -> None:
+    text = format_rows([{"input": '"x', "prediction": answer}], ["input", "prediction"], kind)
+    (row,) = parse_rows_of(format_header(["input", "prediction"], kind) + text, kind, "x")
+    assert row["input"] == '"x'
+    expected = "" if answer is None and kind != "jsonl" else answer
+    assert parse_answer(row["prediction"], kind, "x") == expected
 
 
 def test_references_and_choices() -> None:
@@ -48,20 +60,30 @@ def test_references_and_choices() -> None:
     assert references_of({"output": "a"}) == ["a"]
     assert references_of({"output": ["a", "b"]}) == ["a", "b"]
     assert choices_of({"choices": "a|b"}) == choices_of({"choices": ["a", "b"]}) == ["a", "b"]
+    # As in building a gym: numbers are texts, and blanks around a text are none of it.
+    row = {"input": 7, "task": 123, "output": [1, " 2.5 "], "choices": [1, 2]}
+    check_questions([row, {"input": None, "output": None, "choices": None}, {}], "x")
+    assert (text_of(row, "input"), text_of(row, "task")) == ("7", "123")
+    assert (references_of(row), choices_of(row)) == (["1", "2.5"], ["1", "2"])
+    assert references_of({"output": 3}) == ["3"]
+    assert references_of({"output": None}) == references_of({"output": " "}) == []
 
 
 @pytest.mark.parametrize(
     ("text", "kind", "message"),
     [
         ("input\ttask\na\n", "tsv", "x, line 2: 1 cells; the header has 2"),
-        ("input,input\na,b\n", "csv", "must have no column twice"),
+        ("input,input\na,b\n", "csv", "must name every column once"),
+        ("", "csv", "must name every column once"),
         ('input\n"a\n', "csv", "x, line 2: unexpected end of data"),
-        ('{"input": 1}\n{\n', "jsonl", "x, line 2, line 1"),
+        ('{"input": 1}\n\n{\n', "jsonl", "x, line 3, column 2"),
+        ('{"input": NaN}\n', "jsonl", "x, line 1: not valid JSON: NaN is no number"),
         ("[]\n", "jsonl", "it must hold an object"),
         ("text\na\n", "tsv", "x, row 1: there is no column 'input', only \"text\""),
-        ('{"input": 1}\n', "jsonl", "x, row 1: input is 1; it must be text"),
-        ('{"input": "a", "output": [1]}\n', "jsonl", "x, row 1: output is [1]; it must be text"),
-        ("input,n\na,1\n ,2\n", "csv", "x, row 2: the input is empty"),
+        ('{"input": ["a"]}\n', "jsonl", 'x, row 1: input is ["a"]; it must be text or a number'),
+        ('{"input": "a", "output": [[]]}\n', "jsonl", "x, row 1: output is [[]]; it must be text"),
+        ('{"input": "a", "task": false}\n', "jsonl", "x, row 1: task is false; it must be text"),
+        ("input,n\n,1\n ,2\n", "csv", "x: there is no question"),
     ],
 )
 def test_malformed_tables(text: str, kind: str, message: str) -> None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+import httpx2 as httpx
 import openai
 import pytest
 
@@ -57,9 +58,12 @@ def started(*given: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
 
 def test_what_was_accepted_is_answered_before_it_ends(run: Path) -> None:
     with (
-        started("--from", str(run), "--most-tokens", "300") as (process, address),
-        openai.OpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0) as ask,
+        started("--from", str(run), "--most-tokens", "300", "--cors", "http://page/") as one,
+        openai.OpenAI(base_url=f"{one[1]}/v1", api_key="x", max_retries=0) as ask,
     ):
+        process, address = one
+        page = {"Origin": "http://page", "Access-Control-Request-Method": "POST"}
+        assert httpx.options(f"{address}/v1/completions", headers=page).status_code == 200
         parts = ask.completions.create(model="copy", prompt="ab", max_tokens=300, stream=True)
         text = next(parts).choices[0].text
         process.send_signal(signal.SIGTERM)
@@ -123,6 +127,9 @@ def test_what_cannot_be_served_is_told(
     with pytest.raises(SystemExit):
         recipe.main(["--port", "65536"])
     assert "must be at most 65535" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        recipe.main(["--cors", "page:3000"])
+    assert "must read http://HOST[:PORT], or *" in capsys.readouterr().err
     monkeypatch.setattr("mttl.libraries.missing_libraries", lambda *names: ["fastapi"])
     told = fails(recipe, capsys, "--from", str(run))
     assert "fastapi must be installed: pip install 'mttl[serve]'" in told

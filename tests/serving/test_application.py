@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import mttl
 from helpers.command import ROOT, load_recipe
 from mttl.build.model import Built
 from mttl.serving.answer_batch import answer_batch
+from mttl.serving.application import allow_origins
 from mttl.serving.replies import Reply
 from mttl.serving.wanted_answer import Piece
 
@@ -191,7 +193,7 @@ def test_two_hundred_requests_of_all_tasks_at_once(
     [
         ({"model": "copi"}, 404, "no model 'copi'. Did you mean 'copy'.* copy, reverse, number"),
         ({"prompt": "a" * 40}, 400, r"question has \d+ tokens .* at most 24 are allowed"),
-        ({"prompt": " "}, 400, "a question is empty"),
+        ({"prompt": ["a", " "]}, 400, r"a question is empty \(number 1 of 2, counted from 0\)"),
         ({"max_tokens": 65}, 400, r"max_tokens \(65\) must be at most 64"),
         ({"n": 65, "prompt": ["a", "b"]}, 400, "2 questions with n=65 want 130 answers"),
         ({"suffix": "x"}, 400, "'suffix' .* is not supported"),
@@ -233,6 +235,29 @@ def test_requests_that_are_none(serve: Any, folders: dict[str, Path]) -> None:
         assert missing.status_code == 404
         assert "There are /v1/completions" in missing.json()["error"]["message"]
         assert raw.get(url).status_code == 405
+
+
+def test_pages_of_other_origins_may_ask_where_they_are_allowed(
+    serve: Any, folders: dict[str, Path]
+) -> None:
+    """A browser sends a preflight request first, without the key."""
+    page = {"Origin": "http://page", "Access-Control-Request-Method": "POST"}
+    page["Access-Control-Request-Headers"] = "authorization,content-type"
+    allow = partial(allow_origins, ["http://page"])
+    run = mttl.load(folders["t5"])
+    for key, routes in ((None, {}), ("k", {"add_routes": lambda _: lambda _, app: allow(app)})):
+        with serve(run, key=key, **routes) as served, httpx.Client() as raw:
+            url = f"{served.address}/v1/completions"
+            found = raw.options(url, headers=page)
+            assert found.status_code == (200 if routes else 405)
+            told = found.headers.get("access-control-allow-origin")
+            assert told == ("http://page" if routes else None)
+            other = raw.options(url, headers={**page, "Origin": "http://other"})
+            assert "access-control-allow-origin" not in other.headers
+            asked = {"json": {"model": "copy", "prompt": "a"}, "headers": {"Origin": "http://page"}}
+            answer = raw.post(url, **asked)
+            assert answer.status_code == (401 if routes else 200)  # refusals are shown to pages too
+            assert answer.headers.get("access-control-allow-origin") == told
 
 
 def test_long_questions_are_cut_where_the_server_may(serve: Any, folders: dict[str, Path]) -> None:

@@ -6,7 +6,13 @@ import pytest
 
 from mttl.data.prompt_form import PromptForm
 from mttl.serving.chat_question import chat_question
-from mttl.serving.protocol import NEUTRAL, ChatRequest, CompletionRequest, parse_request
+from mttl.serving.protocol import (
+    NEUTRAL,
+    ChatRequest,
+    CompletionRequest,
+    StreamOptions,
+    parse_request,
+)
 from mttl.serving.refusals import Refusal
 
 USER = {"role": "user", "content": "ab"}
@@ -34,20 +40,24 @@ CHAT = {"model": "copy", "messages": [USER]}
         ("text", {"best_of": 2}, r"'best_of' \(2\) is not supported: leave it out$"),
         (
             "text",
-            {"user": "x"},
-            "'user' .* is not supported: .* Supported are logprobs",
+            {"users": "x"},
+            "'users' .* is not supported: .* Supported are logprobs",
         ),
         ("text", {"suffix": "x"}, "'suffix' .* is not supported"),
         ("text", {"messages": [USER]}, "'messages' .* is not supported"),
         ("text", {"stream_options": {}}, "stream_options is for streams: set stream"),
         ("chat", {"messages": []}, "at least 1 item"),
         ("chat", {"messages": [{"role": "tool", "content": "a"}]}, "'messages.0.role'"),
-        ("chat", {"messages": [{**USER, "name": "x"}]}, "'messages.0.name' .* is not supported"),
+        ("chat", {"messages": [{**USER, "tool_calls": []}]}, "'messages.0.tool_calls' .* is not"),
+        ("chat", {"tool_choice": "required"}, "'tool_choice' .* is not supported"),
+        ("chat", {"logit_bias": {"3": 1}}, "'logit_bias' .* is not supported"),
+        ("chat", {"store": True}, "'store' .* is not supported"),
+        ("chat", {"reasoning_effort": "low"}, "'reasoning_effort' .* is not supported"),
         ("chat", {"tools": [{"type": "function"}]}, "'tools' .* is not supported"),
         ("chat", {"response_format": {"type": "json_object"}}, "'response_format' .* is not"),
         ("chat", {"top_logprobs": 2}, "top_logprobs needs logprobs"),
         ("chat", {"logprobs": True, "top_logprobs": 21}, "less than or equal to 20"),
-        ("chat", {"max_tokens": 1, "max_completion_tokens": 1}, "give one of them"),
+        ("chat", {"max_tokens": 1, "max_completion_tokens": 2}, "give one of them"),
     ],
 )
 def test_what_is_wrong_is_told(kind: str, values: dict[str, Any], told: str) -> None:
@@ -59,10 +69,40 @@ def test_what_is_wrong_is_told(kind: str, values: dict[str, Any], told: str) -> 
     assert error["type"] == "invalid_request_error"
 
 
-def test_values_that_ask_for_nothing_are_taken() -> None:
-    request = parse_request(CompletionRequest, {**NEUTRAL, **ASKED, "user": None})
+# Of every parameter of OpenAI's protocols that is not supported, the values that ask for nothing.
+NOTHING: list[dict[str, Any]] = [
+    {"user": "someone", "metadata": {"a": "b"}, "safety_identifier": "x", "prediction": {}},
+    {"prompt_cache_key": "x", "prompt_cache_options": {}, "prompt_cache_retention": "24h"},
+    {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "best_of": 1, "n": 1},
+    {"logit_bias": {"50256": 0}, "echo": False, "suffix": "", "store": False, "stop": []},
+    {"tools": [], "tool_choice": "auto", "functions": [], "function_call": "auto"},
+    {"tool_choice": "none", "function_call": "none", "parallel_tool_calls": True},
+    {"parallel_tool_calls": False, "service_tier": "auto", "verbosity": "medium"},
+    {"service_tier": "default", "reasoning_effort": "none", "modalities": ["text"]},
+    {"response_format": {"type": "text"}, "audio": None, "web_search_options": None},
+]
+
+
+@pytest.mark.parametrize("values", NOTHING)
+def test_values_that_ask_for_nothing_are_taken(values: dict[str, Any]) -> None:
+    request = parse_request(CompletionRequest, {**values, **ASKED})
     assert request == parse_request(CompletionRequest, ASKED)
+    named = {**USER, "name": "x", "content": [{"type": "text", "text": "ab"}]}
+    chat = parse_request(ChatRequest, {**CHAT, **values, "messages": [named], "top_logprobs": 0})
+    assert chat.model_dump(exclude={"messages", "top_logprobs"}) == parse_request(
+        ChatRequest, CHAT
+    ).model_dump(exclude={"messages", "top_logprobs"})
+    assert (chat.messages[0].text, chat.n_logprobs) == ("ab", None)
+
+
+def test_all_that_is_not_supported_is_asked_for_in_vain() -> None:
+    assert {name for values in NOTHING for name in values} >= NEUTRAL.keys()
+    options = {"include_usage": True, "include_obfuscation": False}
+    request = parse_request(CompletionRequest, {**ASKED, "stream": True, "stream_options": options})
+    assert request.stream_options == StreamOptions(include_usage=True)
     assert request.prompt == ["ab"]
+    both = {"max_tokens": 3, "max_completion_tokens": 3}
+    assert parse_request(ChatRequest, {**CHAT, **both}).max_tokens == 3
     chat = parse_request(ChatRequest, {**CHAT, "stop": "x", "logprobs": True, "temperature": 1})
     assert (chat.stop, chat.n_logprobs, chat.temperature) == (["x"], 0, 1)
     assert parse_request(ChatRequest, CHAT).n_logprobs is None
@@ -76,6 +116,7 @@ def test_a_chat_is_a_single_question() -> None:
     assert question(USER) == "ab"
     parts = [{"type": "text", "text": "a\n"}, {"type": "text", "text": "b"}]
     assert question({"role": "user", "content": parts}) == "a\nb"
+    assert question({"role": "system", "content": " "}, USER) == "ab"
     system = {"role": "system", "content": "be short"}
     with pytest.raises(Refusal, match=r"the messages are of system, user; .* one message"):
         question(system, USER)

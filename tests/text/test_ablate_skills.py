@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from mttl.analysis.stability import matched
 from mttl.build.model import load_run
 from mttl.command import run_command
 from mttl.config.load import load_any_config
+from mttl.config.skills_schema import Fusion, NoSkills
 from mttl.data.opening import opening
 from mttl.errors import CheckpointError
 from mttl.routing import PolytroponRouter
@@ -175,12 +175,16 @@ def test_runs_without_skills_of_tasks_are_refused(
         return " ".join(capsys.readouterr().err.split())
 
     built, config = load_run(run), load_any_config([str(run / "config.yaml")])
-    monkeypatch.setattr(built.model, "skilled_layers", dict)
     monkeypatch.setattr("mttl.text.ablate_skills.load_run", lambda *_, **__: built)
-    assert "has no skills that tasks mix" in refused()
-    fused = config.model_copy(update={"aggregation": SimpleNamespace(kind="fusion")})
-    monkeypatch.setattr("mttl.text.ablate_skills.load_any_config", lambda *_, **__: fused)
-    assert "every token mixes skills by attention" in refused()
+    for section, message in (
+        ({"skills": NoSkills(kind="none")}, "there are no skills that tasks mix"),
+        ({"aggregation": Fusion(kind="fusion", source="x")}, "token mixes skills by attention"),
+    ):
+        other = config.model_copy(update=section)
+        monkeypatch.setattr(
+            "mttl.text.ablate_skills.load_any_config", lambda *_, found=other, **__: found
+        )
+        assert message in refused()
     monkeypatch.setattr("mttl.text.ablate_skills.load_any_config", lambda *_, **__: None)
     assert "has no config.yaml of a training on text" in refused()
 

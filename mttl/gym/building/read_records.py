@@ -1,6 +1,5 @@
 """Records from files, in order: TSV, CSV or JSON Lines, each of them also packed with gzip."""
 
-import csv
 import gzip
 import io
 import json
@@ -14,12 +13,12 @@ from typing import IO, Any
 from mttl.errors import TaskError
 from mttl.gym.filters import shown
 from mttl.gym.task import FILE_ENDINGS
-from mttl.reading import MOST_LINE, reason, require_file
+from mttl.reading import JSON_RULES, MOST_LINE, reason, require_file, table_rows
 
 # Bytes that may be packed as tightly as zeros are; beyond, far less.
 SMALL, TIGHTEST = 1 << 26, 100
 _BLOCK = 1 << 17
-_DECODE = json.JSONDecoder().raw_decode
+_DECODE = json.JSONDecoder(**JSON_RULES).raw_decode
 
 
 def read_records(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
@@ -42,7 +41,12 @@ def read_records(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, 
     json_lines = ".jsonl" in path.suffixes[-2:]
     if json_lines and columns:
         raise TaskError(f"'{path}': JSON Lines name their fields; leave 'columns' out.")
-    yield from _json_records(path) if json_lines else _table(path, _lines(path), columns)
+    if json_lines:
+        yield from _json_records(path)
+        return
+    kind = {"delimiter": "\t" if ".tsv" in path.suffixes[-2:] else ",", "names": columns}
+    for _, row in table_rows(_lines(path), str(path), TaskError, **kind):
+        yield row
 
 
 def parse_record(line: bytes) -> dict[str, Any]:
@@ -83,7 +87,7 @@ def _json_blocks(path: Path) -> Iterator[list[dict[str, Any]]]:
 def _block(lines: Iterator[bytes]) -> list[bytes]:
     """Take lines of about one block."""
     taken, size = [], 0
-    for line in lines:
+    for line in filter(bytes.strip, lines):
         taken.append(line)
         size += len(line)
         if size >= _BLOCK:
@@ -174,8 +178,10 @@ def _lines(path: Path) -> Iterator[str]:
 
 def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            continue
         try:
-            record = json.loads(line)
+            record = json.loads(line, **JSON_RULES)
         except json.JSONDecodeError as error:
             raise TaskError(
                 f"{path}, line {number}, column {error.colno}: not valid JSON: {error.msg}."
@@ -188,33 +194,3 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
                 'such as {"text": "..."}.'
             )
         yield record
-
-
-def _table(path: Path, lines: Iterator[str], columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    rows = _tsv_rows(lines) if ".tsv" in path.suffixes[-2:] else _csv_rows(path, lines)
-    names = list(columns) or next(rows, (0, []))[1]
-    if not names or not all(names) or len(set(names)) != len(names):
-        raise TaskError(f"'{path}' must name every column once; its header is {shown(names)}.")
-    for number, row in rows:
-        if len(row) != len(names):
-            raise TaskError(
-                f"{path}, line {number}: {len(row)} cells; there must be {len(names)} "
-                f"({', '.join(names)})."
-            )
-        yield dict(zip(names, row, strict=True))
-
-
-def _tsv_rows(lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
-    for number, line in enumerate(lines, 1):
-        yield number, line.rstrip("\r\n").split("\t")
-
-
-def _csv_rows(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
-    """Give the rows that are not blank, with the number of their last line."""
-    reader = csv.reader(lines, strict=True)
-    try:
-        for row in reader:
-            if row:
-                yield reader.line_num, row
-    except csv.Error as error:
-        raise TaskError(f"{path}, line {reader.line_num}: {error}.") from error

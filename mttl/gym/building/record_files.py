@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mttl.errors import TaskError
 from mttl.gym.building.read_records import open_bounded, parse_record, read_records
 from mttl.gym.template_field import Record
-from mttl.reading import require_file
+from mttl.reading import JSON_RULES, require_file
 
 _BLOCK = 1 << 20
 _ROWS = 250
@@ -120,7 +120,7 @@ class JsonLines(FileRecords):
     def _unusual(self, line: bytes) -> Record:
         """Parse a line with blanks around its object, or blame it."""
         try:
-            return json.loads(line)
+            return json.loads(line, **JSON_RULES)
         except (ValueError, RecursionError) as error:
             self._blame(error)
 
@@ -151,10 +151,13 @@ class JsonLines(FileRecords):
                 regular &= bool((data[first[:-1] if begins else first] == _BRACE).all())
                 starts.append(end + after)
                 end += len(data)
+        places = np.concatenate(starts)
+        places = places if begins else np.append(places, end)
         if not regular:
             self._read_in_order()  # which names the line that is wrong
-        places = np.concatenate(starts)
-        return file, places if begins else np.append(places, end)
+            file.seek(0)  # a blank line goes to the record before it
+            places = places[np.append(np.fromiter(map(bool, map(bytes.strip, file)), bool), True)]
+        return file, places
 
     def _blame(self, error: Exception) -> NoReturn:
         self._read_in_order()

@@ -159,7 +159,7 @@ def test_wrong_settings(settings, message):
 def test_what_layers_share_cannot_be_spread_over_processes():
     names = "crossfit.yaml+skills/compacter.yaml+trainer/fsdp2_cpu.yaml"
     with pytest.raises(
-        ConfigError, match=r"skills\.shared must be false with trainer\.strategy fs"
+        ConfigError, match=r"\(fsdp2\) does not work with skills\.shared \(True\): what"
     ):
         load_config(names)
     assert load_config(names, ["skills.shared=false"]).skills.kind == "compacter"

@@ -1,0 +1,113 @@
+"""What parts lack, and one function that compares it with what is asked of them.
+
+A section of settings names the features that it lacks, each with the reason and what to do
+(`lacks`), and those that it asks of all others (`asks`, with its setting). A custom class may have
+`lacks` as well. Commands ask for what they need of a run.
+
+| feature | asked for by |
+|---|---|
+| ``packs`` | ``data.packed_length`` |
+| ``counts_rows`` | ``data.global_batch_size`` |
+| ``compiles`` | ``backbone.compile`` |
+| ``shards`` | ``trainer.strategy: fsdp2`` |
+| ``scales_losses`` | ``trainer.precision: 16-mixed`` |
+| ``routes_tokens`` | a section ``moe`` |
+| ``weighs_experts``, ``shares_experts`` | ``moe.task_prior``, ``moe.parallel`` |
+| ``starts`` | ``run.start`` |
+| ``has_heads`` | ``skills.n_heads`` above 1 |
+| ``takes_signed_weights`` | routers whose weights may be negative |
+| ``merges``, ``averages`` | `merge-task` and recipes, of a task and of all skills alike |
+| ``exports_lora``, ``exports_inventory`` | `export` |
+| ``ablates`` | `ablate` |
+| ``adds_tasks`` | `add-tasks` |
+"""
+
+from collections.abc import Iterator, Mapping
+
+from mttl.config.section import Section
+from mttl.errors import CheckpointError
+
+
+def missing_features(config: Section, asked: Mapping[str, str] | None = None) -> list[str]:
+    """Return a sentence for each part that lacks a feature that is asked of it.
+
+    Args:
+        config: All settings of a run, or those of its model.
+        asked: Who asks, by feature, as ``{"merges": "merge-task"}``; by default what the sections
+            ask of each other.
+    """
+    parts = list(_parts(config))
+    if asked is None:
+        asked = {k: who for path, part in parts for k, who in _asked_by(path, part)}
+    return [
+        f"{who} does not work with {told}"
+        for feature, who in asked.items()
+        for path, part in parts
+        for told in _lacking(path, part, feature)
+    ]
+
+
+def require_features(config: Section, asked: Mapping[str, str]) -> None:
+    """Refuse a run that lacks what a command needs; see `missing_features`.
+
+    Raises:
+        CheckpointError: With every part and its reason.
+    """
+    if problems := missing_features(config, asked):
+        raise CheckpointError("\n".join(problems))
+
+
+def _parts(section: Section, path: str = "") -> Iterator[tuple[str, Section]]:
+    for name, value in section:
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, Section):
+                inner = path or name if isinstance(value, list) else f"{path}.{name}".strip(".")
+                yield inner, one
+                yield from _parts(one, inner)
+
+
+def _asked_by(path: str, part: Section) -> Iterator[tuple[str, str]]:
+    for kind in type(part).__mro__:
+        for feature, condition in vars(kind).get("asks", {}).items():
+            if _holds(part, condition):
+                yield feature, _name(path, part, condition)
+
+
+def _lacking(path: str, part: Section, feature: str) -> Iterator[str]:
+    for kind in type(part).__mro__:
+        if lack := vars(kind).get("lacks", {}).get(feature):
+            condition, reason = ("", lack) if isinstance(lack, str) else lack
+            if _holds(part, condition):
+                yield f"{_name(path, part, condition)}: {reason}"
+            return
+
+
+def _name(path: str, part: Section, condition: str) -> str:
+    setting = condition.partition(" ")[0]
+    value = getattr(part, setting or "kind", part)
+    if setting in ("", "kind") or isinstance(value, Section):
+        return f"section {path}" if isinstance(value, Section) else f"{path}.kind '{value}'"
+    return f"{path}.{setting} ({value})"
+
+
+def _holds(part: Section, condition: str) -> bool:
+    """Tell whether settings are as a condition says.
+
+    It is the name of a setting that is on; ``"a = value"``, ``"a != value"`` or ``"a > number"``;
+    or several with ``and``, or ``"not a"``. No condition always holds.
+    """
+    for clause in filter(None, condition.split(" and ")):
+        name, *test = clause.removeprefix("not ").split()
+        value = getattr(part, name)
+        match test:
+            case ["=", other]:
+                found = str(value) == other
+            case ["!=", other]:
+                found = str(value) != other
+            case [">", other]:
+                found = value > float(other)
+            case _:
+                found = value not in (None, False, 0, "none")
+        if found == clause.startswith("not "):
+            return False
+    return True
