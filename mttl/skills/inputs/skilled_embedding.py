@@ -131,8 +131,7 @@ def _widen(
     if mask is not None:
         # Padding on the left stays there: a window sees the prompt next to the text.
         order = _order(mask, length)
-        given["attention_mask"] = torch.cat([mask.new_ones(len(mask), length), mask], 1)
-        given["attention_mask"] = given["attention_mask"].gather(1, order)
+        given["attention_mask"] = _with_prompt(mask, mask.new_ones(len(mask), length), order)
     if first:
         wide = embeddings.prompted(ids)
         if order is not None:
@@ -142,8 +141,7 @@ def _widen(
         positions = positions + length
         if first:
             before = torch.arange(length, device=ids.device).expand(len(positions), length)
-            positions = torch.cat([before, positions], 1)
-            positions = positions if order is None else positions.gather(1, order)
+            positions = _with_prompt(positions, before, order)
         given["position_ids"] = positions
     return (), given
 
@@ -180,6 +178,11 @@ def _order(mask: Int[Tensor, "R L"], length: int) -> Int[Tensor, "R positions"]:
     return torch.where(position < text, position + length, inside)
 
 
+def _with_prompt(text: Tensor, prompt: Tensor, order: Tensor | None) -> Tensor:
+    wide = torch.cat([prompt, text], 1)
+    return wide if order is None else wide.gather(1, order)
+
+
 def _show(
     stack: nn.Module, args: tuple[Any, ...], given: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -188,4 +191,5 @@ def _show(
     if states is None or mask is None:
         return None
     missing = mask.new_ones(len(mask), states.shape[1] - mask.shape[1])
-    return args, {**given, "encoder_attention_mask": torch.cat([missing, mask], 1)}
+    wide = _with_prompt(mask, missing, _order(mask, missing.shape[1]))
+    return args, {**given, "encoder_attention_mask": wide}
