@@ -58,7 +58,7 @@ class AttachmentProbe:
         except Exception:  # the backbone needs another device, say: skills are not to blame
             return
 
-    def check(self, slot: RoutingSlot, n_heads: int, kinds: str, promised: bool) -> None:
+    def check(self, slot: RoutingSlot, kinds: str, promised: bool) -> None:
         """Refuse skills that do not work where they were put.
 
         | property | how it is found out |
@@ -69,7 +69,6 @@ class AttachmentProbe:
 
         Args:
             slot: What the layers read.
-            n_heads: Heads H of the routing.
             kinds: Of the skills, for the message.
             promised: Whether new skills are known to change nothing.
 
@@ -84,9 +83,9 @@ class AttachmentProbe:
             if isinstance(module, SkilledLayer)
         }
         n_groups = 1 + max(layer.group for layer in layers.values())
-        n_skills = next(iter(layers.values())).inventory.n_skills
+        first = next(iter(layers.values())).inventory
         draw = torch.Generator().manual_seed(0)
-        mixing = torch.rand(n_groups, 2, n_heads, n_skills, generator=draw).softmax(-1)
+        mixing = torch.rand(n_groups, 2, first.n_heads, first.n_skills, generator=draw).softmax(-1)
         mixing = mixing.to(next(self.backbone.parameters()).device)
         try:
             with _unchanged(self.backbone):

@@ -312,7 +312,7 @@ def _attach(
     if probe is not None:
         kinds = ", ".join(one.kind for one in sections)
         promised = not any(isinstance(one, OwnPart) for one in sections)
-        probe.check(slot, skills.n_heads, kinds, promised)
+        probe.check(slot, kinds, promised)
     return found
 
 
