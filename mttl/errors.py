@@ -46,6 +46,10 @@ class TrainingError(MttlError, RuntimeError):
     """A training that cannot go on."""
 
 
+class DivergedError(TrainingError):
+    """A training whose loss or weights are not finite."""
+
+
 class StopRequested(Exception):
     """A run was asked to stop.
 

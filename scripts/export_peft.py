@@ -1,22 +1,23 @@
-"""Write a run's skills as an adapter of PEFT, or as several over one base.
+"""Write a run's skills as an adapter of PEFT or AdapterHub, or as several over one base.
 
 python scripts/export_peft.py runs/crossfit --task verb_past --out adapters/verb_past
 python scripts/export_peft.py runs/crossfit --task verb_past --rank 8 --out adapters/small
 python scripts/export_peft.py runs/crossfit --all --out adapters
 python scripts/export_peft.py runs/crossfit --inventory --out adapters/poly
 
-A task's mixture, the average of all skills or a single skill becomes a LoRA adapter; the whole
-inventory with its router becomes a Poly adapter. A backbone that the run has trained itself is
-written into OUT/base_model, and the adapter names it; with --all the adapters OUT/TASK of all tasks
-share it. Beside each stand a tokenizer whose chat template asks as in training, the run's search,
-and a card with lines to copy.
+A task's mixture, the average of all skills or a single skill becomes an adapter of the kind that
+computes the same: PEFT's LoRA, IA3, LoKr, BEFT, LN tuning, prompt or prefix tuning, or AdapterHub's
+bottleneck adapter. The whole inventory with its router becomes a Poly adapter. A backbone that the
+run has trained itself is written into OUT/base_model, and the adapter names it; with --all the
+adapters OUT/TASK of all tasks share it. Beside each stand a tokenizer whose chat template asks as
+in training, the run's search, and a card with lines to copy.
 """
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mttl.command import (
     READ,
@@ -32,9 +33,8 @@ from mttl.errors import ConfigError
 from mttl.files import new_folder
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from mttl.build.model import Built
+    from mttl.interchange.skill_formats import SkillAdapter
     from mttl.library.low_rank_change import LowRank
     from mttl.merging.check_written import Answers
     from mttl.prediction.model_card import Kind
@@ -47,12 +47,11 @@ class Export(NamedTuple):
 
     Attributes:
         folder: Where in the folder that is written; empty for that one.
-        kind: ``"lora"`` or ``"poly"``.
+        kind: ``"lora"`` (any of PEFT's), ``"bottleneck"`` or ``"poly"``.
         tasks: That it answers.
         about: What it is, in a sentence.
         exact: Whether nothing was cut off.
-        config: PEFT's configuration.
-        tensors: By path of the layer and parameter.
+        adapter: Its files.
         answers: That it should give to the probe; none leaves that out.
     """
 
@@ -61,8 +60,7 @@ class Export(NamedTuple):
     tasks: Sequence[str]
     about: str
     exact: bool
-    config: Mapping[str, Any]
-    tensors: "Mapping[str, Tensor]"
+    adapter: "SkillAdapter"
     answers: "Answers"
 
 
@@ -76,7 +74,6 @@ def main(arguments: list[str] | None = None) -> int:
         raise ConfigError("--rank is for a single mixture: leave it out with --inventory")
     from mttl.build.model import load_run
     from mttl.interchange.base_facts import lasting_name
-    from mttl.interchange.peft_folder import write_peft
     from mttl.merging.check_written import check_written, logits
     from mttl.merging.fold import strip, unfold
     from mttl.prediction.asking import Asking
@@ -92,17 +89,17 @@ def main(arguments: list[str] | None = None) -> int:
     scores = () if mixed else scores_of(options.run, built.tasks)
     cut = f" Cut off at rank {options.rank}"
     cut += "; the scores are of the run at full rank." if scores else "."
-    exact = True
+    exact, kind = True, "lora"
     with new_folder(out) as temporary:
         for export in exports(built, options, base):
             folder, exact = temporary / export.folder, exact and export.exact
-            write_peft(folder, export.config, export.tensors)
-            bare = strip(built.model)
-            check_written(folder, bare.backbone, export.answers)
-            unfold(bare)
+            export.adapter.write(folder)
+            if export.adapter.library == "peft":
+                bare = strip(built.model)
+                check_written(folder, bare.backbone, export.answers, export.adapter.tensors)
+                unfold(bare)
             asking, kind = Asking.of(built, export.tasks), export.kind
-            if kind == "poly":
-                asking = replace(asking, search={**asking.search, "num_beams": 1})
+            asking = replace(asking, search={**asking.search, **export.adapter.search})
             asking.write(
                 folder,
                 kind,
@@ -114,10 +111,10 @@ def main(arguments: list[str] | None = None) -> int:
         if options.all:
             Asking.of(built, built.tasks).write(
                 temporary,
-                "loras",
+                "loras" if kind == "lora" else "bottlenecks",
                 place=options.out,
                 base=base,
-                about=f"The tasks of `{options.run}` as LoRA adapters over one base."
+                about=f"The tasks of `{options.run}` as adapters over one base."
                 + ("" if exact else cut),
                 scores=scores,
             )
@@ -133,21 +130,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[Export]:
     """Return what the options name, one after another, and say how exact it is."""
-    from mttl.aggregation.packed_weights import is_transposed
-    from mttl.interchange.lora_export import (
-        common_scaling,
-        lora_adapter,
-        mixture_adapter,
-        skill_mixing,
-    )
+    from mttl.interchange.lora_export import skill_mixing
     from mttl.interchange.poly import poly_checkpoint
+    from mttl.interchange.skill_formats import SkillAdapter, skill_adapter
     from mttl.merging.check_written import changed_answer, mixture_answer, task_answers
     from mttl.merging.fold import average_mixing, strip, task_mixing, unfold
     from mttl.models.backbone import is_decoder_only
 
     console, model, run = make_console(), built.model, f"`{options.run}`"
-    task_type = "CAUSAL_LM" if is_decoder_only(model.backbone) else "SEQ_2_SEQ_LM"
     if options.inventory:
+        task_type = "CAUSAL_LM" if is_decoder_only(model.backbone) else "SEQ_2_SEQ_LM"
         config, tensors = poly_checkpoint(model, base=base, task_type=task_type)
         console.print(f"A Poly adapter of {config['n_skills']} skills for the tasks, by id:")
         for task_id, task in enumerate(built.tasks):
@@ -155,8 +147,9 @@ def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[
         about = f"All skills of {run} with their router."
         if built.search["num_beams"] > 1:
             about += " The run was evaluated with beams, which PEFT's Poly cannot; this is greedy."
-        answers = {} if options.no_probe else task_answers(built)
-        yield Export("", "poly", built.tasks, about, True, config, tensors, answers)
+        adapter = SkillAdapter("peft", config, tensors, {})
+        answers = {} if options.no_probe else task_answers(model, built.tasks)
+        yield Export("", "poly", built.tasks, about, True, adapter, answers)
         return
     for name in built.tasks if options.all else [options.task]:
         tasks = built.tasks if name is None else [name]
@@ -168,26 +161,26 @@ def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[
         else:
             mixing = skill_mixing(model, options.skill)
             about = f"Skill {options.skill} of {run} alone."
-        adapter = mixture_adapter(model, mixing, options.rank)
-        config, tensors = lora_adapter(
-            adapter,
-            base=base,
-            task_type=task_type,
-            transposed=any(map(is_transposed, model.backbone.modules())),
-            scaling=common_scaling(model),
-        )
-        what = f"{name}: a LoRA adapter" if options.all else "A LoRA adapter"
-        told = accuracy(adapter)
-        console.print(f"{what} of rank {config['r']}, {told}", markup=False)
+        adapter = skill_adapter(model, mixing, options.rank, base=base, name=name or "skills")
+        peft = adapter.config.get("peft_type")
+        what = f"an adapter of PEFT's {peft}" if peft else "an adapter of AdapterHub"
+        if adapter.factors:
+            what = f"a LoRA adapter of rank {adapter.config['r']}"
+        told = accuracy(adapter.factors)
+        what = f"{name}: {what}" if options.all else what[0].upper() + what[1:]
+        console.print(f"{what}, {told}", markup=False)
         folder = name or "" if options.all else ""
+        if adapter.note:
+            console.print(adapter.note.strip(), markup=False)
         answers, exact = {}, told == EXACT
         if exact and not options.no_probe:
             answers = {tasks[0]: mixture_answer(model, mixing)}
         elif not options.no_probe:  # what is left of it
             bare = strip(model)
-            answers = {tasks[0]: changed_answer(bare.backbone, adapter)}
+            answers = {tasks[0]: changed_answer(bare.backbone, adapter.factors)}
             unfold(bare)
-        yield Export(folder, "lora", tasks, about, exact, config, tensors, answers)
+        kind = "lora" if peft else "bottleneck"
+        yield Export(folder, kind, tasks, about + adapter.note, exact, adapter, answers)
 
 
 def check_names(tasks: Sequence[str]) -> None:
@@ -200,7 +193,7 @@ def check_names(tasks: Sequence[str]) -> None:
             )
 
 
-def accuracy(adapter: "dict[str, LowRank]") -> str:
+def accuracy(adapter: "Mapping[str, LowRank]") -> str:
     """Say what was cut off: over all layers, and where most."""
     from mttl.merging.low_rank_factors import relative_error
 

@@ -39,14 +39,15 @@ def main(arguments: list[str] | None = None) -> int:
     from mttl.build.saved_settings import ModelSettings
     from mttl.config.backbone_schema import Pretrained
     from mttl.data.prompt_form import PromptForm
+    from mttl.interchange.lora_import import without_base
     from mttl.interchange.member_sources import adapters_in
     from mttl.interchange.peft_folder import read_peft
     from mttl.training.report import attachment_table
 
     folders = [read_peft(path) for name in options.adapters for path in adapters_in(Path(name))]
-    backbone = Pretrained(
-        kind="pretrained", name=base_model(folders, options.backbone), tokenizer=options.tokenizer
-    )
+    base = base_model(folders, options.backbone)
+    folders = [without_base(folder, base) for folder in folders]
+    backbone = Pretrained(kind="pretrained", name=base, tokenizer=options.tokenizer)
     names = options.tasks.split(",") if options.tasks else None
     form = PromptForm(
         prefix="name" if options.prefix else "none",

@@ -3,9 +3,11 @@
 python scripts/summarise_runs.py runs/seed13 runs/seed14 runs/seed15
 
 The runs differ in their seeds, and in no other setting of training; the baselines, which have none,
-are those of the first run.
+are those of the first run. Of BabyAI it shows success rates, by how actions were chosen. Undefined
+scores (NaN) are left out, and how many runs have one stands beside the mean.
 """
 
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +18,7 @@ from mttl.command import READ, exit_with, make_parser
 from mttl.errors import MttlError
 from mttl.gym.partition import MEAN
 from mttl.reading import read_table, to_number
-from mttl.training.run_folder import PLACE, differing_settings, seed_of
+from mttl.training.run_folder import PLACE, RunFolder, differing_settings, seed_of
 
 # What training and scoring do not depend on.
 MAY_DIFFER = (*PLACE, "run.seed", "adapt.", "search.", "data.cache_dir", "trainer.loggers")
@@ -33,9 +35,11 @@ def main(arguments: list[str] | None = None) -> int:
     check_alike(runs)
     scores: Scores = {}
     for run in runs:
-        for key, value in task_means(run / "results.csv").items():
+        for key, value in task_means(RunFolder(run).require_results()).items():
             scores.setdefault(key, []).append(value)
-    baselines = {name: task_means(runs[0] / "baselines.csv", name) for name in ("copy", "majority")}
+    path = RunFolder(runs[0]).baselines
+    names = ("copy", "majority") if path.is_file() else ()  # BabyAI has none
+    baselines = {name: task_means(path, name) for name in names}
     text = markdown(scores, baselines, len(runs))
     Console(soft_wrap=True).print(text, markup=False, highlight=False)
     return 0
@@ -62,14 +66,20 @@ def check_alike(runs: Sequence[Path]) -> None:
 
 def task_means(path: Path, baseline: str | None = None) -> dict[tuple[str, str], float]:
     """Return a score per task and split, averaged over few-shot samples, in per cent."""
-    if not path.is_file():
-        raise MttlError(f"'{path}' does not exist: is '{path.parent}' a run, and has it ended?")
     found: Scores = {}
     for row in read_table(path, MttlError, ["task", "split", "score"]):
-        if row.get("baseline") == baseline:
+        if row.get("baseline") == baseline and row.get("metric") != "steps":
             score = to_number(row["score"], f"'{path}': a score", MttlError)
-            found.setdefault((row["task"], row["split"]), []).append(100 * score)
-    return {key: statistics.fmean(values) for key, values in found.items()}
+            chosen = row.get("sample", "")
+            split = f"{row['split']} {chosen}" if chosen in ("greedy", "sampled") else row["split"]
+            found.setdefault((row["task"], split), []).append(100 * score)
+    return {key: mean_of_known(values) for key, values in found.items()}
+
+
+def mean_of_known(values: Sequence[float]) -> float:
+    """Return the mean with 0 for what is undefined; NaN if all are, as runs count samples."""
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) / len(values) if known else math.nan
 
 
 def markdown(
@@ -89,17 +99,20 @@ def markdown(
         cells = [f"`{task}`" if task != MEAN else "**mean**"]
         for split in splits:
             cells.append(spread(scores.get((task, split), [])))
-            cells += [spread([table[task, split]]) for table in baselines.values()]
+            cells += [spread([table.get((task, split), math.nan)]) for table in baselines.values()]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def spread(values: Sequence[float]) -> str:
-    """Return ``mean ± deviation``, or the value alone, or nothing."""
-    if not values:
-        return ""
-    mean = f"{statistics.fmean(values):.1f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.1f}"
+    """Return ``mean ± deviation``, or the value alone, or nothing; of scores that are defined."""
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return "NaN" if values else ""
+    text = f"{statistics.fmean(known):.1f}"
+    if len(known) > 1:
+        text += f" ± {statistics.stdev(known):.1f}"
+    return text if len(known) == len(values) else f"{text} ({len(known)} of {len(values)})"
 
 
 if __name__ == "__main__":

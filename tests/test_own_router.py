@@ -305,7 +305,7 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
         (("--runs", f"mine={a}", f"mine={b}"), "--runs mine: there is another method"),
         (("--runs", f"x={a}", f"y={b}"), "'y' has the seeds 2 and 'x' has 1: .* share none"),
         (("--runs", f"x={a}", "--reference", "z"), "must contain z: .*--reference names another"),
-        (("--runs", f"mine={a},{begun}"), "--runs mine: '.*begun' has not ended; finish it with"),
+        (("--runs", f"mine={a},{begun}"), "'.*begun' has not ended; finish it with"),
         (
             ("--runs", f"mine={half[0]},{half[1]}"),
             "half4/adapt-all' has results of 4 of the 5 tasks and samples",

@@ -15,11 +15,14 @@ from helpers.checksums import note_again
 from helpers.command import ROOT, load_recipe
 from helpers.new_tasks import NEW, train_source
 from mttl.adaptation import fine_tune as few_shot
+from mttl.adaptation.few_shot import FewShotResult
 from mttl.adaptation.new_tasks import Adaptation
 from mttl.adaptation.results import Results
+from mttl.adaptation.settings import with_settings
 from mttl.build.model import load_run
 from mttl.command import USER_MISTAKE, run_command
 from mttl.config.load import load_config
+from mttl.config.schema import Config
 from mttl.config.section import AdaptMode
 from mttl.text import workers
 
@@ -65,6 +68,28 @@ def test_every_sample_of_every_new_task_has_a_row(
     }
     printed = capsys.readouterr().out
     assert all(task in printed for task in (*NEW, "mean", "interval of the mean"))
+
+
+def test_a_job_that_diverges_has_no_result_and_the_others_go_on(
+    folder: Path,
+    recipe: ModuleType,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, jobs = Adaptation.run_job, count()
+
+    def run_job(self: Adaptation, job: object, config: Config, **options: object) -> FewShotResult:
+        rates = {"adapt.lr": 1e30} if next(jobs) == 0 else {}
+        return real(self, job, with_settings(config, rates), **options)
+
+    monkeypatch.setattr(Adaptation, "run_job", run_job)
+    first, *others = NEW
+    given = [*arguments(folder, tmp_path, "adapt.max_steps=3"), "--samples", "13", "--save"]
+    message = fails(recipe, capsys, given)
+    assert f"1 diverged, and have no result: {first}, sample 13, seed 13: the loss or a" in message
+    assert [row["task"] for row in rows(tmp_path)] == others
+    assert {path.name for path in (tmp_path / "models").iterdir()} == {f"{x}-13-13" for x in others}
 
 
 def test_a_second_start_repeats_no_finished_job(

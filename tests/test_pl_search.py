@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -86,6 +87,32 @@ def test_a_grid_is_scored_without_test_rows(
     assert len(rows) == 4 * len(NEW)
     printed = " ".join(capsys.readouterr().out.split())
     assert all(text in printed for text in ("adapt.router_lr", "twice, first", "No test row was"))
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_trial_that_diverges_has_no_score_and_the_others_go_on(
+    *, trained: bool, folder: Path, recipe: ModuleType, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    """Of adaptation, and of training, whose trials are commands of their own."""
+
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        status = run_command(lambda: load_recipe(Path(command[1])).main(command[2:]))
+        options["stdout"].write(capsys.readouterr().err)
+        return subprocess.CompletedProcess(command, status)
+
+    monkeypatch.setattr(search_training.subprocess, "run", run)
+    section = "optim" if trained else "adapt"
+    given = arguments(folder, tmp_path, f"search.grid={{{section}.lr: [1e30, 1e-3]}}")
+    if trained:
+        given = [word for word in given if word not in (*STEPS, "--from")]
+        given.remove(str(folder / "runs" / "source"))
+        given += ["trainer.max_steps=3", "trainer.val_check_interval=3"]
+    else:
+        given += ["adapt.max_steps=2"]
+    assert f"1 diverged, and have no result: {section}.lr=1e30" in fails(
+        recipe, capsys, [*given, *([] if trained else ["--samples", "13", "--tasks", min(NEW)])]
+    )
+    assert [float(row[f"{section}.lr"]) for row in trials(tmp_path)] == [1e-3]
 
 
 def test_workers_share_the_jobs_of_every_trial(

@@ -17,6 +17,10 @@ class FewShotJob:
     sample: int
     seed: int
 
+    def __str__(self) -> str:
+        """Name the job in a message."""
+        return f"{self.task}, sample {self.sample}, seed {self.seed}"
+
 
 @dataclass(frozen=True)
 class FewShotResult:

@@ -12,6 +12,7 @@ from mttl.gym.md5_sums import published_sums
 from mttl.metrics.crossfit import score_answers
 from mttl.training.loss import global_mean
 from mttl.training.optim import build_optimizer, build_schedule
+from mttl.training.saving.checkpoint_file import ADAPTATION, not_finite
 from mttl.training.text_to_text import Prediction, TextToTextModule
 from mttl.training.token_balance import adjust_biases, adjusted_biases, token_loads
 
@@ -46,6 +47,9 @@ def fine_tune(
 
     Returns:
         The step of the weights kept, their score, and their answers to the development rows.
+
+    Raises:
+        DivergedError: If a loss or a trained weight is not finite.
     """
     precision = precision or Precision()
     best_step, (best, answers) = 0, score_batches(module, development, precision)
@@ -61,6 +65,7 @@ def fine_tune(
     optimizer = build_optimizer(module.optim, module.model, fused=not scaled)
     scheduler = build_schedule(module.optim, optimizer, n_steps)
     batches = _endless(training)
+    finite = torch.tensor(True, device=module.device)  # read where scores are, not in every step
     for step in range(1, n_steps + 1):
         module.train()
         batch = move_data_to_device(next(batches), module.device)
@@ -69,6 +74,7 @@ def fine_tune(
             prior = module.model.router.prior_loss().to(losses.device)
         optimizer.zero_grad()
         loss = global_mean(losses, labels) + prior + sum(routing.losses.values())
+        finite &= torch.isfinite(loss.detach())
         precision.backward(loss, module)
         if gradient_clip_val is not None:
             precision.unscale_gradients(optimizer)
@@ -79,6 +85,8 @@ def fine_tune(
             adjust_biases(module.model, token_loads(module.model, routing.records))
         on_step()
         if step % eval_every == 0 or step == n_steps:
+            if not (finite and all(value.isfinite().all() for value in trained)):
+                raise not_finite("the loss or a weight is not finite", step, ADAPTATION)
             found, rows = score_batches(module, development, precision)
             on_score(found)
             if rank(found) > rank(best):

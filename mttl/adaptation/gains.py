@@ -19,6 +19,10 @@ def interval(
     tasks stay, so the interval is about these tasks and not about tasks in general. An undefined
     score counts as 0, as in the mean. The order of tasks, samples and seeds changes nothing.
 
+    The interval is too narrow for few samples: of simulated 95 % intervals of six tasks with three
+    seeds, 78 % hold the truth with two samples, 86 % with three and 90 % with five
+    (``tests/adaptation/test_gains.py``).
+
     Args:
         scores: Of every task a list per sample, which holds the scores of its seeds.
         level: Probability that the interval covers.

@@ -1,5 +1,6 @@
 """LoraHub: one coefficient per skill, found without gradients from a few examples."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from mttl.adaptation.evolution import evolve
 from mttl.adaptation.fine_tune import score_batches
 from mttl.routing.task.coefficients import CoefficientRouter
+from mttl.training.saving.checkpoint_file import not_finite
 from mttl.training.text_to_text import Prediction, TextToTextModule
 
 # As in LoraHub's code: of the mean absolute coefficient, and of each.
@@ -30,9 +32,10 @@ def compose(
     """Look for the coefficients of the smallest loss on training rows, the same in all layers.
 
     They start at 0, the bare backbone, and lie between -1.5 and 1.5; the loss has 0.05 times their
-    mean absolute value added. LoraHub takes an optimizer of nevergrad; here it is CMA-ES. With the
-    mixing ``"factors"`` both factors of the skills are summed by them, as LoraHub does; with the
-    others, their changes.
+    mean absolute value added. LoraHub's release differs: it takes Nevergrad's NGOpt instead of
+    CMA-ES, and divides the sum of the mean losses of its batches by the number of examples, so that
+    the penalty weighs more there. With the mixing ``"factors"`` both factors of the skills are
+    summed by them, as LoraHub does; with the others, their changes.
 
     Args:
         module: An adapted model whose router is a `CoefficientRouter` of one task.
@@ -67,6 +70,9 @@ def compose(
         return total / max(count, 1) + PENALTY * float(coefficients.abs().mean())
 
     start = torch.zeros(router.n_skills)
-    found, _ = evolve(objective, start, n_evaluations=n_evaluations, bound=BOUND)
+    found, least = evolve(objective, start, n_evaluations=n_evaluations, bound=BOUND)
+    if math.isinf(least):
+        advice = "Check the run's skills, and trainer.precision"
+        raise not_finite("the loss of all coefficients is not finite", n_evaluations, advice)
     router.rows.copy_(found.expand_as(router.rows))
     return n_evaluations, *score_batches(module, development, precision)

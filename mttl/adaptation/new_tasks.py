@@ -17,6 +17,7 @@ from torch import Tensor
 from mttl.adaptation import modes
 from mttl.adaptation.adapted_model import AdaptedModel
 from mttl.adaptation.course import Course
+from mttl.adaptation.diverged import Diverged
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.job import run_job, task_module
 from mttl.adaptation.own_examples import Example, split_examples, write_examples
@@ -83,6 +84,7 @@ def adapt(
             settings or of another inventory.
         TaskError: If a task or a sample is absent, malformed, or was trained on.
         MttlError: If another process writes into ``out``.
+        DivergedError: After the other jobs, if the loss or weights of some are not finite.
     """
     given = _settings_of(run, config, settings)
     if gym is not None:
@@ -91,6 +93,7 @@ def adapt(
         given, run, tasks, samples=samples, allow_seen=allow_seen, backbone=backbone
     )
     finished: dict[FewShotJob, FewShotResult] = {}
+    diverged = Diverged()
     with ExitStack() as block:
         keep = None
         if out is not None:
@@ -99,11 +102,14 @@ def adapt(
             finished = keep.finished
         adaptation.to_device()
         for job in adaptation.jobs:
-            if job not in finished:
+            if job in finished:
+                continue
+            with diverged.noted(job):
                 finished[job] = adaptation.run_job(job, given)
                 if keep is not None:
                     keep.add(finished[job])
                 on_result(finished[job])
+    diverged.report()
     return [finished[job] for job in adaptation.jobs]
 
 

@@ -62,7 +62,8 @@ def grid_points(grid: Mapping[str, Sequence[Any]]) -> list[Values]:
 
 def trial_name(values: Mapping[str, Any]) -> str:
     """Return the name of a trial's folder: its settings, so that equal trials share their jobs."""
-    return ",".join(f"{name}={value}" for name, value in sorted(values.items()))
+    # A plus, as of 1e+30, joins files of a configuration.
+    return ",".join(f"{name}={value}" for name, value in sorted(values.items())).replace("+", "")
 
 
 def note_values(folder: Path, values: Mapping[str, Any]) -> None:

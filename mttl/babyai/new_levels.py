@@ -11,6 +11,7 @@ from rich.console import Console
 
 from envs.errors import LevelError
 from envs.interface import check_levels
+from mttl.adaptation.diverged import Diverged
 from mttl.adaptation.result_lines import ResultLines
 from mttl.adaptation.results import check_folder
 from mttl.adaptation.shard import Shard
@@ -29,6 +30,7 @@ from mttl.inventory_files import inventory_digest
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.metrics_file import MetricsFile
 from mttl.training.progress import TrainingProgress
+from mttl.training.saving.checkpoint_file import check_weights
 
 FOR_TEXT = {
     **{"samples": None, "reference": None, "workers": 1, "shard": Shard()},
@@ -97,7 +99,7 @@ def adapt_babyai(
         MttlError: If another process writes there, or a line of the results is damaged.
         TaskError: If a level was trained on.
         CheckpointError: If the run holds no policies.
-        TrainingError: If an environment breaks.
+        TrainingError: If an environment breaks; or, after the other jobs, if some diverged.
     """
     try:
         names = check_levels(levels or config.adapt.levels)
@@ -122,13 +124,16 @@ def adapt_babyai(
     status = status or Console(stderr=True)
     jobs = [(level, seed) for level in names for seed in config.adapt.seeds]
     results = ResultLines(folder / "results.jsonl", LevelResult)
+    diverged = Diverged()
     with results.writing(), environment_errors("Finished jobs are kept; start again to go on"):
         for number, (level, seed) in enumerate(jobs, 1):
             if (level, seed) in results.finished:
                 continue
             status.print(f"{number} of {len(jobs)}: {level}, seed {seed}", highlight=False)
             curve = folder / "curves" / f"{level}-{seed}.csv"
-            results.add(_run_job(config, model, source, level, seed, curve, status))
+            with diverged.noted(f"{level}, seed {seed}"):
+                results.add(_run_job(config, model, source, level, seed, curve, status))
+    diverged.report()
     return [results.finished[job] for job in jobs]
 
 
@@ -209,6 +214,7 @@ def _learn(
         trainer.fit(learning.module, datamodule=data)
     if trainer.interrupted:
         raise KeyboardInterrupt
+    check_weights(learning.module, trainer.global_step)
 
 
 def _solved_after(rows: MetricsFile, level: str, rate: float) -> int | None:

@@ -1,5 +1,6 @@
 """From a validated configuration to objects."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,7 +31,7 @@ from mttl.config.skills_schema import Aggregation, Skills, kinds_of
 from mttl.data.prompt_form import PromptForm
 from mttl.errors import CheckpointError, ConfigError
 from mttl.models.backbone import is_decoder_only
-from mttl.models.generation import end_also_at, search_settings
+from mttl.models.generation import end_also_at, not_applied, search_settings
 from mttl.models.prefixed_attention import read_prefixes
 from mttl.moe.attach_experts import TokenLayers
 from mttl.routing.context import RoutingSlot
@@ -43,6 +44,8 @@ from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.weights.sparse import place_supports, saved_supports
 from mttl.sparse.skill_file import SparseSkill
 from mttl.training.precision import answering_precision
+
+_log = logging.getLogger(__name__)
 
 # Settings of every section `skills` that are not arguments of its kind.
 COMMON = {"kind", "targets", "n_skills", "support", "gate", "alike"}
@@ -167,7 +170,7 @@ def inventory_settings(
     if config.trainer.precision != "32-true":  # the default, as above
         own["precision"] = config.trainer.precision
     form = config.data.model_dump(mode="json", include=set(PromptForm.model_fields))
-    for name in ("truncate", "template", "system"):  # defaults, as above
+    for name in ("truncate", "template", "system", "date"):  # defaults, as above
         if form[name] == PromptForm.model_fields[name].default:
             del form[name]
     by_task = {"task_descriptions": descriptions, "task_options": options}
@@ -200,10 +203,14 @@ def _build(
     network = build_backbone(backbone, empty=empty)
     check_vocabulary(backbone, tokenizer, network)
     form = settings.data if isinstance(settings, ModelSettings) else PromptForm.of(settings.data)
+    own = network.generation_config
     if form.template == "chat":
         encoder = form.encoder(tokenizer, decoder_only=is_decoder_only(network))
-        assert network.generation_config is not None
-        end_also_at(network.generation_config, encoder.stops)
+        assert own is not None
+        end_also_at(own, encoder.stops)
+    if ignored := not_applied(settings.generation, own):
+        values = ", ".join(f"{name} {getattr(own, name)}" for name in sorted(ignored))
+        _log.info("not applied of the backbone's generation settings: %s", values)
     model, attachment, token_layers = assemble(network, settings, tasks, trained=trained)
     if backbone.gradient_checkpointing:
         model.enable_gradient_checkpointing()
@@ -214,7 +221,7 @@ def _build(
         tokenizer=tokenizer,
         tasks=tuple(tasks),
         form=form,
-        search=search_settings(settings.generation, form.max_output_length),
+        search=search_settings(settings.generation, form.max_output_length, own),
         per_token=settings.generation.per_token,
         attachment=attachment,
         token_layers=token_layers,

@@ -31,7 +31,8 @@ class Pretrained(_AnyBackbone):
     lacks: ClassVar = {
         "shards": (
             "quantize",
-            "weights in few bits cannot be cut into parts; use ddp, or remove it",
+            "torchao cannot split its weights (int8, int4), and nf4 has scales beside its weights "
+            "that are not sent; use ddp, or remove it",
         )
     }
     name: str

@@ -1,5 +1,6 @@
 """The section `data`: the tasks, and how their rows become batches."""
 
+import datetime
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -54,6 +55,10 @@ Template = Literal["plain", "chat"]
 def prefix_kind(value: Any) -> Any:
     """Return the choice that a setting names: earlier versions wrote true or false."""
     return ("name" if value else "none") if isinstance(value, bool) else value
+
+
+def _day(text: str) -> str:
+    return datetime.date.fromisoformat(text).isoformat()
 
 
 # YAML reads the name of a task that is called 123 as a number.
@@ -120,6 +125,9 @@ class Data(Section):
     the tokenizer (decoder-only backbones). The answer is the assistant's, end of turn included."""
     system: Annotated[str, Field(min_length=1)] | None = None
     """System text of every chat; the description of the task follows it."""
+    date: Annotated[str, AfterValidator(_day)] | None = None
+    """The day, as YYYY-MM-DD, that chat templates show which show one: by default that on which
+    training starts. A run keeps it."""
     metrics: dict[TaskName, Annotated[str, AfterValidator(own_class_of(METRICS))]] = {}
     """Metrics of tasks in the place of those in TASKS.csv: one of CrossFit's, or `module:Class`."""
     expert_matrix: str | None = None
@@ -144,8 +152,9 @@ class Data(Section):
                 "dir must name the folder of a gym; only with tasks, a YAML file of tasks of one's "
                 "own, may it be left out"
             )
-        if self.system is not None and self.template != "chat":
-            raise ValueError("system is a part of chats: set template: chat, or leave it out")
+        for name in ("system", "date"):
+            if getattr(self, name) is not None and self.template != "chat":
+                raise ValueError(f"{name} is a part of chats: set template: chat, or leave it out")
         if self.validation == "dev" and self.split == "train+dev":
             raise ValueError(
                 "validation 'dev' would score rows that split 'train+dev' trains on; set "

@@ -65,6 +65,10 @@ class Generation(Section):
     """1 is greedy."""
     length_penalty: float = 1.0
     """Exponent of the length in a beam's score; needs beams."""
+    from_backbone: bool = False
+    """Apply the backbone's own settings of tokens and lengths, such as `repetition_penalty`,
+    `suppress_tokens`, `min_length` and `forced_bos_token_id`. Without it, only the ids of start,
+    end and padding are the backbone's."""
     mode: Literal["generate", "rank", "both"] = "generate"
     """Generate answers; rank the options of every task by their likelihood; or both, rank where a
     task has options. They are in the column options of TASKS.csv, or its rows' few answers."""
@@ -314,7 +318,7 @@ class Trainer(Section):
     gradient_clip_val: NonNegative | None = None
     """Largest norm of the gradients."""
     accumulate_grad_batches: PositiveInt = 1
-    """Batches per optimizer step."""
+    """Batches per optimizer step; each counts by its answer tokens, as if they were one batch."""
     val_check_interval: PositiveInt | Annotated[float, Field(gt=0, le=1)] | None = None
     """Validate every so many batches, or after this fraction of an epoch."""
     check_val_every_n_epoch: PositiveInt = 1

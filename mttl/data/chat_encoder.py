@@ -7,10 +7,14 @@ The template is rendered once per system text, with two words in the places of q
 
 A prompt is head, question and tail; an answer what follows, the end of the turn included. Text is
 encoded as a whole, as `apply_chat_template` does, so that prompt and answer are its ids of the
-conversation, and no special token stands there but the template's own.
+conversation, and no special token stands there but the template's own. A question that is too long
+loses characters until its chat fits.
 """  # noqa: E501 -- a conversation is one line
 
-from collections.abc import Sequence
+import datetime
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -18,11 +22,12 @@ from transformers import PreTrainedTokenizerBase
 from mttl.config.data_schema import Truncate
 from mttl.data.encode import Frame, TextEncoder
 from mttl.data.opening import Opening
+from mttl.data.user_text import UserText
 from mttl.errors import ConfigError
 from mttl.reading import reason
 
 # Words that no template holds, nor changes.
-_QUESTION, _ANSWER = "QuestionOfTheUser", "AnswerToTheUser"
+_QUESTION, _ANSWER, _SYSTEM = "QuestionOfTheUser", "AnswerToTheUser", "TextOfTheSystem"
 _ADVICE = "Name a tokenizer with another one (backbone.tokenizer), or set data.template: plain"
 
 
@@ -35,6 +40,7 @@ class ChatEncoder(TextEncoder):
         max_output_length: The most ids of an answer, the end of its turn included.
         truncate: Which side of a question that is too long is cut; the template's text stays.
         system: A system text that chats have, if all of them have one; templates may need it.
+        date: The day that templates show, as YYYY-MM-DD; that of the call by default.
 
     Raises:
         ConfigError: If there is no chat template, or it cannot be used; the message says why.
@@ -48,6 +54,7 @@ class ChatEncoder(TextEncoder):
         max_output_length: int,
         truncate: Truncate = "end",
         system: str | None = None,
+        date: str | None = None,
     ):
         super().__init__(
             tokenizer,
@@ -61,10 +68,11 @@ class ChatEncoder(TextEncoder):
                 f"data.template is 'chat', and the tokenizer '{tokenizer.name_or_path}' has no "
                 f"chat template. {_ADVICE}"
             )
-        self.leading_space = ""
-        self._frames: dict[str | None, Frame] = {}
-        self._answered = self.frame(system)
-        self._answer_ends = self._ids_of(self._answered.lead), self._ids_of(self._answered.end)
+        self.leading_space, self._date = "", date
+        self._frames: dict[str | None, tuple[Frame, str]] = {}
+        self._answered = frame = self.frame(system)
+        self.user_text = UserText(tokenizer, frame.head + frame.end)
+        self._answer_ends = self._template_ids(frame.lead), self._template_ids(frame.end)
         self._check_room("max_output_length", self._max_lengths[1], self._answer_ends)
         if not self.stops:
             raise ConfigError(
@@ -88,34 +96,67 @@ class ChatEncoder(TextEncoder):
             ConfigError: If the template alone is longer than a prompt may be.
         """
         openings = [*openings] or [Opening("")] * len(texts)
-        frames = [self.frame(opening.system) for opening in openings]
-        prompts = self._ids(
-            [frame.head + text + frame.tail for frame, text in zip(frames, texts, strict=True)]
-        )
+        prompts = self._asked(texts, [opening.system for opening in openings])
         for place, ids in enumerate(prompts):
             if len(ids) > self._max_lengths[0]:
-                ends = self._ids_of(frames[place].head), self._ids_of(frames[place].tail)
-                self._check_room("max_input_length", self._max_lengths[0], ends)
-                (prompts[place],) = self._encode(
-                    [texts[place]], ends, self._max_lengths[0], lost, [openings[place]]
-                )
+                prompts[place] = self._cut(texts[place], openings[place])
+                if lost is not None:
+                    lost.append(len(ids) - len(prompts[place]))
         return prompts
+
+    def _cut(self, text: str, opening: Opening) -> list[int]:
+        most, kept = self._max_lengths[0], opening.text.rstrip()
+
+        def encode(question: str) -> list[int]:
+            return self._asked([question], [opening.system])[0]
+
+        self._check_room("max_input_length", most, (encode(""), []))
+        if self.truncate == "end" or len(encode(kept)) > most:
+            return _longest(encode, text, most)
+        rest = text.removeprefix(kept)[::-1]
+        return _longest(lambda end: encode(kept + end[::-1]), rest, most)
 
     def answers(self, texts: Sequence[str], lost: list[int] | None = None) -> list[list[int]]:
         """Return the ids of each answer as what the assistant says, to the end of its turn."""
-        frame = self._answered
-        before = self._ids_of(frame.tail)  # an answer's first token may depend on it
-        answers = self._ids([frame.tail + frame.lead + text + frame.end for text in texts])
+        answers = self._answers(texts)
         for place, ids in enumerate(answers):
+            if len(ids) > self._max_lengths[1]:
+                answers[place] = _longest(
+                    lambda text: self._answers([text])[0], texts[place], self._max_lengths[1]
+                )
+                if lost is not None:
+                    lost.append(len(ids) - len(answers[place]))
+        return answers
+
+    def _asked(self, texts: Sequence[str], systems: Sequence[str | None]) -> list[list[int]]:
+        """Return the ids of questions with what the template puts around them."""
+        plain, hidden = [], []
+        for text, system in zip(texts, systems, strict=True):
+            frame, head = self.frame(system), self._frames[system][1]
+            plain.append(frame.head + text + frame.tail)
+            head = self.user_text.hide(head).replace(_SYSTEM, (system or "").strip())
+            hidden.append(head + text + self.user_text.hide(frame.tail))
+        return self.user_text.encode(plain, hidden)
+
+    def _answers(self, texts: Sequence[str]) -> list[list[int]]:
+        _, tail, lead, end = self._answered
+        hide = self.user_text.hide
+        before = self._template_ids(tail)  # an answer's first token may depend on it
+        answers = self.user_text.encode(
+            [tail + lead + text + end for text in texts],
+            [hide(tail + lead) + text + hide(end) for text in texts],
+        )
+        for place, (ids, text) in enumerate(zip(answers, texts, strict=True)):
             if ids[: len(before)] == before:
                 answers[place] = ids[len(before) :]
             else:  # the answer joins with what stands before it
-                answers[place] = self._ids_of(frame.lead + texts[place] + frame.end)
-            if len(answers[place]) > self._max_lengths[1]:
-                (answers[place],) = self._encode(
-                    [texts[place]], self._answer_ends, self._max_lengths[1], lost
+                (answers[place],) = self.user_text.encode(
+                    [lead + text + end], [hide(lead) + text + hide(end)]
                 )
         return answers
+
+    def _template_ids(self, text: str) -> list[int]:
+        return self.user_text.encode([text], [self.user_text.hide(text)])[0] if text else []
 
     def frame(self, system: str | None = None) -> Frame:
         """Return what stands around questions that share a system text.
@@ -125,15 +166,22 @@ class ChatEncoder(TextEncoder):
                 shows a conversation otherwise than its beginning.
         """
         if system not in self._frames:
-            self._frames[system] = self._rendered(system)
-        return self._frames[system]
+            frame = self._rendered(system)
+            head = frame.head  # with a word in the place of the system text, where that is shown
+            if system is not None:
+                marked = self._rendered(_SYSTEM)
+                if frame == marked._replace(head=marked.head.replace(_SYSTEM, system.strip())):
+                    head = marked.head
+            self._frames[system] = frame, head
+        return self._frames[system][0]
 
     def _rendered(self, system: str | None) -> Frame:
         asked = [] if system is None else [{"role": "system", "content": system}]
         asked = [*asked, {"role": "user", "content": _QUESTION}]
         answered = [*asked, {"role": "assistant", "content": _ANSWER}]
         try:
-            render: Any = self.tokenizer.apply_chat_template
+            template = on_day(self.tokenizer.get_chat_template(), self._date)
+            render: Any = partial(self.tokenizer.apply_chat_template, chat_template=template)
             prompt = render(asked, tokenize=False, add_generation_prompt=True)
             whole = render(answered, tokenize=False)
         except Exception as error:  # templates are programs, and raise what they like
@@ -160,5 +208,22 @@ class ChatEncoder(TextEncoder):
             tail, lead = tail + lead, ""
         return Frame(head, tail, lead, end)
 
-    def _ids_of(self, text: str) -> list[int]:
-        return self._ids([text])[0] if text else []
+
+def on_day(template: Any, day: str | None) -> Any:
+    """Return a chat template to which it is always the same day, if one is given."""
+    if day is None or "strftime_now" not in template:
+        return template
+    midnight = datetime.datetime.fromisoformat(day)
+    codes = [code for letter in "aAbBcdHIjmMpSUwWxXyY" for code in (f"%{letter}", f"%-{letter}")]
+    shown = "".join(f" | replace('{code}', '{midnight.strftime(code)}')" for code in codes)
+    head = f"{{% macro strftime_now(form) %}}{{{{ form{shown} }}}}{{% endmacro %}}"
+    return head + "{{ '' }}" + template
+
+
+def _longest(encode: Callable[[str], list[int]], text: str, most: int) -> list[int]:
+    """Return the ids of the longest beginning of a text that has at most so many."""
+    n = len(text)
+    while n and len(encode(text[: n // 2])) > most:
+        n //= 2
+    n = bisect_right(range(n + 1), most, key=lambda size: len(encode(text[:size]))) - 1
+    return encode(text[: max(n, 0)])

@@ -130,14 +130,15 @@ class TextToTextDataModule(pl.LightningDataModule):
         if data.token_budget is not None or packed is not None:
             _tell_padding(list(sampler), stacks, packed)
         kind: dict[str, Any] = {"decoder_only": self.decoder_only}
-        counted = {}
+        counted: dict[str, Any] = {}
         if packed is None:
             collate = TrainCollator(pad_id_of(self.tokenizer), len(self.tasks), **kind)
-            if data.global_batch_size is not None:
-                counted = {"n_targets": collate.n_targets}
         else:
             kind["packed_length"] = packed
             collate = PackedCollator(pad_id_of(self.tokenizer), len(self.tasks), **kind)
+        n_parts = 1 if self.trainer is None else self.trainer.accumulate_grad_batches
+        if n_parts > 1 or data.global_batch_size is not None:
+            counted = {"n_targets": collate.n_targets, "n_parts": n_parts}
         read = rows.select_columns(["input_ids", "labels", "task_id"])
         loader = ResumableLoader(read, sampler, collate_fn=collate, **counted, **self._options)
         if self._position_to_load:

@@ -10,7 +10,8 @@ Special tokens are the tokenizer's own. Encoder-decoder: inputs and answers both
 an answer always ends with the end token. Decoder-only: beginning + input + newline, then answer +
 end; the newline tells the model where the input is over. What is too long loses its tail, or an
 input its beginning: the prefix, the newline and the end token stay. Chats look as the tokenizer's
-own template says: `mttl.data.chat_encoder`.
+own template says: `mttl.data.chat_encoder`. In texts themselves no token is special
+(`mttl.data.user_text`).
 """
 
 import hashlib
@@ -23,6 +24,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mttl.config.data_schema import Truncate
 from mttl.data.opening import Opening
+from mttl.data.user_text import UserText
 from mttl.errors import ConfigError
 
 _PROBE = "the"
@@ -75,6 +77,7 @@ class TextEncoder:
                 "its eos_token."
             )
         self.tokenizer, self.truncate = tokenizer, truncate
+        self.user_text = UserText(tokenizer)
         self._decoder_only = decoder_only
         self.leading_space = " " if wants_leading_space(tokenizer) else ""
         before, after = special_ids(tokenizer)
@@ -148,7 +151,7 @@ class TextEncoder:
     ) -> list[list[int]]:
         before, after = ends
         room = max_length - len(before) - len(after)
-        encoded = self._ids([self.leading_space + text for text in texts])
+        encoded = self.user_text.encode([self.leading_space + text for text in texts])
         for place, ids in enumerate(encoded):
             if len(ids) > room:
                 if lost is not None:
@@ -162,12 +165,8 @@ class TextEncoder:
 
     def _n_ids(self, opening: str) -> int:
         # The blank at its end may be part of the next word's token.
-        return len(self._ids([self.leading_space + opening.rstrip()])[0]) if opening else 0
-
-    def _ids(self, texts: list[str]) -> list[list[int]]:
-        # verbose=False: a text over the model's length is cut here, and needs no warning.
-        encoded = self.tokenizer(texts, add_special_tokens=False, verbose=False)
-        return encoded["input_ids"]  # pyright: ignore[reportReturnType]
+        kept = self.leading_space + opening.rstrip()
+        return len(self.user_text.encode([kept])[0]) if opening else 0
 
 
 def check_positions(

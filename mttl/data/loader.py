@@ -26,9 +26,11 @@ class ResumableLoader(DataLoader):
     Args:
         dataset: The rows, a map-style data set.
         sampler: Decides the batches and holds the position.
-        n_targets: Counts the tokens that a batch predicts. If given, every batch has a field
-            ``step_tokens``: the mean of these counts over the batches of its step, by which losses
-            are divided where several batches make a step and every token of it counts alike.
+        n_targets: Counts the tokens that a batch predicts. If given, every batch has the fields
+            ``step_parts``, the number of batches of its optimizer step, and ``step_tokens``, the
+            mean of these counts over them. Losses are divided by this mean, so that every token of
+            the step has the same weight.
+        n_parts: Batches of a step; the last step of an epoch may have fewer.
         options: Of `torch.utils.data.DataLoader`.
 
     Attributes:
@@ -42,6 +44,7 @@ class ResumableLoader(DataLoader):
         sampler: TaskBatchSampler,
         *,
         n_targets: Callable[[Mapping[str, Any]], int] | None = None,
+        n_parts: int = 1,
         **options: Any,
     ):
         # Its own generator: workers' seeds must not advance the global one, on which dropout
@@ -49,7 +52,7 @@ class ResumableLoader(DataLoader):
         generator = torch.Generator().manual_seed(sampler.seed)
         super().__init__(dataset, batch_sampler=sampler, generator=generator, **options)
         self.position = sampler
-        self.n_targets = n_targets
+        self.n_targets, self.n_parts = n_targets, n_parts
         self.before_batch: Callable[[], None] | None = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -69,15 +72,14 @@ class ResumableLoader(DataLoader):
     def _counted(self, batches: Iterator[Any], first: int) -> Iterator[Any]:
         """Read the batches of a step together, and tell each how many tokens the step has."""
         assert self.n_targets is not None
-        n_parts = self.position.n_parts
-        while step := list(islice(batches, n_parts)):
+        while step := list(islice(batches, self.n_parts - first % self.n_parts)):
             for number, batch in enumerate(step, first):
                 if self.position.is_filler(number):
                     batch["labels"] = torch.full_like(batch["labels"], IGNORED)
             first += len(step)
-            count = sum(map(self.n_targets, step)) / n_parts
+            count = torch.tensor(sum(map(self.n_targets, step)) / len(step))
             for batch in step:
-                yield {**batch, "step_tokens": torch.tensor(count)}
+                yield {**batch, "step_tokens": count, "step_parts": len(step)}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the next batch."""

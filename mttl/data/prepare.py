@@ -26,7 +26,7 @@ from mttl.gym.rows import Row, RowFile
 _log = logging.getLogger(__name__)
 
 # Raise it when the columns, the text form or the encoding change.
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 # Rows that are tokenised and written together.
 AT_ONCE = 1000
@@ -112,7 +112,7 @@ def prepare(
         "max_rows": max_rows,
         **({} if form.truncate == "end" else {"truncate": form.truncate}),
     }
-    if form.template == "chat":  # what its template says now: some show the date
+    if form.template == "chat":  # what its template says: some show the date
         settings["frames"] = [encoder.frame(opening.system) for opening in openings]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     key = f"{split.replace('+', '-')}-{digest[:24]}"

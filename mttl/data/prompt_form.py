@@ -30,6 +30,8 @@ class PromptForm(Section):
     """Whether an input is asked as it is, or by the tokenizer's chat template."""
     system: str | None = None
     """System text of every chat."""
+    date: str | None = None
+    """The day that chat templates show."""
     task_descriptions: dict[str, str] = {}  # noqa: RUF012 -- pydantic copies defaults
     """The descriptions that were shown, by task."""
     task_options: dict[str, list[str]] = {}  # noqa: RUF012 -- as above
@@ -77,4 +79,4 @@ class PromptForm(Section):
             )
         described = "A description." if self.descriptions else None  # some task's
         system = (self.system or "").strip() or described
-        return ChatEncoder(tokenizer, system=system, **lengths)
+        return ChatEncoder(tokenizer, system=system, date=self.date, **lengths)

@@ -77,6 +77,10 @@ class TokenBatchSampler(TaskBatchSampler):
         for i in range(self.batch, self.n_batches):
             yield batches[i * self.world_size + self.rank].tolist()
 
+    def is_filler(self, batch: int) -> bool:
+        """Return False: every batch has rows of its own, or repeats rows that count."""
+        return False
+
     def global_batches(self, epoch: int) -> list[Int64[np.ndarray, "B"]]:
         """Return the rows of each batch of all processes in an epoch, step by step."""
         rng = np.random.default_rng([self.seed, epoch])

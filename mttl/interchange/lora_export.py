@@ -14,8 +14,9 @@ from mttl.interchange.peft_folder import write_peft
 from mttl.library.library_folder import CARD, Member
 from mttl.library.low_rank_change import LowRank
 from mttl.library.member_card import BaseModel
-from mttl.merging.fold import require_plain
+from mttl.merging.fold import fold, require_plain, unfold
 from mttl.merging.low_rank_factors import mixture
+from mttl.skills.skilled_layer import SkilledLayer
 from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.weights.lora import LoRAInventory
 
@@ -37,21 +38,38 @@ def mixture_adapter(
         CheckpointError: If a kind of skill is no change added to a weight, a kind without factors
             is given no rank, the rank is not positive, or a layer stands at several paths.
     """
-    layers = model.skilled_layers()
-    require_plain(model)
-    _check_paths(model)
+    check_paths(model)
     try:
-        parts = {
-            path: mixture(layer.inventory, mixing[layer.group], rank)
-            for path, layer in layers.items()
-        }
+        return mixture_factors(model.skilled_layers(), mixing, rank)
     except (ValueError, NotImplementedError) as error:
         raise CheckpointError(
-            f"the skills cannot be exported as LoRA: {error}. If they change weights, a whole "
-            "model can be written instead (scripts/merge_task.py)"
+            f"the skills cannot be exported as LoRA: {error}. {instead(model, mixing)}"
         ) from error
+
+
+def mixture_factors(
+    layers: Mapping[str, SkilledLayer], mixing: Float[Tensor, "G H K"], rank: int | None
+) -> dict[str, LowRank]:
+    """Return the factors of some layers; arguments and result as for `mixture_adapter`.
+
+    Raises:
+        ValueError: If a kind without factors is given no rank, or the rank is not positive.
+        NotImplementedError: If a kind of skill is no change added to a weight.
+    """
+    parts = {
+        path: mixture(layer.inventory, mixing[layer.group], rank) for path, layer in layers.items()
+    }
     width = max(part.rank for part in parts.values())
     return {path: part.padded(width) for path, part in parts.items()}
+
+
+def instead(model: SkilledModel, mixing: Float[Tensor, "G H K"]) -> str:
+    """Return what answers for a mixture that cannot be exported: a merged model, or mttl alone."""
+    try:
+        unfold(fold(model, mixing))
+    except ValueError:
+        return "Only mttl answers with them (pl_predict.py, scripts/serve.py)"
+    return "A whole model can be written instead (scripts/merge_task.py)"
 
 
 def lora_adapter(
@@ -140,7 +158,13 @@ def skill_mixing(model: SkilledModel, skill: int) -> Float[Tensor, "G H K"]:
     return mixing
 
 
-def _check_paths(model: SkilledModel) -> None:
+def check_paths(model: SkilledModel) -> None:
+    """Refuse models whose skills an adapter at the layers' paths cannot stand for.
+
+    Raises:
+        CheckpointError: If tokens choose experts, or a layer stands at several paths.
+    """
+    require_plain(model)
     first = model.skilled_layers()
     layers = set(first.values())
     for path, module in model.backbone.named_modules(remove_duplicate=False):

@@ -11,7 +11,7 @@ from mttl.build.model_hub import download
 from mttl.errors import CheckpointError, ConfigError, MttlError
 from mttl.interchange.base_facts import lasting_name
 from mttl.interchange.lora_export import mixture_adapter, skill_mixing
-from mttl.interchange.lora_import import read_lora
+from mttl.interchange.lora_import import read_lora, without_base
 from mttl.interchange.peft_folder import CONFIG, PICKLE, TENSORS, PeftFolder, read_peft
 from mttl.inventory_folder import find_inventory
 from mttl.library.library_folder import CARD, LIBRARY, Member, is_library, open_library
@@ -153,7 +153,8 @@ def _read(folder: Path, name: str, wanted: Wanted, found: Found) -> None:
     else:
         for path in adapters_in(folder):
             try:
-                found.members.append(_of_peft(path, name if path == folder else path.name))
+                own = name if path == folder else path.name
+                found.members.append(_of_peft(path, own, wanted.backbone))
             except MttlError as error:
                 found.problems.append(str(error))
 
@@ -163,9 +164,9 @@ def _of_library(folder: Path) -> Iterator[Member]:
     return (library.member(name) for name in library.names)
 
 
-def _of_peft(path: Path, name: str) -> Member:
+def _of_peft(path: Path, name: str, base: str | None) -> Member:
     folder = read_peft(path)
-    changes = read_lora(folder)
+    changes = read_lora(without_base(folder, base or folder.config.get("base_model_name_or_path")))
     card = MemberCard(name=name, task=name, source=f"'{path}'")
     if (path / CARD).exists():  # a member that went out, and comes back
         own = parse_card(read_bytes(path / CARD, CheckpointError), f"'{path / CARD}'")

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -89,21 +88,30 @@ def read_peft(folder: str | Path) -> PeftFolder:
     return PeftFolder(path, config, named)
 
 
-def write_peft(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def write_peft(
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    *,
+    prefix: str = PREFIX,
+    file: str = TENSORS,
+) -> None:
     """Write the two files of a PEFT adapter.
 
     Args:
         folder: Where.
         config: What the configuration holds.
-        tensors: By path of the layer and parameter, without PEFT's prefix.
+        tensors: By path of the layer and parameter, without PEFT's prefix; a prompt has no path.
+        prefix: PEFT's.
+        file: Name of the file of tensors.
     """
     folder.mkdir(parents=True, exist_ok=True)
     # Clones: safetensors refuses tensors that share memory, as the rows of a group do.
     named = {
-        f"{PREFIX}{name}": tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        (prefix if "." in name else "") + name: tensor.detach().cpu().clone().contiguous()
         for name, tensor in tensors.items()
     }
-    write_tensors(folder / TENSORS, named, {"format": "pt"})
+    write_tensors(folder / file, named, {"format": "pt"})
     write_text(folder / CONFIG, json.dumps(dict(config), indent=2, sort_keys=True) + "\n")
 
 

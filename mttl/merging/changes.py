@@ -42,11 +42,13 @@ class DenseChange:
     weights: Weights
 
     def touches(self, tensor: str) -> bool:
-        """Tell whether the tensor may have changed at all: any may."""
-        return True
+        """Tell whether the tensor may have changed at all: any that the model has may."""
+        return tensor in self.weights
 
     def read(self, tensor: str, start: int, base: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
         """Return the range's difference, in the precision of ``base``."""
+        if not self.touches(tensor):
+            return torch.zeros_like(base)
         return task_vector(base, self.weights.read(tensor, start, start + len(base)).to(base.dtype))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoConfig, GenerationConfig
 
 from mttl.errors import CheckpointError
 from mttl.merging.tensor_file import Entry
@@ -15,25 +16,30 @@ from mttl.reading import read_json
 # Settings that say how a model was made, trained or is used, and not what its weights mean.
 INCIDENTAL = (
     *("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"),
-    *("task_specific_params", "_attn_implementation", "output_past"),
+    *("task_specific_params", "_attn_implementation", "output_past", "architectures"),
 )
 
 
-def weight_differences(base: Weights, other: Weights, *, extra: bool = True) -> list[str]:
+def weight_differences(base: Weights, other: Weights) -> list[str]:
     """Return how the tensors of a model differ in name, shape, type or whole numbers from a base's.
 
-    Floating-point types may differ: a base is often in fewer bits than what was tuned.
+    Floating-point types may differ: a base is often in fewer bits than what was tuned. What the
+    loaded model has no place for may be missing, and buffers of zeros be left out of the base.
 
     Args:
         base: The base.
         other: The model.
-        extra: Whether tensors that the base lacks are a difference.
     """
     common = [name for name in base if name in other]
     pairs = {name: (other.entry(name), base.entry(name)) for name in common}
+    loaded = base.loaded
     causes = {
-        "missing": [name for name in base if name not in other],
-        "unexpected": [name for name in other if name not in base] if extra else [],
+        "missing": [name for name in base if name not in other and not loaded.is_extra(name)],
+        "unexpected": [
+            name
+            for name in other
+            if name not in base and not (loaded.is_buffer(name) and not other.read(name).any())
+        ],
         "of another shape": _other_shapes(pairs),
         "of another type": [
             f"{name} {_short(found.dtype)} instead of {_short(wanted.dtype)}"
@@ -78,16 +84,16 @@ def fisher_differences(base: Weights, fisher: Weights, changed: Sequence[str]) -
 def setting_differences(base: Path, other: Path) -> list[str]:
     """Return how two folders differ in the model they describe, and in what their tokens mean.
 
-    Dropout and what is said under `INCIDENTAL` may differ, and a file that one of them lacks is not
-    compared.
+    Settings are compared as transformers reads them, with its defaults. Dropout and what is said
+    under `INCIDENTAL` may differ, and a file that one of them lacks is not compared.
     """
-    ours, theirs = _settings(base / "config.json"), _settings(other / "config.json")
+    ours, theirs = _read_settings(base), _read_settings(other)
     differing = []
     if ours and theirs:
         differing = [
             f"{key} {theirs.get(key)!r} instead of {ours.get(key)!r}"
             for key in sorted(ours.keys() | theirs.keys())
-            if ours.get(key) != theirs.get(key) and key not in INCIDENTAL and "drop" not in key
+            if ours.get(key) != theirs.get(key)
         ]
     tokens = [_vocabulary(folder / "tokenizer.json") for folder in (base, other)]
     other_words = all(tokens) and tokens[0] != tokens[1]
@@ -128,6 +134,27 @@ def _settings(path: Path) -> dict[str, Any]:
         CheckpointError: If it is damaged.
     """
     return read_json(path, CheckpointError, dict) if os.path.lexists(path) else {}
+
+
+def _read_settings(folder: Path) -> dict[str, Any]:
+    """Return the settings that say what weights mean, as transformers reads them if it can."""
+    stored = _settings(folder / "config.json")
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        use = {key for key in GenerationConfig().to_dict() if not key.endswith("_token_id")}
+        known = type(config)().to_dict().keys() - use
+        stored = {key: value for key, value in config.to_dict().items() if stored and key in known}
+    except Exception:  # transformers answers what it does not know with errors of all sorts
+        pass
+    return _meaning(stored)
+
+
+def _meaning(settings: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _meaning(value) if isinstance(value, dict) else value
+        for key, value in settings.items()
+        if key not in INCIDENTAL and "drop" not in str(key)
+    }
 
 
 def _vocabulary(path: Path) -> Any:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from mttl.build.model import assemble
 from mttl.build.saved_settings import read_found_settings
@@ -20,6 +19,7 @@ from mttl.config.capabilities import require_features
 from mttl.errors import CheckpointError, ConfigError, nearest
 from mttl.merging.differences import grouped
 from mttl.merging.fold import is_transposed, require_plain, require_weights, task_mixing
+from mttl.merging.loaded_names import empty_model
 from mttl.merging.weights_folder import Weights
 from mttl.model_tensors import backbone_parameters, fingerprint, skill_tensors
 from mttl.skills.skilled_layer import SkilledLayer
@@ -49,7 +49,11 @@ class MixtureChange:
             raise CheckpointError(f"'{run}' knows no task '{task}'.{nearest(task, saved.tasks)}")
         self.settings = settings = read_found_settings(saved)
         require_features(settings, {"merges": f"merging '{run}'"})
-        backbone = _empty_backbone(folder)
+        backbone = empty_model(folder)
+        if backbone is None:
+            raise CheckpointError(
+                f"'{folder}' describes no language model, which the skills of a run need"
+            )
         if settings.backbone.kind == "pretrained" and settings.backbone.quantize:
             raise CheckpointError(
                 f"'{run}' was trained on a backbone in fewer bits ({settings.backbone.quantize}), "
@@ -61,12 +65,7 @@ class MixtureChange:
         except ConfigError as error:
             raise CheckpointError(f"'{run}' does not fit '{folder}': {error}") from error
         self._layers = model.skilled_layers()
-        try:
-            require_plain(model)
-            for path, layer in self._layers.items():
-                require_weights(path, layer)
-        except ValueError as error:
-            raise CheckpointError(f"'{run}': {error}") from error
+        require_plain(model)
         parameters = backbone_parameters(backbone)
         _check(saved, base, parameters)
         _give_memory(self._layers.values())
@@ -74,6 +73,10 @@ class MixtureChange:
             place_supports(self._layers, saved_supports(saved.skills))
         _load(saved, model)
         self._mixing = task_mixing(model.router, saved.tasks.index(task))
+        try:
+            _try_folds(self._layers, self._mixing)
+        except (ValueError, NotImplementedError) as error:
+            raise CheckpointError(f"'{run}': {error}") from error
         self._base = base
         self._trained = saved.folder / "backbone.safetensors" if saved.backbone else None
         self._owners = {
@@ -129,21 +132,6 @@ class MixtureChange:
         return value.to(torch.promote_types(value.dtype, torch.float32))
 
 
-def _empty_backbone(folder: Path) -> PreTrainedModel:
-    """Build the model that a folder describes, without memory for its weights."""
-    try:
-        config = AutoConfig.from_pretrained(folder)
-        kind: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-        with torch.device("meta"):
-            return kind.from_config(config)
-    except (OSError, ValueError, RuntimeError) as error:
-        cause = str(error).strip().splitlines()[0]
-        raise CheckpointError(
-            f"'{folder}' describes no language model, which the skills of a run need to stand on: "
-            f"{cause}"
-        ) from error
-
-
 def _check(saved: SavedInventory, base: Weights, parameters: dict[str, Tensor]) -> None:
     """See that the base is the backbone of the run, or what it was trained from."""
     problems = grouped(
@@ -170,6 +158,20 @@ def _check(saved: SavedInventory, base: Weights, parameters: dict[str, Tensor]) 
             f"'{saved.folder}' was trained on the backbone '{saved.meta['backbone']['name']}' "
             f"(fingerprint {expected[:12]}), not on '{base.path}' ({found[:12]})"
         )
+
+
+@torch.no_grad()
+def _try_folds(layers: Mapping[str, SkilledLayer], mixing: Float[Tensor, "G H K"]) -> None:
+    """See that the skills are changes of weights: fold one layer of each kind, with bias or not."""
+    tried = {}
+    for path, skilled in layers.items():
+        layer = require_weights(path, skilled)
+        tried.setdefault((type(layer.inventory), layer.bias is None), layer)
+    for layer in tried.values():
+        weight = torch.zeros(layer.weight.shape)
+        bias = None if layer.bias is None else torch.zeros(layer.bias.shape)
+        weight = weight.t() if is_transposed(layer.base) else weight
+        layer.inventory.fold(weight, bias, mixing[layer.group])
 
 
 class _Read(Mapping[str, Tensor]):

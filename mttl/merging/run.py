@@ -13,6 +13,7 @@ the base (configuration, tokenizer, index of shards) are copied: the result is a
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,11 +25,13 @@ from mttl.build.build_backbone import build_tokenizer
 from mttl.errors import CheckpointError, ConfigError
 from mttl.files import new_folder
 from mttl.merging.changes import Change, DenseChange, Ranges, read_wide
+from mttl.merging.check_written import check_written, logits, read_model
 from mttl.merging.differences import fisher_differences, setting_differences, weight_differences
+from mttl.merging.loaded_names import LoadedNames
 from mttl.merging.mixture import MixtureChange
 from mttl.merging.recipe import ElasticCaPE, Ingredient, Recipe
 from mttl.merging.rules import Parts, Rule, make_rule
-from mttl.merging.tensor_file import Entry, write_like
+from mttl.merging.tensor_file import Entry, TensorFile, write_like
 from mttl.merging.weights_folder import Weights
 from mttl.models.backbone import load_tokenizer
 from mttl.models.generation import end_also_at, search_settings
@@ -46,6 +49,7 @@ def merge_models(
     out: str | Path,
     *,
     on_range: Callable[[int, int], object] = lambda done, total: None,
+    probe: bool = False,
 ) -> None:
     """Merge models and write the result, whole or not at all.
 
@@ -56,6 +60,7 @@ def merge_models(
         out: The folder to make. Beside the model it gets ``merge.yaml``, the recipe, and where it
             adds tasks of runs, how they are asked.
         on_range: Called with the number of entries written so far, and that of all.
+        probe: Load the result and compare its answers; this takes memory for two models.
 
     Raises:
         CheckpointError: If something cannot be read or does not fit; the message lists, for every
@@ -69,12 +74,14 @@ def merge_models(
     _check_space(out, parts.base)
     total = sum(entry.size for file in parts.base.files for entry in file.entries.values())
     done = 0
+    kept: dict[str, list[Tensor]] = {}
     rule: Rule
 
-    def ranges(tensor: str, entry: Entry) -> Iterator[Tensor]:
+    def ranges(file: TensorFile, stored: str, entry: Entry) -> Iterator[Tensor]:
         nonlocal done
+        tensor = parts.base.names.get(stored)
         for start, stop in entry.ranges():
-            if entry.dtype.is_floating_point:
+            if tensor is not None and entry.dtype.is_floating_point:
                 with torch.no_grad():
                     wide = rule(tensor, start, read_wide(parts.base, tensor, start, stop))
                 merged = wide.to(entry.dtype)
@@ -83,9 +90,11 @@ def merge_models(
                     raise ValueError(
                         f"'{tensor}' would hold values that are no numbers, or too large for {kind}"
                     )
-                yield merged
             else:
-                yield parts.base.read(tensor, start, stop)
+                merged = file.read(stored, start, stop)
+            if probe:
+                kept.setdefault(stored, []).append(merged)
+            yield merged
             done += stop - start
             on_range(done, total)
 
@@ -95,7 +104,7 @@ def merge_models(
         try:
             rule = make_rule(recipe, parts)
             for file in parts.base.files:
-                write_like(file, folder / file.path.name, ranges)
+                write_like(file, folder / file.path.name, partial(ranges, file))
         except ValueError as error:
             raise CheckpointError(
                 f"a model or its Fisher information is damaged: {error}"
@@ -106,6 +115,20 @@ def merge_models(
         (folder / "merge.yaml").write_text(yaml12.dump(settings), "utf-8")
         if asking is not None:
             asking.write(folder, "model", place=str(out), base=recipe.base.model, about=_ABOUT)
+        _check(folder, parts.base, kept)
+
+
+def _check(folder: Path, base: Weights, kept: dict[str, list[Tensor]]) -> None:
+    """See that transformers reads a merge as what was computed, where it reads the base."""
+    entries = {name: entry for file in base.files for name, entry in file.entries.items()}
+    tensors = {name: torch.cat(own).view(entries[name].shape) for name, own in kept.items()}
+    try:
+        meant, _ = read_model(base.path, meta=not tensors, tensors=tensors)
+        answers = {"merge": logits(meant)} if tensors else {}
+    except Exception as error:  # transformers answers what it cannot read with errors of all sorts
+        _log.warning("the merge is not checked; transformers reads no text model there: %s", error)
+        return
+    check_written(folder, meant, answers, like=base.path)
 
 
 def merged_asking(recipe: Recipe, parts: Parts) -> Asking | None:
@@ -145,7 +168,7 @@ def merged_asking(recipe: Recipe, parts: Parts) -> Asking | None:
         forms={task: settings.data for task, settings in reversed(added.items())},
         decoder_only=decoder_only,
         generation=generation,
-        search=search_settings(first.generation, first.data.max_output_length),
+        search=search_settings(first.generation, first.data.max_output_length, generation),
         dtype=getattr(first.backbone, "dtype", "float32"),
     )
 
@@ -158,7 +181,8 @@ def _beside_weights(base: Weights) -> dict[str, bytes]:
 
 def open_parts(recipe: Recipe) -> Parts:
     """Open all that a recipe names, and see that it fits together."""
-    base = Weights(Path(recipe.base.model))
+    path = Path(recipe.base.model)
+    base = Weights(path, LoadedNames(path))
     len(base)  # its own mistakes first
     problems: list[str] = []
     changes: list[Change] = []
@@ -201,7 +225,7 @@ def _open(model: Ingredient, base: Weights, problems: list[str]) -> Change:
     if model.run is not None:
         return MixtureChange(model.name, model.run, str(model.task), base, base.path)
     folder = Path(str(model.model))
-    weights = Weights(folder)
+    weights = Weights(folder, base.loaded)
     found = weight_differences(base, weights) + setting_differences(base.path, folder)
     problems += [f"'{folder}' differs from '{base.path}', {problem}" for problem in found]
     return DenseChange(model.name, weights)

@@ -5,14 +5,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
 from mttl.errors import CheckpointError
+from mttl.merging.loaded_names import LoadedNames
 from mttl.merging.tensor_file import Entry, TensorFile
 from mttl.reading import check_name, read_json, reason
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+AS_STORED = LoadedNames()
 
 
 @dataclass(frozen=True)
@@ -21,9 +24,11 @@ class Weights(Mapping[str, Tensor]):
 
     Args:
         path: A folder as transformers saves it, or a safetensors file.
+        loaded: The names that tensors have; by default those in the files.
     """
 
     path: Path
+    loaded: LoadedNames = AS_STORED
 
     @cached_property
     def files(self) -> tuple[TensorFile, ...]:
@@ -67,29 +72,48 @@ class Weights(Mapping[str, Tensor]):
         return tuple(TensorFile(self.path / name) for name in names)
 
     @cached_property
-    def places(self) -> dict[str, TensorFile]:
-        """The shard of every tensor.
+    def names(self) -> dict[str, str]:
+        """The names of tensors by those in the files; equal copies of a tied tensor have one.
 
         Raises:
-            CheckpointError: If one stands in two shards.
+            CheckpointError: If a tensor stands in two shards.
         """
-        found: dict[str, TensorFile] = {}
+        stored: dict[str, TensorFile] = {}
         for file in self.files:
             for name in file.entries:
-                if name in found:
+                if name in stored:
                     raise CheckpointError(
-                        f"'{name}' stands in '{found[name].path}' and in '{file.path}': keep one"
+                        f"'{name}' stands in '{stored[name].path}' and in '{file.path}': keep one"
                     )
-                found[name] = file
+                stored[name] = file
+        found, tied = self.loaded.rename(stored), self.loaded.tied()
+        copies: dict[str, list[str]] = {}
+        for name, new in found.items():
+            copies.setdefault(tied.get(new, new), []).append(name)
+        for new, (first, *others) in copies.items():
+            if all(_equal(stored[first], first, stored[other], other) for other in others):
+                found |= dict.fromkeys((first, *others), new)
+        return found
+
+    @cached_property
+    def places(self) -> dict[str, tuple[TensorFile, str]]:
+        """The shard of every tensor, and its name there."""
+        found: dict[str, tuple[TensorFile, str]] = {}
+        for file in self.files:
+            for name in file.entries:
+                if name in self.names:
+                    found.setdefault(self.names[name], (file, name))
         return found
 
     def entry(self, name: str) -> Entry:
         """Return type and shape of a tensor."""
-        return self.places[name].entries[name]
+        file, stored = self.places[name]
+        return file.entries[stored]
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Shaped[Tensor, "N"]:
         """Read a range of a tensor's entries; see `TensorFile.read`."""
-        return self.places[name].read(name, start, stop)
+        file, stored = self.places[name]
+        return file.read(stored, start, stop)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.read(name).view(self.entry(name).shape)
@@ -102,3 +126,10 @@ class Weights(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self.places)
+
+
+def _equal(file: TensorFile, name: str, other: TensorFile, copy: str) -> bool:
+    one, two = file.entries[name], other.entries[copy]
+    return (one.dtype, one.shape) == (two.dtype, two.shape) and all(
+        torch.equal(file.read(name, *part), other.read(copy, *part)) for part in one.ranges()
+    )

@@ -12,16 +12,52 @@ from mttl.config.schema import Generation
 _OF_DRAWS = ("temperature", "top_k", "top_p", "top_h", "min_p", "typical_p")
 _OF_DRAWS += ("epsilon_cutoff", "eta_cutoff")
 _OF_BEAMS = ("early_stopping", "length_penalty")
+# Of a model's own settings: its ids, and what changes no answer.
+_KEPT = {"bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "use_cache"}
+_KEPT |= {"cache_implementation", "cache_config", "max_cache_len", "prefill_chunk_size"}
+_KEPT |= {"compile_config", "disable_compile", "max_length", "transformers_version"}
+# What `generation.from_backbone` applies.
+_OF_TOKENS = {"repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size"}
+_OF_TOKENS |= {"encoder_no_repeat_ngram_size", "bad_words_ids", "suppress_tokens"}
+_OF_TOKENS |= {"begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"}
+_OF_TOKENS |= {"min_length", "min_new_tokens", "sequence_bias", "early_stopping"}
+_OF_TOKENS |= {"exponential_decay_length_penalty", "remove_invalid_values", "renormalize_logits"}
 
 
-def search_settings(generation: Generation, max_output_length: int) -> dict[str, Any]:
+def not_applied(generation: Generation, own: GenerationConfig | None) -> dict[str, Any]:
+    """Return the settings of a model's own that are not applied, with neutral values."""
+    applied = _OF_TOKENS if generation.from_backbone else set()
+    return {name: value for name, value in own_settings(own).items() if name not in applied}
+
+
+def own_settings(own: GenerationConfig | None) -> dict[str, Any]:
+    """Return the neutral values of what a model's own settings change besides its ids."""
+    neutral = vars(GenerationConfig())
+    # transformers fills in these while it generates, where they are None.
+    filled = getattr(GenerationConfig, "_get_default_generation_params", dict)()
+    neutral = {name: filled.get(name, value) for name, value in neutral.items()}
+    given = {} if own is None else vars(own)
+    return {
+        name: value
+        for name, value in neutral.items()
+        if name not in _KEPT and name[0] != "_"
+        if given.get(name) not in (None, value) and given[name] is not False
+    }
+
+
+def search_settings(
+    generation: Generation, max_output_length: int, own: GenerationConfig | None
+) -> dict[str, Any]:
     """Return what a model's ``generate`` takes, in evaluation and wherever answers equal it.
 
     Args:
         generation: How answers are searched.
         max_output_length: Most tokens of an answer.
+        own: The model's ``generation_config``; what no search applies is taken out of it.
     """
-    settings: dict[str, Any] = {
+    for name in own_settings(own).keys() - _OF_TOKENS:
+        setattr(own, name, None)
+    settings = not_applied(generation, own) | {
         "max_new_tokens": max_output_length,
         "num_beams": generation.num_beams,
         "do_sample": False,

@@ -12,19 +12,20 @@ from mttl.routing.context import RoutingSlot
 from mttl.routing.token.token_router import TokenRouter
 from mttl.skills.blocks.feed_forward import FeedForwardBlock, feed_forward_blocks, separate
 from mttl.skills.inventory import Inventory
-from mttl.skills.skilled_linear import SkilledLinear
+from mttl.skills.roles import is_cross, members
 from mttl.skills.targets import (
     block_paths,
     choose_layers,
     group_name,
     inside_block,
     linear_features,
+    linear_places,
     stack_name,
     summarise,
 )
 
-# Projections of the decoder that read the encoder's output: their tokens are the encoder's.
-CROSS_ATTENTION = re.compile(r"(EncDecAttention\.[kv]|encoder_attn\.[kv]_proj)$")
+# Projections that, in cross-attention, read the encoder's output: their tokens are the encoder's.
+KEY_OR_VALUE = re.compile(r"\.(k|v|key|value)(_proj)?$")
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Selection:
             ValueError: If nothing is left, or a target or a stack does not exist.
         """
         parts = feed_forward_blocks(backbone) if self.blocks else {}
-        features = _block_features(parts) if self.blocks else _linears(backbone)
+        features = _block_features(parts) if self.blocks else linear_places(backbone)
         if not features:
             raise ValueError(
                 "this backbone has no feed-forward block of a known form (T5, BART, Llama and "
@@ -111,11 +112,11 @@ class Selection:
         places = [
             Place(
                 path,
-                "encoder" if CROSS_ATTENTION.search(path) else stack_name(path),
+                "encoder" if is_cross(path) and KEY_OR_VALUE.search(path) else stack_name(path),
                 *features[path],
                 parts.get(path),
             )
-            for path in choose_layers(features, targets, outer)
+            for path in choose_layers(features, targets, outer, words=members(backbone, features))
             if (self.stacks is None or stack_name(path) in self.stacks)
             and _is_nth(path, outer, self.every)
         ]
@@ -215,20 +216,6 @@ def attach_experts(
 def _count(layer: MoELayer) -> int:
     parts = (layer.experts, layer.router, layer.shared)
     return sum(p.numel() for part in parts if part is not None for p in part.parameters())
-
-
-def _linears(backbone: nn.Module) -> dict[str, tuple[int, int]]:
-    """Return the linear layers, with skills or without, by path; what is inside them is not one."""
-    found: dict[str, tuple[int, int]] = {}
-    skilled: list[str] = []
-    for path, module in backbone.named_modules():
-        if any(path.startswith(f"{outer}.") for outer in skilled):
-            continue
-        if isinstance(module, SkilledLinear):
-            skilled.append(path)
-        if (features := linear_features(module)) is not None:
-            found[path] = features
-    return found
 
 
 def _block_features(parts: dict[str, FeedForwardBlock]) -> dict[str, tuple[int, int]]:

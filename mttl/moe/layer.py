@@ -137,7 +137,7 @@ class MoELayer(nn.Module):
             RuntimeError: If no routing is in use.
         """
         routing = self.slot.current
-        n_rows, n_positions = x.shape[0], math.prod(x.shape[1:-1])
+        n_rows, n_positions = routing.rows_and_positions(x)
         assignment = self._assign(x.flatten(0, -2), routing, n_rows, n_positions)
         kept = self._with_room(assignment)
         processed = assignment if kept is None else keep_pairs(assignment, kept)

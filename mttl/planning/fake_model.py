@@ -12,9 +12,12 @@ from mttl.build.model import assemble
 from mttl.config.backbone_schema import Backbone
 from mttl.config.schema import Config
 from mttl.models.backbone import build_random, read_architecture
+from mttl.shipped_files import shipped_folder
 from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.weights.sparse import SparseInventory
 
+# Models of the hub whose architecture ships in configs/sizes.
+SHIPPED = {"facebook/bart-large": "bart_large"}
 # Precisions of the trainer in which weights are not in single precision.
 WHOLE = {"bf16-true": torch.bfloat16, "16-true": torch.float16, "64-true": torch.float64}
 
@@ -41,7 +44,8 @@ def fake_model(config: Config, tasks: Sequence[str]) -> SkilledModel:
     _replace_tensors(model)
     for module in model.modules():
         if isinstance(module, SparseInventory):
-            module.sparse_products = False  # the shape of one depends on values
+            # The shape of a sparse product depends on values: dense changes need at least as much.
+            module.sparse_products, module.mix = False, module.mix.replace("outputs", "auto")
     if config.backbone.gradient_checkpointing:
         model.enable_gradient_checkpointing()
     return model.train()
@@ -51,7 +55,9 @@ def _network(backbone: Backbone) -> PreTrainedModel:
     if backbone.kind == "random":
         return build_random(backbone.model_type, dict(backbone.config))
     where = {"revision": backbone.revision, "gguf_file": backbone.gguf_file}
-    kind, settings = read_architecture(place_of(backbone.name), **where)
+    shipped = SHIPPED.get(backbone.name)
+    place = shipped_folder() / "configs" / "sizes" / shipped if shipped else place_of(backbone.name)
+    kind, settings = read_architecture(str(place), **where)
     stored = getattr(settings, "dtype", None) or torch.float32
     dtype = stored if backbone.dtype == "auto" else getattr(torch, backbone.dtype)
     return kind.from_config(settings, dtype=dtype)

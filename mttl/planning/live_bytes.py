@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -16,7 +18,8 @@ OTHER = "activations"
 class LiveBytes(TorchDispatchMode):
     """While it is entered, counts every tensor that an operation makes until nothing holds it.
 
-    Tensors may be fake: then nothing is computed, and nothing is allocated.
+    Tensors may be fake: then nothing is computed or allocated. Where a shape depends on what they
+    hold, experts get even shares of the tokens, masks keep everything, and no condition holds.
 
     Args:
         known: Tensors that are there before, and are not counted.
@@ -62,7 +65,11 @@ class LiveBytes(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Run an operation and count what it made."""
-        result = func(*args, **(kwargs or {}))
+        known = _VALUES.get(func.overloadpacket)
+        if known is not None and any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(args)):
+            result = known(func, *args, **(kwargs or {}))
+        else:
+            result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self._count(leaf)
@@ -83,3 +90,25 @@ class LiveBytes(TorchDispatchMode):
     def _forget(self, key: int, n_bytes: int) -> None:
         self.live[self._kinds.pop(key)] -= n_bytes
         self._total -= n_bytes
+
+
+def _even_counts(func: Any, values: Tensor, weights: Any = None, minlength: int = 0) -> Tensor:
+    """Count as if values were spread evenly; the sum is right."""
+    return torch.bincount(torch.arange(values.numel()) % max(minlength, 1), minlength=minlength)
+
+
+def _indexed(func: Any, tensor: Tensor, indices: Any, *rest: Any) -> Any:
+    masks = [isinstance(i, Tensor) and i.dtype is torch.bool for i in indices]
+    pairs = zip(indices, masks, strict=True)
+    return func(tensor, [torch.arange(len(i)) if mask else i for i, mask in pairs], *rest)
+
+
+_VALUES: dict[Any, Any] = {
+    torch.ops.aten.bincount: _even_counts,
+    torch.ops.aten.nonzero: lambda func, values: func(torch.ones(values.shape)),
+    torch.ops.aten._local_scalar_dense: lambda func, value: value.dtype.is_floating_point * 0.0,
+    torch.ops.aten.index: _indexed,
+    torch.ops.aten.index_put: _indexed,
+    torch.ops.aten.index_put_: _indexed,
+    torch.ops.aten._index_put_impl_: _indexed,
+}

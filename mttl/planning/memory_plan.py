@@ -132,9 +132,7 @@ def needs_of(config: Config, tasks: Sequence[str], *, answers: bool = True) -> N
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ConfigError(
             f"the memory of this configuration depends on what it holds and reads ({error}): "
-            "experts that tokens choose, supports that are chosen by scores, and sparse products "
-            "cannot be planned. Plan without the section moe, or with skills.support: random and "
-            "skills.mix: auto"
+            "supports that are chosen by scores cannot be planned; use skills.support: random"
         ) from error
     roles = parameter_roles(model)
     weights: Counter[str] = Counter()

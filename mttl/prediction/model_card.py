@@ -13,8 +13,9 @@ from mttl.prediction.question_template import QuestionTemplate
 from mttl.reading import read_table
 from mttl.version import VERSION
 
-Kind = Literal["model", "lora", "loras", "poly", "skills"]
+Kind = Literal["model", "lora", "loras", "poly", "bottleneck", "bottlenecks", "skills"]
 _LIBRARIES = {"model": "transformers", "skills": "mttl"}
+_LIBRARIES |= dict.fromkeys(("bottleneck", "bottlenecks"), "adapter-transformers")
 QUESTION = "your question"
 
 
@@ -23,7 +24,8 @@ class Card:
     """What a card tells.
 
     Attributes:
-        kind: A model of transformers, an adapter of PEFT (or several over one base), or a run.
+        kind: A model of transformers, an adapter of PEFT or AdapterHub (or several over one base),
+            or a run.
         place: What the folder is loaded by: its path, or its name on the hub.
         base: The backbone, by path or name.
         about: What the weights are, in a sentence.
@@ -100,6 +102,18 @@ class Card:
                 *(f"model.load_adapter({path}, adapter_name={name})" for path, name in others),
                 f"model.set_adapter({_quoted(task)})",
             ]
+        elif self.kind.startswith("bottleneck"):
+            chosen = first if self.kind == "bottlenecks" else place
+            lines = [
+                "import adapters",
+                f"from transformers import {auto}, AutoTokenizer, GenerationConfig",
+                "",
+                f"tokenizer = AutoTokenizer.from_pretrained({place})",
+                f"search = GenerationConfig.from_pretrained({place})",
+                f"model = {auto}.from_pretrained({_quoted(self.base)}, {dtype})",
+                "adapters.init(model)",
+                f"model.load_adapter({chosen}, set_active=True, use_safetensors=True)",
+            ]
         else:
             lines = [
                 f"from peft import {peft}",
@@ -137,7 +151,8 @@ class Card:
         before, after = self.template.ends
         return [
             f"question = {_quoted(self.template.openings[task])} + {_quoted(QUESTION)}",
-            'ids = tokenizer(question, add_special_tokens=False)["input_ids"]',
+            'settings = {"add_special_tokens": False, "split_special_tokens": True}',
+            'ids = tokenizer(question, **settings)["input_ids"]',
             f"ids = torch.tensor([{before} + ids + {after}])",
             'inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}',
         ]

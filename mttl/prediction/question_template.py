@@ -14,6 +14,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from mttl.data.chat_encoder import on_day
 from mttl.data.encode import Frame
 from mttl.data.prompt_form import PromptForm
 
@@ -67,7 +68,8 @@ def question_template(
         ends = encoder.prompt_ends
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.model_input_names = ["input_ids", "attention_mask"]  # what `generate` takes
-    for template in (tokenizer.chat_template, _template(frames), None):
+    day = next(iter(forms.values())).date
+    for template in (on_day(tokenizer.chat_template, day), _template(frames), None):
         tokenizer.chat_template = template
         if template and all(_prompts(tokenizer, task) == ids for task, ids in wanted.items()):
             break

@@ -6,6 +6,7 @@ and activation checkpointing replays the routing it was recorded with.
 """
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
@@ -183,6 +184,13 @@ class Routing:
         """
         return self.weights[group][:, 0].index_select(0, self.token_examples(n_rows, n_positions))
 
+    def rows_and_positions(self, x: Tensor) -> tuple[int, int]:
+        """Return rows R and positions L of a layer's input, also of all rows in one list (OPT)."""
+        for ids in self._ids.values():
+            if x.ndim == 2 and len(x) == ids.numel():
+                return ids.shape[0], ids.shape[1]
+        return x.shape[0], math.prod(x.shape[1:-1])
+
     def examples(self, x: Tensor) -> Tensor:
         """View the rows of a layer's input as (B, rows of an example × positions, features).
 
@@ -196,14 +204,14 @@ class Routing:
             ValueError: If the number of rows is neither.
             ConfigError: If the backbone gives the layer all tokens of the batch in one list.
         """
-        if x.ndim == 2 and x.shape[0] > self.n_rows * self.expansion:
+        n_rows = self.rows_and_positions(x)[0]
+        if x.ndim == 2 and n_rows > self.n_rows * self.expansion:
             raise ConfigError(
-                f"a skilled layer received {x.shape[0]} rows for {self.n_rows} examples: this "
-                "backbone gives it the tokens of all examples in one list, as OPT does in its "
-                "feed-forward blocks. Set skills.targets to layers that see examples apart, such "
-                "as [attention], or take another backbone"
+                f"a skilled layer received {n_rows} rows for {self.n_rows} examples: this backbone "
+                "gives it tokens of several examples in one list. Set skills.targets to layers "
+                "that see examples apart, such as [attention], or take another backbone"
             )
-        self._check_rows(x.shape[0])
+        self._check_rows(n_rows)
         return x.reshape(self.mixing.shape[1], -1, x.shape[-1])
 
     def tokens(self, x: Tensor) -> Tensor:
@@ -255,6 +263,11 @@ class RoutingSlot:
 
     def __init__(self) -> None:
         self._stack: list[Routing] = []
+
+    @property
+    def in_use(self) -> bool:
+        """Whether there is a routing: not where the bare backbone is called."""
+        return bool(self._stack)
 
     @property
     def current(self) -> Routing:

@@ -66,7 +66,7 @@ class NotedIds:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], inputs: dict[str, Any]) -> None:
         """Tell the routing what the stack is called with."""
         ids = inputs.get("input_ids", args[0] if args else None)
-        if ids is not None:
+        if ids is not None and self.slot.in_use:
             for name in self.stacks:
                 self.slot.current.read_ids(name, ids)
 

@@ -1,6 +1,7 @@
 """Answers of one model to a batch of questions of any of its tasks."""
 
 from collections.abc import Sequence, Set
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from transformers import StoppingCriteria
 
 from mttl.data.collate import pad_id_of, padded_inputs
+from mttl.models.generation import own_settings
 from mttl.prediction.predictor import Predictor
 from mttl.serving.growing_answer import GrowingAnswer
 from mttl.serving.token_choice import TokenChoice
@@ -53,12 +55,17 @@ def answer_batch(predictor: Predictor, wanted: Sequence[WantedAnswer]) -> None:
         "stopping_criteria": [RowEnds(answers, choice)],
     }
     settings.pop("length_penalty", None)  # of beams
-    predictor.generate(task_ids, **settings)
+    backbone: Any = predictor.model.backbone
+    with ExitStack() as hooks:
+        if own_settings(backbone.generation_config).keys() - settings.keys():  # they change logits
+            hooks.callback(backbone.register_forward_hook(choice.read).remove)
+        predictor.generate(task_ids, **settings)
 
 
 def tokens_at_end(predictor: Predictor, name: str) -> Set[int]:
     """Return the tokens of a setting of generation: where it stops, or what it forces there."""
-    ends: Any = getattr(predictor.model.backbone.generation_config, name)
+    own = predictor.model.backbone.generation_config
+    ends: Any = predictor.search.get(name, getattr(own, name))
     return frozenset() if ends is None else frozenset([ends] if isinstance(ends, int) else ends)
 
 

@@ -7,6 +7,7 @@ batch, and a seed leads to the same answer whatever else is in it, to the roundi
 import math
 import random
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -48,11 +49,17 @@ class TokenChoice(LogitsProcessor):
             place: row.n_logprobs for place, row in enumerate(wanted) if row.n_logprobs is not None
         }
         self.scores: dict[int, Score] = {}
+        self._own: Tensor | None = None
+
+    def read(self, model: Any, given: Any, output: Any) -> None:
+        """Take the model's own logits, which processors change before they come: a forward hook."""
+        self._own = output.logits[:, -1]
 
     def __call__(  # type: ignore[override]
         self, input_ids: Int[Tensor, "R L"], scores: Float[Tensor, "R V"]
     ) -> Float[Tensor, "R V"]:
         """Return logits whose largest one is the choice of each row."""
+        own = scores if self._own is None else self._own
         self._n_chosen += 1
         lasts = [place for place, most in enumerate(self._most_tokens) if most == self._n_chosen]
         if self._forced and lasts:
@@ -73,7 +80,7 @@ class TokenChoice(LogitsProcessor):
             scores[self._drawing] = -torch.inf
             scores[self._drawing, drawn] = 0.0
         if self._n_logprobs:
-            self._note(logits, scores.argmax(1))
+            self._note(own, scores.argmax(1))
         return scores
 
     def _note(self, logits: Float[Tensor, "R V"], chosen: Int[Tensor, "R"]) -> None:

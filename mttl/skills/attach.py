@@ -1,7 +1,7 @@
 """Put inventories of skills on parts of a backbone."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 
 from torch import nn
@@ -56,10 +56,12 @@ class Attachment:
     Attributes:
         layers: The layers with skills, in the backbone's order.
         groups: Names of the routed groups; a layer's ``group`` is an index into them.
+        coverage: How many of how many linear layers in ``"attention"`` and ``"mlp"`` have skills.
     """
 
     layers: tuple[Attached, ...]
     groups: tuple[str, ...]
+    coverage: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def summary(self) -> list[tuple[str, int, str, int]]:
         """Return one row per kind of layer: pattern, count, shape, skill parameters."""
@@ -88,9 +90,10 @@ def attach_skills(
         backbone: Any model.
         make_inventory: Makes the skills of a layer from its ``in_features`` and ``out_features``,
             and what else the site tells.
-        targets: Which layers: ``"attention"``, ``"mlp"``, ``"all"`` (every one inside a block of
-            the stack), or patterns with ``*`` and ``?`` that match the end of a layer's dotted path
-            (``"q_proj"``, ``"decoder.*.wo"``).
+        targets: Which layers: ``"attention"``, ``"self_attention"``, ``"cross_attention"``,
+            ``"mlp"`` (by position; see `mttl.skills.roles.roles`), ``"all"`` (every one inside a
+            block of the stack), or patterns with ``*`` and ``?`` that match the end of a layer's
+            dotted path (``"q_proj"``, ``"decoder.*.wo"``).
         slot: Where the layers find the routing of a forward pass.
         granularity: Which layers share a routing row: all of the ``"model"``, of a ``"stack"``
             (encoder, decoder), of a ``"block"``, of a ``"layer"`` (attention, feed-forward), or
@@ -173,6 +176,13 @@ def attach_kinds(
             counted.update(own)
             n_parameters = sum(parameter.numel() for parameter in own)
             layers.append(Attached(path, sizes[0], sizes[1], name, n_parameters))
+    chosen = skilled["linear"] | skilled["head"]
+    places = SITES["linear"].find(backbone)
+    coverage = {
+        word: (len(chosen.keys() & paths), len(paths))
+        for word, paths in SITES["linear"].words(backbone, places).items()
+        if chosen and word in ("attention", "mlp")
+    }
     # Only now is the backbone touched: an error above leaves it as it was.
     for site, found in skilled.items():
         replaced = {}
@@ -186,7 +196,7 @@ def attach_kinds(
         prepare = SITES[site].prepare
         if found and prepare is not None:
             prepare(backbone)
-    return Attachment(tuple(layers), tuple(groups))
+    return Attachment(tuple(layers), tuple(groups), coverage)
 
 
 def _chosen(
@@ -203,7 +213,7 @@ def _chosen(
     }
     chosen = choose_layers(
         *(places, placement.targets, blocks, unknown if where.layer is SkilledLinear else {}),
-        words=where.words,
+        words=where.words(backbone, {*places, *unknown}),
         noun=where.noun,
     )
     return {path: places[path] for path in chosen}

@@ -9,17 +9,6 @@ from mttl.skills.targets import linear_features
 # What T5, BART, Llama, GPT-2, GPT-NeoX and their like call things.
 HEAD_SIZES = ("v_head_dim", "head_dim", "key_value_proj_dim", "head_size")
 OUTPUTS = ("o", "o_proj", "out_proj", "c_proj", "dense")
-ATTENTION_WORDS = {
-    "attention": ["*"],
-    "self_attention": [
-        *("SelfAttention", "SelfAttention.o", "self_attn", "self_attn.*", "attn", "attn.c_proj"),
-        *("attention", "attention.dense"),
-    ],
-    "cross_attention": [
-        *("EncDecAttention", "EncDecAttention.o", "encoder_attn", "encoder_attn.*"),
-        *("crossattention", "crossattention.c_proj"),
-    ],
-}
 
 
 def _attention_modules(

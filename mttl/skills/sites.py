@@ -1,12 +1,12 @@
 """Where skills sit: which parts of a backbone take a kind, and what takes their place."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from torch import nn
 
-from mttl.skills.attention_modules import ATTENTION_WORDS, attention_places, head_projections
-from mttl.skills.blocks.block_places import BLOCK_WORDS, block_places
+from mttl.skills.attention_modules import attention_places, head_projections
+from mttl.skills.blocks.block_places import block_places
 from mttl.skills.blocks.feed_forward import separate
 from mttl.skills.blocks.skilled_block import SkilledBlock
 from mttl.skills.inputs.skilled_attention import SkilledAttention
@@ -15,11 +15,12 @@ from mttl.skills.inputs.skilled_embedding import (
     input_embeddings,
     put_prompts,
 )
+from mttl.skills.roles import members
 from mttl.skills.skilled_layer import SkilledLayer
 from mttl.skills.skilled_linear import SkilledLinear
 from mttl.skills.skilled_norm import SkilledNorm, norm_places
 from mttl.skills.skilled_stack import SkilledStack, stack_places
-from mttl.skills.targets import LINEAR_WORDS, linear_features
+from mttl.skills.targets import linear_places
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class Site:
         layer: The class that takes the place of the module there.
         find: Finds all such places of a backbone: features in and out, and what else skills need
             to know there, by path.
-        words: Words for targets, and the patterns of paths that each stands for.
+        word: Word for all of these places, where there is only one; else the words for targets are
+            those of `mttl.skills.roles.members`.
         take: Returns the module at a path, which it may have to make one.
         prepare: What else the backbone needs once such skills are on it.
     """
@@ -40,40 +42,31 @@ class Site:
     noun: str
     layer: type[SkilledLayer]
     find: Callable[[nn.Module], dict[str, tuple[int, ...]]]
-    words: Mapping[str, list[str]]
+    word: str | None = None
     take: Callable[[nn.Module, str], nn.Module] = nn.Module.get_submodule
     prepare: Callable[[nn.Module], None] | None = None
     apart: str = ""
 
-
-def _linears(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {
-        path: features
-        for path, module in backbone.named_modules()
-        if (features := linear_features(module)) is not None
-    }
+    def words(self, backbone: nn.Module, paths: Collection[str]) -> Mapping[str, Collection[str]]:
+        """Return the words for targets, and which of the paths each stands for."""
+        return members(backbone, paths) if self.word is None else {self.word: paths}
 
 
 ATTENTION_OR_MLP = "attention to one and mlp to another"
 HALVES = "some layers to one (encoder.*, or *.0.*) and others to another"
 # From the inside out: a block whose layers have skills may have skills itself.
 SITES = {
-    "linear": Site("linear layer", SkilledLinear, _linears, LINEAR_WORDS, apart=ATTENTION_OR_MLP),
-    "norm": Site("norm", SkilledNorm, norm_places, {"norms": ["*"]}, apart=HALVES),
+    "linear": Site("linear layer", SkilledLinear, linear_places, apart=ATTENTION_OR_MLP),
+    "norm": Site("norm", SkilledNorm, norm_places, "norms", apart=HALVES),
     # These tell the number of heads, too.
     "head": Site(
-        *("output projection", SkilledLinear, head_projections, ATTENTION_WORDS),
+        *("output projection", SkilledLinear, head_projections),
         apart="the output projections to head masks, and others by patterns (*.q, *.k, *.v)",
     ),
-    "attention": Site(
-        *("attention module", SkilledAttention, attention_places, ATTENTION_WORDS), apart=HALVES
-    ),
-    "block": Site(
-        "block", SkilledBlock, block_places, BLOCK_WORDS, separate, apart=ATTENTION_OR_MLP
-    ),
+    "attention": Site("attention module", SkilledAttention, attention_places, apart=HALVES),
+    "block": Site("block", SkilledBlock, block_places, take=separate, apart=ATTENTION_OR_MLP),
     "embedding": Site(
-        *("input embedding", SkilledEmbedding, input_embeddings, {"input": ["*"]}),
-        prepare=put_prompts,
+        *("input embedding", SkilledEmbedding, input_embeddings, "input"), prepare=put_prompts
     ),
-    "stack": Site("stack", SkilledStack, stack_places, {"stack": ["*"]}),
+    "stack": Site("stack", SkilledStack, stack_places, "stack"),
 }

@@ -55,7 +55,9 @@ class SkilledModel(nn.Module):
         self.router = router
         self.slot = slot
         self.routes_tokens = bool(token_layers)
-        if any(layer.router.needs_token_ids for layer in token_layers.values()):
+        # OPT's feed-forward layers get the tokens of all rows in one list.
+        lists = getattr(getattr(backbone, "config", None), "model_type", None) == "opt"
+        if lists or any(layer.router.needs_token_ids for layer in token_layers.values()):
             self._note_ids()
 
     def skilled_layers(self) -> dict[str, SkilledLayer]:

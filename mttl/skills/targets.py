@@ -1,7 +1,7 @@
 """Which layers of a backbone are meant: by word or pattern, by block, by stack."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -11,22 +11,6 @@ from mttl.errors import nearest
 from mttl.skills.skilled_linear import SkilledLinear
 
 GRANULARITIES = ("model", "stack", "block", "layer", "linear")
-
-# Words for the linear layers of common architectures (T5, BART, Llama, GPT-2, GPT-NeoX, BERT …).
-LINEAR_WORDS = {
-    "attention": [
-        *("SelfAttention.[qkvo]", "EncDecAttention.[qkvo]"),
-        *("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "qkv_proj"),
-        *("attn.c_attn", "attn.c_proj", "attention.*.query", "attention.*.key"),
-        *("attention.*.value", "attention.output.dense"),
-        *("query_key_value", "attention.dense", "self_attention.dense"),
-    ],
-    "mlp": [
-        *("DenseReluDense.wi", "DenseReluDense.wi_?", "DenseReluDense.wo", "fc1", "fc2"),
-        *("gate_proj", "up_proj", "down_proj", "gate_up_proj", "mlp.c_fc", "mlp.c_proj"),
-        *("dense_h_to_4h", "dense_4h_to_h"),
-    ],
-}
 
 
 def linear_features(module: nn.Module) -> tuple[int, int] | None:
@@ -49,6 +33,20 @@ def linear_features(module: nn.Module) -> tuple[int, int] | None:
     return None
 
 
+def linear_places(backbone: nn.Module) -> dict[str, tuple[int, int]]:
+    """Return the linear layers, with skills or without, by path; what is inside them is not one."""
+    found: dict[str, tuple[int, int]] = {}
+    skilled: list[str] = []
+    for path, module in backbone.named_modules():
+        if any(path.startswith(f"{outer}.") for outer in skilled):
+            continue
+        if isinstance(module, SkilledLinear):
+            skilled.append(path)
+        if (features := linear_features(module)) is not None:
+            found[path] = features
+    return found
+
+
 def block_paths(backbone: nn.Module) -> list[str]:
     """Return the paths of the outermost blocks: the members of module lists."""
     found: list[str] = []
@@ -69,7 +67,7 @@ def choose_layers(
     blocks: list[str],
     unknown: Mapping[str, str] | None = None,
     *,
-    words: Mapping[str, list[str]] = LINEAR_WORDS,
+    words: Mapping[str, Collection[str]],
     noun: str = "linear layer",
 ) -> list[str]:
     """Return the paths that any target matches, in the order of the backbone.
@@ -79,7 +77,7 @@ def choose_layers(
         targets: Words and patterns; see `mttl.skills.attach_skills`.
         blocks: Paths of the blocks.
         unknown: Classes of layers that do not tell their features, by path.
-        words: Words for targets, and the patterns that each stands for.
+        words: Words for targets, and the paths that each stands for.
         noun: What such a layer is called in messages.
 
     Raises:
@@ -94,9 +92,10 @@ def choose_layers(
         if target == "all":
             # The output head stands outside the blocks and stays as it is.
             found = {path for path in paths if not blocks or inside_block(path, blocks)}
+        elif target in words:
+            found = paths & {*words[target]}
         else:
-            patterns = words.get(target, [target])
-            found = {path for path in paths if any(_matches(path, one) for one in patterns)}
+            found = {path for path in paths if _matches(path, target)}
         for path in sorted(found & unknown.keys()):
             raise ValueError(
                 f"the target '{target}' matches '{path}', a {unknown[path]}, which does not tell "

@@ -15,6 +15,9 @@ from mttl.files import write_atomic
 from mttl.progress_bar import SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_LOSSES, counting_bar
 from mttl.stop_signals import StopRequest, handling
 from mttl.torch_file import load_torch
+from mttl.training.saving.checkpoint_file import not_finite
+
+ADVICE = "The state of before is kept; lower the learning rate"
 
 
 class Steps(Protocol):
@@ -59,6 +62,7 @@ def run_steps(
 
     Raises:
         StopRequested: After Ctrl-C or SIGTERM; the step was finished and the state saved.
+        DivergedError: If the loss is not finite where the state would be kept.
     """
     request = StopRequest("stopping after this step; once more to stop at once", _end_at_once)
     with (
@@ -79,7 +83,10 @@ def run_steps(
                     place = f"step {work.n_done} of {work.n_steps} ({work.doing})"
                     console.print(f"{place}: {loss}, about {left:.0f} s left")
             bars.update(bar, completed=work.n_done, description=work.doing)
-            if request.received or work.n_done % save_every == 0 or work.n_done == work.n_steps:
+            saves = request.received or work.n_done % save_every == 0 or work.n_done == work.n_steps
+            if saves and work.last_loss is not None and not work.last_loss.isfinite():
+                raise not_finite(f"the loss is {work.last_loss.item()}", work.n_done, ADVICE)
+            if saves:
                 save_state(state, work.state_dict(), settings)
             if request.received:
                 raise StopRequested(request.received, state)

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mttl.data.collate import pad_id_of
 from mttl.data.encode import TextEncoder, special_ids
+from mttl.data.user_text import UserText
 from mttl.errors import ConfigError
 from mttl.shapes import IGNORED
 from mttl.sparse.language_loss import language_loss
@@ -69,9 +70,9 @@ class _Text:
             )
         if not texts:  # tokenizers fail on none at all
             raise ConfigError("the text has no line to learn from")
-        encoded: Any = tokenizer(list(texts), add_special_tokens=False, verbose=False)
+        encoded = UserText(tokenizer).encode(texts)
         self.before, self.after = before, after
-        self.lines: list[list[int]] = [ids[:room] for ids in encoded["input_ids"] if ids]
+        self.lines: list[list[int]] = [ids[:room] for ids in encoded if ids]
         if not self.lines:
             raise ConfigError("the text has no line to learn from")
         self.pad_id = pad_id_of(tokenizer)

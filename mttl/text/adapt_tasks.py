@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from mttl.adaptation.diverged import Diverged
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.new_tasks import Adaptation
 from mttl.adaptation.plan import read_samples
@@ -77,19 +78,22 @@ def adapt_run(
         if job not in results.finished
         or (models is not None and not model_folder(models, job).exists())
     ]
+    diverged = Diverged()
     if todo:
         adaptation.to_device(shard.number)
         with results.writing():
-            run_jobs(adaptation, config, todo, results, status, models)
+            run_jobs(adaptation, config, todo, results, status, models, diverged)
 
     ended = [results.finished[job] for job in jobs if job in results.finished]
     title = f"Adaptation, mode {config.adapt.mode} (per cent)"
     if len(ended) < len(jobs):
         title += f"; {len(ended)} of {len(jobs)} jobs have ended"
-    console.print(few_shot_table(ended, title, list(known.values())))
+    if ended:
+        console.print(few_shot_table(ended, title, list(known.values())))
     console.print(f"The results are in {folder}", highlight=False)
     if models is not None:
         console.print(f"The adapted tasks are in {models}", highlight=False)
+    diverged.report()
 
 
 def run_jobs(
@@ -99,6 +103,7 @@ def run_jobs(
     results: Results,
     status: Console,
     models: Path | None,
+    diverged: Diverged,
 ) -> None:
     """Run jobs one after another and keep their results, and what they learned in ``models``."""
     with counting_bar(status) as progress:
@@ -106,20 +111,25 @@ def run_jobs(
         n_steps = n_starts * config.adapt.max_steps
         bar = progress.add_task("adapting", total=len(todo) * n_steps)
         for number, job in enumerate(todo, start=1):
-            result = adaptation.run_job(
-                job,
-                config,
-                on_step=lambda: progress.advance(bar),
-                save=model_folder(models, job) if models is not None else None,
-            )
+            result = None
+            with diverged.noted(job):
+                result = adaptation.run_job(
+                    job,
+                    config,
+                    on_step=lambda: progress.advance(bar),
+                    save=model_folder(models, job) if models is not None else None,
+                )
+            progress.update(bar, completed=number * n_steps)
+            if result is None:
+                status.print(f"{number} of {len(todo)}: {job}: diverged")
+                continue
             if job not in results.finished:  # it may have been run before without being kept
                 results.add(result)
-            progress.update(bar, completed=number * n_steps)
             start = f"as {result.begun_as}" if result.begun_as else "at the mean row"
             begun = f"; begun {start}" if result.begun_as or n_starts > 1 else ""
             dev = "" if math.isnan(result.dev) else f"dev {100 * result.dev:.1f}, "
             status.print(
-                f"{number} of {len(todo)}: {job.task}, sample {job.sample}, seed {job.seed}: "
+                f"{number} of {len(todo)}: {job}: "
                 f"{dev}test {100 * result.test:.1f} (step {result.step}){begun}"
             )
 

@@ -1,8 +1,10 @@
 """Search for settings of adaptation on development tasks."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from mttl.adaptation.diverged import Diverged
 from mttl.adaptation.new_tasks import Adaptation
 from mttl.adaptation.plan import read_samples
 from mttl.adaptation.results import Results
@@ -105,6 +107,7 @@ def search_run(
     earlier = finished_trials(folder / "trials", adaptation.jobs)
     trials = {trial_name(trial.values): trial for trial in earlier}
     tried: list[str] = []
+    diverged = Diverged()
 
     with counting_bar(status) as progress:
         bar = progress.add_task("searching", total=n_trials * len(adaptation.jobs))
@@ -115,7 +118,8 @@ def search_run(
             with Results(place, shard).writing() as results:
                 for job in shard.share(adaptation.jobs):
                     if job not in results.finished:
-                        results.add(adaptation.run_job(job, changed, score_test=False))
+                        with diverged.noted(f"{trial_name(values)}: {job}"):
+                            results.add(adaptation.run_job(job, changed, score_test=False))
                     progress.advance(bar)
             return results
 
@@ -123,11 +127,14 @@ def search_run(
             results, name = run(values), trial_name(values)
             # Those of this start stand last, in their order.
             trials.pop(name, None)
+            tried.append(name)
+            if any(job not in results.finished for job in adaptation.jobs):
+                status.print(f"{len(tried)} of {n_trials}: {name}: diverged")
+                return -math.inf
             trials[name] = Trial(values, tuple(results.finished[job] for job in adaptation.jobs))
             known = list(trials.values())
             write_trials(folder / "trials.csv", known)
             write_text(folder / "best.yaml", best_fragment(known))
-            tried.append(name)
             score = trials[name].score
             status.print(f"{len(tried)} of {n_trials}: {name}: dev {100 * score:.1f}")
             return score
@@ -138,6 +145,7 @@ def search_run(
             status.print(
                 f"part {shard.number} of {shard.n_shards} has ended; start without --shard"
             )
+            diverged.report()
             return
         for values in points:
             evaluate(values)
@@ -152,10 +160,12 @@ def search_run(
             )
 
     check_still_there(RunFolder(folder))
-    console.print(
-        trials_table(list(trials.values()), f"Search, mode {config.adapt.mode} (per cent)")
-    )
-    console.print(f"The best settings are in {folder / 'best.yaml'}", highlight=False)
+    if trials:
+        console.print(
+            trials_table(list(trials.values()), f"Search, mode {config.adapt.mode} (per cent)")
+        )
+        console.print(f"The best settings are in {folder / 'best.yaml'}", highlight=False)
+    diverged.report()
 
 
 def check_search(config: Config) -> Search:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from mttl.adaptation.diverged import Diverged
 from mttl.adaptation.few_shot import FewShotResult
 from mttl.adaptation.search import (
     VALUES,
@@ -29,13 +30,15 @@ from mttl.child_process import with_parent
 from mttl.command import make_console
 from mttl.config.load import dump_config
 from mttl.config.schema import Config
-from mttl.errors import ConfigError, MttlError
+from mttl.errors import ConfigError, DivergedError, MttlError
 from mttl.files import locked, write_text
 from mttl.gym.partition import MEAN
 from mttl.reading import MOST_YAML, read_table, read_text, to_number
 from mttl.shipped_files import shipped_folder
 from mttl.training.run_folder import PLACE, RunFolder, changed_settings
+from mttl.training.saving.checkpoint_file import USELESS
 
+MOST_SAID = 2000  # characters at the end of a log, among which a message is
 # Settings that say nothing about what a trial scores.
 MAY_CHANGE = (*PLACE, "search.", "adapt.", "data.cache_dir", "trainer.loggers")
 
@@ -52,7 +55,7 @@ def search_training(config: Config, out: str | None) -> None:
 
     Raises:
         ConfigError: If development rows are trained on, or the folder holds other trials.
-        MttlError: If a training failed.
+        MttlError: If a training failed; where it diverged, after the others.
     """
     if config.data.split == "train+dev":
         raise ConfigError(
@@ -63,13 +66,18 @@ def search_training(config: Config, out: str | None) -> None:
     console, status = make_console(), make_console(stderr=True)
     _keep(folder / "config.yaml", dump_config(config))
     search, earlier, trials = config.search, _finished(config, folder), dict[str, Trial]()
+    diverged = Diverged()
 
     def known() -> list[Trial]:  # those of this start first
         return list({**trials, **earlier, **trials}.values())
 
     def evaluate(values: Values) -> float:
         name = trial_name(values)
-        trials[name] = Trial(values, _trained(config, values, folder))
+        with diverged.noted(name):
+            trials[name] = Trial(values, _trained(config, values, folder))
+        if name not in trials:
+            status.print(f"{name}: diverged")
+            return -math.inf
         note_values(folder / "trials" / name, values)
         write_trials(folder / "trials.csv", known())
         write_text(folder / "best.yaml", best_fragment(known()))
@@ -93,8 +101,10 @@ def search_training(config: Config, out: str | None) -> None:
         with locked(folder / ".lock", refusal):
             for values in search.points or grid_points(search.grid):
                 evaluate(values)
-    console.print(trials_table(known(), "Search of training (per cent)"))
-    console.print(f"The best settings are in {folder / 'best.yaml'}", highlight=False)
+    if known():
+        console.print(trials_table(known(), "Search of training (per cent)"))
+        console.print(f"The best settings are in {folder / 'best.yaml'}", highlight=False)
+    diverged.report()
 
 
 def _finished(config: Config, folder: Path) -> dict[str, Trial]:
@@ -126,7 +136,9 @@ def _trained(config: Config, values: Values, folder: Path) -> tuple[FewShotResul
                 preexec_fn=with_parent(),
             )
         if ended.returncode:
-            raise MttlError(f"the trial {name} failed; what it printed is in '{log.name}'")
+            said = Path(log.name).read_text(encoding="utf-8", errors="replace")[-MOST_SAID:]
+            kind = DivergedError if USELESS in " ".join(said.split()) else MttlError
+            raise kind(f"the trial {name} failed; what it printed is in '{log.name}'")
     return tuple(
         FewShotResult(
             *(row["task"], 0, config.run.seed, row["metric"]),

@@ -1,11 +1,17 @@
 """Train an inventory of skills and a router jointly over many text-to-text tasks."""
 
+import datetime
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytorch_lightning as pl
 
-from mttl.build.build_backbone import backbone_name, check_packable, places_of
+from mttl.build.build_backbone import (
+    backbone_name,
+    build_tokenizer,
+    check_packable,
+    places_of,
+)
 from mttl.build.factor_table import with_factors
 from mttl.build.model import Built, build_model, inventory_settings
 from mttl.build.process_count import check_processes
@@ -18,12 +24,14 @@ from mttl.config.skills_schema import kinds_of
 from mttl.data.chosen_tasks import open_gym, partition_of
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.encode import check_positions
+from mttl.errors import CheckpointError
 from mttl.files import write_text
 from mttl.gym.folder import Gym
 from mttl.gym.partition import select_tasks
 from mttl.models.backbone import is_decoder_only
 from mttl.moe.share_out import make_whole
 from mttl.ranking.task_options import wanted_options
+from mttl.reading import MOST_YAML, read_text
 from mttl.sharding.whole_tensors import is_sharded
 from mttl.training.attention_report import attention_by_task, has_attention
 from mttl.training.boards.show import close_boards, open_boards, show_answers
@@ -64,6 +72,18 @@ def check_rows(
                 gym.rows(task, split, sample)
 
 
+def _dated(config: Config, folder: RunFolder, *, resume: bool) -> Config:
+    """Return the configuration with the day that its chat template shows, if it shows one."""
+    day = config.data.date
+    if config.data.template != "chat" or day is not None:
+        return config
+    if resume and folder.config.is_file():
+        day = dotted_settings(read_text(folder.config, CheckpointError, MOST_YAML)).get("data.date")
+    elif "strftime_now" in str(build_tokenizer(config.backbone).chat_template):
+        day = str(datetime.date.today())
+    return config.model_copy(update={"data": config.data.model_copy(update={"date": day})})
+
+
 def train(config: Config, *, resume: bool = False) -> None:
     """Train, score and save.
 
@@ -71,6 +91,8 @@ def train(config: Config, *, resume: bool = False) -> None:
         config: The run.
         resume: Continue the interrupted run of the same name.
     """
+    folder = RunFolder(Path(config.run.dir) / config.run.name)
+    config = _dated(config, folder, resume=resume)
     text = dump_config(config)
     check_processes(config)
     config = with_shared_batches(config)
@@ -97,7 +119,6 @@ def train(config: Config, *, resume: bool = False) -> None:
     if config.data.packed_length is not None:
         check_packing(built.model, config.data.packed_length)
     data = build_data(config, gym, built)
-    folder = RunFolder(Path(config.run.dir) / config.run.name)
     step = step_to_start_from(folder, text, resume=resume)
     kind = TextToTextModule if config.optim.meta is None else MetaModule
     module = kind(

@@ -98,9 +98,8 @@ def global_mean(
 
     Data-parallel training averages the gradients of its processes. Dividing by the mean number of
     tokens per process, rather than by this process's own, makes that average the gradient of the
-    mean over all tokens: the same as one process with the whole batch. (Batches that are
-    accumulated into one step count alike, whatever their tokens, unless it is said how many the
-    step has.)
+    mean over all tokens: the same as one process with the whole batch. Batches that are accumulated
+    into one step are divided by the mean number of tokens of its batches, for the same reason.
 
     Args:
         losses: Loss of every position.

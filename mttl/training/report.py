@@ -59,9 +59,13 @@ def attachment_table(
     router = model.router
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     total = sum(count_entries(p) for p in model.parameters())
+    covered = [
+        f"{n} of {m} linear layers in {word}" for word, (n, m) in attachment.coverage.items()
+    ]
     table.caption = (
         f"{type(router).__name__}: {router.n_tasks} tasks, {router.n_skills} skills, "
         f"{router.n_heads} heads, {router.n_groups} routed groups. "
+        + (f"Skills are on {' and '.join(covered)}. " if covered else "")
         + (f"{trainable:,} of {total:,} parameters are trained." if is_trained else "")
         + ("" if is_trained else f"{total:,} parameters.")
     )

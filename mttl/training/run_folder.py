@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 LATER_SETTINGS: dict[str, Any] = {
     "data.truncate": "end",
     "data.template": "plain",
+    "data.date": None,
     "moe.parallel": False,
     "skills.alike": False,
     "trainer.callbacks": [],
@@ -57,6 +58,21 @@ class RunFolder:
         self.predictions = path / "predictions"
         self.skills = path / "skills"
         self.plots = path / "plots"
+
+    def require_results(self) -> Path:
+        """Return ``results.csv``.
+
+        Raises:
+            CheckpointError: If there is none: the run has not ended, or nothing was scored.
+        """
+        if self.results.is_file():
+            return self.results
+        cause = "is no run: it has no config.yaml"
+        if (self.skills / "meta.json").is_file():
+            cause = "has no results.csv: nothing was scored (data.evaluate); leave it out"
+        elif self.config.is_file():
+            cause = "has not ended; finish it with --resume, or leave it out"
+        raise CheckpointError(f"'{self.path}' {cause}")
 
 
 def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> int:
@@ -105,12 +121,44 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
         return 0
     from mttl.torch_file import load_torch
 
-    advice = "Start anew with -k run.name=NAME"
+    advice = "Copy it again, or start anew with -k run.name=NAME"
     checkpoint = load_torch(folder.last, advice)
-    step = checkpoint.get("global_step") if isinstance(checkpoint, dict) else None
-    if type(step) is not int or step < 0:
-        raise CheckpointError(f"'{folder.last}' is damaged (it has no global_step). {advice}")
-    return step
+    state = checkpoint if isinstance(checkpoint, dict) else {}
+    step = state.get("global_step")
+    lacks = [] if type(step) is int and step >= 0 else ["global_step"]
+    if lacks := lacks or _missing_state(state):
+        raise CheckpointError(
+            f"'{folder.last}' is damaged (it has no {', '.join(lacks)}): the run cannot go on "
+            f"as it would have. {advice}"
+        )
+    if folder.best.is_file():
+        load_torch(folder.best, "Copy it again, or delete it to go on without those weights")
+    elif (score := _best_score(state)) is not None:
+        logger.warning(
+            "'%s' is missing: the weights that scored best so far (%.4f) are lost. The best from "
+            "here on are kept; where no validation follows, the last ones",
+            *(folder.best, score),
+        )
+    return int(state["global_step"])
+
+
+def _best_score(state: Mapping[str, Any]) -> float | None:
+    scores = [own.get("best_model_score") for own in state["callbacks"].values()]
+    return next((float(score) for score in scores if score is not None), None)
+
+
+def _missing_state(state: Mapping[str, Any]) -> list[str]:
+    """Return what a checkpoint lacks for its run to go on as if it had never stopped."""
+    needed = ["state_dict", "optimizer_states", "lr_schedulers", "loops", "callbacks"]
+    lacks = [name for name in needed if state.get(name) in (None, [])]
+    if not any(name.endswith("DataModule") for name in state):
+        lacks.append("position in the data")
+    if not {"random_states", "random_state"} & state.keys():
+        lacks.append("random_states")
+    for own in state.get("optimizer_states") or ():
+        if not own.get("state") and any(group["params"] for group in own.get("param_groups", ())):
+            lacks.append("state of the optimizer")
+    return lacks
 
 
 def check_still_there(folder: RunFolder) -> None:

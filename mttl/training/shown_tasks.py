@@ -4,6 +4,8 @@ import numpy as np
 import torch
 
 from mttl.data.data_module import TextToTextDataModule
+from mttl.data.encode import special_ids
+from mttl.data.user_text import UserText
 from mttl.errors import TaskError
 from mttl.skills.pooled_text import pooled_text
 from mttl.skills.skilled_model import SkilledModel
@@ -40,7 +42,8 @@ def _descriptions(data: TextToTextDataModule) -> list[list[int]]:
                 f"the router sees descriptions of tasks, and '{data.gym.directory / 'TASKS.csv'}' "
                 f"has none of '{task}'; add one in the column 'description'"
             )
-        found.append(data.tokenizer(text)["input_ids"])
+        before, after = special_ids(data.tokenizer)
+        found.append([*before, *UserText(data.tokenizer).encode([text])[0], *after])
     return found
 
 

@@ -86,7 +86,8 @@ class TextToTextModule(SharesExperts):
         self.tokenizer = tokenizer
         self.tasks = tuple(metrics)
         self.metric_names = tuple(metrics.values())
-        self.generation = search_settings(generation or Generation(), max_output_length)
+        own: Any = getattr(model.backbone, "generation_config", None)
+        self.generation = search_settings(generation or Generation(), max_output_length, own)
         self.own_loss = None if loss is None else build_loss(loss)
         self.ranker: Ranker | None = None
         self.option_training: OptionTraining | None = None
@@ -100,10 +101,6 @@ class TextToTextModule(SharesExperts):
         self.answers: list[Prediction] = []
         self._last_loss: Tensor | None = None
         self._shares: list[Tensor] = []  # of the loss of this step, batch by batch
-
-    @property
-    def _n_parts(self) -> int:
-        return self.trainer.accumulate_grad_batches
 
     def configure_model(self) -> None:
         """Spread the model over the processes, where the strategy is to."""
@@ -185,13 +182,14 @@ class TextToTextModule(SharesExperts):
         loss = global_mean(losses, labels, batch.get("step_tokens"))
         self._watch(loss.detach())
         prior = self.model.router.prior_loss().to(loss.device)
-        total = loss + prior + sum(routing.losses.values())
+        total = self._mean_over_step(loss + prior + sum(routing.losses.values()), batch)
         # Each process holds its share of the mean over all tokens.
         shown = loss
         if "step_tokens" in batch:
-            self._shares = [] if batch_idx % self._n_parts == 0 else self._shares
+            first = batch_idx % self.trainer.accumulate_grad_batches == 0
+            self._shares = [] if first else self._shares
             self._shares.append(loss.detach())
-            shown = torch.stack(self._shares).sum() / self._n_parts
+            shown = torch.stack(self._shares).sum() / batch["step_parts"]
         self.log("train/loss", shown, prog_bar=True, batch_size=len(labels), sync_dist=True)
         if prior.requires_grad:
             self.log("train/prior", prior, batch_size=len(labels))
@@ -200,6 +198,12 @@ class TextToTextModule(SharesExperts):
         if not routing.records:
             return total
         return {"loss": total, LOADS: token_loads(self.model, routing.records)}
+
+    def _mean_over_step(self, loss: Tensor, batch: Mapping[str, Any]) -> Tensor:
+        """Scale a loss where its step has fewer batches than Lightning divides by."""
+        if "step_parts" not in batch:
+            return loss
+        return loss * (self.trainer.accumulate_grad_batches / batch["step_parts"])
 
     def on_validation_epoch_start(self) -> None:
         """Forget earlier losses.

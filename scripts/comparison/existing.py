@@ -51,7 +51,8 @@ class ExistingRuns:
         """See that all are runs of one method.
 
         Raises:
-            MttlError: If one is no run or has not ended, or they differ in more than their seeds.
+            MttlError: If one is no run, has not ended or has no test scores, or they
+                differ in more than their seeds.
         """
         for folder in self.folders[1:]:
             other = differing_settings(self.folders[0], folder, ignore=MAY_DIFFER)
@@ -64,9 +65,11 @@ class ExistingRuns:
                 )
         for folder, seed in zip(self.folders, self.seeds, strict=True):
             if not any(score.seed == seed for score in self.scores):
+                results = RunFolder(folder).require_results()
                 raise MttlError(
-                    f"--runs {self.name}: '{folder}' has not ended; finish it with --resume, or "
-                    "leave it out"
+                    f"--runs {self.name}: '{results}' has no test scores of tasks, which are "
+                    "compared here (data.evaluate: [test]; scripts/summarise_runs.py shows others, "
+                    "those of BabyAI too). Leave the run out"
                 )
         for mode in dict.fromkeys(score.mode for score in self.scores if score.mode):
             found = [adapted_to(folder / f"adapt-{mode}") for folder in self.folders]

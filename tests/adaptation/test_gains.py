@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from mttl.adaptation.gains import average_relative_gain, comparable_tasks, interval
@@ -63,6 +64,20 @@ def test_interval_equals_that_of_scipy() -> None:
     ).confidence_interval
     found = interval({"a": [[score] for score in scores]})
     assert found == pytest.approx((expected.low, expected.high), abs=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n_samples", "stated"), [(2, 0.78), (3, 0.86), (5, 0.90)])
+def test_the_coverage_is_the_stated_one(n_samples: int, stated: float) -> None:
+    """Samples differ by 0.5 and seeds by 0.2; three standard errors of 400 intervals."""
+    rng, held = np.random.default_rng(0), 0
+    for _ in range(400):
+        noise = 0.5 * rng.standard_normal((6, n_samples, 1)) + 0.2 * rng.standard_normal(
+            (6, n_samples, 3)
+        )
+        low, high = interval({str(t): own.tolist() for t, own in enumerate(noise)}, n_draws=400)
+        held += low <= 0 <= high
+    assert held / 400 == pytest.approx(stated, abs=0.06)
 
 
 def test_average_relative_gain() -> None:

@@ -145,7 +145,7 @@ def test_training_is_shared_by_the_processes(make_module):
     shares = []
     for rank in range(2):
         data = make_module(batch_size=3)
-        data.trainer = SimpleNamespace(global_rank=rank, world_size=2)
+        data.trainer = SimpleNamespace(global_rank=rank, world_size=2, accumulate_grad_batches=1)
         shares.append(list(data.train_dataloader()))
     for batch, *parts in zip(whole, *shares, strict=True):
         tasks = torch.cat([part["task_ids"] for part in parts])

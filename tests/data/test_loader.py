@@ -69,7 +69,8 @@ def test_batches_of_a_step_know_its_tokens_and_fillers_have_none():
         *("proportional", [0] * 5),
         **{"batch_size": 1, "seed": 0, "global_batch_size": 4, "n_parts": 4},
     )
-    loader = ResumableLoader(Answers(), sampler, n_targets=collate.n_targets, collate_fn=collate)
+    counted = {"n_targets": collate.n_targets, "n_parts": 4}
+    loader = ResumableLoader(Answers(), sampler, collate_fn=collate, **counted)
     batches = list(loader)
     counts = [collate.n_targets(batch) for batch in batches]
     # Four rows make the first step; one is left for the four batches of the second.

@@ -134,9 +134,21 @@ def test_what_does_not_fit_is_refused(frozen: Path, base: Path, tmp_path: Path) 
         assert not (tmp_path / "out").exists()
 
 
-def test_skills_that_are_no_weights_are_refused(base: Path, tmp_path: Path) -> None:
-    run = make_run(tmp_path, pretrained(base), {"kind": "adapter", "targets": ["mlp"]})
-    message = "does not work with skills.kind 'adapter': it does more than change a weight"
+@pytest.mark.parametrize(
+    ("skills", "message"),
+    [
+        (
+            {"kind": "adapter"},
+            "does not work with skills.kind 'adapter': it does more than change a weight",
+        ),
+        ({"kind": "bitfit"}, "the layer has no bias, which bias skills are changes of"),
+        ({"kind": "lora", "gate": True}, "does not work with skills.gate"),
+    ],
+)
+def test_skills_that_are_no_weights_are_refused(
+    skills: dict, message: str, base: Path, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path, pretrained(base), skills | {"targets": ["mlp"]})
     with pytest.raises(CheckpointError, match=message):
         merge_models(recipe(base, run), tmp_path / "out")
 

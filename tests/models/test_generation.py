@@ -31,15 +31,21 @@ def test_the_prompt_of_a_decoder_only_model_is_cut_off() -> None:
 def test_the_search_of_a_model_that_draws_by_itself(tmp_path: Path) -> None:
     own = GenerationConfig(do_sample=True, temperature=0.7, top_p=0.8, top_k=20, max_length=9)
     own.update(eos_token_id=3, repetition_penalty=1.1, length_penalty=2.0, early_stopping=True)
-    for generation, kept in ((Generation(), False), (Generation(num_beams=2), True)):
-        found = search_file(own, search_settings(generation, 5), pad_id=4)
+    applied = Generation(num_beams=2, from_backbone=True)
+    for generation, kept in (
+        (Generation(), False),
+        (Generation(num_beams=2), False),
+        (applied, True),
+    ):
+        found = search_file(own, search_settings(generation, 5, own), pad_id=4)
         found.save_pretrained(tmp_path)  # which refuses settings that have no meaning
         read = GenerationConfig.from_pretrained(tmp_path)
         assert (read.max_new_tokens, read.max_length, read.do_sample) == (5, None, False)
         assert (read.temperature, read.top_p, read.top_k) == (None, None, None)
-        assert (read.eos_token_id, read.pad_token_id, read.repetition_penalty) == (3, 4, 1.1)
+        assert (read.eos_token_id, read.pad_token_id) == (3, 4)
+        assert read.repetition_penalty == (1.1 if kept else 1.0)
         assert (read.early_stopping is True) == kept
-    assert own.temperature == 0.7
+    assert own.repetition_penalty == 1.1
 
 
 @pytest.mark.parametrize(

@@ -150,10 +150,28 @@ def test_a_pretrained_backbone_is_planned_from_its_configuration(folder: Path) -
         needs_of(missing, TASKS)
 
 
-def test_what_depends_on_values_is_refused(folder: Path) -> None:
+TOKENS = [f for f in fragments("router") if "token" in f]
+
+
+@pytest.mark.parametrize("fragment", TOKENS)
+def test_experts_are_planned_with_even_loads(folder: Path, fragment: str) -> None:
+    """Loads have the same sum, however uneven; what finds no room is planned all the same."""
     tiny = write_config(folder / "tokens.yaml", folder / "no_gym", backbone=TINY_T5)
-    tokens = load_config(f"{tiny}+router/token_top2.yaml")
-    products = frozen_config("skills/sparse.yaml", "skills.mix=outputs")
-    for config in (tokens, products):
-        with pytest.raises(ConfigError, match=r"depends on what it .*skills\.mix: auto"):
-            needs_of(config, TASKS)
+    config = load_config(f"{tiny}+{fragment}", ["data.batch_size=8"])
+    real, fake = build_model(config, TASKS).model, fake_model(config, TASKS)
+    for measured in (training_bytes, generation_bytes):
+        planned, found = (sum(measured(model, config).values()) for model in (fake, real))
+        dropped = "gshard" in fragment or "switch" in fragment
+        assert 0.95 * found < planned < (1.4 if dropped else 1.05) * found, measured
+
+
+def test_sparse_products_are_planned_as_dense_changes() -> None:
+    config = frozen_config("skills/sparse.yaml", "skills.mix=outputs")
+    dense = frozen_config("skills/sparse.yaml", "skills.mix=auto")
+    assert needs_of(config, TASKS) == needs_of(dense, TASKS)
+
+
+def test_the_paper_s_configuration_is_planned_offline() -> None:
+    config = load_config("crossfit_paper.yaml", ["data.batch_size=1"])
+    weights = needs_of(config, TASKS, answers=False).weights
+    assert weights["backbone (float32)"] == 4 * 406_291_456  # parameters, as published

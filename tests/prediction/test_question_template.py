@@ -56,6 +56,13 @@ def test_a_template_that_asks_the_same_is_kept() -> None:
     for own in (CHATML, INSTRUCTION):
         kept = question_template(byte_tokenizer(own), {"a": bare}, decoder_only=True)
         assert kept.tokenizer.chat_template == own
+    dated = byte_tokenizer("{{ strftime_now('%d %b %Y') }}" + CHATML)
+    form = PromptForm(template="chat", prefix="none", date="2024-07-26")
+    kept = question_template(dated, {"a": form}, decoder_only=True)
+    (prompt,) = form.encoder(dated, decoder_only=True).prompts(["x"])
+    assert dated.decode(prompt).startswith("26 Jul 2024")
+    assert ask(kept.tokenizer, "x") == prompt
+    assert str(kept.tokenizer.chat_template).endswith(str(dated.chat_template))
     prefixed = PromptForm(template="chat")
     made = question_template(byte_tokenizer(), {"a": prefixed}, decoder_only=True)
     assert "[a] " in made.tokenizer.chat_template

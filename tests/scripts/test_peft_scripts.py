@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from helpers.backbones import fill
@@ -80,6 +81,28 @@ def test_cards_ask_as_the_run(asked: Path, tmp_path: Path) -> None:
         assert greedy == (task == "copy" and run.search["num_beams"] > 1)
         search = {"num_beams": 1} if greedy else {}
         assert run_card(out, QUESTIONS) == run.predict(task, QUESTIONS, **search)
+
+
+def test_cards_of_prompts_and_adapters(tmp_path: Path) -> None:
+    gym = write_gym(tmp_path / "gym")
+    backbone = {**TINY_LLAMA, "initial_scale": {"*": 3.0}}
+    steps = ("trainer.max_steps=1", "data.validation=none")
+    for kind, skills in (
+        ("prompt", {"kind": "prompt", "n_skills": 3, "length": 4}),
+        ("adapter", {"kind": "adapter", "n_skills": 3, "targets": ["mlp"]}),
+    ):
+        config = write_config(tmp_path / f"{kind}.yaml", gym, backbone=backbone)
+        section = re.compile(r"skills:\n(  .*\n)+")
+        config.write_text(section.sub(yaml12.dump({"skills": skills}), config.read_text()))
+        run, out = train(config, kind, *steps).path, tmp_path / f"{kind}-out"
+        given = ["--task", "copy"] if kind == "prompt" else ["--all"]
+        assert EXPORT.main([str(run), *given, "--out", str(out)]) == 0
+        if kind == "prompt":
+            assert run_card(out, QUESTIONS) == load_run(run).predict("copy", QUESTIONS)
+        else:  # the library asks for an older transformers than ours
+            assert (out / "copy" / "adapter.safetensors").is_file()
+            line = f'model.load_adapter("{out}/copy", set_active=True, use_safetensors=True)'
+            assert line in (out / "README.md").read_text()
 
 
 def test_the_adapters_of_all_tasks_share_one_base(asked: Path, tmp_path: Path) -> None:
@@ -211,6 +234,40 @@ def test_adapters_become_a_run(tmp_path: Path, router: str) -> None:
         type(base).from_pretrained(tmp_path / "base"), again
     ).eval()(**ids)
     assert relative_error(found.logits, expected["plural"]) < ROUNDING
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_adapters_of_the_head_come_in(tmp_path: Path, capsys, tied: bool) -> None:
+    """PEFT stores the head's own weight beside its adapter: it must be the base's."""
+    base = build_random("llama", TINY_LLAMA["config"] | {"tie_word_embeddings": tied})
+    fill(base)
+    base.save_pretrained(tmp_path / "base")
+    out = tmp_path / "run"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = peft.get_peft_model(
+            type(base).from_pretrained(tmp_path / "base"),
+            peft.LoraConfig(r=2, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM"),
+        )
+        for seed, layer in enumerate(m for m in model.modules() if hasattr(m, "lora_A")):
+            fill(layer.lora_A, seed)
+            fill(layer.lora_B, seed + 5)
+        model.save_pretrained(tmp_path / "head", save_embedding_layers=True)
+    stored = load_file(tmp_path / "head" / "adapter_model.safetensors")
+    name = "base_model.model.lm_head.base_layer.weight"
+    stored[name] = base.lm_head.weight.detach().clone()
+    save_file(stored, tmp_path / "head" / "adapter_model.safetensors")
+    given = ["--tokenizer", "byte", "--backbone", str(tmp_path / "base")]
+    assert IMPORT.main([str(tmp_path / "head"), *given, "--out", str(out)]) == 0
+    built, ids = load_run(out), {"input_ids": torch.arange(10).view(2, 5) + 5}
+    found = built.model(built.task_ids(["head"] * 2), **ids).logits
+    assert relative_error(found, model.eval()(**ids).logits) < ROUNDING
+    stored[name][0, 0] += 1
+    save_file(stored, tmp_path / "head" / "adapter_model.safetensors")
+    again = [str(tmp_path / "head"), *given, "--out", str(tmp_path / "new")]
+    assert run_command(lambda: IMPORT.main(again)) == USER_MISTAKE
+    told = " ".join(capsys.readouterr().err.split())
+    assert "stores 'lm_head.base_layer.weight' with other values than its base model" in told
 
 
 def test_a_run_is_not_put_on_another_backbone(tmp_path: Path, capsys) -> None:

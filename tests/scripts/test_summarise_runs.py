@@ -7,6 +7,7 @@ import pytest
 from helpers.command import ROOT, load_recipe
 
 SCRIPT = load_recipe(ROOT / "scripts" / "summarise_runs.py")
+COMPARE = load_recipe(ROOT / "scripts" / "compare.py")
 HEADER = "task,split,sample,seed,metric,score,n\n"
 
 
@@ -47,8 +48,49 @@ def test_one_run_has_no_deviation(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_run_that_has_not_ended_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SCRIPT.MttlError, match="has it ended"):
+    with pytest.raises(SCRIPT.MttlError, match="is no run: it has no config"):
         SCRIPT.main([str(tmp_path)])
+    run = write_run(tmp_path / "1", ("a", "100", 0.5))
+    (run / "results.csv").unlink()
+    with pytest.raises(SCRIPT.MttlError, match=r"'.*1' has not ended; finish it with --resume"):
+        SCRIPT.main([str(run)])
+    (run / "skills").mkdir()
+    (run / "skills" / "meta.json").touch()
+    with pytest.raises(SCRIPT.MttlError, match=r"'.*1' has no results\.csv: nothing was scored"):
+        SCRIPT.main([str(run)])
+
+
+def test_undefined_scores_are_left_out_and_counted(tmp_path: Path, capsys) -> None:
+    """By hand: 30 and NaN of samples is 15, as in results.csv; 10 and 20 are 15.0 ± 7.1."""
+    nan = float("nan")
+    runs = [
+        write_run(
+            tmp_path / "1", ("a", "1", 0.1), ("b", "1", nan), ("c", "1", 0.3), ("c", "2", nan)
+        ),
+        write_run(
+            tmp_path / "2", ("a", "1", 0.2), ("b", "1", nan), ("c", "1", nan), ("c", "2", nan)
+        ),
+    ]
+    assert SCRIPT.main([*map(str, runs)]) == 0
+    cells = [line.split(" | ")[1] for line in capsys.readouterr().out.splitlines()[4:7]]
+    assert cells == ["15.0 ± 7.1", "NaN", "15.0 (1 of 2)"]
+
+
+def test_policies_have_a_column_for_each_choice_of_actions(tmp_path: Path, capsys) -> None:
+    """A finished BabyAI run has neither baselines nor a test split; steps are no percentages."""
+    run = write_run(tmp_path / "1", ("mean", "all", 0.5))
+    (run / "baselines.csv").unlink()
+    rows = [("greedy", "success", 0.5), ("greedy", "steps", 9.0), ("sampled", "success", 0.25)]
+    lines = [f"GoTo,evaluation,{chosen},1,{metric},{score},4\n" for chosen, metric, score in rows]
+    (run / "results.csv").write_text(HEADER + "".join(lines))
+    assert SCRIPT.main([str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == "| task | evaluation greedy | evaluation sampled |"
+    assert lines[4] == "| `GoTo` | 50.0 | 25.0 |"
+    with pytest.raises(
+        SCRIPT.MttlError, match=r"results\.csv' has no test scores .*summarise_runs"
+    ):
+        COMPARE.main(["--runs", f"mine={run}", "--out", str(tmp_path / "out")])
 
 
 def test_runs_that_differ_in_more_than_their_seed_are_refused(tmp_path: Path) -> None:

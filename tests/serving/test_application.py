@@ -13,6 +13,7 @@ from typing import Any
 import httpx2 as httpx
 import openai
 import pytest
+import torch
 
 import mttl
 from helpers.command import ROOT, load_recipe
@@ -289,14 +290,21 @@ def test_positions_of_the_model_limit_answers(serve: Any, folders: dict[str, Pat
     assert [row.n_positions for row in rows] == [30]  # which limit batches, too
 
 
-def test_impossible_alternatives_are_left_out(serve: Any, folders: dict[str, Path]) -> None:
+def test_scores_are_the_models_where_a_token_is_forced(
+    serve: Any, folders: dict[str, Path]
+) -> None:
     run = mttl.load(folders["t5"])
+    (prompt,) = run.form.encoder(run.tokenizer, decoder_only=False).prompts(["[copy] ab"])
+    start = {"input_ids": torch.tensor([prompt]), "decoder_input_ids": torch.tensor([[0]])}
+    with torch.no_grad():
+        own = run.model(run.task_ids(["copy"]), **start).logits[0, -1].log_softmax(0)
     run.model.backbone.generation_config.forced_bos_token_id = 70  # type: ignore[union-attr]
     with serve(run) as served, client(served.address) as ask:
         reply = ask.completions.create(model="copy", prompt="ab", logprobs=3, max_tokens=2)
         scores = reply.choices[0].logprobs
         assert scores
-        assert [len(others) for others in scores.top_logprobs or []] == [1, 3]
+        assert [len(others) for others in scores.top_logprobs or []] == [3, 3]
+        assert (scores.token_logprobs or [])[0] == pytest.approx(float(own[70]), abs=1e-4)
 
 
 def test_beams_have_no_scores_and_one_piece(serve: Any, beams: Path) -> None:

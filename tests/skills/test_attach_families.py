@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from helpers.backbones import BACKBONES, batch, fill, tiny_t5
+from helpers.experts import token_model
 from helpers.skills import spread
-from mttl.errors import ConfigError
 from mttl.models.backbone import build_random
 from mttl.routing import PolytroponRouter, RoutingSlot
 from mttl.skills import (
@@ -136,7 +136,7 @@ def test_the_skills_live_where_the_layer_lives_and_keep_their_dtype():
 def test_nothing_is_attached_where_a_target_is_unknown():
     backbone = tiny_t5()
     expected = backbone(**batch(2)).logits
-    with pytest.raises(ValueError, match=r"'attentoin' matches no.*Did you mean 'attention'\?"):
+    with pytest.raises(ValueError, match=r"'attentoin' matches no.*Did you mean 'attention'"):
         attach(backbone, ["mlp", "attentoin"])
     assert torch.equal(backbone(**batch(2)).logits, expected)
 
@@ -181,13 +181,25 @@ def test_words_name_the_layers_of_other_families(name):
         torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-4, atol=1e-5)
 
 
-def test_layers_that_see_all_tokens_in_one_list_take_no_skills():
-    model, _ = with_rows(other_family("opt"), ["attention"])
-    model(torch.tensor([2, 0, 1]), **batch(3))
-    model, _ = with_rows(other_family("opt"), ["mlp"])
-    message = r"tokens of all examples in one list, as OPT.*Set skills.targets to .*attention"
-    with pytest.raises(ConfigError, match=message):
-        model(torch.tensor([2, 0, 1]), **batch(3))
+@pytest.mark.parametrize("experts", [False, True])
+def test_layers_that_see_all_tokens_in_one_list(experts):
+    """OPT's feed-forward layers: each row answers as alone, in generation too."""
+    if experts:
+        model = token_model(other_family("opt"), targets=["mlp"])
+    else:
+        model, _ = with_rows(other_family("opt"), ["attention", "mlp"])
+    model, inputs, ids = model.eval(), batch(3), torch.tensor([2, 0, 1])
+    together = model(ids, **inputs).logits
+    prompts = inputs["input_ids"]
+    answers = model.generate(ids, input_ids=prompts, max_new_tokens=4, do_sample=False)
+    for row in range(3):
+        rows = {key: value[row : row + 1] for key, value in inputs.items()}
+        alone = model(ids[row : row + 1], **rows).logits
+        torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-4, atol=1e-5)
+        found = model.generate(
+            ids[row : row + 1], input_ids=prompts[row : row + 1], max_new_tokens=4, do_sample=False
+        )
+        assert torch.equal(answers[row, : found.shape[1]], found[0])
 
 
 def test_no_hint_is_the_word_itself():

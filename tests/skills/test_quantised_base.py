@@ -73,7 +73,7 @@ class Telling(Packed):
         self.in_features, self.out_features = n_in, n_out
 
 
-class Block(nn.Module):
+class Attention(nn.Module):
     def __init__(self, kind: type[Packed]) -> None:
         super().__init__()
         self.q_proj = kind(8, 4)
@@ -82,7 +82,7 @@ class Block(nn.Module):
 
 def _attach(kind: type[Packed], targets: list[str], make: type = LoRAInventory) -> nn.Module:
     model = nn.Sequential()
-    model.layers = nn.ModuleList([Block(kind)])
+    model.layers = nn.ModuleList([Attention(kind)])
     attach_skills(model, lambda n, m: make(n, m, 2), targets=targets, slot=RoutingSlot())
     return model
 

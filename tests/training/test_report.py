@@ -72,10 +72,13 @@ def test_what_was_attached() -> None:
     total = sum(p.numel() for p in tiny_t5().parameters()) + 2 * skills + router
     assert table.caption == (
         "PolytroponRouter: 5 tasks, 3 skills, 1 heads, 2 routed groups. "
+        "Skills are on 0 of 24 linear layers in attention and 4 of 8 linear layers in mlp. "
         f"{2 * skills + router} of {total:,} parameters are trained."
     )
     told = attachment_table(attachment, model, is_trained=False).caption
-    assert str(told).endswith(f"2 routed groups. {total:,} parameters.")  # nothing will be trained
+    assert str(told).endswith(
+        f"8 linear layers in mlp. {total:,} parameters."
+    )  # nothing will be trained
 
 
 # Scores beside their baselines.

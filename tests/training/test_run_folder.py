@@ -4,7 +4,7 @@ import pytest
 import torch
 from lightning_fabric.utilities.rank_zero import rank_zero_only
 
-from mttl.errors import ConfigError, TrainingError
+from mttl.errors import CheckpointError, ConfigError, TrainingError
 from mttl.training.run_folder import (
     RunFolder,
     changed_settings,
@@ -16,13 +16,21 @@ from mttl.training.run_folder import (
 CONFIG = "optim: {lr: 0.1, betas: [0.9, 0.98]}\ntrainer: {max_steps: 10}\n"
 
 
+STATE = {
+    **{"global_step": 7, "state_dict": {}, "loops": {"fit_loop": {}}, "lr_schedulers": [{}]},
+    "optimizer_states": [{"state": {0: {"step": 7}}, "param_groups": [{"params": [0]}]}],
+    **{"callbacks": {"best": {"best_model_score": torch.tensor(0.5)}}, "random_states": []},
+    "TextToTextDataModule": {"epoch": 0},
+}
+
+
 @pytest.fixture
 def interrupted(tmp_path: Path) -> RunFolder:
     """What a run leaves that was stopped after seven steps."""
     folder = RunFolder(tmp_path / "runs" / "first")
     folder.checkpoints.mkdir(parents=True)
     folder.config.write_text(CONFIG)
-    torch.save({"global_step": 7}, folder.last)
+    torch.save(STATE, folder.last)
     return folder
 
 
@@ -76,6 +84,37 @@ def test_an_interrupted_run_continues_at_its_step(interrupted: RunFolder) -> Non
     longer = CONFIG.replace("max_steps: 10", "max_steps: 20")
     for config in (CONFIG, longer):
         assert step_to_start_from(interrupted, config, resume=True) == 7
+
+
+@pytest.mark.parametrize("lost", STATE)
+def test_a_checkpoint_without_a_part_of_the_state_is_refused(
+    interrupted: RunFolder, lost: str
+) -> None:
+    without = {name: value for name, value in STATE.items() if name != lost}
+    name = "position in the data" if lost.endswith("Module") else lost
+    states = [without]
+    if lost == "optimizer_states":
+        states.append({**STATE, lost: [{"state": {}, "param_groups": [{"params": [0]}]}]})
+    for state in states:
+        torch.save(state, interrupted.last)
+        with pytest.raises(
+            CheckpointError, match=rf"has no .*({name}|of the optimizer)\).*Copy it"
+        ):
+            step_to_start_from(interrupted, CONFIG, resume=True)
+
+
+def test_lost_weights_of_the_best_validation_are_reported(
+    interrupted: RunFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert step_to_start_from(interrupted, CONFIG, resume=True) == 7
+    assert "best.ckpt' is missing: the weights that scored best so far (0.5000) are" in caplog.text
+    interrupted.best.write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match=r"best\.ckpt' is damaged.*Copy it again, or delete"):
+        step_to_start_from(interrupted, CONFIG, resume=True)
+    caplog.clear()
+    torch.save({}, interrupted.best)
+    assert step_to_start_from(interrupted, CONFIG, resume=True) == 7
+    assert not caplog.text
 
 
 def test_without_a_folder_there_is_nothing_to_resume(tmp_path: Path) -> None:

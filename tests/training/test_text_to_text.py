@@ -159,11 +159,13 @@ def test_a_step_adds_what_a_router_learns_from_its_draws() -> None:
     batch = TrainCollator(0, 3, False)(rows())
     step = TextToTextModule(model, tokenizer(), METRICS)
     losses, labels, routing = step.training_losses(batch)
-    # The first time a task is seen, an example is compared with its batch.
+    # The first time a task is seen, an example is compared with its others in the batch.
     fared = losses.detach().sum(1) / (labels != -100).sum(1)
     chances = model.router.logits[:, batch["task_ids"]].log_softmax(-1)
     chosen = (chances * routing.mixing).sum((0, 2, 3))
-    torch.testing.assert_close(routing.losses["choice"], ((fared - fared.mean()) * chosen).mean())
+    same = (batch["task_ids"] == batch["task_ids"][:, None]) & ~torch.eye(len(fared)).bool()
+    baselines = (same * fared).sum(1) / same.sum(1)
+    torch.testing.assert_close(routing.losses["choice"], ((fared - baselines) * chosen).mean())
     total = routing.losses["choice"] + losses.sum()
     total.backward()
     used = batch["task_ids"].unique()
@@ -282,3 +284,32 @@ def test_length_penalty_needs_beams() -> None:
         **{"max_new_tokens": MOST_TOKENS, "num_beams": 2, "do_sample": False},
         "length_penalty": 0.5,
     }
+
+
+OWN = {"no_repeat_ngram_size": 1, "min_length": 4, "repetition_penalty": 9.0, "guidance_scale": 2.0}
+OWN |= {"suppress_tokens": [5, 6], "forced_bos_token_id": 7, "stop_strings": ["w5"]}
+OWN |= {"num_return_sequences": 2, "output_scores": True, "return_dict_in_generate": True}
+
+
+@pytest.mark.parametrize("family", BACKBONES)
+@pytest.mark.parametrize("n_beams", [1, 2])
+def test_settings_of_the_backbone_are_applied_only_where_they_are_asked_for(
+    family: str, n_beams: int
+) -> None:
+    model = skilled(BACKBONES[family]()).eval()
+    batch = EvalCollator(0, 3, DECODER_ONLY[family])(rows())
+
+    def answers(**settings: Any) -> list[str]:
+        trained = module(model, generation=Generation(num_beams=n_beams, **settings))
+        return trained.answer(batch["task_ids"], batch["generation_inputs"])
+
+    own: Any = model.backbone.generation_config
+    own.forced_eos_token_id = None  # BART's
+    expected = answers()
+    for name, value in OWN.items():
+        setattr(own, name, value)
+    assert answers() == expected
+    applied = answers(from_backbone=True)
+    assert applied != expected
+    if not DECODER_ONLY[family]:  # which continue what begins already
+        assert all(text.split()[0] == "w7" for text in applied)

@@ -11,7 +11,7 @@ from mttl.routing.task.categorical import CategoricalRouter
 from mttl.routing.task.task_router import TaskRows
 
 # A running mean over about the last hundred examples of a task.
-SMALLEST_RATE = 0.01
+WINDOW = 100
 
 
 class ScoreFunctionRouter(CategoricalRouter):
@@ -19,9 +19,11 @@ class ScoreFunctionRouter(CategoricalRouter):
 
     The draw :math:`k \sim \mathrm{softmax}(z_t)` has no gradient. The score-function estimator
     (REINFORCE) gives one of the expected loss,
-    :math:`\nabla_z E[\ell] = E[(\ell - b_t) \nabla_z \log p(k \mid t)]`, with the running mean of
-    the losses of a task as the baseline :math:`b_t`; the log-probability is that of the draws in
-    all groups and heads together. In evaluation a task uses its likeliest skill.
+    :math:`\nabla_z E[\ell_i] = E[(\ell_i - b_i) \nabla_z \log p(k_i \mid t)]`; the log-probability
+    is that of the draws in all groups and heads together. The baseline :math:`b_i` leaves example i
+    out, so that the estimate is unbiased from the first batch: it is the mean loss of the task's
+    other examples in the batch and of its last hundred in earlier batches. A task without any takes
+    the mean of the other examples of the batch. In evaluation a task uses its likeliest skill.
 
     Routing networks learn such decisions with several agents and shape their rewards; here the
     actions of all layers share the loss of their example and one estimator.
@@ -36,10 +38,12 @@ class ScoreFunctionRouter(CategoricalRouter):
         init_scale: Logits start in U(-init_scale, init_scale).
 
     References:
-        Williams, *Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement
-        Learning*, Machine Learning 8, 1992. Rosenbaum, Klinger and Riemer, *Routing Networks:
-        Adaptive Selection of Non-linear Functions for Multi-Task Learning*, ICLR 2018,
-        arXiv:1711.01239.
+        Kool, van Hoof and Welling, *Buy 4 REINFORCE Samples, Get a Baseline for Free!*, ICLR 2019
+        workshop on Deep Reinforcement Learning Meets Structured Prediction (the leave-one-out
+        baseline, there over several draws for one input). Williams, *Simple Statistical
+        Gradient-Following Algorithms for Connectionist Reinforcement Learning*, Machine Learning 8,
+        1992. Rosenbaum, Klinger and Riemer, *Routing Networks: Adaptive Selection of Non-linear
+        Functions for Multi-Task Learning*, ICLR 2018, arXiv:1711.01239.
     """
 
     task_rows: ClassVar = {
@@ -94,16 +98,16 @@ class ScoreFunctionRouter(CategoricalRouter):
     def _baselines(
         self, task_ids: Int[Tensor, "B"], losses: Float[Tensor, "B"]
     ) -> Float[Tensor, "B"]:
-        """Return what each example was expected to lose, and learn from what it lost.
-
-        A task seen for the first time is expected to lose what the batch does.
-        """
-        known = self.n_seen.index_select(0, task_ids) > 0
-        expected = torch.where(known, self.mean_losses.index_select(0, task_ids), losses.mean())
+        """Return the leave-one-out baseline of each example, and note the losses."""
         counts = torch.zeros_like(self.n_seen).index_add_(0, task_ids, torch.ones_like(losses))
         sums = torch.zeros_like(self.n_seen).index_add_(0, task_ids, losses)
+        past = self.n_seen.clamp_max(WINDOW)
+        others = (past + counts).index_select(0, task_ids) - 1
+        total = (past * self.mean_losses + sums).index_select(0, task_ids) - losses
+        elsewhere = (losses.sum() - losses) / max(len(losses) - 1, 1)
+        expected = torch.where(others > 0, total / others.clamp_min(1), elsewhere)
         self.n_seen += counts
-        rate = (counts / self.n_seen.clamp_min(1)).maximum(SMALLEST_RATE * counts).clamp_max(1)
+        rate = (counts / self.n_seen.clamp_min(1)).maximum(counts / WINDOW).clamp_max(1)
         self.mean_losses += rate * (sums / counts.clamp_min(1) - self.mean_losses)
         return expected
 

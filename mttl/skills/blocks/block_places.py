@@ -16,11 +16,6 @@ _ATTENTION = (
 _FEED_FORWARD = (*((up, down) for _, up, down in FORMS), ("gate_up_proj", "down_proj"))
 _FORMS = (*_ATTENTION, *_FEED_FORWARD, ("c_fc", "c_proj"))
 
-BLOCK_WORDS = {
-    "attention": ["*[Aa]ttention", "*attn"],
-    "mlp": ["*DenseReluDense", "*mlp", "*fc1", "*feed_forward", "*ffn"],
-}
-
 
 def block_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
     """Return the features in and out of all attention and feed-forward blocks, by path.

@@ -148,9 +148,9 @@ def _widen(
 
 def _cut(stack: nn.Module, args: tuple[Any, ...], given: dict[str, Any], found: Any) -> Any:
     """Keep what belongs to the text."""
-    if given.get("inputs_embeds") is not None:
-        embeddings: Any = stack.get_input_embeddings()  # type: ignore[operator]
-        length: int = embeddings.inventory.length
+    embeddings: Any = stack.get_input_embeddings()  # type: ignore[operator]
+    if given.get("inputs_embeds") is not None and isinstance(embeddings, SkilledEmbedding):
+        length: int = embeddings.inventory.length  # type: ignore[assignment]
         states, mask = found.last_hidden_state, given.get("attention_mask")
         text = torch.arange(length, states.shape[1], device=states.device)[None]
         if mask is not None:

@@ -71,5 +71,8 @@ class BitFitInventory(Inventory):
             NotImplementedError: If the layer has no bias that could hold the change.
         """
         if bias is None:
-            raise NotImplementedError("the layer has no bias, which bias skills are changes of")
+            raise NotImplementedError(
+                "the layer has no bias, which bias skills are changes of (scripts/export_peft.py "
+                "writes them for PEFT)"
+            )
         return weight, bias + mix_blocks(self.bias, weights[None])[0]

@@ -39,12 +39,16 @@ class MetaModule(TextToTextModule):
             found, loss = reptile_gradients(parameters, losses, rate=meta.inner_lr)
         self._watch(loss)
         self.log("train/loss", loss, prog_bar=True, batch_size=len(batch["labels"]), sync_dist=True)
-        return with_gradients(loss, parameters, found)
+        return self._mean_over_step(with_gradients(loss, parameters, found), batch)
 
     def _part_losses(self, batch: Mapping[str, Any], n_parts: int) -> list[Loss]:
         """Return the losses of the parts of a batch."""
         rows = torch.arange(len(batch["labels"]), device=batch["labels"].device)
-        parts = [{name: value[own] for name, value in batch.items()} for own in rows.chunk(n_parts)]
+        # The losses are means of one task, whatever the other batches of the step hold.
+        own_fields = {name: batch[name] for name in batch if not name.startswith("step_")}
+        parts = [
+            {name: value[own] for name, value in own_fields.items()} for own in rows.chunk(n_parts)
+        ]
         return [lambda own=own: self._objective(own) for own in parts]
 
     def _objective(self, batch: Mapping[str, Any]) -> Tensor:

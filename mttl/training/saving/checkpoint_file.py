@@ -7,9 +7,16 @@ import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins import TorchCheckpointIO
 
-from mttl.errors import TrainingError
+from mttl.errors import DivergedError
 from mttl.files import write_atomic
 from mttl.sharding.whole_tensors import whole
+
+USELESS = "the weights are useless from here on"
+TRAINING = (
+    "The last checkpoint is kept; lower optim.lr, or set trainer.gradient_clip_val, and start anew "
+    "or continue with --resume"
+)
+ADAPTATION = "Lower adapt.lr and adapt.router_lr, or set adapt.gradient_clip_val"
 
 
 class CheckpointFile(TorchCheckpointIO):
@@ -34,22 +41,19 @@ def check_weights(module: pl.LightningModule, step: int) -> None:
         step: The step that it is at.
 
     Raises:
-        TrainingError: If a trained weight is NaN or infinite.
+        DivergedError: If a trained weight is NaN or infinite.
     """
     for name, value in module.named_parameters():
         if value.requires_grad and not whole(torch.isfinite(value).all()):
             raise not_finite(f"'{name}' holds numbers that are not finite", step)
 
 
-def not_finite(what: str, step: int) -> TrainingError:
+def not_finite(what: str, step: int, advice: str = TRAINING) -> DivergedError:
     """Return the error of a training that has diverged.
 
     Args:
         what: What is not finite.
         step: The step at which that was seen.
+        advice: What to do.
     """
-    return TrainingError(
-        f"{what} at step {step}: the weights are useless from here on. The last checkpoint is "
-        "kept; lower optim.lr, or set trainer.gradient_clip_val, and start anew or continue with "
-        "--resume"
-    )
+    return DivergedError(f"{what} at step {step}: {USELESS}. {advice}")

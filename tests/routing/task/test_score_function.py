@@ -64,20 +64,44 @@ def test_the_baseline_is_the_running_mean_of_each_task():
     assert router.mean_losses[0].item() == pytest.approx(4.0)
 
 
-def test_a_task_seen_first_is_expected_to_lose_what_the_batch_does():
-    router = ScoreFunctionRouter(1, 2, 1, 2, init_scale=0.0)
-    weights = torch.tensor([[[[1.0, 0.0]], [[1.0, 0.0]]]])
-    router.choice_loss(torch.tensor([0, 1]), weights, torch.tensor([1.0, 3.0])).backward()
-    # Advantages -1 and +1, half of each as a mean over two examples, times 1 - 1/2.
-    torch.testing.assert_close(
-        router.logits.grad[0, :, 0], torch.tensor([[-0.25, 0.25], [0.25, -0.25]])
-    )
+@pytest.mark.parametrize("tasks", [[0, 0], [0, 1], [0, 0, 1], [0]])
+def test_the_first_batch_is_unbiased(tasks):
+    """Over all joint draws, of tasks that are seen for the first time and then again."""
+    torch.manual_seed(1)
+    costs = torch.rand(len(tasks), 2, dtype=torch.float64) + 3  # of examples and skills
+    router = spread(ScoreFunctionRouter(1, 2, 1, 2).double())
+    ids, chances = torch.tensor(tasks), router.logits.detach()[0, :, 0].softmax(-1)
+    exact = router.logits.detach().clone().requires_grad_()
+    (exact.softmax(-1)[0, ids, 0] * costs).sum(-1).mean().backward()
+    total = torch.zeros_like(router.logits)
+    for joint in map(torch.tensor, itertools.product(range(2), repeat=len(tasks))):
+        router.n_seen.zero_()
+        router.mean_losses.zero_()
+        router.logits.grad = None
+        weights = torch.nn.functional.one_hot(joint, 2).view(1, -1, 1, 2).double()
+        lost = costs.gather(1, joint[:, None])[:, 0]
+        router.choice_loss(ids, weights, lost).backward()
+        total += chances[ids, joint].prod() * router.logits.grad
+    torch.testing.assert_close(total, exact.grad)
+
+
+def test_a_baseline_leaves_its_own_example_out():
+    """The mean of the task's others in the batch and of its last hundred, else of the batch."""
+    router = ScoreFunctionRouter(1, 3, 1, 2)
+    first = router._baselines(torch.tensor([0, 0, 2]), torch.tensor([1.0, 3.0, 5.0]))
+    assert first.tolist() == [3.0, 1.0, 2.0]
+    second = router._baselines(torch.tensor([0, 2, 2]), torch.tensor([4.0, 7.0, 9.0]))
+    assert second.tolist() == [2.0, 7.0, 6.0]
+    router.n_seen.fill_(1e6)
+    router.mean_losses.fill_(1.0)
+    last = router._baselines(torch.tensor([1, 1]), torch.tensor([0.0, 102.0]))
+    torch.testing.assert_close(last, torch.tensor([2.0, 100 / 101]))
 
 
 def test_entropy_is_rewarded():
     router = spread(ScoreFunctionRouter(1, 1, 1, 3, entropy=0.5))
     ids, weights = torch.tensor([0]), torch.tensor([[[[1.0, 0.0, 0.0]]]])
-    loss = router.choice_loss(ids, weights, torch.tensor([2.0]))  # the advantage is 0
+    loss = router.choice_loss(ids, weights, torch.tensor([0.0]))  # the advantage is 0
     chances = router.logits.softmax(-1)
     torch.testing.assert_close(loss, 0.5 * (chances * chances.log()).sum())
 
