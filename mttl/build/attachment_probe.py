@@ -24,8 +24,7 @@ HALF_TOLERANCE = 3e-2
 PROMPTS, N_ANSWER = (4, 7), 3  # tokens of the prompts of both rows, and of each answer
 
 ADVICE = (
-    "Choose other skills.targets, or a kind for linear layers (lora, ia3, bitfit) with "
-    "skills.targets: [attention], or another backbone"
+    "Choose other skills.targets, a kind for linear layers (lora, ia3, bitfit), or another backbone"
 )
 
 # Logits of the rows of a batch, as in training and as in generation.

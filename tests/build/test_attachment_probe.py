@@ -77,12 +77,13 @@ decoder-blenderbot decoder-marian decoder-plbart decoder-prophetnet
 # Points that are absent there or that the probe refuses, and the architectures.
 REFUSED = {
     "norm": "opt cohere cohere2",
-    "prefix": "gpt_neo led longt5 mvp xglm",
+    "prefix": "gpt_neo longt5 mvp xglm",
     "block": "codegen deepseek_v3 gpt_neox persimmon phi",
+    "linear prefix": "led",
     "prefix block": "bloom falcon mpt pegasus_x",
     "prefix block ladder": "prophetnet",
     "prefix prompt": "minimax",
-    "head prefix block prompt": "falcon_mamba mamba mamba2",
+    "linear head prefix block prompt": "falcon_mamba mamba mamba2",
     "linear norm head prefix block": "decoder-bart decoder-mbart decoder-pegasus "
     "decoder-blenderbot decoder-marian decoder-plbart",  # they attend to no encoder
     "linear norm head prefix block prompt ladder": "fsmt decoder-prophetnet",
