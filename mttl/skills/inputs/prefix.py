@@ -81,6 +81,7 @@ class PrefixInventory(Inventory):
         sizes = {"in_features": in_features, "out_features": out_features}
         require_divisible(n_heads, **sizes)
         self.length, self.gated, self.bottleneck = length, gated, bottleneck
+        self.neutral = gated
         both = in_features + out_features
         shapes: dict[str, tuple[int, ...]] = {
             "keys": (in_features, length),

@@ -332,7 +332,7 @@ def test_a_backbone_that_nobody_told_of_prefixes() -> None:
 def test_other_functions_of_attention_are_refused() -> None:
     backbone = tiny_llama()
     backbone.set_attn_implementation("flex_attention")
-    with pytest.raises(ConfigError, match="this LlamaForCausalLM attends by 'flex_attention'"):
+    with pytest.raises(ConfigError, match=r"attn_implementation \('flex_attention'\) to be 'sdpa'"):
         read_prefixes(backbone)
 
 
