@@ -1,8 +1,8 @@
 """The trained inventory on disk: read back bit by bit, or refused with the file and the way out."""
 
 import json
-import re
 import os
+import re
 import shutil
 import stat
 import sys
