@@ -19,7 +19,8 @@ def start_workers(n_workers: int, shard: Shard, command: Sequence[str]) -> None:
         command: That adapts, with its arguments.
 
     Raises:
-        MttlError: If one of them failed; what the others finished is kept.
+        MttlError: If one of them broke off; what the others finished is kept. Jobs that one has
+            reported as failed, such as those that diverged, are left to the caller.
     """
     threads = str(max(1, (os.cpu_count() or 1) // n_workers))
     parts = [shard.part(number, n_workers) for number in range(1, n_workers + 1)]
@@ -33,7 +34,7 @@ def start_workers(n_workers: int, shard: Shard, command: Sequence[str]) -> None:
         for number, part in enumerate(parts, start=1)
     ]
     try:
-        failed = [number for number, worker in enumerate(workers, 1) if worker.wait()]
+        failed = [number for number, worker in enumerate(workers, 1) if worker.wait() not in (0, 2)]
     finally:
         for worker in workers:
             worker.terminate()

@@ -1,5 +1,6 @@
 """Processes that share the jobs of an adaptation; none is started here."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from mttl.adaptation.new_tasks import Adaptation
 from mttl.adaptation.shard import Shard
+from mttl.errors import MttlError
 from mttl.text import workers
 
 
@@ -43,3 +45,13 @@ def test_parts_that_are_started_by_hand_take_gpus_in_turn():
     for number in (1, 2, 3):
         Adaptation.to_device(adaptation, number)
     assert moved == [torch.device("cuda", index) for index in (0, 1, 0)]
+
+
+@pytest.mark.parametrize(("status", "raised"), [(2, False), (1, True), (-9, True)])
+def test_jobs_that_a_worker_reports_are_left_to_the_caller(monkeypatch, status, raised):
+    """So that what others finished is shown, and written, where some diverged."""
+    ended = SimpleNamespace(wait=lambda: status, terminate=lambda: None)
+    started = SimpleNamespace(Popen=lambda command, **more: ended, DEVNULL=None)
+    monkeypatch.setattr(workers, "subprocess", started)
+    with pytest.raises(MttlError, match="worker 1, 2 of 2") if raised else nullcontext():
+        workers.start_workers(2, Shard(), ["adapt"])
