@@ -81,5 +81,5 @@ def test_attention_has_no_plain_weights(runs: tuple[Path, Path], tmp_path: Path,
         command = load_recipe(ROOT / "scripts" / f"{script}.py")
         given = [str(runs[1]), "--average", "--out", str(tmp_path / "out"), *more]
         assert run_command(lambda: command.main(given)) == USER_MISTAKE  # noqa: B023
-        assert "attention chooses skills by token" in " ".join(capsys.readouterr().err.split())
+        assert "every token mixes skills by attention" in " ".join(capsys.readouterr().err.split())
     assert not list(tmp_path.iterdir())

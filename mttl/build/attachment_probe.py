@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -21,8 +21,7 @@ from mttl.training.packing_check import apart, evaluating
 
 _log = logging.getLogger(__name__)
 PROMPTS, N_ANSWER = (4, 7), 3  # tokens of the prompts of both rows, and of each answer
-# The logits of rows are computed twice; one row alone is generated without a cache.
-WAYS = ("in training", "in generation, with a cache")
+WAYS = ("in training", "in generation, with a cache")  # one row alone is generated without
 
 
 class AttachmentProbe:
@@ -38,29 +37,25 @@ class AttachmentProbe:
 
     def __init__(self, backbone: PreTrainedModel) -> None:
         self.backbone, self.name = backbone, type(backbone).__name__
-        self.plain: tuple[list[Tensor], list[Tensor]] | None = None
-        self.pad_id = getattr(backbone.config, "pad_token_id", None) or 0
-        n_ids = int(backbone.get_input_embeddings().weight.shape[0])  # type: ignore[union-attr]
-        # Special tokens, the first ones as a rule, have a meaning of their own for some models.
-        ids = [3 + index % max(1, n_ids - 3) for index in range(sum(PROMPTS) + N_ANSWER)]
-        self.texts = [ids[first:][: n + N_ANSWER] for first, n in enumerate(PROMPTS)]
+        self.plain: list[Tensor] | None = None
+        self.own = [0.0] * len(WAYS)  # how far rows are from being apart
         if any(value.is_meta for value in backbone.parameters()):
             return
         try:
             with evaluating(backbone), torch.no_grad():
-                self.plain = self._run(2), self._run(1)
+                self.plain, alone = self._run(2), self._run(1)
         except Exception as error:  # it needs another device, say: skills are not to blame
             _log.warning(
                 "skills are not tried out: this %s does not run here: %s", self.name, error
             )
             return
-        for way, *rows in zip(WAYS, *self.plain, strict=True):
-            if apart(*rows) > 1:
-                _log.warning(
-                    "a row in a padded batch gets other answers than alone from this %s, without "
-                    "skills too (%s): answer rows of one length, or one at a time, or take another",
-                    *(self.name, way),
-                )
+        self.own = [apart(*rows) for rows in zip(self.plain, alone, strict=True)]
+        if max(self.own) > 1:
+            _log.warning(
+                "a row in a padded batch gets other answers than alone from this %s, without "
+                "skills too (%s): answer rows of one length, or one at a time",
+                *(self.name, WAYS[self.own.index(max(self.own))]),
+            )
 
     def check(self, slot: RoutingSlot, kinds: str, promised: bool) -> None:
         """Refuse skills that do not work where they were put.
@@ -83,103 +78,91 @@ class AttachmentProbe:
             return
         named = self.backbone.named_modules()
         layers = {path: module for path, module in named if isinstance(module, SkilledLayer)}
-        skills = {value for layer in layers.values() for value in layer.inventory.parameters()}
-        kept = [(value, value.detach().clone()) for value in skills]
+        skills = dict.fromkeys(v for m in layers.values() for v in m.inventory.parameters())
+        kept = [value.detach().clone() for value in skills]
         try:
             with evaluating(self.backbone):
-                fault = next(self._faults(layers, slot, promised), None)
+                fault = self._fault(layers, slot, promised, [*skills])
         except MemoryError:
             raise
         except Exception as error:  # models answer what is new to them with errors of all sorts
             fault = f"{error} ({type(error).__name__})"
         finally:
-            for value, before in kept:
+            for value, before in zip(skills, kept, strict=True):
                 value.data.copy_(before)
-        if fault is not None:
+        if fault:
             raise ConfigError(
                 f"skills.kind ({kinds}) does not work on a {self.name}: {fault}. Choose other "
                 "skills.targets, a kind for linear layers (lora, ia3, bitfit), or another backbone"
             )
 
-    def _faults(
-        self, layers: Mapping[str, SkilledLayer], slot: RoutingSlot, promised: bool
-    ) -> Iterator[str]:
-        """Give what does not hold; the skills are others afterwards."""
-        assert self.plain is not None
-        both, alone = self.plain
+    def _fault(
+        self, layers: dict[str, SkilledLayer], slot: RoutingSlot, promised: bool, skills: list[Any]
+    ) -> str:
+        """Return what does not hold, or nothing; the skills are others afterwards."""
         one, draw = next(iter(layers.values())).inventory, torch.Generator().manual_seed(0)
         shape = 1 + max(layer.group for layer in layers.values()), 2, one.n_heads, one.n_skills
-        mixing = torch.rand(shape, generator=draw).softmax(-1).to(both[0].device)
+        mixing = torch.rand(shape, generator=draw).softmax(-1).to(self.backbone.device)
         loud = [layer for layer in layers.values() if not layer.inventory.neutral]
         if promised and all(isinstance(layer, SkilledAttention) for layer in loud):
             with torch.no_grad(), slot.use(_Watched(mixing, {id(layer) for layer in loud})):
-                if not apart(self._forced(2), both[0]) <= 1:
-                    yield "new skills change what it computes, as parts of it are lost under them"
+                fresh = self._run(2)
+            if not max(map(apart, fresh, self.plain or ())) <= 1:
+                return "new skills change what it computes, as parts of it are lost under them"
 
-        for value in dict.fromkeys(v for m in layers.values() for v in m.inventory.parameters()):
+        for value in skills:
             noise = torch.randn(value.shape, generator=draw).to(value)
             value.data += noise * 0.3 / max(value.shape[-1:] or (1,)) ** 0.5
         with torch.enable_grad(), slot.use(watched := _Watched(mixing)):
-            logits = self._forced(2).float()
-            parts = [part for found in watched.found.values() for part in found]
-            towards = torch.arange(logits.numel(), device=logits.device).sin().view(logits.shape)
-            loss = (logits * towards).sum() + sum(0 * part.sum() for part in parts)
-            gradients = torch.autograd.grad(loss, parts)
-        live = {id(part) for part, found in zip(parts, gradients, strict=True) if found.any()}
+            both = self._run(2)
+        with torch.no_grad(), slot.use(_Watched(mixing[:, :1])):
+            alone = self._run(1)
+        logits, parts = (
+            both[0].float(),
+            [part for found in watched.found.values() for part in found],
+        )
+        towards = torch.arange(logits.numel(), device=logits.device).sin().view(logits.shape)
+        loss = (logits * towards).sum() + sum(0 * part.sum() for part in parts)
+        found = zip(parts, torch.autograd.grad(loss, parts), strict=True)
+        live = {id(part) for part, gradient in found if gradient.any()}
         works: dict[str, bool] = {}
         for path, layer in layers.items():
             # Of the experts of a block, a batch reaches some.
             name = re.sub(r"^(.*[._]\d+\..*[._])\d+(?=\.)", r"\1*", path)
-            works[name] = works.get(name, False) or any(
-                id(part) in live for part in watched.found.get(id(layer), ())
-            )
-        if idle := [name for name in works if not works[name]]:
-            used = [name for name in works if works[name]]
+            own = map(id, watched.found.get(id(layer), ()))
+            works[name] = works.get(name, False) or not live.isdisjoint(own)
+        idle, used = ([name for name in works if works[name] is wanted] for wanted in (False, True))
+        if idle:
             instead = f"; those at '{used[0]}' and {len(used) - 1} more have one" if used else ""
-            yield (
-                f"skills at '{idle[0]}' and {len(idle) - 1} more have no effect on its "
-                f"output{instead}"
-            )
+            return f"skills at '{idle[0]}' and {len(idle) - 1} more have no effect{instead}"
+        for way, ours, theirs, most in zip(WAYS, both, alone, self.own, strict=True):
+            if not apart(ours.detach(), theirs) <= max(1, 4 * most):
+                return f"a row in a padded batch gets other answers than alone ({way})"
+        return ""
 
-        with torch.no_grad():
-            with slot.use(_Watched(mixing)):
-                rows = self._run(2)
-            with slot.use(_Watched(mixing[:, :1])):
-                row = self._run(1)
-        for way, ours, theirs, *plain in zip(WAYS, rows, row, both, alone, strict=True):
-            if not apart(ours, theirs) <= max(1, 4 * apart(*plain)):
-                yield f"a row in a padded batch gets other answers than alone ({way})"
-
-    def _run(self, n_rows: int) -> list[Tensor]:
-        return [self._forced(n_rows), self._generated(n_rows)]
-
-    def _forced(self, n_rows: int) -> Float[Tensor, "R L V"]:
-        """Return the logits of the first rows, as in training."""
-        rows = [
-            {"input_ids": text[:-N_ANSWER], "labels": text[-N_ANSWER:], "task_id": 0}
-            for text in self.texts[:n_rows]
+    def _run(self, n_rows: int) -> list[Float[Tensor, "R L V"]]:
+        """Return the logits of the first rows in both ways; the tokens of answers are fixed."""
+        model: Any = self.backbone
+        decoder_only, pad_id = is_decoder_only(model), getattr(model.config, "pad_token_id", 0) or 0
+        n_ids = len(model.get_input_embeddings().weight)
+        # Special tokens, the first ones as a rule, have a meaning of their own for some models.
+        texts = [
+            [3 + index % max(1, n_ids - 3) for index in range(first, first + n_prompt + N_ANSWER)]
+            for first, n_prompt in enumerate(PROMPTS[:n_rows])
         ]
-        batch = TrainCollator(self.pad_id, 1, is_decoder_only(self.backbone))(rows)
-        inputs = forced_inputs(self.backbone, batch)
-        device = next(self.backbone.parameters()).device
-        inputs = {name: value.to(device) for name, value in inputs.items()}
-        return self.backbone(**inputs, use_cache=False).logits
-
-    def _generated(self, n_rows: int) -> Float[Tensor, "R N V"]:
-        """Return the logits of the answers, which are fixed."""
-        decoder_only, texts = is_decoder_only(self.backbone), self.texts[:n_rows]
-        prompts = [text[:-N_ANSWER] for text in texts]
-        inputs = padded_inputs(prompts, self.pad_id, left=decoder_only)
-        start = inputs["input_ids"].shape[1] if decoder_only else 1
-        device = next(self.backbone.parameters()).device
-        found: Any = self.backbone.generate(  # type: ignore[operator]
-            **{name: value.to(device) for name, value in inputs.items()},
+        rows = [{"input_ids": t[:-N_ANSWER], "labels": t[-N_ANSWER:], "task_id": 0} for t in texts]
+        forced = forced_inputs(model, TrainCollator(pad_id, 1, decoder_only)(rows))
+        asked = padded_inputs([t[:-N_ANSWER] for t in texts], pad_id, left=decoder_only)
+        start = asked["input_ids"].shape[1] if decoder_only else 1
+        found = model.generate(
+            **{name: value.to(model.device) for name, value in asked.items()},
             **{"max_new_tokens": N_ANSWER, "min_new_tokens": N_ANSWER, "use_cache": n_rows > 1},
             **{"do_sample": False, "num_beams": 1, "num_return_sequences": 1},
-            **{"output_logits": True, "return_dict_in_generate": True, "pad_token_id": self.pad_id},
+            **{"output_logits": True, "return_dict_in_generate": True, "pad_token_id": pad_id},
             prefix_allowed_tokens_fn=lambda row, ids: [texts[row][-N_ANSWER:][len(ids) - start]],
         )
-        return torch.stack(found.logits, 1)
+        forced = {name: value.to(model.device) for name, value in forced.items()}
+        return [model(**forced, use_cache=False).logits, torch.stack(found.logits, 1)]
 
 
 class _Watched(Routing):
