@@ -20,6 +20,7 @@ from mttl.errors import ConfigError, MttlError, TaskError, nearest
 from mttl.files import locked, write_text
 from mttl.gym.md5_sums import published_sums
 from mttl.metrics.crossfit import check_metric, score_answers
+from mttl.metrics.metric_names import TaskMetric
 from mttl.prediction.question_table import (
     ANSWER,
     FORMATS,
@@ -142,7 +143,7 @@ def answer_table(
                 os.fsync(file.fileno())
             done += found
             progress.update(bar, completed=len(done))
-    _report(rows, names, [row[ANSWER] for row in done], metrics, chooses)
+    _report(rows, names, [row[ANSWER] for row in done], metrics, options)
     if n_empty:
         told = f"{n_empty:,} of {len(rows):,} questions have no answer: their inputs are empty"
         make_console(stderr=True).print(told)
@@ -314,7 +315,7 @@ def _report(
     names: Sequence[str],
     answers: Sequence[str],
     metrics: Mapping[str, str],
-    chooses: bool,
+    options: Sequence[Sequence[str]],
 ) -> None:
     """Print the score of every task whose right answers are known, and what was taken for what."""
     references = [references_of(row) for row in rows]
@@ -325,12 +326,13 @@ def _report(
         places = [p for p, name in enumerate(names) if name == task and references[p]]
         if not places:
             continue
-        metric = metrics.get(task, "EM")
+        published, choices = task in published_sums(), options[places[0]]
+        metric = TaskMetric(metrics.get(task, "EM"), published=published, options=choices)
         right, found = [references[p] for p in places], [answers[p] for p in places]
-        value = score_answers(metric, found, right, published=task in published_sums())
+        value = score_answers(metric, found, right)
         table.add_row(escape(task), metric, f"{100 * value:.1f}", str(len(places)))
         labels = list(dict.fromkeys([each[0] for each in right] + found))
-        if chooses and len(labels) <= MOST_LABELS:
+        if any(options) and len(labels) <= MOST_LABELS:
             matrices.append(confusion_table(task, [each[0] for each in right], found))
     if table.row_count:
         console.print(table)

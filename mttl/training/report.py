@@ -13,7 +13,6 @@ from mttl.aggregation.packed_weights import count_entries
 from mttl.config.data_schema import Data
 from mttl.files import write_table
 from mttl.gym.folder import Gym
-from mttl.gym.md5_sums import published_sums
 from mttl.gym.partition import MEAN
 from mttl.metrics.baselines import copy_predictions, majority_prediction
 from mttl.metrics.crossfit import score_answers
@@ -121,13 +120,12 @@ def baseline_results(
         sample = next(sample for sample in data.samples if sample in gym.samples(task))
         rows = gym.rows(task, split, sample, data.max_eval_rows or data.max_rows)
         trained = [row.outputs[0] for row in gym.rows(task, "train", sample, data.max_rows)]
-        outputs, published = [row.outputs for row in rows], task in published_sums()
         answers = {
             COPY: copy_predictions([row.input for row in rows]),
             MAJORITY: [majority_prediction(trained)] * len(rows),
         }
         for name, predictions in answers.items():
-            value = score_answers(metric_name, predictions, outputs, published=published)
+            value = score_answers(metric_name, predictions, [row.outputs for row in rows])
             results[name].append(
                 Result(task, split, str(sample), seed, metric_name, value, len(rows))
             )
