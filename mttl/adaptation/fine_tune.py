@@ -102,13 +102,7 @@ def score_batches(
     batches: Iterable[Mapping[str, Any]],
     precision: Precision | None = None,
 ) -> tuple[float, list[Prediction]]:
-    """Answer every row and return the score by the module's one metric, and the answers.
-
-    Args:
-        module: The model; left in evaluation mode.
-        batches: Evaluation batches of one task.
-        precision: Of the arithmetic; single by default.
-    """
+    """Answer every row and return the score by the module's one metric, and the answers."""
     module.eval()
     rows: list[Prediction] = []
     for batch in batches:

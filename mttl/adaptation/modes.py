@@ -189,10 +189,6 @@ def row_starts(known: TaskRouter, adapt: Adapt) -> tuple[RowInit, ...]:
     scored higher from the mean.) A new task of C-Poly starts at the mean, too, since the skills of
     its own are not another task's. ``"two_starts"`` is the same, but tries ``"mean"`` as well
     where that is ``"best_row"``. Where all trained tasks are routed alike, none is the best.
-
-    Args:
-        known: The trained router.
-        adapt: The settings of adaptation.
     """
     if adapt.init == "best_coefficients" and known.task_rows and not _differ(known):
         return ("coefficients",)

@@ -122,10 +122,6 @@ def write_trials(path: Path, trials: Sequence[Trial]) -> None:
     """Write a table as CSV: the settings, the score, and the score of every task (fractions).
 
     A setting that a trial did not search is empty: it has the configuration's value there.
-
-    Args:
-        path: The file.
-        trials: At least one, all of the same jobs.
     """
     names = _names(trials)
     rows = [

@@ -277,10 +277,6 @@ def build_sampler(
 def drawing(kind: str, temperature: float = 1.0) -> dict[str, Any]:
     """Return the arguments of a sampler that say how tasks are drawn.
 
-    Args:
-        kind: One of `KINDS`.
-        temperature: Of the kind of that name.
-
     Raises:
         ValueError: If the kind is unknown.
     """

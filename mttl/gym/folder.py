@@ -119,12 +119,6 @@ class Gym:
     def rows(self, task: str, split: str, sample: int, max_rows: int | None = None) -> list[Row]:
         """Read the rows of one file, in its order.
 
-        Args:
-            task: Its name.
-            split: `train`, `dev` or `test`.
-            sample: Which few-shot sample.
-            max_rows: Read only so many rows, spread evenly.
-
         Raises:
             TaskError: If the file is absent or malformed (file, line and reason).
         """

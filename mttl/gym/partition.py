@@ -39,10 +39,6 @@ def load_partition(path: str | Path) -> Partition:
 def parse_partition(sides: Any, path: str) -> Partition:
     """Check a partition.
 
-    Args:
-        sides: The lists of tasks by side.
-        path: Where they stand, for messages.
-
     Raises:
         TaskError: As for `load_partition`.
     """
@@ -76,11 +72,6 @@ def parse_partition(sides: Any, path: str) -> Partition:
 
 def select_tasks(partition_tasks: Sequence[str], gym: Gym, skip_missing: bool) -> list[str]:
     """Return the tasks of a partition that the gym holds, in the partition's order.
-
-    Args:
-        partition_tasks: The names on one side of a partition.
-        gym: Where the data is.
-        skip_missing: Leave absent tasks out instead of raising.
 
     Raises:
         TaskError: If tasks are absent and must not be skipped, if none is left, or if one has a

@@ -229,11 +229,6 @@ def build_metric(name: str) -> Metric:
 def check_metric(name: str, error: type[Exception], what: str = "metric") -> None:
     """Check that a metric is one of `METRICS`, or can be a class of one's own.
 
-    Args:
-        name: Of the metric.
-        error: What to raise.
-        what: Whose metric it is, for the message.
-
     Raises:
         Exception: Of the given kind, if it is neither.
     """

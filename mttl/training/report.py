@@ -146,12 +146,7 @@ def write_baselines(path: Path, baselines: Mapping[str, Mapping[str, Sequence[Re
 def result_table(
     results: Sequence[Result], baselines: Mapping[str, Mapping[str, Sequence[Result]]]
 ) -> Table:
-    """Return the scores per task, in per cent, beside the baselines of each split.
-
-    Args:
-        results: Scores; the samples of a task are averaged.
-        baselines: Per split, the results of each baseline.
-    """
+    """Return the scores per task, in per cent, beside the baselines of each split."""
     splits = list(dict.fromkeys(result.split for result in results))
     table = Table(title="Scores per task (per cent)", title_justify="left")
     # Names fold where the terminal is narrow; numbers never do.

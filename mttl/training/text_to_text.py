@@ -301,13 +301,7 @@ class TextToTextModule(SharesExperts):
     def contrast(
         self, options: Mapping[str, Sequence[str]], form: PromptForm, **weights: float
     ) -> None:
-        """Train with losses over options too.
-
-        Args:
-            options: Of every task.
-            form: How answers look.
-            **weights: Of the losses of `OptionTraining`.
-        """
+        """Train with losses over options too."""
         self.option_training = OptionTraining(self._ranker(options, form, True), **weights)
 
     def _ranker(
