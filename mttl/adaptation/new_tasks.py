@@ -191,7 +191,7 @@ def adapt_to(
             stay=True,
         )
         ((result, answers, course),) = found
-        module = task_module(model, built.tokenizer, {task: metric}, values)
+        module = task_module(model, built.tokenizer, {task: gym.metric(task)}, values)
         known = wanted_options(gym, [task], [0], values.generation.mode)
     descriptions = {} if description is None else {task: description}
     shown = PromptForm(**form, task_descriptions=descriptions, task_options=known)
