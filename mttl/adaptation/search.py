@@ -72,12 +72,7 @@ def note_values(folder: Path, values: Mapping[str, Any]) -> None:
 
 
 def finished_trials(folder: Path, jobs: Sequence[FewShotJob]) -> list[Trial]:
-    """Return the trials of a folder whose jobs have all ended, by the names of their folders.
-
-    Args:
-        folder: It holds a folder per trial.
-        jobs: What a trial must have scored; results of others are left aside.
-    """
+    """Return the trials of a folder whose jobs have all ended, by the names of their folders."""
     trials = []
     for path in sorted(folder.glob(f"*/{VALUES}")):
         finished = Results(path.parent).finished

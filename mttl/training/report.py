@@ -37,14 +37,7 @@ def attachment_table(
     *,
     is_trained: bool = True,
 ) -> Table:
-    """Return what was attached: a row per kind of layer, then the totals.
-
-    Args:
-        attachment: Where skills of tasks are.
-        model: It has them.
-        token_layers: Where experts of tokens are.
-        is_trained: Whether a training follows, and the totals say of how many parameters.
-    """
+    """Return what was attached: a row per kind of layer, then the totals."""
     what = "Skills" if token_layers is None else "Skills and experts"
     table = Table(title=f"{what} on the backbone", title_justify="left")
     table.add_column("layers", overflow="fold")
@@ -104,13 +97,6 @@ def baseline_results(
     seed: int,
 ) -> dict[str, list[Result]]:
     """Score copying the input and the most frequent training answer, on the first sample.
-
-    Args:
-        gym: The tasks.
-        metrics: Metric of every task.
-        split: The split to score.
-        data: The run's samples, of which a task's first one is used, and how many rows to read.
-        seed: Of the run, for the results.
 
     Returns:
         Results of the two baselines, a row per task and their means.
@@ -184,13 +170,6 @@ def write_routing(
     """Write ``routing.npz``: weights and probabilities (G, T, K), ``tasks`` and ``groups``.
 
     With several heads each head counts as a group, named ``<group>/head <h>``.
-
-    Args:
-        path: The file.
-        router: The trained router.
-        groups: Names of its G groups.
-        tasks: Names of its T tasks.
-        attention: To write instead of both, where it takes the router's place.
     """
     weights = probabilities = attention
     if weights is None or probabilities is None:

@@ -262,12 +262,7 @@ class TextToTextModule(SharesExperts):
         self.answers.extend(self.predict(batch))
 
     def predict(self, batch: Mapping[str, Any]) -> list[Prediction]:
-        """Generate an answer to every row of an evaluation batch.
-
-        Args:
-            batch: ``generation_inputs``, ``task_ids``, ``references``, ``inputs``, ``samples``,
-                ``rows``.
-        """
+        """Generate an answer to every row of an evaluation batch."""
         texts = self.answer(batch["task_ids"], batch["generation_inputs"])
         if not batch["rows"]:
             return []
