@@ -10,7 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mttl.command import READ, WRITTEN, add_adapted, exit_with, make_console, make_parser
+from mttl.command import (
+    READ,
+    WRITTEN,
+    add_adapted,
+    add_no_probe,
+    exit_with,
+    make_console,
+    make_parser,
+)
 from mttl.errors import CheckpointError, ConfigError
 from mttl.files import new_folder, write_table, write_text
 from mttl.reading import MOST_YAML, read_table, read_text
@@ -29,6 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     from mttl.adaptation.add_tasks import add_tasks
     from mttl.build.model import load_run
     from mttl.checkpoint import read_inventory, write_inventory
+    from mttl.merging.check_written import check_written, task_answers
     from mttl.training.report import write_routing
     from mttl.training.run_folder import RunFolder
 
@@ -38,8 +47,14 @@ def main(arguments: list[str] | None = None) -> int:
         files = RunFolder(temporary)
         inventory = add_tasks(files.skills, run, adapted)
         write_inventory(inventory)
+        answers = {}
+        for folder in () if options.no_probe else (options.run, *options.adapted):
+            source = None if folder == options.run else options.run
+            built = load_run(folder, run=source, backbone=options.backbone)
+            answers |= task_answers(built.model, built.tasks)
         copy_scores([RunFolder(part.folder.absolute().parent) for part in (run, *adapted)], files)
         built = load_run(temporary, backbone=options.backbone)
+        check_written(temporary, built, answers)
         if groups := built.attachment.groups:
             write_routing(files.plots / "routing.npz", built.model.router, groups, built.tasks)
     n_tasks, n_skills = len(inventory.tasks), built.model.router.n_skills
@@ -75,6 +90,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add_adapted(parser, required=True)
     add = parser.group(WRITTEN).add_argument
     add("--out", required=True, metavar="DIR", help="where to write; a new folder")
+    add_no_probe(parser)
     return parser.parse_args(arguments)
 
 

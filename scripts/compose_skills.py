@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mttl.command import READ, WRITTEN, exit_with, make_console, make_parser
+from mttl.command import READ, WRITTEN, add_no_probe, exit_with, make_console, make_parser
 from mttl.errors import ConfigError
 from mttl.files import new_folder
 from mttl.gym.folder import SPLITS, Gym
@@ -30,6 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     if out is not None and out.exists():
         raise ConfigError(f"'{out}' exists; choose another --out or delete it")
     skills = [read_weight(given) for given in options.skills]
+    from mttl.merging.check_written import check_written, logits
     from mttl.models.backbone import load_pretrained, load_tokenizer
     from mttl.sparse.composition import SparseComposition
     from mttl.sparse.skill_file import SparseSkill
@@ -47,6 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     if out is not None:
         with new_folder(out) as folder:
             model.save_pretrained(folder)
+            check_written(folder, model, {} if options.no_probe else {"composition": logits(model)})
             tokenizer.save_pretrained(folder)
         make_console().print(f"The model is in {out}", markup=False)
     return 0
@@ -108,6 +110,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--tokenizer", help="another than the model's own: a name, a folder, or byte")
     add("--skills", nargs="+", required=True, metavar="FILE[=WEIGHT]", help="sparse skills")
     parser.group(WRITTEN).add_argument("--out", help="folder of the composed model")
+    add_no_probe(parser)
     add = parser.group("how it is scored").add_argument
     add("--score", metavar="TASK", help="answer a task of a gym")
     add("--gym", default="data/lexical", help="folder of the gym (%(default)s)")

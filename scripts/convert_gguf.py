@@ -10,7 +10,7 @@ Weights are unpacked to single precision, and the tokenizer is written beside th
 import argparse
 from pathlib import Path
 
-from mttl.command import READ, WRITTEN, exit_with, make_console, make_parser
+from mttl.command import READ, WRITTEN, add_no_probe, exit_with, make_console, make_parser
 from mttl.errors import ConfigError
 from mttl.files import new_folder
 
@@ -23,6 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
         raise ConfigError(f"--out '{out}' exists already; name a new folder, or remove it")
     if not file.is_file():
         raise ConfigError(f"There is no file '{file}'; name one that ends in .gguf")
+    from mttl.merging.check_written import check_written, logits
     from mttl.models.backbone import load_pretrained, load_tokenizer
 
     where = str(file.resolve().parent)
@@ -30,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     tokenizer = load_tokenizer(where, gguf_file=file.name)
     with new_folder(out) as folder:
         model.save_pretrained(folder)
+        check_written(folder, model, {} if options.no_probe else {file.name: logits(model)})
         tokenizer.save_pretrained(folder)
     make_console().print(
         f"The model is in {out}: backbone.name={out} backbone.gguf_file=null", markup=False
@@ -44,6 +46,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.group(WRITTEN).add_argument(
         "--out", metavar="DIR", required=True, help="the folder to make"
     )
+    add_no_probe(parser)
     return parser.parse_args(arguments)
 
 

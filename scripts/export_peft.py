@@ -80,7 +80,8 @@ def main(arguments: list[str] | None = None) -> int:
     from mttl.prediction.model_card import scores_of
 
     built = load_run(options.run, backbone=options.backbone)
-    built.require(**{"exports_inventory" if options.inventory else "exports_lora": "export"})
+    if options.inventory or options.task or options.all:
+        built.require(**{"exports_inventory" if options.inventory else "exports_lora": "export"})
     check_names(built.tasks if options.all else ())
     trained = built.meta["backbone"]["trained"]
     base = str((out / BASE).resolve()) if trained else lasting_name(built.base)
@@ -96,7 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
             export.adapter.write(folder)
             if export.adapter.library == "peft":
                 bare = strip(built.model)
-                check_written(folder, bare.backbone, export.answers)
+                check_written(folder, bare.backbone, export.answers, export.adapter.tensors)
                 unfold(bare)
             asking, kind = Asking.of(built, export.tasks), export.kind
             asking = replace(asking, search={**asking.search, **export.adapter.search})
@@ -148,7 +149,7 @@ def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[
         if built.search["num_beams"] > 1:
             about += " The run was evaluated with beams, which PEFT's Poly cannot; this is greedy."
         adapter = SkillAdapter("peft", config, tensors, {})
-        answers = {} if options.no_probe else task_answers(built)
+        answers = {} if options.no_probe else task_answers(model, built.tasks)
         yield Export("", "poly", built.tasks, about, True, adapter, answers)
         return
     for name in built.tasks if options.all else [options.task]:
@@ -163,9 +164,9 @@ def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[
             about = f"Skill {options.skill} of {run} alone."
         adapter = skill_adapter(model, mixing, options.rank, base=base, name=name or "skills")
         peft = adapter.config.get("peft_type")
-        what = f"a {peft.replace('LORA', 'LoRA')} adapter" if peft else "an adapter of AdapterHub"
+        what = f"an adapter of PEFT's {peft}" if peft else "an adapter of AdapterHub"
         if adapter.factors:
-            what += f" of rank {adapter.config['r']}"
+            what = f"a LoRA adapter of rank {adapter.config['r']}"
         told = accuracy(adapter.factors)
         what = f"{name}: {what}" if options.all else what[0].upper() + what[1:]
         console.print(f"{what}, {told}", markup=False)

@@ -15,8 +15,10 @@ here or on the hub. All that a command names comes in, or nothing, and all reaso
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from mttl.command import (
     READ,
@@ -24,12 +26,22 @@ from mttl.command import (
     WRITTEN,
     CommandParser,
     add_config,
+    add_no_probe,
     exit_with,
     make_console,
     make_parser,
     natural,
     positive,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from mttl.library.library_folder import Member
+    from mttl.library.member_card import BaseModel
+
+# Routers that give each task its own member alone.
+ONE_EACH = ("private", "polytropon")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -71,12 +83,59 @@ def add(options: argparse.Namespace) -> None:
             f"nothing was added to '{options.library}'; what is wrong is listed above "
             f"({len(problems)} in all)"
         )
+    check_members(members, base, options)
     after = add_members(options.library, base, members)
     make_console().print(
         f"{len(members)} members were added to {options.library}, which has {len(after.names)} now "
         f"(version {after.version})",
         markup=False,
     )
+
+
+def check_members(
+    members: "Sequence[Member]", base: "BaseModel", options: argparse.Namespace
+) -> None:
+    """See in a library for the purpose that members answer as in what they come from."""
+    from mttl.build.model import load_run
+    from mttl.inventory_folder import find_inventory
+    from mttl.library.library_folder import add_members
+    from mttl.merging.check_written import (
+        changed_answer,
+        check_written,
+        compare_answers,
+        task_answers,
+    )
+
+    if options.no_probe or (network := base_network(base, options)) is None:
+        return
+    due = {one.card.source: changed_answer(network, one.changes) for one in members}
+    runs = [source for source in map(Path, options.sources) if find_inventory(source)]
+    for source in () if options.rank or options.skills else runs:
+        built = load_run(source, backbone=options.backbone)
+        for task, answer in task_answers(built.model, built.tasks).items():
+            due[f"'{source}', task '{task}'"] = answer
+    with TemporaryDirectory() as folder:
+        trial = add_members(Path(folder), base, members)
+        for member in members:
+            source, name = member.card.source, member.card.name
+            found = {source: changed_answer(network, trial.member(name).changes)}
+            compare_answers(found, {source: due[source]}, network)
+            if (Path(source.strip("'")) / "adapter_config.json").is_file():
+                check_written(Path(source.strip("'")), network, found)
+
+
+def base_network(base: "BaseModel", options: argparse.Namespace) -> "PreTrainedModel | None":
+    """Return the model below a library; none, and a line that says so, if it is not here."""
+    from mttl.build.build_backbone import build_backbone
+    from mttl.config.backbone_schema import Pretrained
+    from mttl.errors import ConfigError
+
+    try:
+        backbone = Pretrained(kind="pretrained", name=base.name)
+        return build_backbone(backbone, empty=options.no_probe)
+    except ConfigError as error:
+        make_console(stderr=True).print(f"The answers are not checked: {error}", markup=False)
+        return None
 
 
 def show_all(options: argparse.Namespace) -> None:
@@ -121,11 +180,15 @@ def remove(options: argparse.Namespace) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Make a run of members."""
+    from mttl.build.model import load_run
     from mttl.config.load import load_config
     from mttl.data.chosen_tasks import open_gym
     from mttl.errors import ConfigError
+    from mttl.files import new_folder
     from mttl.interchange.library_run import make_run
     from mttl.library.library_folder import open_library
+    from mttl.merging.check_written import changed_answer, check_written, task_answers
+    from mttl.merging.fold import strip
     from mttl.text.member_tasks import prepare_members
     from mttl.training.report import attachment_table
 
@@ -160,13 +223,21 @@ def run(options: argparse.Namespace) -> None:
     if options.mix and config.moe is not None:
         raise ConfigError("--mix is for skills of tasks; where tokens choose members, leave it out")
     mix = options.mix or "outputs"
-    _, made = make_run(
-        *(library, names, config, out),
-        mix=mix,
-        descriptions=descriptions,
-        general=general,
-        prepare=prepare_members,
-    )
+    with new_folder(out) as temporary:
+        _, made = make_run(
+            *(library, names, config, temporary),
+            mix=mix,
+            descriptions=descriptions,
+            general=general,
+            prepare=prepare_members,
+        )
+        answers = {} if options.no_probe else task_answers(made.model, made.tasks)
+        if answers and config.moe is None and not general and config.router.kind in ONE_EACH:
+            bare = strip(made.model).backbone
+            members = map(library.member, names)
+            answers = {one.card.task: changed_answer(bare, one.changes) for one in members}
+        if answers:
+            check_written(temporary, load_run(temporary), answers)
     console = make_console()
     console.print(
         attachment_table(made.attachment, made.model, made.token_layers, is_trained=False)
@@ -192,13 +263,20 @@ def export(options: argparse.Namespace) -> None:
     from mttl.files import new_folder
     from mttl.interchange.lora_export import write_member
     from mttl.library.library_folder import open_library
+    from mttl.merging.check_written import changed_answer, check_written
 
     out = new(options.out)
     library = open_library(options.library)
     names = library.chosen(options.members)
+    network = base_network(library.base, options)
     with new_folder(out) as temporary:
         for name in names:
-            write_member(temporary / name, library.member(name), library.base)
+            member = library.member(name)
+            write_member(temporary / name, member, library.base)
+            if network is not None:
+                changes = {} if options.no_probe else {name: member.changes}
+                answers = {key: changed_answer(network, own) for key, own in changes.items()}
+                check_written(temporary / name, network, answers)
     make_console().print(f"{len(names)} adapters are in {out}", markup=False)
 
 
@@ -294,6 +372,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     option("--name", metavar="TEXT", help="call members so, with * for their own names (*)")
     option("--licence", metavar="TEXT", help="under which they may be used (as their cards say)")
     option("--data", metavar="TEXT", help="what they were trained on (as their cards say)")
+    add_no_probe(of_add)
     command("list", show_all)
     option = command("remove", remove).group(READ).add_argument
     option("members", nargs="+", metavar="MEMBER", help="names, or patterns with * and ?")
@@ -315,11 +394,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     option("--mix", choices=mixings, help="how skills combine (outputs)")
     option = of_run.group(WRITTEN).add_argument
     option("--out", required=True, metavar="RUN", help="where to write; a new folder")
+    add_no_probe(of_run)
     of_export = command("export", export)
     option = of_export.group(READ).add_argument
     option("members", nargs="*", metavar="MEMBER", help="names, or patterns with * and ? (all)")
     option = of_export.group(WRITTEN).add_argument
     option("--out", required=True, metavar="DIR", help="where to write; a new folder")
+    add_no_probe(of_export)
     of_cluster = command("cluster", cluster)
     option = of_cluster.group(READ).add_argument
     option("--members", nargs="+", default=[], metavar="MEMBER", help="names or patterns (all)")

@@ -4,14 +4,15 @@ python scripts/merge_skills.py recipe.yaml --out models/merged
 
 What stands in a recipe is told in docs/merging.md. Models are folders of transformers with
 safetensors, and runs of pl_train.py; they are read range by range, so that they may be larger than
-the memory. The folder --out appears once it is complete; a merge that was stopped starts again.
+the memory (with --no-probe). The folder --out appears once it is complete; a merge that was stopped
+starts again.
 """
 
 import argparse
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from mttl.command import READ, WRITTEN, exit_with, make_console, make_parser
+from mttl.command import READ, WRITTEN, add_no_probe, exit_with, make_console, make_parser
 from mttl.errors import ConfigError
 
 
@@ -42,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
             recipe,
             out,
             on_range=lambda done, total: progress.update(bar, completed=done, total=total),
+            probe=not options.no_probe,
         )
     make_console().print(f"The model is in {out}", markup=False)
     return 0
@@ -53,6 +55,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.group(READ).add_argument("recipe", metavar="RECIPE", help="a YAML file")
     out = parser.group(WRITTEN)
     out.add_argument("--out", metavar="DIR", help="the folder to make; else the recipe's")
+    add_no_probe(parser)
     return parser.parse_args(arguments)
 
 

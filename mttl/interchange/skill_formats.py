@@ -1,13 +1,4 @@
-"""One mixture of skills in the format of PEFT or AdapterHub that computes the same, by kind.
-
-| skills | format |
-|---|---|
-| LoRA, and changes of weights cut to a rank | PEFT's LoRA |
-| (IA)³, KronA, BitFit | PEFT's IA3, LoKr, BEFT |
-| norms | PEFT's LN tuning; beside one of the above ``modules_to_save`` |
-| prompts, ungated prefixes | PEFT's prompt tuning, prefix tuning |
-| adapters of all kinds behind blocks | AdapterHub's bottleneck adapters |
-"""
+"""One mixture of skills in the format of PEFT or AdapterHub that computes the same, by kind."""
 
 import math
 import re
@@ -181,20 +172,18 @@ def _lora(
     )
 
 
-def _ia3(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing: Tensor) -> Written:
-    tensors = {
-        f"{path}.ia3_l": _merged(layer, mixing)[0][:, None] for path, layer in layers.items()
-    }
-    transposed = _transposed(model)
-    return _targets("IA3", layers, feedforward_modules=[], fan_in_fan_out=transposed), tensors
-
-
-def _biases(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing: Tensor) -> Written:
-    _require_linear("BEFT", layers)
-    tensors = {
-        f"{path}.beft_bias": _merged(layer, mixing)[0][None] for path, layer in layers.items()
-    }
-    return _targets("BEFT", layers), tensors
+def _vectors(
+    model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing: Tensor, *, kind: str
+) -> Written:
+    """A vector of each layer's output features: its scale (IA3), or a change of its bias (BEFT)."""
+    found = {path: _merged(layer, mixing)[0] for path, layer in layers.items()}
+    if kind == "IA3":
+        settings = {"feedforward_modules": [], "fan_in_fan_out": _transposed(model)}
+        tensors = {f"{path}.ia3_l": vector[:, None] for path, vector in found.items()}
+        return _targets(kind, layers, **settings), tensors
+    _require_linear(kind, layers)
+    tensors = {f"{path}.beft_bias": vector[None] for path, vector in found.items()}
+    return _targets(kind, layers), tensors
 
 
 def _kronecker(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing: Tensor) -> Written:
@@ -256,9 +245,9 @@ def _prefix(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing: Ten
     network: Any = model.backbone
     gated = any(getattr(layer.inventory, "gated", False) for layer in layers.values())
     _require(not gated, "PEFT has no gated prefixes (skills.gated: false trains others)")
-    rotary: Any = getattr(network.get_decoder(), "rotary_emb", None)
+    decoder: Any = network.get_decoder()
     _require(
-        rotary is not None and not getattr(network.config, "is_encoder_decoder", False),
+        hasattr(decoder, "rotary_emb") and not getattr(network.config, "is_encoder_decoder", False),
         "PEFT's prefixes move the positions of the text, which changes nothing in decoder-only "
         "models with rotated positions alone",
     )
@@ -276,9 +265,9 @@ def _prefix(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing: Ten
         attention: Any = layer.base
         keys, values = (part.t() for part in _merged(layer, mixing))  # (P, N d)
         heads = keys.unflatten(1, (-1, attention.head_dim)).transpose(0, 1)[None]
-        cos, sin = rotary(keys, torch.tensor([[len(keys)]], device=keys.device))
+        cos, sin = decoder.rotary_emb(keys, torch.tensor([[len(keys)]], device=keys.device))
         size = (cos**2 + sin**2).mean().sqrt()  # some rotations are scaled
-        rotate = sys.modules[type(attention).__module__].apply_rotary_pos_emb
+        rotate: Any = sys.modules[type(attention).__module__].apply_rotary_pos_emb
         turned = rotate(heads, heads, cos / size, sin / size)[1] / size
         rows += [turned[0].transpose(0, 1).flatten(1), values]
     table = torch.cat(rows, dim=1)
@@ -343,8 +332,8 @@ def _require_linear(format: str, layers: Mapping[str, SkilledLayer]) -> None:
 
 
 WRITERS: dict[type[Inventory], Writer] = {
-    KINDS["ia3"]: _ia3,
-    KINDS["bitfit"]: _biases,
+    KINDS["ia3"]: partial(_vectors, kind="IA3"),
+    KINDS["bitfit"]: partial(_vectors, kind="BEFT"),
     KINDS["krona"]: _kronecker,
     KINDS["norm"]: _norms,
     KINDS["prompt"]: _prompt,

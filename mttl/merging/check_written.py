@@ -1,7 +1,7 @@
 """What was written for others is read as they read it, and answers as it was meant to.
 
 transformers reads a folder with ``config.json``, PEFT one with ``adapter_config.json``, and this
-program a run. Names and shapes come first, on the meta device; then the answers to a probe.
+program a run. Names and shapes come first; then, if wanted, the answers to a probe.
 """
 
 import logging
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import transformers
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig
 
 from mttl.build.saved_run import SavedRun
@@ -30,8 +30,8 @@ from mttl.skills.skilled_model import SkilledModel
 
 # Logits of the probe by task, or by what else answers.
 Answers = Mapping[str, Float[Tensor, "1 L V"]]
+Causes = Mapping[str, Iterable[str]]
 N_TOKENS = 16
-_log = logging.getLogger(__name__)
 
 
 def check_written(folder: Path, network: Any, answers: Answers, like: Any = None) -> None:
@@ -42,23 +42,26 @@ def check_written(folder: Path, network: Any, answers: Answers, like: Any = None
         network: The model that it holds; or below an adapter the base, left as it was; or the run,
             loaded from there.
         answers: That it should give; without any, names and shapes alone are compared.
-        like: A folder of a model, whose own missing and unexpected tensors pass.
+        like: A folder of a model, whose own missing and unexpected tensors pass; or the tensors of
+            the adapter, without PEFT's prefix.
 
     Raises:
         CheckpointError: If tensors are missing, unexpected or of another shape, or answers differ
             by more than `rounding`; all are named.
     """
     if isinstance(network, SavedRun):
-        _compare(task_answers(network), answers, network.model.backbone)
+        found = task_answers(network.model, network.tasks)
+        compare_answers(found, answers, network.model.backbone)
     elif (folder / "adapter_config.json").is_file():
-        _check_adapter(folder, network, answers)
+        _check_adapter(folder, network, answers, like or {})
     else:
-        known = _read_model(like, meta=True)[1] if like else ()
-        _refuse(line for line in _read_model(folder, meta=True)[1] if line not in known)
+        known = read_model(like, meta=True)[1] if like else {}
+        wrong = read_model(folder, meta=True)[1]
+        _refuse({cause: {*names} - {*known.get(cause, ())} for cause, names in wrong.items()})
         if answers:
-            found = _read_model(folder)[0]
-            differing = _differing(network.state_dict(), found.state_dict())
-            _compare(dict.fromkeys(answers, logits(found)), answers, found, differing)
+            read = read_model(folder)[0]
+            tensors = read.state_dict(), network.state_dict()
+            compare_answers(dict.fromkeys(answers, logits(read)), answers, read, *tensors)
 
 
 def rounding(network: Any) -> float:
@@ -66,21 +69,17 @@ def rounding(network: Any) -> float:
 
     Each of n matrices multiplies values that were rounded to the ε of its type, and sums I terms in
     single precision, which adds :math:`\epsilon_{32} \sqrt I`. Independent errors add up in squares
-    over terms and layers: :math:`\sqrt n \max(\epsilon, \epsilon_{32} \sqrt I)`.
+    over terms and layers: :math:`\sqrt n \max(\epsilon, 10 \epsilon_{32} \sqrt I)`. The 10 is for
+    layers that amplify; in half precision ε itself is far above the mean error.
     """
     widths = [value.shape[-1] for value in network.parameters() if value.dim() > 1]
-    single = torch.finfo(torch.float32).eps * max(widths) ** 0.5
+    single = 10 * torch.finfo(torch.float32).eps * max(widths) ** 0.5
     return len(widths) ** 0.5 * max(torch.finfo(network.dtype).eps, single)
 
 
 @torch.no_grad()
 def logits(backbone: Any, ask: Callable[..., Any] | None = None) -> Float[Tensor, "1 L V"]:
-    """Return the answer to the probe, a row of ids from all over the vocabulary.
-
-    Args:
-        backbone: A language model.
-        ask: What is called; by default the model itself.
-    """
+    """Return the answer of a model, or of what asks it, to ids from all over the vocabulary."""
     embeddings = backbone.get_input_embeddings().weight
     ids = torch.linspace(1, len(embeddings) - 1, N_TOKENS, device=embeddings.device).long()[None]
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -96,26 +95,23 @@ def mixture_answer(model: SkilledModel, mixing: Float[Tensor, "G H K"]) -> Float
         return logits(model.backbone)
 
 
-def task_answers(run: SavedRun) -> dict[str, Tensor]:
-    """Return what a run answers for each of its tasks."""
-    ids = {task: run.task_ids([task]).to(run.device) for task in run.tasks}
+def task_answers(model: SkilledModel, tasks: Sequence[str]) -> dict[str, Tensor]:
+    """Return what a model answers for each of its tasks."""
+    ids = torch.arange(len(tasks), device=next(model.parameters()).device)[:, None]
     return {
-        task: logits(run.model.backbone, lambda own=own, **given: run.model(own, **given))
-        for task, own in ids.items()
+        name: logits(model.backbone, partial(model, own))
+        for name, own in zip(tasks, ids, strict=True)
     }
 
 
-def changed_answer(network: nn.Module, changes: Mapping[str, LowRank]) -> Float[Tensor, "1 L V"]:
+def changed_answer(network: Any, changes: Mapping[str, LowRank]) -> Float[Tensor, "1 L V"]:
     """Return what a model would answer with changes of its weights."""
 
-    def adding(part: LowRank) -> Callable[..., Tensor]:
-        down, up = part.down.float(), part.up.float()
-        return lambda _, given, found: found + (given[0].float() @ down @ up.t()).to(found.dtype)
+    def add(part: LowRank, _: Any, given: tuple[Tensor], found: Tensor) -> Tensor:
+        return found + (given[0].float() @ part.down.float() @ part.up.float().t()).to(found.dtype)
 
-    hooks = [
-        network.get_submodule(path).register_forward_hook(adding(part))
-        for path, part in changes.items()
-    ]
+    layers = {path: network.get_submodule(path) for path in changes}
+    hooks = [layers[path].register_forward_hook(partial(add, changes[path])) for path in layers]
     try:
         return logits(network)
     finally:
@@ -123,72 +119,71 @@ def changed_answer(network: nn.Module, changes: Mapping[str, LowRank]) -> Float[
             hook.remove()
 
 
-def _read_model(folder: Path, *, meta: bool = False) -> tuple[Any, list[str]]:
-    """Read a model as transformers does; return also what is wrong with its tensors."""
+def read_model(folder: Path, *, meta: bool = False, tensors: Any = None) -> tuple[Any, Causes]:
+    """Read a model as transformers does, and return also what is wrong with its tensors.
+
+    Args:
+        folder: Its folder.
+        meta: Read names and shapes alone, where accelerate is installed.
+        tensors: What stands in the place of the folder's.
+    """
     config = AutoConfig.from_pretrained(folder)
     named = getattr(transformers, (config.architectures or [""])[0], None)
-    kind: Any = named or read_architecture(str(folder))[0]
-    how = {"device_map": "meta"} if meta and not missing_libraries("accelerate") else {}
-    network, report = kind.from_pretrained(
-        folder, output_loading_info=True, ignore_mismatched_sizes=True, **how
-    )
-    missing = report["missing_keys"] & dict(network.named_parameters()).keys()
-    shapes = [f"{n} {(*have,)} instead of {(*due,)}" for n, have, due in report["mismatched_keys"]]
-    return network.eval(), _wrong(missing, report["unexpected_keys"], shapes)
+    kind: Any = named or read_architecture(str(folder))[0]._model_mapping[type(config)]
+    how: dict[str, Any] = {"state_dict": tensors, "config": config} if tensors else {}
+    if meta and not missing_libraries("accelerate"):
+        how["device_map"] = "meta"
+    how |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    network, report = kind.from_pretrained(None if tensors else folder, **how)
+    return network.eval(), {
+        "missing": report["missing_keys"] & dict(network.named_parameters()).keys(),
+        "unexpected": report["unexpected_keys"],
+        "of another shape": [name for name, *_ in report["mismatched_keys"]],
+    }
 
 
-def _check_adapter(folder: Path, base: Any, answers: Answers) -> None:
+def _check_adapter(folder: Path, base: Any, answers: Answers, meant: Mapping[str, Tensor]) -> None:
     if missing_libraries("peft"):
-        _log.warning("the adapter was not checked: install peft, which reads it")
+        logging.getLogger(__name__).warning("'peft' reads adapters; it is not installed: no check")
         return
     from peft import PeftModel, get_peft_model_state_dict
 
     written = Weights(folder / "adapter_model.safetensors")
     try:
         with warnings.catch_warnings(action="ignore"):
-            loaded = PeftModel.from_pretrained(base, str(folder)).eval()
-    except Exception as error:  # PEFT answers what it cannot read with errors of all sorts
-        _refuse([reason(error)])
-    due = get_peft_model_state_dict(loaded, save_embedding_layers=False)
-    try:
-        _refuse(_wrong(due.keys() - {*written}, {*written} - due.keys()))
-        if answers:
-            poly = loaded.active_peft_config.peft_type == "POLY"
-            more = [
-                {"task_ids": torch.tensor([task])} if poly else {} for task in range(len(answers))
-            ]
-            # Prompts have logits too, in front of those of the text.
-            found = [logits(base, partial(loaded, **one))[:, -N_TOKENS:] for one in more]
-            _compare(
-                dict(zip(answers, found, strict=True)), answers, base, _differing(written, due)
-            )
-    finally:
-        getattr(loaded.base_model, "unload", lambda: None)()
+            read = PeftModel.from_pretrained(base, str(folder)).eval()
+            due = get_peft_model_state_dict(read, save_embedding_layers=False)
+        meant = {f"base_model.model.{name}": value for name, value in meant.items()}
+        _refuse({"missing": due.keys() - {*written}, "unexpected": {*written} - due.keys()})
+        poly = read.active_peft_config.peft_type == "POLY"
+        more = [{"task_ids": torch.tensor([k])} if poly else {} for k in range(len(answers))]
+        # Prompts have logits too, in front of those of the text.
+        found = [logits(base, partial(read, **one))[:, -N_TOKENS:] for one in more]
+        compare_answers(dict(zip(answers, found, strict=True)), answers, base, due, meant)
+        getattr(read.base_model, "unload", lambda: None)()
         vars(base).pop("peft_config", None)
+    except CheckpointError:
+        raise
+    except Exception as error:  # PEFT answers what it cannot read with errors of all sorts
+        _refuse({"peft": [reason(error)]})
 
 
-def _compare(found: Answers, answers: Answers, network: Any, differing: Sequence[str] = ()) -> None:
-    errors = {task: float((found[task] - due).norm() / due.norm()) for task, due in answers.items()}
-    most = rounding(network)
+def compare_answers(
+    found: Answers, due: Answers, network: Any, read: Any = None, meant: Any = None
+) -> None:
+    """Refuse answers that differ from those due; name the tensors that do, if given."""
+    most, errors = rounding(network), {}
+    for task, answer in due.items():
+        errors[task] = float((found[task] - answer).norm() / answer.norm())
     off = [f"{task} by {error:.1e}" for task, error in errors.items() if not error <= most]
-    causes = {"answers off": off, "tensors that differ": differing if off else ()}
     if off:
-        _refuse([*grouped(causes), f"rounding explains {most:.1e} of the logits"])
+        pairs = {name: (read[name].float(), due.float()) for name, due in (meant or {}).items()}
+        differing = [
+            name for name, pair in pairs.items() if not torch.equal(*map(Tensor.cpu, pair))
+        ]
+        _refuse({f"answers off (rounding: {most:.1e})": off, "tensors that differ": differing})
 
 
-def _differing(found: Mapping[str, Tensor], due: Mapping[str, Tensor]) -> list[str]:
-    return [name for name, value in due.items() if not torch.equal(found[name], value.cpu())]
-
-
-def _wrong(
-    missing: Iterable[str], unexpected: Iterable[str], shapes: Sequence[str] = ()
-) -> list[str]:
-    causes = {"missing": sorted(missing), "unexpected": sorted(unexpected)}
-    return grouped(causes | {"of another shape": sorted(shapes)})
-
-
-def _refuse(problems: Iterable[str]) -> None:
-    if lines := [*problems]:
-        raise CheckpointError(
-            "what was written is not read as it was meant, and was removed:\n" + "\n".join(lines)
-        )
+def _refuse(causes: Causes) -> None:
+    if lines := grouped({cause: sorted(names) for cause, names in causes.items()}):
+        raise CheckpointError("what was written is not read as it was meant:\n" + "\n".join(lines))

@@ -168,10 +168,8 @@ def _try_folds(layers: Mapping[str, SkilledLayer], mixing: Float[Tensor, "G H K"
         layer = require_weights(path, skilled)
         tried.setdefault((type(layer.inventory), layer.bias is None), layer)
     for layer in tried.values():
-        weight, bias = (
-            None if value is None else torch.zeros(value.shape)
-            for value in (layer.weight, layer.bias)
-        )
+        weight = torch.zeros(layer.weight.shape)
+        bias = None if layer.bias is None else torch.zeros(layer.bias.shape)
         weight = weight.t() if is_transposed(layer.base) else weight
         layer.inventory.fold(weight, bias, mixing[layer.group])
 

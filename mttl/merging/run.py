@@ -25,6 +25,7 @@ from mttl.build.build_backbone import build_tokenizer
 from mttl.errors import CheckpointError, ConfigError
 from mttl.files import new_folder
 from mttl.merging.changes import Change, DenseChange, Ranges, read_wide
+from mttl.merging.check_written import check_written, logits, read_model
 from mttl.merging.differences import fisher_differences, setting_differences, weight_differences
 from mttl.merging.loaded_names import LoadedNames
 from mttl.merging.mixture import MixtureChange
@@ -48,6 +49,7 @@ def merge_models(
     out: str | Path,
     *,
     on_range: Callable[[int, int], object] = lambda done, total: None,
+    probe: bool = False,
 ) -> None:
     """Merge models and write the result, whole or not at all.
 
@@ -58,6 +60,7 @@ def merge_models(
         out: The folder to make. Beside the model it gets ``merge.yaml``, the recipe, and where it
             adds tasks of runs, how they are asked.
         on_range: Called with the number of entries written so far, and that of all.
+        probe: Load the result and compare its answers; this takes memory for two models.
 
     Raises:
         CheckpointError: If something cannot be read or does not fit; the message lists, for every
@@ -71,6 +74,7 @@ def merge_models(
     _check_space(out, parts.base)
     total = sum(entry.size for file in parts.base.files for entry in file.entries.values())
     done = 0
+    kept: dict[str, list[Tensor]] = {}
     rule: Rule
 
     def ranges(file: TensorFile, stored: str, entry: Entry) -> Iterator[Tensor]:
@@ -86,9 +90,11 @@ def merge_models(
                     raise ValueError(
                         f"'{tensor}' would hold values that are no numbers, or too large for {kind}"
                     )
-                yield merged
             else:
-                yield file.read(stored, start, stop)
+                merged = file.read(stored, start, stop)
+            if probe:
+                kept.setdefault(stored, []).append(merged)
+            yield merged
             done += stop - start
             on_range(done, total)
 
@@ -109,6 +115,20 @@ def merge_models(
         (folder / "merge.yaml").write_text(yaml12.dump(settings), "utf-8")
         if asking is not None:
             asking.write(folder, "model", place=str(out), base=recipe.base.model, about=_ABOUT)
+        _check(folder, parts.base, kept)
+
+
+def _check(folder: Path, base: Weights, kept: dict[str, list[Tensor]]) -> None:
+    """See that transformers reads a merge as what was computed, where it reads the base."""
+    entries = {name: entry for file in base.files for name, entry in file.entries.items()}
+    tensors = {name: torch.cat(own).view(entries[name].shape) for name, own in kept.items()}
+    try:
+        meant, _ = read_model(base.path, meta=not tensors, tensors=tensors)
+        answers = {"merge": logits(meant)} if tensors else {}
+    except Exception as error:  # transformers answers what it cannot read with errors of all sorts
+        _log.warning("the merge is not checked; transformers reads no text model there: %s", error)
+        return
+    check_written(folder, meant, answers, like=base.path)
 
 
 def merged_asking(recipe: Recipe, parts: Parts) -> Asking | None:
