@@ -6,7 +6,7 @@ fault and keeps its traceback.
 
 import difflib
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 MOST_MESSAGE = 4000  # characters: a message may quote what a file holds
@@ -79,3 +79,14 @@ def nearest(name: str, options: Iterable[str], n: int = 3) -> str:
     if not close:
         return ""
     return " Did you mean " + " or ".join(f"'{option}'" for option in close) + "?"
+
+
+def some(names: Sequence[str], most: int = 5) -> str:
+    """Return the first few names joined by commas, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def grouped(causes: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return one line per cause that has members."""
+    return [f"{cause}: {some(names)}" for cause, names in causes.items() if names]
