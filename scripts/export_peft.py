@@ -80,7 +80,8 @@ def main(arguments: list[str] | None = None) -> int:
     from mttl.prediction.model_card import scores_of
 
     built = load_run(options.run, backbone=options.backbone)
-    built.require(**{"exports_inventory" if options.inventory else "exports_lora": "export"})
+    if options.inventory or options.task or options.all:
+        built.require(**{"exports_inventory" if options.inventory else "exports_lora": "export"})
     check_names(built.tasks if options.all else ())
     trained = built.meta["backbone"]["trained"]
     base = str((out / BASE).resolve()) if trained else lasting_name(built.base)

@@ -149,10 +149,10 @@ def test_training_ends_when_every_level_is_solved(config: Path) -> None:
         (["rl.backend=envpool", "rl.n_workers=1"], "n_workers must be 0 with backend 'envpool'"),
         (["rl.n_workers=4"], r"n_workers \(4\) must not exceed n_slots \(3\)"),
         (["rl.slots=3"], "rl.slots: section 'rl' has no 'slots'. Did you mean 'n_slots'"),
-        (["router.kind=random"], r"router.consistency \(1.0\) must be 0: it compares two ans"),
+        (["router.kind=random"], r"with router.consistency \(1.0\): it compares two ans"),
         (
             ["router.kind=score_function"],
-            "router.kind 'score_function' learns from the losses of examples",
+            "policy .* with router.kind 'score_function': it learns from the losses of examples",
         ),
         (["router.granularity=block"], r"router.granularity \(block\) must be model or layer"),
         (["optim.label_smoothing=0.1"], "optim.label_smoothing must be 0"),
@@ -162,6 +162,9 @@ def test_training_ends_when_every_level_is_solved(config: Path) -> None:
         (["skills.n_skills=per_task"], r"skills.n_skills \(per_task\) must be 'per_task' with"),
         (["skills.n_heads=2"], "skills.n_heads: '2' must be 1"),
         (["router.kind=shared"], r"skills.n_skills \(3\) must be 1 for the shared router"),
+        (["router.kind=none"], "with router.kind 'none': it gives skills no weights"),
+        (["router.kind=smear"], "with router.kind 'smear': it reads prompts, which only text has"),
+        (["moe.n_experts=4"], "a section moe does not work with a policy"),
         (["data.dir=x"], "data: the configuration has no 'data'"),
     ],
 )

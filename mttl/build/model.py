@@ -10,6 +10,7 @@ from typing import Any
 from lightning_fabric.utilities.rank_zero import rank_zero_only
 from transformers import PreTrainedModel
 
+from mttl.build.attachment_probe import AttachmentProbe
 from mttl.build.build_backbone import (
     build_backbone,
     build_tokenizer,
@@ -303,8 +304,9 @@ def _attach(
     *,
     fresh: bool,
 ) -> Attachment:
-    placements = []
-    for one in kinds_of(skills):
+    placements, sections = [], list(kinds_of(skills))
+    probe = AttachmentProbe(model) if fresh else None
+    for one in sections:
         kind = getattr(one, "own_class", None) or KINDS[one.kind]
         make = partial(_make_inventory, one, aggregation, n_skills)
         placements.append(Placement(make, one.targets, kind.site))
@@ -314,6 +316,10 @@ def _attach(
         raise ConfigError(f"section skills: {error}") from error
     if any(placement.site == "attention" for placement in placements):
         read_prefixes(model)
+    if probe is not None:
+        kinds = ", ".join(one.kind for one in sections)
+        promised = not any(isinstance(one, OwnPart) for one in sections)
+        probe.check(slot, kinds, promised)
     return found
 
 

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
+from mttl.config.capabilities import missing_features
 from mttl.config.optim_schema import Optim
 from mttl.config.router_schema import Router
 from mttl.config.schema import Run, Trainer
@@ -216,6 +217,16 @@ class BabyAIConfig(Section):
     trainer: Trainer
     """The training loop; an epoch is a rollout, or a pass over the demonstrations."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_tokens(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("moe") is not None:
+            raise ValueError(
+                "a section moe does not work with a policy (section rl): tokens choose experts, "
+                "and a policy reads none. Leave out files router/token_*.yaml and experts/"
+            )
+        return given
+
     @model_validator(mode="after")
     def _checked(self) -> Self:
         kind, n_skills = self.router.kind, self.skills.n_skills
@@ -227,16 +238,7 @@ class BabyAIConfig(Section):
                 f"skills.n_skills ({n_skills}) must be 'per_task' with the private router, and "
                 "only there"
             )
-        if kind == "score_function":
-            problems.append(
-                "router.kind 'score_function' learns from the losses of examples, which only text "
-                "has; use 'categorical'"
-            )
-        if self.router.kind == "random" and self.router.consistency:
-            problems.append(
-                f"router.consistency ({self.router.consistency}) must be 0: it compares two "
-                "answers, which only text has"
-            )
+        problems += missing_features(self, {"policies": "a policy (section rl)"})
         if self.run.start is not None:
             problems.append("run.start is for text-to-text tasks: leave it out")
         if self.optim.meta is not None:

@@ -19,6 +19,8 @@ A section of settings names the features that it lacks, each with the reason and
 | ``merges``, ``averages`` | `merge-task` and recipes, of a task and of all skills alike |
 | ``exports_lora``, ``exports_inventory`` | `export` |
 | ``ablates`` | `ablate` |
+| ``policies`` | BabyAI |
+| ``plots`` | `plot`, `explore` |
 | ``adds_tasks`` | `add-tasks` |
 """
 
@@ -75,9 +77,10 @@ def _asked_by(path: str, part: Section) -> Iterator[tuple[str, str]]:
 
 def _lacking(path: str, part: Section, feature: str) -> Iterator[str]:
     for kind in type(part).__mro__:
-        if lack := vars(kind).get("lacks", {}).get(feature):
+        lack = vars(kind).get("lacks", {}).get(feature)
+        if lack is not None:
             condition, reason = ("", lack) if isinstance(lack, str) else lack
-            if _holds(part, condition):
+            if reason and _holds(part, condition):
                 yield f"{_name(path, part, condition)}: {reason}"
             return
 

@@ -79,10 +79,17 @@ class Example(_TopKTokens):
     """Let the gates of an example sum to 1."""
 
 
+_MADE = {
+    "plots": "its run is made of a library, and no routing was recorded in training; count which "
+    "tokens take which member (mttl plot RUN --count dev)"
+}
+
+
 class Arrow(Section):
     """Members of a library, by the direction that each stretches most; nothing is trained."""
 
     kind: Literal["arrow"]
+    lacks: ClassVar = _MADE
     top_k: PositiveInt = 3
     """Members per token."""
     temperature: PositiveFloat = 1.0
@@ -99,6 +106,7 @@ class Phatgoose(Section):
     """Members of a library, by gates that are trained when the run is made of it."""
 
     kind: Literal["phatgoose"]
+    lacks: ClassVar = _MADE
     top_k: PositiveInt = 2
     """Members per token."""
     temperature: PositiveFloat = 1.0
@@ -192,7 +200,8 @@ class MoE(Section):
         "shares_experts": "parallel",
     }
     lacks: ClassVar = {
-        "packs": "token routers count tokens by row; leave data.packed_length out",
+        "packs": "token routers find padding and the task of a token by row, and a packed row has "
+        "several; leave data.packed_length out",
         "starts": "a run to start from has no experts of it; leave run.start out",
         "scales_losses": ("parallel", "processes would leave out different steps; use bf16-mixed"),
         "has_heads": ("task_prior", "it takes whole rows; set skills.n_heads: 1"),

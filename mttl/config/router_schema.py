@@ -35,7 +35,6 @@ class Prior(Section):
 
 
 _PICKS = "it chooses one expert for a task; use a router that mixes"
-_SIGNED = {"takes_signed_weights": "kind"}
 
 
 class _AnyRouter(Section):
@@ -51,9 +50,13 @@ class _Blind(_AnyRouter):
 
 class _ByPrompt(_AnyRouter):
     lacks: ClassVar = {
+        "policies": "it reads prompts, which only text has; use a router by task, as polytropon",
         "packs": "it reads whole prompts, and packed rows are one sequence; take another router",
-        "merges": "it mixes skills by the prompt of every example, and no weights of a task stand "
-        "for that; answer with the run itself, or merge the average (--average)",
+        **dict.fromkeys(
+            ("merges", "exports_lora"),
+            "it mixes skills by the prompt of every example, and no weights of a task stand for "
+            "that; answer with the run itself, or take the average (--average)",
+        ),
         "exports_inventory": "it mixes skills by prompt, and Poly by task",
     }
 
@@ -149,6 +152,7 @@ class ScoreFunction(_AnyRouter):
 
     kind: Literal["score_function"]
     lacks: ClassVar = {
+        "policies": "it learns from the losses of examples, which only text has; use categorical",
         "packs": "it learns from the loss of each example; leave data.packed_length out",
         "shards": "it learns from the loss of each example; use trainer.strategy ddp",
         "weighs_experts": _PICKS,
@@ -164,7 +168,8 @@ class Random(_Blind):
 
     kind: Literal["random"]
     lacks: ClassVar = {
-        "shards": ("consistency", "two passes go before the backward one; set it to 0, or use ddp")
+        "policies": ("consistency", "it compares two answers, which only text has; set it to 0"),
+        "shards": ("consistency", "two passes go before the backward one; set it to 0, or use ddp"),
     }
     consistency: NonNegative = 1.0
     """Weight in the loss of how far two passes with other draws differ; 0 computes one pass."""
@@ -207,21 +212,27 @@ class TaskMoE(_AnyRouter):
     """Add noise to the logits while training."""
 
 
-class HyperFormer(_AnyRouter):
+class _Signed(_AnyRouter):
+    asks: ClassVar = {"takes_signed_weights": "kind"}
+    lacks: ClassVar = {
+        "exports_inventory": "its weights may be negative, and those of Poly sum to 1; export "
+        "tasks one by one (--task)"
+    }
+
+
+class HyperFormer(_Signed):
     """Mixing weights generated from an embedding of the task."""
 
     kind: Literal["hyperformer"]
-    asks: ClassVar = _SIGNED
     lacks: ClassVar = {"has_heads": "it generates whole rows; set skills.n_heads: 1"}
     embedding_size: PositiveInt | None = None
     """Size of the embedding; the number of skills by default."""
 
 
-class Coefficients(_AnyRouter):
+class Coefficients(_Signed):
     """Learned rows that are used as they are, without bounds or normalisation (LoRA soups)."""
 
     kind: Literal["coefficients"]
-    asks: ClassVar = _SIGNED
 
 
 class Smear(_ByPrompt):
@@ -246,6 +257,7 @@ class NoRouter(_Blind):
     """No routing by task; needs `skills.kind: none`."""
 
     kind: Literal["none"]
+    lacks: ClassVar = {"policies": "it gives skills no weights; use shared with n_skills: 1"}
 
 
 Router = Annotated[

@@ -432,7 +432,11 @@ class Config(Section):
                 )
             return problems
         if kind == "none":
-            return [*problems, f"router.kind 'none' needs skills.kind: none, not '{skills.kind}'"]
+            return [
+                f"router.kind 'none' gives skills (skills.kind '{skills.kind}') no weights; for "
+                "one skill of all tasks set router.kind: shared and skills.n_skills: 1, or for "
+                "tokens that choose take one of router/token_*.yaml"
+            ]
         n_skills, n_heads = skills.n_skills, skills.n_heads
         if kind == "shared" and n_skills != 1:
             problems.append(f"skills.n_skills ({n_skills}) must be 1 for the shared router")

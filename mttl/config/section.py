@@ -40,7 +40,7 @@ class Section(BaseModel):
 
     Attributes:
         lacks: Features that this part does not have, with the reason; those of its base classes
-            are added. See `mttl.config.capabilities`, also for conditions.
+            are added, and an empty reason takes one back. See `mttl.config.capabilities`.
         asks: Features that these settings ask of all parts, with the setting or condition.
     """
 

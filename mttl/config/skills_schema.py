@@ -27,7 +27,11 @@ class _Sizes(Section):
 
 
 class _AnySkills(_Sizes):
-    lacks: ClassVar = {name: ("gate", why) for name, why in _NO_WEIGHTS.items()}
+    lacks: ClassVar = {
+        **{name: ("gate", why) for name, why in _NO_WEIGHTS.items()},
+        "exports_inventory": "Poly of PEFT holds low-rank skills alone; export tasks one by one "
+        "(--task)",
+    }
     targets: Annotated[list[str], Field(min_length=1)] = ["attention"]
     """Layers or blocks that get skills: attention, mlp, all, or patterns of their names."""
     gate: bool = False
@@ -68,6 +72,7 @@ class LoRA(LowRankChange, _AnySkills):
     """Low-rank skills."""
 
     sized_by: ClassVar = "rank"
+    lacks: ClassVar = {"exports_inventory": ""}
     kind: Literal["lora"]
     init: Literal["zero", "pissa", "orthogonal"] = "zero"
     """What fresh skills are: one factor 0; each at the leading singular directions of the layer's
@@ -262,7 +267,6 @@ class HeadMask(_AnySkills):
     """Gates of heads of attention."""
 
     kind: Literal["head_mask"]
-    lacks: ClassVar = _NO_WEIGHTS
     hard: bool = True
     """Keep a head or switch it off; else weaken or strengthen it."""
     start: PositiveFloat = 1.0

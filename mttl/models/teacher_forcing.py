@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from transformers.models.encoder_decoder.modeling_encoder_decoder import shift_tokens_right
 
 from mttl.models.backbone import is_decoder_only
 from mttl.shapes import IGNORED
@@ -30,8 +31,7 @@ def forced_inputs(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Tenso
         return {name: batch[name] for name in ("input_ids", "position_ids")}
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     if not is_decoder_only(model):
-        prepare: Any = model.prepare_decoder_input_ids_from_labels
-        inputs["decoder_input_ids"] = prepare(labels=batch["labels"])
+        inputs["decoder_input_ids"] = _shifted(model, batch["labels"])
     return inputs
 
 
@@ -92,6 +92,15 @@ def run_at(
             handle.remove()
     found = model(**inputs)
     return _rows(found.logits, places), found
+
+
+def _shifted(model: Any, labels: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
+    """Return what a decoder reads; M2M100, NLLB and Blenderbot have no method for it."""
+    if hasattr(model, "prepare_decoder_input_ids_from_labels"):
+        return model.prepare_decoder_input_ids_from_labels(labels=labels)
+    return shift_tokens_right(
+        labels, model.config.pad_token_id, model.config.decoder_start_token_id
+    )
 
 
 def _rows(x: Float[Tensor, "B L F"], places: Int[Tensor, "N"]) -> Float[Tensor, "N F"]:

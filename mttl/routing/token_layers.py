@@ -17,7 +17,7 @@ def find_token_layers(backbone: nn.Module) -> dict[str, Any]:
     return {
         name: module
         for name, module in backbone.named_modules()
-        if isinstance(getattr(module, "router", None), TokenRouter)
+        if isinstance(module._modules.get("router"), TokenRouter)  # not one that a block lends
     }
 
 

@@ -16,12 +16,13 @@ def _attention_modules(
 ) -> Iterator[tuple[str, nn.Module, int, str, tuple[int, int]]]:
     """Give path, module, features of a head, and name and features of the output projection.
 
-    Only of modules that know the size of their heads, and whose projection joins whole ones.
+    Only of modules that know the size of their heads, and whose projection joins whole ones; state
+    spaces have a convolution besides.
     """
     for path, module in backbone.named_modules():
         size = next((v for n in HEAD_SIZES if isinstance(v := getattr(module, n, None), int)), None)
         output = next((name for name in OUTPUTS if name in module._modules), None)
-        if size is not None and output is not None:
+        if size is not None and output is not None and not hasattr(module, "conv1d"):
             features = linear_features(module.get_submodule(output))
             if features is not None and features[0] % size == 0:
                 yield path, module, size, output, features

@@ -47,6 +47,7 @@ class Inventory(nn.Module, ABC):
         reads_weight: Whether `combine_linear` needs the base layer's weight itself.
         changes_input: Whether `combine_linear` gives the base layer another input.
         alike: Whether all skills begin as the first one: see `begin_alike`.
+        neutral: Whether new skills of a shipped kind change nothing.
         second_factors: Names of its parameters that LoRA+ has a rate of their own for.
         smallest_ndim: Parameters of fewer axes cannot have skills of this kind.
         undecayed: Names of its biases and scales, which weight decay is not for.
@@ -62,6 +63,7 @@ class Inventory(nn.Module, ABC):
     reads_weight = False
     changes_input = False
     alike = False
+    neutral = True
     smallest_ndim = 0
     undecayed: tuple[str, ...] = ()
     second_factors: tuple[str, ...] = ()

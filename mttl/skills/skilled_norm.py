@@ -56,5 +56,4 @@ def normalised(norm: nn.Module, x: Float[Tensor, "*rest D"]) -> Float[Tensor, "*
 
 
 def _is_rms(module: nn.Module) -> bool:
-    name = type(module).__name__
-    return name == "T5LayerNorm" or name.endswith("RMSNorm")
+    return type(module).__name__.endswith(("T5LayerNorm", "TransformersLayerNorm", "RMSNorm"))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mttl.routing.context import RoutingSlot
-from mttl.skills.inputs.skilled_embedding import has_encoder
+from mttl.skills.inputs.skilled_embedding import last_stack
 from mttl.skills.inventory import Inventory
 from mttl.skills.skilled_layer import SkilledLayer, hidden_states
 from mttl.skills.targets import block_paths, linear_features
@@ -75,13 +75,10 @@ def stack_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
     Args:
         backbone: A language model of transformers: of its decoder, or its only stack, by path.
     """
-    if has_encoder(backbone):
-        stack: Any = backbone.get_decoder()  # type: ignore[operator]
-    else:
-        stack = getattr(backbone, "base_model", backbone)
-    config = getattr(stack, "config", None)
-    if stack is backbone or config is None:
+    stack = last_stack(backbone)
+    if stack is None:
         return {}
+    config = stack.config
     head = linear_features(backbone.get_output_embeddings())  # type: ignore[operator]
     n_states = len(block_paths(stack)) + 1
     return {

@@ -15,7 +15,9 @@ from mttl.analysis.tokens.token_record import (
     has_token_record,
     read_token_record,
 )
+from mttl.build import saved_settings
 from mttl.checkpoint import read_inventory
+from mttl.config.capabilities import require_features
 from mttl.config.load import load_any_config
 from mttl.config.own_parts import LEAVE
 from mttl.config.schema import Config
@@ -24,6 +26,7 @@ from mttl.data.chosen_tasks import gym_folder
 from mttl.errors import CheckpointError, TaskError
 from mttl.gym.table import crossfit
 from mttl.interchange.library_run import MEMBERS
+from mttl.inventory_folder import find_inventory
 from mttl.reading import read_json, read_table
 from mttl.training.routing_monitor import as_rows, routing_weights
 
@@ -55,6 +58,10 @@ def read_view(
         view = token_view(folder, read_token_record(folder))
         record = view.record
     else:
+        saved = find_inventory(folder) and read_inventory(folder)
+        if saved and "backbone" in saved.meta["settings"]:
+            built = saved_settings.read_settings(saved, saved_settings.ModelSettings)
+            require_features(built, {"plots": "a figure of routing"})
         view, record = None, read_record(folder)
     if view is not None and adapted:
         raise TaskError(f"'{folder}' routes tokens only: adapted tasks have no row of their own")

@@ -101,7 +101,7 @@ NONSENSE: list[tuple[str, list[str], str]] = [
     (
         "crossfit.yaml+backbone/tiny_t5.yaml",
         ["router={kind: none}"],
-        "router.kind 'none' needs skills.kind: none",
+        r"router.kind 'none' gives skills \(skills.kind 'lora'\) no weights",
     ),
     (TOP2, ["router={kind: polytropon}"], "router.kind 'polytropon' has no skills to route"),
     (TOP2, ["moe.task_prior=logits"], "does not work with router.kind 'none': it does not tell"),

@@ -209,6 +209,8 @@ def read_adapted(folder: Path, n_groups: int, n_skills: int) -> list[Adapted]:
         n_groups: Its groups of layers.
         n_skills: Its skills.
     """
+    if not (folder / "plots" / "routing.npz").is_file():
+        return []  # tokens alone are routed, and rows of tasks are none
     places = sorted(folder.glob("adapt-*/models/*/plots/routing_history.npz"))[:MOST_ADAPTED]
     modes = {place.parents[3].name for place in places}
     return [

@@ -35,8 +35,8 @@ class PrefixInventory(Inventory):
         length: Keys P of a prefix.
         gated: Start at a gate of 0, and outside of the text's softmax.
         bottleneck: Hidden features of the network that computes the prefix; None keeps it plain.
-        n_heads: Heads H of the router: blocks of features that are mixed apart; must divide all
-            three.
+        n_heads: Heads H of the router: blocks of features that are mixed apart; must divide
+            features. A gate is mixed by the parts of its head that lie in each block.
 
     Raises:
         ValueError: If a size is not positive, or H does not divide one.
@@ -79,8 +79,9 @@ class PrefixInventory(Inventory):
             if size is not None and size < 1:
                 raise ValueError(f"{name} ({size}) must be at least 1")
         sizes = {"in_features": in_features, "out_features": out_features}
-        require_divisible(n_heads, **sizes, attention_heads=attention_heads)
+        require_divisible(n_heads, **sizes)
         self.length, self.gated, self.bottleneck = length, gated, bottleneck
+        self.neutral = gated
         both = in_features + out_features
         shapes: dict[str, tuple[int, ...]] = {
             "keys": (in_features, length),
@@ -137,6 +138,10 @@ class PrefixInventory(Inventory):
         keys, values = (mix_blocks(stack, weights) for stack in self.prefixes())
         if not self.gated:
             return keys, values
+        n_gates = self.gate.shape[1]
+        if n_gates % self.n_heads:  # a head of attention lies in several blocks: by its parts
+            parts = weights.repeat_interleave(n_gates, 1).unflatten(1, (n_gates, -1)).mean(2)
+            return keys, values, torch.einsum("bak,ka->ba", parts, self.gate).tanh()
         return keys, values, mix_blocks(self.gate, weights).tanh()
 
     def extra_repr(self) -> str:

@@ -33,6 +33,7 @@ class PromptInventory(Inventory):
 
     uses = ("task",)
     site = "embedding"
+    neutral = False
 
     def __init__(
         self,

@@ -53,6 +53,7 @@ class Prefix:
         *,
         position_bias: Float[Tensor, "_ A L S"] | None = None,
         is_causal: bool | None = None,
+        alone: Callable[..., Attended] | None = None,
         **settings: Any,
     ) -> Attended:
         """Attend to the prefix too.
@@ -67,6 +68,8 @@ class Prefix:
                 or what is not ahead.
             position_bias: Added to the scores.
             is_causal: Whether no mask means what is not ahead; by default as ``module`` says.
+            alone: Attends to a prefix that has a softmax of its own, without sinks or caps; by
+                default ``plain``.
             **settings: What else ``plain`` takes.
 
         Returns:
@@ -77,8 +80,9 @@ class Prefix:
         if self.gates is not None:
             given = {"position_bias": position_bias, "is_causal": is_causal}
             y, weights = plain(module, query, key, value, mask, **given, **settings)
-            settings["dropout"] = 0.0
-            own, _ = plain(module, query, keys, values, None, is_causal=False, **settings)
+            settings |= {"dropout": 0.0, "softcap": None}
+            attends = alone or plain
+            own, _ = attends(module, query, keys, values, None, is_causal=False, **settings)
             gates = self.repeat(self.gates, len(query))[:, None]
             if self.opened is not None:
                 gates = gates * self.opened

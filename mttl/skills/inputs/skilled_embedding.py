@@ -57,21 +57,10 @@ def input_embeddings(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
 
     Args:
         backbone: A model of transformers; any other has none.
-
-    Raises:
-        ValueError: If it generates without a cache of keys and values: nothing would say whether a
-            prompt has been read already.
     """
-    stack: Any = _reader(backbone)
+    stack = _reader(backbone)
     if stack is None:
         return {}
-    attends = getattr(stack.config, "num_attention_heads", None) is not None
-    if not has_encoder(backbone) and not attends:
-        raise ValueError(
-            f"a {type(stack).__name__} keeps no keys and values, in which a prompt that was read "
-            "stands when text is generated; put skills on its layers instead (lora, ia3, bitfit), "
-            "or take a backbone of attention alone"
-        )
     found = stack.get_input_embeddings()
     return {
         path: (found.weight.shape[0], found.weight.shape[1])
@@ -86,7 +75,7 @@ def put_prompts(backbone: nn.Module) -> None:
     Args:
         backbone: The model; hooks are put on its stacks.
     """
-    stack: Any = _reader(backbone)
+    stack = _reader(backbone)
     stack.register_forward_pre_hook(_widen, with_kwargs=True)
     if has_encoder(backbone):
         backbone.get_decoder().register_forward_pre_hook(_show, with_kwargs=True)  # type: ignore[operator]
@@ -99,11 +88,24 @@ def has_encoder(backbone: nn.Module) -> bool:
     return bool(getattr(getattr(backbone, "config", None), "is_encoder_decoder", False))
 
 
-def _reader(backbone: nn.Module) -> nn.Module | None:
+def last_stack(backbone: Any) -> Any:
+    """Return the stack whose states become logits, or None where none is known.
+
+    A wrapper around it, which some models (OPT, decoders of BART) never call, is not it.
+
+    Args:
+        backbone: A model of transformers; any other has none.
+    """
+    if not hasattr(backbone, "get_decoder"):
+        return None
+    found = (backbone.get_decoder(), backbone.base_model, getattr(backbone, "model", None))
+    return next((one for one in found if one is not backbone and hasattr(one, "config")), None)
+
+
+def _reader(backbone: Any) -> Any:
     """Return the stack that reads the text."""
-    if has_encoder(backbone):
-        return backbone.get_encoder()  # type: ignore[operator]
-    return getattr(backbone, "base_model", None)
+    stack = backbone.get_encoder() if has_encoder(backbone) else last_stack(backbone)
+    return stack if hasattr(stack, "get_input_embeddings") else None
 
 
 def _widen(
@@ -120,19 +122,27 @@ def _widen(
     if ids is None or args[1:] or fixed or (mask is not None and mask.ndim != 2):
         raise ValueError(
             "prompts stand in front of input_ids, under an attention_mask of rows and positions; "
-            "give these by name, and no cache of fixed length"
+            "give these by name, and a cache of keys and values alone that grows, or none"
         )
     length: int = embeddings.inventory.length  # type: ignore[assignment]
     first = cache is None or not cache.get_seq_length()
     given = {**given, "input_ids": ids}
-    if first:
-        given |= {"input_ids": None, "inputs_embeds": embeddings.prompted(ids)}
+    order = None
     if mask is not None:
-        given["attention_mask"] = torch.cat([mask.new_ones(len(mask), length), mask], 1)
+        # Padding on the left stays there: a window sees the prompt next to the text.
+        order = _order(mask, length)
+        given["attention_mask"] = _with_prompt(mask, mask.new_ones(len(mask), length), order)
+    if first:
+        wide = embeddings.prompted(ids)
+        if order is not None:
+            wide = wide.gather(1, order[..., None].expand_as(wide))
+        given |= {"input_ids": None, "inputs_embeds": wide}
     if positions is not None:
         positions = positions + length
-        before = torch.arange(length, device=ids.device).expand(len(positions), length)
-        given["position_ids"] = torch.cat([before, positions], 1) if first else positions
+        if first:
+            before = torch.arange(length, device=ids.device).expand(len(positions), length)
+            positions = _with_prompt(positions, before, order)
+        given["position_ids"] = positions
     return (), given
 
 
@@ -140,8 +150,37 @@ def _cut(stack: nn.Module, args: tuple[Any, ...], given: dict[str, Any], found: 
     """Keep what belongs to the text."""
     embeddings: Any = stack.get_input_embeddings()  # type: ignore[operator]
     if given.get("inputs_embeds") is not None and isinstance(embeddings, SkilledEmbedding):
-        found.last_hidden_state = found.last_hidden_state[:, embeddings.inventory.length :]
+        length: int = embeddings.inventory.length  # type: ignore[assignment]
+        states, mask = found.last_hidden_state, given.get("attention_mask")
+        text = torch.arange(length, states.shape[1], device=states.device)[None]
+        if mask is not None:
+            text = torch.where(text - length < _padding(mask), text - length, text)
+        text = text[..., None].expand(len(states), -1, states.shape[2])
+        found.last_hidden_state = states.gather(1, text)
     return found
+
+
+def _padding(mask: Tensor) -> Int[Tensor, "R 1"]:
+    """Return how much padding each row has on the left; none where it is nothing else."""
+    return mask.bool().int().argmax(1, keepdim=True)
+
+
+def _order(mask: Int[Tensor, "R L"], length: int) -> Int[Tensor, "R positions"]:
+    """Return where, in prompt and row, each position of a row with a prompt behind its padding is.
+
+    Args:
+        mask: Of the row.
+        length: Of the prompt.
+    """
+    position = torch.arange(length + mask.shape[1], device=mask.device)[None]
+    text = _padding(mask)
+    inside = torch.where(position < text + length, position - text, position)
+    return torch.where(position < text, position + length, inside)
+
+
+def _with_prompt(text: Tensor, prompt: Tensor, order: Tensor | None) -> Tensor:
+    wide = torch.cat([prompt, text], 1)
+    return wide if order is None else wide.gather(1, order)
 
 
 def _show(
@@ -152,4 +191,5 @@ def _show(
     if states is None or mask is None:
         return None
     missing = mask.new_ones(len(mask), states.shape[1] - mask.shape[1])
-    return args, {**given, "encoder_attention_mask": torch.cat([missing, mask], 1)}
+    wide = _with_prompt(mask, missing, _order(mask, missing.shape[1]))
+    return args, {**given, "encoder_attention_mask": wide}

@@ -332,7 +332,7 @@ def test_a_backbone_that_nobody_told_of_prefixes() -> None:
 def test_other_functions_of_attention_are_refused() -> None:
     backbone = tiny_llama()
     backbone.set_attn_implementation("flex_attention")
-    with pytest.raises(ConfigError, match="this LlamaForCausalLM attends by 'flex_attention'"):
+    with pytest.raises(ConfigError, match=r"attn_implementation \('flex_attention'\) to be 'sdpa'"):
         read_prefixes(backbone)
 
 
@@ -351,12 +351,23 @@ def test_packed_rows_are_refused() -> None:
         ({"hidden_features": 0}, r"hidden_features \(0\) must be at least 1"),
         ({"length": 0}, r"length \(0\) must be at least 1"),
         ({"bottleneck": 0}, r"bottleneck \(0\) must be at least 1"),
-        ({"n_heads": 3}, r"n_heads \(3\) must divide attention_heads \(4\)"),
+        ({"n_heads": 4}, r"n_heads \(4\) must divide in_features \(6\)"),
     ],
 )
 def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PrefixInventory(6, 12, 2, 4, **settings)
+
+
+def test_gates_of_heads_that_lie_in_two_blocks_are_mixed_by_their_parts() -> None:
+    prefixes = PrefixInventory(6, 12, 2, 4, n_heads=3)
+    torch.nn.init.normal_(prefixes.gate)
+    weights = torch.rand(1, 3, 2)
+    # Twelfths of the features: three to a head of attention, four to a block.
+    due = torch.zeros(4)
+    for part in range(12):
+        due[part // 3] += weights[0, part // 4] @ prefixes.gate[:, part // 3] / 3
+    torch.testing.assert_close(prefixes.merge(weights)[2][0], due.tanh())
 
 
 def test_the_printed_form_names_the_sizes() -> None:

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import MambaConfig, MambaForCausalLM
 
 from helpers.backbones import BACKBONES, batch, fill, tiny_gpt2, tiny_llama, tiny_t5
 from helpers.compare import relative_error
@@ -142,19 +141,12 @@ def test_only_the_stack_that_reads_the_text_has_prompts() -> None:
     assert list(one_task(tiny_gpt2()).skilled_layers()) == ["transformer.wte"]
 
 
-def test_a_stack_without_a_cache_of_keys_and_values_is_refused() -> None:
-    """A state-space model would read the prompt again before every token that it writes."""
-    config = MambaConfig(hidden_size=8, num_hidden_layers=1, vocab_size=9, state_size=2)
-    with pytest.raises(ValueError, match="a MambaModel keeps no keys and values"):
-        skilled(MambaForCausalLM(config), inventory="prompt", targets=["input"])
-
-
 def test_calls_that_have_no_place_for_prompts_are_refused() -> None:
     model = one_task(tiny_llama())
     inputs = {"input_ids": batch(1)["input_ids"]}
     with pytest.raises(ValueError, match="prompts stand in front of input_ids, under an attention"):
         model(ONE[:1], inputs_embeds=torch.zeros(1, 2, 16))
-    with pytest.raises(ValueError, match="and no cache of fixed length"):
+    with pytest.raises(ValueError, match="a cache of keys and values alone that grows"):
         model.generate(ONE[:1], **inputs, cache_implementation="static", max_new_tokens=2)
     two = skilled(tiny_llama(), inventory="prompt", targets=["input"])
     routing = two.route(torch.tensor([0, 1]), inputs={**inputs, "segments": (2, 3)})
