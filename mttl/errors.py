@@ -90,3 +90,26 @@ def some(names: Sequence[str], most: int = 5) -> str:
 def grouped(causes: Mapping[str, Sequence[str]]) -> list[str]:
     """Return one line per cause that has members."""
     return [f"{cause}: {some(names)}" for cause, names in causes.items() if names]
+
+
+def require_at_least(least: int, **values: float | None) -> None:
+    """Refuse numbers below a bound, by name; None passes.
+
+    Raises:
+        ValueError: If one is.
+    """
+    told = f"be at least {least}" if least else "not be negative"
+    for name, value in values.items():
+        if value is not None and not value >= least:
+            raise ValueError(f"{name} ({value}) must {told}")
+
+
+def require_positive(**values: float) -> None:
+    """Refuse numbers that are not above 0, by name.
+
+    Raises:
+        ValueError: If one is not.
+    """
+    for name, value in values.items():
+        if not value > 0:
+            raise ValueError(f"{name} ({value}) must be positive")

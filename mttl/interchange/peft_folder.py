@@ -139,7 +139,9 @@ def by_layer(folder: PeftFolder, parameters: tuple[str, ...]) -> dict[str, dict[
         for parameter in parameters
         if parameter not in tensors
     ]
-    if wrong := grouped({"these tensors cannot be used": unknown, "these are missing": lacking}):
+    if wrong := grouped(
+        {"these tensors cannot be used": unknown, "these tensors are missing": lacking}
+    ):
         raise CheckpointError(
             f"'{folder.path}': {'; '.join(wrong)}. Only adapters of linear layers that hold "
             f"{', '.join(parameters)} can be read"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
+from mttl.errors import require_at_least
 from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import combine, sort_by_expert
 
@@ -77,9 +78,8 @@ class Inventory(nn.Module, ABC):
         self.n_skills = n_skills
         self.n_heads = n_heads
         self.gate_features = in_features
-        for name in ("in_features", "out_features", "n_skills", "n_heads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1")
+        require_at_least(1, in_features=in_features, out_features=out_features)
+        require_at_least(1, n_skills=n_skills, n_heads=n_heads)
 
     @classmethod
     def of_tensor(cls, shape: Sequence[int], n_skills: int, **settings: Any) -> "Inventory":
