@@ -6,7 +6,7 @@ fault and keeps its traceback.
 
 import difflib
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 MOST_MESSAGE = 4000  # characters: a message may quote what a file holds
@@ -113,3 +113,14 @@ def require_positive(**values: float) -> None:
     for name, value in values.items():
         if not value > 0:
             raise ValueError(f"{name} ({value}) must be positive")
+
+
+def require_one_of(choices: Collection[str], **values: str) -> None:
+    """Refuse words that are none of the choices, by name.
+
+    Raises:
+        ValueError: If one is none.
+    """
+    for name, value in values.items():
+        if value not in choices:
+            raise ValueError(f"{name} ('{value}') must be one of {', '.join(choices)}")

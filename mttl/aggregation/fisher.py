@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from mttl.config.method_choices import GRADIENTS
-from mttl.errors import require_at_least
+from mttl.errors import require_at_least, require_one_of
 
 Batch = Mapping[str, Tensor]
 # Calls the model and returns, per example, the log-likelihood and the number of its tokens.
@@ -67,8 +67,7 @@ def diagonal_fisher(
         Kunstner, Hennig and Balles, *Limitations of the Empirical Fisher Approximation for Natural
         Gradient Descent*, NeurIPS 2019, arXiv:1905.12558, on what the two kinds of labels mean.
     """
-    if gradients not in GRADIENTS:
-        raise ValueError(f"gradients ('{gradients}') must be one of {', '.join(GRADIENTS)}")
+    require_one_of(GRADIENTS, gradients=gradients)
     require_at_least(1, at_once=at_once)
     parameters = {
         name: value.detach()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
-from mttl.errors import require_at_least
+from mttl.errors import require_at_least, require_one_of
 from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import combine, sort_by_expert
 
@@ -400,8 +400,7 @@ def draw(tensor: Tensor, init: str, fan_in: int) -> None:
     Raises:
         ValueError: If ``init`` is unknown.
     """
-    if init not in ("zero", "kaiming"):
-        raise ValueError(f"init ('{init}') must be 'zero' or 'kaiming'")
+    require_one_of(("zero", "kaiming"), init=init)
     bound = 1 / math.sqrt(fan_in)
     if init == "zero":
         nn.init.zeros_(tensor)

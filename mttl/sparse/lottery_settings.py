@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mttl.config.method_choices import check_density
+from mttl.errors import require_one_of
 
 Criterion = Literal["change", "magnitude", "movement", "fisher", "random"]
 CRITERIA: tuple[Criterion, ...] = ("change", "magnitude", "movement", "fisher", "random")
@@ -66,10 +67,8 @@ class LotterySettings:
 
     def __post_init__(self) -> None:
         check_density(self.density)
-        if self.criterion not in CRITERIA:
-            raise ValueError(f"criterion ('{self.criterion}') must be one of {', '.join(CRITERIA)}")
-        if self.form not in FORMS:
-            raise ValueError(f"form ('{self.form}') must be one of {', '.join(FORMS)}")
+        require_one_of(CRITERIA, criterion=self.criterion)
+        require_one_of(FORMS, form=self.form)
         for name in ("rounds", "full_steps", "sparse_steps", "batch_size", "block"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1")
@@ -91,8 +90,7 @@ class LotterySettings:
                 f"rewind ({self.rewind}) must be 0 with the criteria fisher and random, which "
                 "train nothing first, and with l1, which pulls to the start"
             )
-        if self.schedule not in SCHEDULES:
-            raise ValueError(f"schedule ('{self.schedule}') must be one of {', '.join(SCHEDULES)}")
+        require_one_of(SCHEDULES, schedule=self.schedule)
         gradual = self.schedule == "cubic"
         if gradual and (
             self.form != "masked"

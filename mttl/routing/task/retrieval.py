@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from mttl.errors import require_positive
+from mttl.errors import require_one_of, require_positive
 from mttl.routing.task.prompt_router import PromptRouter
 
 
@@ -57,8 +57,7 @@ class RetrievalRouter(PromptRouter):
         if not 1 <= top_k <= n_skills:
             raise ValueError(f"top_k ({top_k}) must lie between 1 and n_skills ({n_skills})")
         require_positive(temperature=temperature)
-        if by not in ("prompts", "examples"):
-            raise ValueError(f"by ('{by}') must be 'prompts' or 'examples'")
+        require_one_of(("prompts", "examples"), by=by)
         self.top_k = top_k
         self.temperature = temperature
         self.by = by

@@ -20,6 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from mttl.errors import require_one_of
 from mttl.routing.context import check_task_ids
 from mttl.routing.task.task_router import TaskRouter
 from mttl.skills.composed.module_inventory import ModuleInventory
@@ -68,8 +69,7 @@ class ComposedModel(nn.Module):
     ) -> None:
         super().__init__()
         _check_parts(base, inventory, router)
-        if over_tasks not in OVER_TASKS:
-            raise ValueError(f"over_tasks ('{over_tasks}') must be one of {', '.join(OVER_TASKS)}")
+        require_one_of(OVER_TASKS, over_tasks=over_tasks)
         self.base = base.requires_grad_(train_base)
         self.inventory = inventory
         self.router = router

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
-from mttl.errors import require_at_least, require_positive
+from mttl.errors import require_at_least, require_one_of, require_positive
 from mttl.skills.inventory import Inventory, Merged, require_divisible
 
 GROUPS = ("none", "rows", "layer")
@@ -84,8 +84,7 @@ class DiffPruningInventory(Inventory):
         if not 0 < keep <= 1:
             raise ValueError(f"keep ({keep}) must lie in (0, 1]")
         require_positive(temperature=temperature, rate=rate)
-        if groups not in GROUPS:
-            raise ValueError(f"groups ('{groups}') must be one of {', '.join(GROUPS)}")
+        require_one_of(GROUPS, groups=groups)
         self.penalty, self.temperature, self.stretch = penalty, temperature, (low, high)
         self.start, self.rate, self.groups, self.keep = start, rate, groups, keep
         self.change = nn.Parameter(torch.empty(n_skills, out_features, in_features))
