@@ -117,11 +117,7 @@ class Inventory(nn.Module, ABC):
 
     @torch.no_grad()
     def renew(self, skills: Int[Tensor, "N"]) -> None:
-        """Draw some skills anew; the others stay.
-
-        Args:
-            skills: Their numbers.
-        """
+        """Draw some skills anew; the others stay."""
         before = [(value, value.clone()) for value in self.parameters()]
         self.draw_anew()
         for value, kept in before:
@@ -138,19 +134,12 @@ class Inventory(nn.Module, ABC):
                 value.copy_(value[:1].clone().expand_as(value))
 
     def place(self, path: str) -> None:
-        """Learn the path of the layer that the skills sit on; by default nothing.
-
-        Args:
-            path: In the backbone.
-        """
+        """Learn the path of the layer that the skills sit on; by default nothing."""
 
     def begin(self, base: nn.Module) -> None:
         """Start from the layer that the skills sit on, where they do; by default nothing.
 
         Only fresh skills are asked, not those whose values are going to be loaded.
-
-        Args:
-            base: The layer.
 
         Raises:
             ValueError: If the layer does not allow it.

@@ -104,9 +104,6 @@ class ComposedModel(nn.Module):
 
         Call it once, without gradients, where many calls of `run` share them.
 
-        Args:
-            task_ids: The tasks.
-
         Raises:
             ValueError: If the ids are on the CPU and one is out of range.
         """
@@ -150,9 +147,6 @@ class ComposedModel(nn.Module):
     @torch.no_grad()
     def task_module(self, task_id: int) -> nn.Module:
         """Return a copy of the base with the composed parameters of one task, without noise.
-
-        Args:
-            task_id: The task.
 
         Returns:
             A plain module that shares nothing with this one.

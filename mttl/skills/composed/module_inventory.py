@@ -83,11 +83,7 @@ class ModuleInventory(nn.Module):
             self._of(name).reset_parameters()
 
     def renew(self, skills: Int[Tensor, "N"]) -> None:
-        """Draw some skills anew; the others stay.
-
-        Args:
-            skills: Their numbers.
-        """
+        """Draw some skills anew; the others stay."""
         for name in self._group_of:
             self._of(name).renew(skills)
 

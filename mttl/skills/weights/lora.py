@@ -165,9 +165,6 @@ class LoRAInventory(Inventory):
     def begin(self, base: nn.Module) -> None:
         """Start from the singular directions of the layer's weight, where ``init`` says so.
 
-        Args:
-            base: The layer.
-
         Raises:
             ValueError: If it has no weight that can be read, or fewer directions than are needed.
         """
