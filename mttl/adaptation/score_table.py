@@ -165,3 +165,13 @@ def _empty(results: Sequence[FewShotResult]) -> str:
     silent = silent_tasks(results)
     named = f"; all answers are empty on {some(silent)}" if silent else ""
     return f"{n_empty}{out_of} answers are empty{named}"
+
+
+def _spread(scores: Sequence[float]) -> str:
+    """An undefined score counts as 0, as in the mean."""
+    values = [0.0 if math.isnan(score) else score for score in scores]
+    mean = sum(values) / len(values)
+    if len(values) == 1:
+        return f"{100 * mean:.1f}"
+    deviation = (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
+    return f"{100 * mean:.1f} ± {100 * deviation:.1f}"

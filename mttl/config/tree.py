@@ -33,8 +33,8 @@ def merge(
             continue
         emptied = bool(prefix) and not value
         if not isinstance(before, Mapping) or emptied or _changes_kind(before, value):
-            has_kind = isinstance(before, Mapping) and "kind" in before and not emptied
-            before = {"kind": before["kind"]} if has_kind else {}
+            kind = before.get("kind") if isinstance(before, Mapping) and not emptied else None
+            before = {} if kind is None else {"kind": kind}
             for old in [known for known in sources if known.startswith(f"{name}.")]:
                 if old.removeprefix(f"{name}.") not in before:
                     del sources[old]

@@ -114,7 +114,7 @@ class Selection:
             Place(
                 path,
                 "encoder" if is_cross(path) and KEY_OR_VALUE.search(path) else stack_name(path),
-                *features[path],
+                *(features[path][0], features[path][1]),
                 parts.get(path),
             )
             for path in choose_layers(features, targets, outer, words=members(backbone, features))
