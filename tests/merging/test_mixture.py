@@ -175,7 +175,7 @@ def test_skills_that_do_not_fit_their_settings_are_refused(
     meta = tmp_path / "run" / "skills" / "meta.json"
     content = json.loads(meta.read_text())
     for key, value, message in (
-        ("rank", 5, "does not fit its settings"),
+        ("rank", 5, "does not fit the model"),
         ("targets", ["nothing"], "does not fit"),
         ("n_skill", 3, "has settings that this mttl does not know"),
     ):
