@@ -233,7 +233,10 @@ def test_defaults() -> None:
         ),
         (["data.global_batch_size=0"], "data.global_batch_size: '0' must be greater than 0"),
         (["search.grid={adapt.lr: []}"], "must have at least 1 item"),
-        (["search.grid={adapt.lr: [1, 1.0]}"], "search.grid.adapt.lr: [1, 1.0] must name each only once"),
+        (
+            ["search.grid={adapt.lr: [1, 1.0]}"],
+            "search.grid.adapt.lr: [1, 1.0] must name each only once",
+        ),
         (
             ["search.grid={adapt.lr: [1]}", "search.ranges={adapt.lr: {low: 1, high: 2}}"],
             "grid and ranges cannot both be searched",
