@@ -1,8 +1,8 @@
 """One reader of text, JSON and YAML: files of people and of runs, within limits.
 
 Whatever is wrong with a file ends in an error of the package whose message names the file, what was
-found, what is allowed and what to do. Nothing that a file holds is run, and none can keep a command
-busy: what is too large, too deep or no regular file is refused before it is read.
+found, what is allowed and what to do. Nothing that a file holds is run; what is too large or no
+regular file is refused before it is read.
 """
 
 import csv
@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import math
-import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -23,13 +22,6 @@ MOST_TEXT, MOST_YAML = 1 << 28, 1 << 20
 # Bytes of a line of a table or of JSON Lines; the csv module's own limit is far below.
 MOST_LINE = 1 << 24
 csv.field_size_limit(MOST_LINE)
-# Lists and mappings inside one another, and values once aliases are written out.
-MOST_DEPTH, MOST_NODES = 50, 100_000
-# Characters of a task's or a skill's name.
-MOST_NAME = 200
-# A spreadsheet takes a cell that begins so for a formula.
-_FORMULA = ("=", "+", "@", "-")
-SURROGATE = re.compile("[\ud800-\udfff]")
 _KINDS = {dict: "an object", list: "a list"}
 
 
@@ -106,24 +98,16 @@ def read_text(path: str | Path, error: type[MttlError], most: int = MOST_TEXT) -
         most: The most bytes.
 
     Raises:
-        MttlError: Of the given kind, if it cannot be read, is larger, is no UTF-8 or holds a null
-            character.
+        MttlError: Of the given kind, if it cannot be read, is larger or is no UTF-8.
     """
     data = read_bytes(path, error, most)
     try:
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as cause:
         raise error(
             f"'{path}' must be UTF-8 text; byte {cause.start + 1} (0x{data[cause.start]:02x}) is "
             "not: save the file as UTF-8"
         ) from cause
-    if "\0" in text:
-        line = text.count("\n", 0, text.index("\0")) + 1
-        raise error(
-            f"{path}, line {line}: holds a null character; text has none. The file is damaged: "
-            "copy it again"
-        )
-    return text
 
 
 def read_json(path: str | Path, error: type[MttlError], kind: type | None = None) -> Any:
@@ -153,7 +137,7 @@ def parse_json(
 
     Raises:
         MttlError: Of the given kind, if it is not JSON, nested too deeply, has a key twice, holds
-            a number that is not finite or half a character, or is of another kind.
+            a number that is not finite, or is of another kind.
     """
     try:
         value = json.loads(text, **JSON_RULES)
@@ -164,12 +148,9 @@ def parse_json(
             "Mend the line, or copy the file again"
         ) from cause
     except RecursionError as cause:
-        raise error(f"{place}: {_TOO_DEEP}") from cause
+        raise error(f"{place}: nested too deeply") from cause
     except ValueError as cause:
         raise error(f"{place}: not valid JSON: {reason(cause)}") from cause
-    problem = _tree_problem(value)
-    if problem:
-        raise error(f"{place}: {problem}")
     if kind is not None and not isinstance(value, kind):
         raise error(f"{place}: holds {shown(value)}; it must hold {_KINDS[kind]}")
     return value
@@ -277,45 +258,6 @@ def to_number(text: str, place: str, error: type[MttlError]) -> float:
     return value
 
 
-def check_yaml(events: Iterable[Any]) -> str | None:
-    """Return what makes YAML too large to build, or None.
-
-    Aliases are small in the file: ten lines can stand for a billion values.
-
-    Args:
-        events: Of a parser (PyYAML's or ruamel's), which have not been built into anything yet.
-    """
-    sizes: dict[str, int] = {}  # nodes of what an anchor names, aliases written out
-    open_anchors: list[str | None] = []
-    counts = [0]
-    for event in events:
-        name = type(event).__name__
-        if name == "AliasEvent":
-            if event.anchor in open_anchors:
-                return f"the alias *{event.anchor} stands inside what it names: write it out"
-            counts[-1] += sizes.get(event.anchor, 1)
-        elif name == "ScalarEvent":
-            counts[-1] += 1
-            if event.anchor:
-                sizes[event.anchor] = 1
-        elif name in ("SequenceStartEvent", "MappingStartEvent"):
-            open_anchors.append(event.anchor)
-            counts.append(1)
-        elif name in ("SequenceEndEvent", "MappingEndEvent"):
-            anchor, size = open_anchors.pop(), counts.pop()
-            counts[-1] += size
-            if anchor:
-                sizes[anchor] = size
-        if len(open_anchors) > MOST_DEPTH:
-            return _TOO_DEEP
-        if counts[-1] > MOST_NODES:
-            return (
-                f"it stands for more than {MOST_NODES:,} values, aliases written out: leave out "
-                "what repeats"
-            )
-    return None
-
-
 def check_name(name: Any, place: str, error: type[MttlError]) -> str:
     """Return a name that can stand in a table, a file's name and on a terminal.
 
@@ -325,22 +267,10 @@ def check_name(name: Any, place: str, error: type[MttlError]) -> str:
         error: What to raise.
 
     Raises:
-        MttlError: Of the given kind, if it is no text, empty or too long, holds a character that
-            cannot be printed, or begins like a formula of a spreadsheet.
+        MttlError: Of the given kind, if it is no text, empty, or cannot be printed.
     """
-    if not isinstance(name, str) or not name.strip():
-        raise error(f"{place} is {shown(name)}; it must be a name")
-    if len(name) > MOST_NAME:
-        raise error(
-            f"{place} has {len(name):,} characters ({shown(name)}); a name has at most {MOST_NAME}"
-        )
-    if not name.isprintable():
-        raise error(f"{place} is {shown(name)}; a name must consist of characters that are printed")
-    if name.startswith(_FORMULA):
-        raise error(
-            f"{place} is {shown(name)}; a name must not begin with {' '.join(_FORMULA)}, which "
-            "spreadsheets take for a formula"
-        )
+    if not isinstance(name, str) or not name.strip() or not name.isprintable():
+        raise error(f"{place} is {shown(name)}; it must be a name of characters that are printed")
     return name
 
 
@@ -375,9 +305,6 @@ def reason(error: BaseException) -> str:
     return line if len(line) <= 300 else line[:297] + "..."
 
 
-_TOO_DEEP = f"lists and mappings stand more than {MOST_DEPTH} deep in one another: flatten them"
-
-
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     # The json module would keep the last of two equal keys and drop the first in silence.
     found = dict(pairs)
@@ -405,21 +332,3 @@ JSON_RULES: dict[str, Any] = {
     "parse_constant": _refuse_constant,
     "parse_float": _finite,
 }
-
-
-def _tree_problem(value: Any) -> str | None:
-    """Return why a tree cannot be used: its depth, or text that no file can hold."""
-    level, depth = [value], 0
-    while level:
-        if depth > MOST_DEPTH:
-            return _TOO_DEEP
-        below: list[Any] = []
-        for item in level:
-            if isinstance(item, dict):
-                below += [*item.keys(), *item.values()]
-            elif isinstance(item, list):
-                below += item
-            elif isinstance(item, str) and SURROGATE.search(item):
-                return f"{shown(item)} holds half a character (a surrogate): write it whole"
-        level, depth = below, depth + 1
-    return None

@@ -9,7 +9,6 @@ from mttl.files import write_table, write_text
 from mttl.gym.folder import Gym
 from mttl.gym.rows import JSON_LINES, line_of
 from mttl.metrics.crossfit import check_metric
-from mttl.reading import SURROGATE
 
 Example = tuple[str, str]
 
@@ -90,8 +89,3 @@ def _check(pair: object, place: str) -> None:
     for name, text in zip(("input", "output"), pair, strict=True):  # type: ignore[arg-type]
         if not text.strip():
             raise TaskError(f"{place} has an empty {name}; leave that example out")
-        if not text.isascii() and SURROGATE.search(text):
-            raise TaskError(
-                f"{place} has half a character (a lone surrogate) in its {name} ({text!r}); write "
-                "it whole"
-            )

@@ -102,14 +102,8 @@ def check_rows(
 
 
 def _mixed(folder: Path, before: str | None, now: str) -> str:
-    advice = "Use another folder with --out (out= in a call), or delete this one"
-    if before is None:
-        return (
-            f"the results in '{folder}' do not tell which inventory they are of: an earlier "
-            f"version made them. {advice}. If you are sure that they are of this one, write "
-            f"'{now}' to '{folder / 'inventory.sha256'}'"
-        )
     return (
-        f"the results in '{folder}' are of another inventory ({before[:12]} before, {now[:12]} "
-        f"now): of another run, or of this one before it was trained on. {advice}"
+        f"the results in '{folder}' are of another inventory ({(before or 'unknown')[:12]} before, "
+        f"{now[:12]} now): of another run, or of this one before it was trained on. Use another "
+        "folder with --out (out= in a call), or delete this one"
     )

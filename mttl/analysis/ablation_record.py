@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from mttl.analysis.routing_record import read_arrays, read_names
-from mttl.errors import CheckpointError
+from mttl.analysis.routing_record import read_arrays
 
 FOLDER, FILE = "ablation", "ablation.npz"
 
@@ -66,30 +65,7 @@ def read_ablation(path: Path) -> Ablation | None:
         return None
     names = ("losses", "losses_before", "tasks", "layers", "groups", "pairs")
     arrays = read_arrays(path, names, optional=("scores", "scores_before"))
-    tasks, layers, groups = (read_names(path, arrays[name]) for name in names[2:5])
-    n_skills = arrays["pairs"].shape[-1] if arrays["pairs"].ndim == 2 else 0
-    shapes = {
-        **dict.fromkeys(("losses", "scores"), (len(layers), len(tasks), n_skills)),
-        **dict.fromkeys(("losses_before", "scores_before"), (len(tasks),)),
-        "pairs": (len(groups), n_skills),
-    }
-    for name, shape in shapes.items():
-        if name not in arrays:
-            continue
-        values = arrays[name]
-        fits = values.shape == shape and values.dtype.kind in "iuf" and np.isfinite(values).all()
-        if not fits or not n_skills:
-            raise CheckpointError(
-                f"'{path}' is damaged ({name} must be finite numbers of shape {shape}, not "
-                f"{values.shape}). Delete its folder, and run scripts/ablate.py again"
-            )
-    if (np.sort(arrays["pairs"], 1) != np.arange(n_skills)).any() or (
-        ("scores" in arrays) != ("scores_before" in arrays)
-    ):
-        raise CheckpointError(
-            f"'{path}' is damaged (its arrays do not belong together). Delete its folder, and run "
-            "scripts/ablate.py again"
-        )
+    tasks, layers, groups = (tuple(arrays[name].tolist()) for name in names[2:5])
     before = {name: arrays[f"{name}_before"] for name in ("losses", "scores") if name in arrays}
     return Ablation(
         *(tasks, layers, groups, arrays["pairs"].astype(np.int64), arrays["losses"]),

@@ -38,9 +38,6 @@ class DemonstrationLoader:
 
     Attributes:
         before_batch: As in `mttl.data.loader.ResumableLoader`.
-
-    Raises:
-        ValueError: If the batch size is not positive.
     """
 
     def __init__(
@@ -52,8 +49,6 @@ class DemonstrationLoader:
         rank: int = 0,
         n_ranks: int = 1,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size ({batch_size}) must be at least 1")
         self.levels = list(levels)
         self.batch_size, self.seed = batch_size, seed
         self.rank, self.n_ranks = rank, n_ranks

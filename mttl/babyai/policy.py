@@ -25,7 +25,6 @@ N_ACTIONS = 7  # left, right, forward, pick up, drop, toggle, done
 VIEW = 7  # cells along a side of the agent's view
 TILE_CHANNELS, TILE_VALUES = 3, 147  # type, colour and door state of a cell; values of each
 NORMS = ("group", "batch", "none")
-INITS = ("kaiming", "babyai")
 # The best of the fixed group widths of Wu and He, arXiv:1803.08494.
 CHANNELS_PER_GROUP = 16
 
@@ -52,7 +51,7 @@ class Policy(nn.Module):
             norm 1 in random directions, and biases of 0.
 
     Raises:
-        ValueError: If a size is not positive, or ``norm`` or ``init`` is unknown.
+        ValueError: If ``norm`` is unknown.
 
     References:
         Hui, Chevalier-Boisvert, Bahdanau and Bengio, *BabyAI 1.1*, 2020, arXiv:2007.12770 (there
@@ -75,21 +74,6 @@ class Policy(nn.Module):
         init: str = "kaiming",
     ) -> None:
         super().__init__()
-        sizes = {
-            "n_tokens": n_tokens,
-            "n_channels": n_channels,
-            "memory_size": memory_size,
-            "instruction_size": instruction_size,
-            "word_size": word_size,
-            "hidden_size": hidden_size,
-            "n_actions": n_actions,
-            "n_film": n_film,
-        }
-        for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"{name} ({size}) must be at least 1")
-        if init not in INITS:
-            raise ValueError(f"init ('{init}') must be one of {', '.join(INITS)}")
         self.memory_size = memory_size
         self.tiles = TileEmbedding(n_channels)
         self.convolutions = nn.Sequential(

@@ -61,11 +61,6 @@ def aqua_options(record: Record) -> Record:
     """Write options such as ``A)21`` as `` (A) 21``, and find the right one."""
     options = record["options"]
     right = [option[2:] for option in options if option[:1] == record["correct"]]
-    if not right:
-        raise FieldError(
-            f"the field 'correct' is {shown(record['correct'])}; it must begin one of the options "
-            f"{shown(options)}"
-        )
     written = "".join(f" ({option[:2]} {option[2:]}" for option in options)
     return {"written": written, "answer": right[0]}
 
@@ -115,17 +110,8 @@ def majority_label(record: Record) -> Record | None:
 def math_options(record: Record) -> Record | None:
     """Cut ``a ) 38 , b ) 27 , ...`` at commas; an option with one shifts those after it."""
     pieces = record["options"].split(",")
-    if len(pieces) < 5:
-        raise FieldError(
-            f"the field 'options' is {shown(record['options'])}; it must list five, with commas"
-        )
     choices = [pieces[0][4:-1], *(piece[5:-1] for piece in pieces[1:4]), pieces[4][5:]]
-    letters = ("a", "b", "c", "d", "e")
-    if record["correct"] not in letters:
-        raise FieldError(
-            f"the field 'correct' is {shown(record['correct'])}; it must be one of a to e"
-        )
-    answer = choices[letters.index(record["correct"])]
+    answer = choices["abcde".index(record["correct"])]
     return {"choices": choices, "answer": answer} if answer else None
 
 
@@ -144,9 +130,7 @@ def quarel_answer(record: Record) -> Record:
     question, index = record["question"], record["answer_index"]
     if index not in (0, 1):
         raise FieldError(f"the field 'answer_index' is {shown(index)}; it must be 0 or 1")
-    start_a, start_b = question.find("(A)"), question.find("(B)")
-    if min(start_a, start_b) < 0:
-        raise FieldError(f"the field 'question' is {shown(question)}; it must hold (A) and (B)")
+    start_a, start_b = question.index("(A)"), question.index("(B)")
     answer = question[start_a + 4 : start_b] if index == 0 else question[start_b + 4 :]
     return {"answer": answer.removesuffix("or ").strip()}
 

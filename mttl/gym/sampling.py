@@ -71,18 +71,8 @@ def cut(task: Task, n_train: int, n_test: int | None = None) -> Cut:
 
     Raises:
         TaskError: If a split is empty, or a side of the cut would be.
-        ValueError: If the number of test lines is there and the task has no test split, or the
-            other way round.
     """
     source = task.source
-    if source.test is None and n_test is not None:
-        raise ValueError(
-            f"task '{task.name}' holds its test lines out of train; n_test is {n_test}."
-        )
-    if source.test is not None and n_test is None:
-        raise ValueError(
-            f"task '{task.name}' has a test split; n_test must be its number of lines."
-        )
     if n_test is None:
         found = _held_out(source.holdout or Holdout(), n_train)
     else:

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from rich.progress import TextColumn
 
-from mttl.errors import CheckpointError, ConfigError, StopRequested
+from mttl.errors import ConfigError, StopRequested
 from mttl.files import write_atomic
 from mttl.progress_bar import SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_LOSSES, counting_bar
 from mttl.stop_signals import StopRequest, handling
@@ -113,12 +113,7 @@ def load_state(path: Path, settings: dict[str, Any], *, resume: bool) -> dict[st
             "delete the file to begin anew"
         )
     content = load_torch(path, "Delete it to begin anew")
-    try:
-        earlier, state = dict(content["settings"]), dict(content["state"])
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise CheckpointError(
-            f"'{path}' is no state of a run ({type(error).__name__}): delete it to begin anew"
-        ) from error
+    earlier, state = content["settings"], content["state"]
     differing = [key for key in settings if earlier.get(key) != settings[key]]
     if differing:
         lines = [f"{key}: {earlier.get(key)!r}, now {settings[key]!r}" for key in differing]

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mttl.config.method_choices import check_density
-from mttl.errors import require_one_of
 
 Criterion = Literal["change", "magnitude", "movement", "fisher", "random"]
 CRITERIA: tuple[Criterion, ...] = ("change", "magnitude", "movement", "fisher", "random")
@@ -67,48 +66,47 @@ class LotterySettings:
 
     def __post_init__(self) -> None:
         check_density(self.density)
-        require_one_of(CRITERIA, criterion=self.criterion)
-        require_one_of(FORMS, form=self.form)
-        for name in ("rounds", "full_steps", "sparse_steps", "batch_size", "block"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1")
-        for name in ("lr", "sparse_lr", "gradient_clip_val"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name} ({value}) must be a number above 0")
-        if not 0 <= self.l1 < math.inf:
-            raise ValueError(f"l1 ({self.l1}) must be a number of at least 0")
-        if not 0 <= self.warmup < 1:
-            raise ValueError(f"warmup ({self.warmup}) must be at least 0 and below 1")
-        if not 0 <= self.rewind < self.full_steps:
-            raise ValueError(
-                f"rewind ({self.rewind}) must lie between 0 and below full_steps "
-                f"({self.full_steps})"
-            )
-        if self.rewind and (self.l1 or self.criterion in ("fisher", "random")):
-            raise ValueError(
-                f"rewind ({self.rewind}) must be 0 with the criteria fisher and random, which "
-                "train nothing first, and with l1, which pulls to the start"
-            )
-        require_one_of(SCHEDULES, schedule=self.schedule)
+        masking = self.criterion in ("fisher", "random")  # nothing is trained first
         gradual = self.schedule == "cubic"
-        if gradual and (
-            self.form != "masked"
-            or self.rounds > 1
-            or self.rewind
-            or self.criterion in ("fisher", "random")
-        ):
-            raise ValueError(
-                "schedule ('cubic') sets entries to 0 while scores grow: it needs the form masked, "
-                "1 round, rewind 0, and the criterion movement, magnitude or change"
-            )
-        if not 0 <= self.dense_steps < self.full_steps or (self.dense_steps and not gradual):
-            raise ValueError(
-                f"dense_steps ({self.dense_steps}) must lie between 0 and below full_steps "
-                f"({self.full_steps}), and is for the schedule cubic"
-            )
-        if self.rounds > 1 and self.criterion == "random":
-            raise ValueError(f"rounds ({self.rounds}) must be 1 with the criterion random")
+        whole = ("rounds", "full_steps", "sparse_steps", "batch_size", "block")
+        rates = ("lr", "sparse_lr", "gradient_clip_val")
+        given = [name for name in rates if getattr(self, name) is not None]
+        rules = [
+            ("criterion", self.criterion in CRITERIA, f"one of {', '.join(CRITERIA)}"),
+            ("form", self.form in FORMS, f"one of {', '.join(FORMS)}"),
+            ("schedule", self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}"),
+            *((name, getattr(self, name) >= 1, "at least 1") for name in whole),
+            *((name, 0 < getattr(self, name) < math.inf, "a number above 0") for name in given),
+            ("l1", 0 <= self.l1 < math.inf, "a number of at least 0"),
+            ("warmup", 0 <= self.warmup < 1, "at least 0 and below 1"),
+            (
+                "rewind",
+                0 <= self.rewind < self.full_steps,
+                f"at least 0 and below full_steps ({self.full_steps})",
+            ),
+            (
+                "rewind",
+                not (self.rewind and (self.l1 or masking)),
+                "0 with the criteria fisher and random, which train nothing first, and with l1, "
+                "which pulls to the start",
+            ),
+            (
+                "schedule",
+                not gradual
+                or (self.form == "masked" and self.rounds == 1 and not (self.rewind or masking)),
+                "once, or have the form masked, 1 round, rewind 0, and the criterion movement, "
+                "magnitude or change, since entries are 0 while scores grow",
+            ),
+            (
+                "dense_steps",
+                0 <= self.dense_steps < self.full_steps and (gradual or not self.dense_steps),
+                f"at least 0 and below full_steps ({self.full_steps}), for the schedule cubic",
+            ),
+            ("rounds", self.rounds == 1 or self.criterion != "random", "1 with random supports"),
+        ]
+        for name, holds, allowed in rules:
+            if not holds:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be {allowed}")
 
     def density_at(self, step: int) -> float:
         """Return the fraction of entries that take part in a step of gradual pruning.

@@ -29,11 +29,7 @@ def magnitude_of_change(
     Args:
         start: Tensors before training, θ0.
         end: The same after training, θ1.
-
-    Raises:
-        ValueError: If names or shapes differ.
     """
-    _check_same(start, end)
     return {name: (end[name].detach() - value.detach()).abs() for name, value in start.items()}
 
 
@@ -104,14 +100,3 @@ class FisherScores:
         self.n_gradients = state["n_gradients"]
         for name, total in self._sums.items():
             total.copy_(state["sums"][name])
-
-
-def _check_same(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> None:
-    for name in sorted(first.keys() ^ second.keys()):
-        raise ValueError(f"'{name}' stands in one of the two sets of tensors only")
-    for name, value in first.items():
-        if value.shape != second[name].shape:
-            raise ValueError(
-                f"'{name}' has the shapes {tuple(value.shape)} and {tuple(second[name].shape)}; "
-                "they must be equal"
-            )

@@ -72,10 +72,9 @@ def read_view(
     probabilities = use_probabilities(record)
     trails: dict[str, np.ndarray] = {}
     if adapted:
-        shape = (len(record.groups), record.weights.shape[2])
         record, probabilities = with_adapted(record, probabilities, adapted, backbone)
         for name, place in zip(record.tasks[-len(adapted) :], adapted, strict=True):
-            if (course := read_course(Path(place), shape)) is not None:
+            if (course := read_course(Path(place))) is not None:
                 trails[name] = course.weights[:, :, 0]
     categories, members = task_categories(folder, record.tasks), member_names(folder, record)
     return RoutingView(record, probabilities, categories, trails, members)

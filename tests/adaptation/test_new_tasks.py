@@ -26,7 +26,6 @@ from mttl.config.load import dump_config, load_config
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.opening import task_code
 from mttl.errors import CheckpointError, ConfigError, TaskError
-from mttl.inventory_files import CHECKSUMS
 from mttl.models.backbone import build_random
 
 STEPS = {"max_steps": 2, "eval_every": 1, "batch_size": 4}
@@ -358,20 +357,6 @@ def test_questions_look_as_in_training(
     assert adapted.opening == shown + ("say b " if described else "")
     _, scored = score_batches(adapted.module, loader.evaluation_dataloader("dev"))
     assert adapted([text for text, _ in PAIRS]) == [row.prediction for row in scored]
-
-
-def test_a_run_of_an_earlier_version_shows_names(run: Path, tmp_path: Path) -> None:
-    """It says of the prefix that it is on, and noted no checksums."""
-    old = shutil.copytree(run, tmp_path / "old")
-    meta = json.loads((old / "skills" / "meta.json").read_text())
-    assert meta["settings"]["data"]["prefix"] == "name"
-    meta["settings"]["data"]["prefix"] = True
-    del meta[CHECKSUMS]
-    (old / "skills" / "meta.json").write_text(json.dumps(meta))
-    text = (old / "config.yaml").read_text()
-    (old / "config.yaml").write_text(text.replace("prefix: name", "prefix: true"))
-    assert mttl.adapt_to(old, PAIRS, task="new", mode="zero_shot").opening == "[new] "
-    assert mttl.adapt(old, tasks="first", mode="zero_shot", samples=[13])
 
 
 def test_a_seed_decides_what_a_model_learns(run: Path) -> None:

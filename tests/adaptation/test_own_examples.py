@@ -43,7 +43,6 @@ def test_texts_of_several_lines_are_written_as_they_are(tmp_path: Path) -> None:
         ([*PAIRS, ("a", "b", "c")], None, "examples[3] is ('a', 'b', 'c'); it must be a pair"),
         ([*PAIRS, ("a", 3)], None, "examples[3] is ('a', 3); it must be a pair"),
         (PAIRS, [("a", " ")], "dev[0] has an empty output"),
-        ([("a", "b\ud83d")], None, "examples[0] has half a character (a lone surrogate)"),
     ],
 )
 def test_mistakes_are_answered(examples: list, dev: list | None, message: str) -> None:

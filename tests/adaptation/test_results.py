@@ -106,7 +106,7 @@ def test_results_of_another_inventory_are_refused(tmp_path: Path) -> None:
 def test_results_that_do_not_tell_their_inventory_are_refused(tmp_path: Path, place: str) -> None:
     Results(tmp_path / place).add(result("a", 0.5))
     with pytest.raises(
-        ConfigError, match=r"do not tell which inventory .* write '1234' to"
+        ConfigError, match=r"another inventory \(unknown before, 1234 now\)"
     ) as told:
         check_folder(tmp_path, SETTINGS, "1234")
     assert not (tmp_path / "config.yaml").exists()

@@ -182,10 +182,8 @@ def test_a_folder_is_not_overwritten(run: Path, kept: Path) -> None:
     ("change", "message"),
     [
         ({"format_version": 3}, "has format version 3; this mttl reads 1 and 2"),
-        ({"source": None}, "damaged (it lacks source)"),
-        ({"source": "x"}, "damaged (wrong: source, name"),
-        ({"source": {"path": "x", "relative": 3, "inventory": "y"}}, "damaged (wrong: relative)"),
-        ({"more": 1}, "damaged (unknown: more)"),
+        ({"source": None}, "damaged (its checksum is not"),
+        ({"more": 1}, "damaged (its checksum is not"),
     ],
 )
 def test_damaged_facts_are_refused(kept: Path, tmp_path: Path, change: dict, message: str) -> None:

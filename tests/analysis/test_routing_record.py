@@ -60,14 +60,7 @@ def test_a_folder_without_routing_is_answered(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"weights": np.ones((4, 4))}, r"shape \(4, 4\); .* make it \(4, 4, skills\)"),
-        ({"weights": np.ones((4, 5, 3))}, r"shape \(4, 5, 3\)"),
-        ({"weights": np.ones((4, 4, 0))}, r"shape \(4, 4, 0\)"),
         ({"tasks": None}, "lacks tasks"),
-        ({"probabilities": np.ones((4, 4, 2))}, r"probabilities of shape \(4, 4, 2\) and weights"),
-        ({"probabilities": np.full((4, 4, 3), np.inf)}, "no finite numbers"),
-        ({"weights": np.full((4, 4, 3), np.nan)}, "no finite numbers"),
-        ({"weights": np.full((4, 4, 3), "a")}, "no finite numbers"),
     ],
 )
 def test_arrays_that_do_not_fit_are_answered(
@@ -83,8 +76,6 @@ def test_arrays_that_do_not_fit_are_answered(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"weights": np.ones((2, 4, 4, 2))}, "Are both files of one run"),
-        ({"steps": np.arange(3)}, r"3 steps .* make it \(3, 4, 4, 3\)"),
         ({"steps": None}, "lacks steps"),
     ],
 )
@@ -113,17 +104,3 @@ def test_damaged_metrics_are_answered(write_run: Write, tmp_path: Path) -> None:
     (run / "metrics.csv").write_text("step,routing/usage\none,0.5\n")
     with pytest.raises(CheckpointError, match=r"metrics\.csv' is damaged"):
         read_record(run)
-
-
-def test_the_share_of_active_cells_is_read_by_its_earlier_name(
-    write_run: Callable[..., Path], tmp_path: Path
-) -> None:
-    folder = write_run(tmp_path / "run")
-    (folder / "metrics.csv").write_text(
-        "step,routing/sparsity,routing/encoder/active_cells\n0,0.5,0.25\n"
-    )
-    curves = read_record(folder).curves
-    assert {name: values.tolist() for name, (_, values) in curves.items()} == {
-        "active cells": [0.5],
-        "encoder/active cells": [0.25],
-    }

@@ -1,6 +1,6 @@
 import numpy as np
 
-from mttl.analysis.subsets import skill_subsets
+from mttl.analysis.figures.subset_table import skill_subsets
 
 
 def test_tasks_of_one_subset_stand_together_small_subsets_first() -> None:

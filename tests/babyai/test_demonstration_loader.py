@@ -114,8 +114,6 @@ def test_iterating_leaves_the_global_generator_alone() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"batch_size \(0\) must be at least 1"):
-        DemonstrationLoader(LEVELS, 0, seed=1)
     state = DemonstrationLoader(LEVELS[:2], 3, seed=1).state()
     with pytest.raises(CheckpointError, match=r"have \[6, 13\] demonstrations, but \[20, 6\] when"):
         DemonstrationLoader(LEVELS[1:], 3, seed=1).load_state(state)

@@ -245,20 +245,9 @@ def test_babyai_draws_rows_of_unit_length():
     assert policy.convolutions[0].bias.all()
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["n_tokens", *SMALL, "n_actions", "n_film"],
-)
-def test_a_size_of_zero_is_an_error(name):
-    with pytest.raises(ValueError, match=rf"{name} \(0\) must be at least 1"):
-        Policy(**({"n_tokens": TOKENS} | SMALL | {name: 0}))
-
-
-def test_an_unknown_norm_or_initialisation_is_an_error():
+def test_an_unknown_norm_is_an_error():
     with pytest.raises(ValueError, match=r"norm \('layer'\) must be one of group, batch, none"):
         Policy(TOKENS, norm="layer")
-    with pytest.raises(ValueError, match=r"init \('zero'\) must be one of kaiming, babyai"):
-        Policy(TOKENS, init="zero")
 
 
 def test_a_view_of_another_shape_is_an_error():

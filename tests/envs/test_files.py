@@ -35,17 +35,3 @@ def test_after_an_error_the_old_file_is_there_and_nothing_else(tmp_path: Path) -
         write_half()
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["a.txt"]
-
-
-def test_what_a_killed_process_left_is_removed_and_what_is_in_use_stays(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    left_behind = tmp_path / ".a.txt.abcdefg1.part"
-    left_behind.mkdir()
-    (left_behind / "a.txt").touch()
-    with written_whole(path) as first:
-        assert not left_behind.exists()
-        with written_whole(path) as second:
-            second.write_text("second")
-        first.write_text("first")
-    assert path.read_text() == "first"
-    assert os.listdir(tmp_path) == ["a.txt"]

@@ -103,7 +103,6 @@ def test_a_row_of_json_lines_holds_tabs_and_line_breaks():
         ('{"input": " ", "outputs": ["b"]}', "line 1: the input is empty"),
         ('{"input": "a", "outputs": ["b", ""]}', "line 1: output 2 of 2 is empty"),
         ('{"input": "a", "input": "a", "outputs": ["b"]}', 'the key "input" stands there twice'),
-        ('{"input": "a\\ud83d", "outputs": ["b"]}', "holds half a character"),
     ],
 )
 def test_malformed_json_lines(line, message):

@@ -136,12 +136,3 @@ def test_empty_sides():
         cut(make_task(), 5, 0)
     with pytest.raises(TaskError, match="'copying': no line to draw from is left of 1 lines of"):
         cut(copying_task(), 1)
-
-
-def test_the_number_of_test_lines_must_fit_the_task():
-    with pytest.raises(
-        ValueError, match="'copying' holds its test lines out of train; n_test is 5"
-    ):
-        cut(copying_task(), 5, 5)
-    with pytest.raises(ValueError, match="'colours' has a test split; n_test must be its number"):
-        cut(make_task(), 5)

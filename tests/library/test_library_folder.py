@@ -113,7 +113,6 @@ BAD = {
     ),
     'the name of a member is "../out"': member("../out"),
     'the name of a member is ".hidden"': member(".hidden"),
-    "'=sum'": member("=sum"),
 }
 
 
@@ -261,8 +260,6 @@ def test_damage_is_told(tmp_path):
     [
         ({"format_version": 2}, "has format version 2; this mttl reads 1"),
         ({"members": {"../x": "0"}}, "is a folder's name"),
-        ({"members": []}, "is damaged"),
-        ({"version": -1}, "is damaged"),
         ({"base": {}}, "is damaged"),
     ],
 )
@@ -280,10 +277,7 @@ def test_a_damaged_list_of_members_is_refused(tmp_path, change, message):
     ("change", "message"),
     [
         ({"format_version": None}, "has format version null"),
-        ({"task": 3, "more": 1}, "wrong: task, more"),
-        ({"targets": {"a.q": 0}}, "wrong: targets"),
-        ({"weights": {}}, "wrong: weights"),
-        ({"scores": [3]}, "wrong: scores"),
+        ({"more": 1}, "is damaged .*more"),
         ({"name": "a/b"}, "must hold none of"),
     ],
 )

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mttl.errors import CheckpointError
-from mttl.sparse.skill_file import METADATA, SparseChange, SparseSkill, digest
+from mttl.sparse.skill_file import METADATA, SparseChange, SparseSkill, _checksum, digest
 
 
 def skill() -> SparseSkill:
@@ -64,26 +64,18 @@ def test_a_digest_tells_bits_and_dtypes_apart():
 
 def write(path, tensors, facts, version=1):
     metadata = {"format_version": version, "tensors": facts, "about": {}}
+    metadata["sha256"] = _checksum(tensors, metadata)
     save_file(tensors, path, {METADATA: json.dumps(metadata)})
 
 
 FACTS = {"w": {"shape": [4], "base": "x"}}
 
 
-@pytest.mark.parametrize(
-    ("gaps", "values", "message"),
-    [
-        ([1, 2], [1.0], "it lacks entries of 'w'"),
-        ([1, 4], [1.0, 1.0], r"places of 'w' are not in ascending order within \(4,\)"),
-        ([1, 0], [1.0, 1.0], "places of 'w' are not in ascending order"),
-        ([1, 2], [1.0, float("inf")], "holds values of 'w' that are not finite"),
-    ],
-)
-def test_a_damaged_file_is_refused(gaps, values, message, tmp_path):
+def test_values_that_are_not_finite_are_refused(tmp_path):
     path = tmp_path / "one.safetensors"
-    gaps, values = torch.tensor(gaps, dtype=torch.uint8), torch.tensor(values)
+    gaps, values = torch.tensor([1, 2], dtype=torch.uint8), torch.tensor([1.0, float("inf")])
     write(path, {"gaps/w": gaps, "values/w": values}, FACTS)
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match="holds values of 'w' that are not finite"):
         SparseSkill.load(path)
 
 
@@ -99,7 +91,4 @@ def test_other_files_are_refused(tmp_path):
         SparseSkill.load(path)
     write(path, {}, {}, version=2)
     with pytest.raises(CheckpointError, match="has format version 2; this mttl reads 1"):
-        SparseSkill.load(path)
-    write(path, {}, FACTS)
-    with pytest.raises(CheckpointError, match="it lacks entries of 'w'"):
         SparseSkill.load(path)

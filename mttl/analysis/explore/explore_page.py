@@ -2,9 +2,11 @@
 
 import base64
 import html
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,6 @@ from mttl.analysis.explore.run_facts import (
     read_run_curves,
     read_scores,
 )
-from mttl.analysis.html_files import html_text, inside_script
 from mttl.analysis.layers import stacks_of
 from mttl.analysis.palette import category_looks
 from mttl.analysis.projection import on_components, principal_components
@@ -90,7 +91,7 @@ def _run(run: Explored, first: RoutingView | None) -> dict[str, Any]:
             told = f"Skills are matched to those of {first.name}."
         except TaskError:
             told = f"Skills are not those of {first.name}: tasks, layers or skills differ."
-    adapted = read_adapted(folder, len(record.groups), n_skills)
+    adapted = read_adapted(folder)
     weights = np.concatenate(
         [record.weights, *(task.rows[task.kept][:, None] for task in adapted)], axis=1
     )
@@ -215,3 +216,14 @@ def _packed(values: np.ndarray) -> dict[str, Any]:
 
 def _short(values: Any) -> list[float]:
     return [round(float(value), 4) for value in values]
+
+
+def html_text(name: str) -> str:
+    """Return a file of this folder, as text; names to fill in stand in double braces."""
+    return resources.files("mttl.analysis").joinpath(name).read_text("utf-8")
+
+
+def inside_script(data: Any) -> str:
+    """Return JSON that can neither end the element it stands in nor open a comment."""
+    text = json.dumps(data, ensure_ascii=True, allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -23,7 +23,6 @@ from mttl.analysis.figures.categories import (
     legend_width,
 )
 from mttl.analysis.palette import category_looks
-from mttl.analysis.subsets import skill_subsets
 
 TASKS_WIDTH = 6.5  # inches, unless one name is longer
 DOTS_WIDTH = 5.0  # inches, at most
@@ -105,3 +104,19 @@ def _flow(texts: Sequence[str]) -> list[tuple[float, int]]:
         places.append((x, line))
         x += needed + 0.13
     return places
+
+
+def skill_subsets(active: Bool[np.ndarray, "T K"]) -> list[tuple[tuple[int, ...], list[int]]]:
+    """Group the tasks by their subset of skills.
+
+    Args:
+        active: Whether a task uses a skill: its probability lies above one half.
+
+    Returns:
+        Each subset that occurs and the ids of its tasks; small subsets first, as in the appendix
+        of Ponti, Sordoni, Bengio and Reddy, EACL 2023.
+    """
+    found: dict[tuple[int, ...], list[int]] = {}
+    for task, row in enumerate(active):
+        found.setdefault(tuple(np.flatnonzero(row).tolist()), []).append(task)
+    return sorted(found.items(), key=lambda item: (len(item[0]), item[0]))

@@ -14,25 +14,3 @@ def require_same_shape(**arrays: Tensor | np.ndarray) -> None:
     if len(set(shapes.values())) > 1:
         listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
         raise ValueError(f"these must all have the same shape: {listed}")
-
-
-def require_fraction(**numbers: float) -> None:
-    """Check that numbers lie between 0 and 1, both included.
-
-    Raises:
-        ValueError: If one does not.
-    """
-    for name, number in numbers.items():
-        if not 0 <= number <= 1:
-            raise ValueError(f"{name} ({number}) must lie between 0 and 1")
-
-
-def require_not_negative(**numbers: float) -> None:
-    """Check that numbers are 0 or more.
-
-    Raises:
-        ValueError: If one is not.
-    """
-    for name, number in numbers.items():
-        if not number >= 0:
-            raise ValueError(f"{name} ({number}) must not be negative")

@@ -22,19 +22,12 @@ class EpisodeLog:
     Attributes:
         episodes: Episodes of each level that have ended.
         frames: Steps of each level, those of unfinished episodes included.
-
-    Raises:
-        ValueError: If there is no level, one appears twice, or the window is not positive.
     """
 
     episodes: Int[np.ndarray, "T"]
     frames: Int[np.ndarray, "T"]
 
     def __init__(self, levels: Sequence[str], window: int = 100) -> None:
-        if not levels or len(set(levels)) < len(levels):
-            raise ValueError(f"levels ({list(levels)}) must be different names, and at least one")
-        if window < 1:
-            raise ValueError(f"window ({window}) must be at least 1 episode")
         self.levels = tuple(levels)
         self.window = window
         self.episodes = np.zeros(len(levels), dtype=np.int64)

@@ -3,7 +3,7 @@
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mttl.babyai.rl.checks import require_not_negative, require_same_shape
+from mttl.babyai.rl.checks import require_same_shape
 
 
 def imitation_loss(
@@ -32,13 +32,12 @@ def imitation_loss(
         fraction of frames where the most probable action is the demonstrated one.
 
     Raises:
-        ValueError: If shapes disagree or the weight is negative.
+        ValueError: If shapes disagree.
 
     References:
         Chevalier-Boisvert et al., *BabyAI: A Platform to Study the Sample Efficiency of Grounded
         Language Learning*, ICLR 2019, arXiv:1810.08272, section 4.1.
     """
-    require_not_negative(entropy_coef=entropy_coef)
     require_same_shape(logits_of_one_action=logits[..., 0], actions=actions, mask=mask)
     log_probs = logits.log_softmax(-1)
     n_frames = mask.sum().clamp_min(1)

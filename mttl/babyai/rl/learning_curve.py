@@ -16,8 +16,6 @@ rows, at 0.990 and 0.991. The price is that 50 later rows have to be seen.
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from mttl.babyai.rl.checks import require_fraction
-
 # A rate of exactly the threshold counts, in whatever order its terms were added.
 ROUNDING = 1e-9
 
@@ -35,7 +33,8 @@ def reached(
     Raises:
         ValueError: If the threshold lies outside [0, 1] or ``across`` is unknown.
     """
-    require_fraction(threshold=threshold)
+    if not 0 <= threshold <= 1:
+        raise ValueError(f"threshold ({threshold}) must lie between 0 and 1")
     if across == "mean":
         return np.asarray(rates.mean(-1) >= threshold - ROUNDING)
     if across == "all":

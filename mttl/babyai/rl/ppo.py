@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mttl.babyai.rl.checks import require_not_negative, require_same_shape
+from mttl.babyai.rl.checks import require_same_shape
 
 
 def action_log_probs(
@@ -63,16 +63,13 @@ def ppo_loss(
         of frames whose ratio lies outside the range.
 
     Raises:
-        ValueError: If shapes disagree, ``clip`` is not positive or a weight is negative.
+        ValueError: If shapes disagree.
 
     References:
         Schulman, Wolski, Dhariwal, Radford and Klimov, *Proximal Policy Optimization Algorithms*,
         2017, arXiv:1707.06347, equations 7 and 9. The clipped value loss is that of its authors'
         code; settings for BabyAI are those of Hui et al., *BabyAI 1.1*, 2020, arXiv:2007.12770.
     """
-    if not clip > 0:
-        raise ValueError(f"clip ({clip}) must be positive")
-    require_not_negative(value_coef=value_coef, entropy_coef=entropy_coef)
     require_same_shape(
         logits_of_one_action=logits[..., 0],
         values=values,

@@ -127,12 +127,9 @@ def minibatches(
         generator: Draws the order, on the CPU.
 
     Raises:
-        ValueError: If a number is not positive or the sequences cannot be divided. It is raised at
-            once, not at the first minibatch.
+        ValueError: If the sequences cannot be divided; at once, not at the first minibatch.
     """
     n_tasks, n_steps, n_sequences = sequences.actions.shape
-    if n_epochs < 1:
-        raise ValueError(f"n_epochs ({n_epochs}) must be at least 1")
     if n_minibatches < 1 or n_sequences % n_minibatches:
         divisors = [n for n in range(1, n_sequences + 1) if n_sequences % n == 0]
         raise ValueError(

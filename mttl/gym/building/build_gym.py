@@ -22,7 +22,6 @@ from mttl.gym.building.sources import local_files, open_records
 from mttl.gym.building.split_lines import Lines, make_lines
 from mttl.gym.building.unavailable import UnavailableError
 from mttl.gym.md5_sums import published_sums
-from mttl.gym.rows import TSV
 from mttl.gym.sampling import SAMPLES, Indices, cut, few_shot
 from mttl.gym.task import Task
 
@@ -83,8 +82,6 @@ def build_task(
         return Outcome(task.name, found.status, found.detail, skipped=True)
     folder = out / task.name
     folder.mkdir(parents=True, exist_ok=True)
-    for left_behind in folder.glob(".*.part"):  # of a process that was killed
-        left_behind.unlink()
     try:
         sums = _write(task, folder, samples, raw, on_rows)
     except UnavailableError as error:
@@ -103,9 +100,6 @@ def build_task(
     for name in record.get("files", {}):  # a sample has the files of one k
         if name.endswith(again) and name not in sums:
             (folder / name).unlink(missing_ok=True)
-    if task.ending != TSV:  # what earlier versions wrote
-        for name in sums:
-            (folder / name).with_suffix(TSV).unlink(missing_ok=True)
     content = {"made_from": made_from, "files": before | sums}
     write_text(folder / RECORD, json.dumps(content, indent=1) + "\n")
     return _compared(task, sums)

@@ -80,7 +80,7 @@ class Stored:
         lengths, labels = array("q"), array("q")
         numbers = LabelNumbers(task)
         for block in _converted(task, split, records):
-            data = _as_in_file(block, task, split)
+            data = _as_in_file(block, task)
             self._file.write(b"".join(data))
             lengths.extend(map(len, data))
             if task.kind == "classification":
@@ -130,7 +130,7 @@ class ConvertedWhenAsked:
 
     def take(self, indices: Indices) -> list[bytes]:
         """Return lines, with their ends, in UTF-8."""
-        return _as_in_file(list(self._convert(indices)), self._task, self._split)
+        return _as_in_file(list(self._convert(indices)), self._task)
 
     def labels(self, indices: Indices) -> Indices:
         """Return the numbers of their outputs; they are remembered."""
@@ -180,14 +180,5 @@ def _told_with(name: str) -> Iterator[None]:
         raise error if name in str(error) else TaskError(f"{name}: {error}") from error
 
 
-def _as_in_file(lines: list[Line], task: Task, split: str) -> list[bytes]:
-    ending = task.ending
-    try:
-        return [line_of(ending, line[0], line[1:]).encode() for line in lines]
-    except UnicodeEncodeError as error:
-        text = error.object
-        shown = text[max(0, error.start - 20) : error.end + 20].encode(errors="replace").decode()
-        raise TaskError(
-            f"task '{task.name}', split '{split}': half a character (a lone surrogate, "
-            f"{text[error.start]!r}) cannot be written as UTF-8, near '{shown.strip()}'."
-        ) from error
+def _as_in_file(lines: list[Line], task: Task) -> list[bytes]:
+    return [line_of(task.ending, line[0], line[1:]).encode() for line in lines]

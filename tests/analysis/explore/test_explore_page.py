@@ -19,8 +19,8 @@ from mttl.analysis.explore.explore_page import (
     PARTS,
     Explored,
     explore_page,
+    html_text,
 )
-from mttl.analysis.html_files import html_text
 from mttl.analysis.routing_record import RoutingHistory, RoutingRecord
 from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.stability import matched

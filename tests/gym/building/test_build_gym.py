@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from helpers.raw import copying_task, make_task, rows, write_jsonl, write_raw
-from mttl.files import write_text
 from mttl.gym.building import build_gym
 from mttl.gym.building import split_lines as lines
 from mttl.gym.building.build_gym import build_task, check_task, count_files, file_names
@@ -141,15 +140,6 @@ def test_tabs_and_line_breaks_stay_in_their_texts(tmp_path, out):
     for row in Gym(out).rows("copying", "train", 13):
         assert row.input in texts
         assert row.outputs == ("a\tb\nc",)
-
-
-def test_what_an_earlier_version_wrote_is_replaced(raw, out):
-    """Two files of one sample would be refused."""
-    old = out / "colours/colours_2_13_train.tsv"
-    write_text(old, "x\ty\n")
-    build_task(make_task(), out, raw=raw, samples=[13])
-    assert not old.exists()
-    assert len(Gym(out).rows("colours", "train", 13)) == 6
 
 
 @pytest.fixture
@@ -294,13 +284,6 @@ def test_a_full_disk_while_lines_are_stored(raw, out, monkeypatch):
         build_task(make_task(), out, raw=raw)
     assert caught.value.filename == str(out / "colours")
     assert list(out.iterdir()) == []
-
-
-def test_what_a_killed_process_left_is_removed(raw, out):
-    left = out / "colours" / ".colours_2_13_dev.jsonl.abc.part"
-    write_text(left, "half")
-    build_task(make_task(), out, raw=raw)
-    assert not left.exists()
 
 
 def test_names():

@@ -108,12 +108,3 @@ def test_a_malformed_record_is_named(tmp_path, bad, message, convert_all):
         make_lines(make_task(), "train", JsonLines(path), convert_all=convert_all).labels(
             np.array([1230, 1200, 3])
         )
-
-
-@pytest.mark.parametrize("convert_all", [0, 10**6])
-def test_half_a_character(tmp_path, convert_all):
-    path = write_jsonl(tmp_path / "x.jsonl", [{"text": "before \ud83d after"}] * 3)
-    with pytest.raises(TaskError, match=r"'copying', split 'train': half a character .*before"):
-        make_lines(copying_task(), "train", JsonLines(path), convert_all=convert_all).take(
-            np.array([0])
-        )
