@@ -3,6 +3,8 @@
 Whatever is wrong with a file ends in an error of the package whose message names the file, what was
 found, what is allowed and what to do. Nothing that a file holds is run; what is too large or no
 regular file is refused before it is read.
+
+For all functions: `error` is what they raise, and `place` tells where a text is from.
 """
 
 import csv
@@ -51,11 +53,6 @@ def require_file(path: str | Path, error: type[MttlError]) -> int:
 def read_bytes(path: str | Path, error: type[MttlError], most: int = MOST_TEXT) -> bytes:
     """Return what a regular file of limited size holds.
 
-    Args:
-        path: The file.
-        error: What to raise.
-        most: The most bytes.
-
     Raises:
         MttlError: Of the given kind, if it cannot be read or is larger.
     """
@@ -74,10 +71,6 @@ def read_bytes(path: str | Path, error: type[MttlError], most: int = MOST_TEXT) 
 def file_sha256(path: Path, error: type[MttlError]) -> str:
     """Return the SHA-256 of a regular file, which may be larger than what is read at once.
 
-    Args:
-        path: The file.
-        error: What to raise.
-
     Raises:
         MttlError: Of the given kind, if it cannot be read.
     """
@@ -91,11 +84,6 @@ def file_sha256(path: Path, error: type[MttlError]) -> str:
 
 def read_text(path: str | Path, error: type[MttlError], most: int = MOST_TEXT) -> str:
     """Return the text of a regular file; a byte order mark at its beginning is dropped.
-
-    Args:
-        path: The file, in UTF-8.
-        error: What to raise.
-        most: The most bytes.
 
     Raises:
         MttlError: Of the given kind, if it cannot be read, is larger or is no UTF-8.
@@ -113,11 +101,6 @@ def read_text(path: str | Path, error: type[MttlError], most: int = MOST_TEXT) -
 def read_json(path: str | Path, error: type[MttlError], kind: type | None = None) -> Any:
     """Return what a JSON file holds.
 
-    Args:
-        path: The file.
-        error: What to raise.
-        kind: ``dict`` or ``list``: what it must hold.
-
     Raises:
         MttlError: As for `read_text` and `parse_json`.
     """
@@ -128,12 +111,6 @@ def parse_json(
     text: str | bytes, place: str, error: type[MttlError], kind: type | None = None
 ) -> Any:
     """Return what JSON text holds.
-
-    Args:
-        text: The text.
-        place: Where it is from, for the message.
-        error: What to raise.
-        kind: ``dict`` or ``list``: what it must hold.
 
     Raises:
         MttlError: Of the given kind, if it is not JSON, nested too deeply, has a key twice, holds
@@ -160,11 +137,6 @@ def read_table(
     path: str | Path, error: type[MttlError], columns: Sequence[str] = ()
 ) -> list[dict[str, str]]:
     """Return the rows of a CSV file with a header, by column.
-
-    Args:
-        path: The file.
-        error: What to raise.
-        columns: Which must be there.
 
     Raises:
         MttlError: Of the given kind, as for `read_text`, or if the file is no table, a row has more
@@ -241,11 +213,6 @@ def _csv_cells(
 def to_number(text: str, place: str, error: type[MttlError]) -> float:
     """Return the number in a cell of a table, which may be NaN.
 
-    Args:
-        text: The cell.
-        place: Where it stands, for the message.
-        error: What to raise.
-
     Raises:
         MttlError: Of the given kind, if it is no number, or not finite otherwise.
     """
@@ -261,11 +228,6 @@ def to_number(text: str, place: str, error: type[MttlError]) -> float:
 def check_name(name: Any, place: str, error: type[MttlError]) -> str:
     """Return a name that can stand in a table, a file's name and on a terminal.
 
-    Args:
-        name: What a file says.
-        place: Where it stands, for the message.
-        error: What to raise.
-
     Raises:
         MttlError: Of the given kind, if it is no text, empty, or cannot be printed.
     """
@@ -276,10 +238,6 @@ def check_name(name: Any, place: str, error: type[MttlError]) -> str:
 
 def check_count(value: Any, name: str) -> None:
     """Refuse what is no number of things.
-
-    Args:
-        value: What a file says.
-        name: What it counts, for the message.
 
     Raises:
         ValueError: If it is no whole number from 0 to 2^63 - 1.

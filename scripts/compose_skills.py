@@ -72,7 +72,6 @@ def score(
     import torch
 
     from mttl.data.encode import TextEncoder
-    from mttl.gym.md5_sums import published_sums
     from mttl.metrics.crossfit import score_answers
     from mttl.models.backbone import is_decoder_only
     from mttl.sparse.answers import answer_inputs
@@ -99,8 +98,7 @@ def score(
             on_rows=lambda n: bars.advance(bar, n),
         )
     metric = gym.metric(options.score)
-    published = options.score in published_sums()
-    value = score_answers(metric, answers, [row.outputs for row in rows], published=published)
+    value = score_answers(metric, answers, [row.outputs for row in rows])
     return value, metric, len(rows)
 
 

@@ -36,11 +36,6 @@ def add_tasks(
     skills that it was adapted with: they stand behind those of the run, which do not change, and
     only the new task uses them.
 
-    Args:
-        folder: Where the new inventory will be.
-        run: The run.
-        adapted: The tasks, read with this run as their source.
-
     Raises:
         CheckpointError: If a task is there already, its backbone was trained too, its router is of
             another kind, or its skills cannot stand beside those of the run.

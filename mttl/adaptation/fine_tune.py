@@ -8,7 +8,6 @@ import torch
 from lightning_fabric.plugins import Precision
 from lightning_fabric.utilities import move_data_to_device
 
-from mttl.gym.md5_sums import published_sums
 from mttl.metrics.crossfit import score_answers
 from mttl.training.loss import global_mean
 from mttl.training.optim import build_optimizer, build_schedule
@@ -103,22 +102,17 @@ def score_batches(
     batches: Iterable[Mapping[str, Any]],
     precision: Precision | None = None,
 ) -> tuple[float, list[Prediction]]:
-    """Answer every row and return the score by the module's one metric, and the answers.
-
-    Args:
-        module: The model; left in evaluation mode.
-        batches: Evaluation batches of one task.
-        precision: Of the arithmetic; single by default.
-    """
+    """Answer every row and return the score by the module's one metric, and the answers."""
     module.eval()
     rows: list[Prediction] = []
     for batch in batches:
         with (precision or Precision()).forward_context():
             rows += module.predict(move_data_to_device(batch, module.device))
     rows.sort(key=lambda row: row.row)
-    (metric,), (task,) = module.metric_names, module.tasks
-    answers, references = [row.prediction for row in rows], [row.references for row in rows]
-    value = score_answers(metric, answers, references, published=task in published_sums())
+    (metric,) = module.metric_names
+    value = score_answers(
+        metric, [row.prediction for row in rows], [row.references for row in rows]
+    )
     return value, rows
 
 

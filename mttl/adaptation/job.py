@@ -111,14 +111,7 @@ def task_module(
     metrics: Mapping[str, str],
     config: Config,
 ) -> TextToTextModule:
-    """Return the module that trains and answers, on the model's device.
-
-    Args:
-        model: A model made ready by `mttl.adaptation.modes.apply_mode`.
-        tokenizer: Of its backbone.
-        metrics: The metric of the one task, by its name.
-        config: As for `run_job`.
-    """
+    """Return the module that trains and answers, on the model's device."""
     return TextToTextModule(
         *(model, tokenizer, metrics, config.optim, config.generation),
         max_output_length=config.data.max_output_length,
@@ -153,15 +146,7 @@ def fit(
     *,
     on_step: Callable[[], object] = lambda: None,
 ) -> Fitted:
-    """Train on a job's rows; the module keeps the weights that were best on development rows.
-
-    Args:
-        module: Made by `task_module`.
-        job: As for `run_job`, and so are the others.
-        gym: Where the rows are.
-        config: As for `run_job`.
-        on_step: Called after every optimizer step.
-    """
+    """Train on a job's rows; the module keeps the weights that were best on development rows."""
     data = _rows_of(job, module, gym, config)
     show_tasks(module.model, data)
     options = wanted_options(gym, [job.task], [job.sample], config.generation.mode)
@@ -212,16 +197,7 @@ def score(
     *,
     test: bool,
 ) -> tuple[FewShotResult, dict[str, Sequence[Prediction]]]:
-    """Return what a fitted job scored, and the answers of every split that was scored.
-
-    Args:
-        module: With the weights that were chosen.
-        job: As for `run_job`.
-        config: As for `run_job`.
-        fitted: What `fit` returned.
-        begun_as: The trained task as which the new one began.
-        test: Whether to score the test rows.
-    """
+    """Return what a fitted job scored, and the answers of every split that was scored."""
     answers, found = dict(fitted.answers), math.nan
     if test:
         precision = precision_plugin(config.trainer.precision, module.device.type)
@@ -255,13 +231,6 @@ def best_row(
 ) -> Float[Tensor, "1 1"]:
     """Return the id of the trained task by whose routing the rows of a job cost least.
 
-    Args:
-        model: The trained model, before it is made ready for the new task.
-        tokenizer: Of its backbone.
-        job: Whose training rows.
-        gym: Where they are.
-        config: As for `run_job`.
-
     Raises:
         ConfigError: If the router keeps no rows of tasks.
     """
@@ -291,12 +260,7 @@ def _rows_of(
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw from a seed inside a ``with`` block, and afterwards from where the caller was.
-
-    Args:
-        seed: Of PyTorch's generators, of the CPU and of the device.
-        device: Where the model is.
-    """
+    """Draw from a seed inside a ``with`` block, and afterwards from where the caller was."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield

@@ -189,10 +189,6 @@ def row_starts(known: TaskRouter, adapt: Adapt) -> tuple[RowInit, ...]:
     scored higher from the mean.) A new task of C-Poly starts at the mean, too, since the skills of
     its own are not another task's. ``"two_starts"`` is the same, but tries ``"mean"`` as well
     where that is ``"best_row"``. Where all trained tasks are routed alike, none is the best.
-
-    Args:
-        known: The trained router.
-        adapt: The settings of adaptation.
     """
     if adapt.init == "best_coefficients" and known.task_rows and not _differ(known):
         return ("coefficients",)
@@ -230,12 +226,7 @@ def _one_task(known: TaskRouter, init: RowInit, rows: Float[Tensor, "T _"] | Non
 
 
 def own_skills(known: TaskRouter, new: TaskRouter) -> list[int]:
-    """Return the skills that new tasks have for themselves, which begin fresh: C-Poly's.
-
-    Args:
-        known: The trained router.
-        new: That of the new tasks, by `adapted_router`.
-    """
+    """Return the skills that new tasks have for themselves, which begin fresh: C-Poly's."""
     if not (isinstance(known, CPolyRouter) and isinstance(new, CPolyRouter)):
         return []
     return (new.allowed.any(0) & ~known.common).nonzero().flatten().tolist()
@@ -373,13 +364,6 @@ def adapted(
     """Adapt a model for the length of a ``with`` block; afterwards it is as it was.
 
     Only what the mode trains is kept aside, so a large frozen backbone is never copied.
-
-    Args:
-        model: As for `apply_mode`, and so are the others.
-        mode: What to train.
-        n_tasks: How many new tasks.
-        init: How new rows start.
-        rows: As for `adapted_router`.
     """
     leave = kept_state(model, mode)
     try:

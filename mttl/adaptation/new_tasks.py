@@ -191,7 +191,7 @@ def adapt_to(
             stay=True,
         )
         ((result, answers, course),) = found
-        module = task_module(model, built.tokenizer, {task: metric}, values)
+        module = task_module(model, built.tokenizer, {task: gym.metric(task)}, values)
         known = wanted_options(gym, [task], [0], values.generation.mode)
     descriptions = {} if description is None else {task: description}
     shown = PromptForm(**form, task_descriptions=descriptions, task_options=known)
@@ -286,11 +286,7 @@ class Adaptation:
         return skills.parent / name
 
     def to_device(self, number: int = 1) -> None:
-        """Move the model to a GPU, where there is one.
-
-        Args:
-            number: Of the part of the jobs: parts take GPUs in turn.
-        """
+        """Move the model to a GPU, where there is one; parts of the jobs take them in turn."""
         self.run.model.to(device_of(number))
 
     def n_starts(self, config: Config) -> int:

@@ -54,15 +54,6 @@ def write_examples(
 ) -> Gym:
     """Write a gym of one task, sample 0.
 
-    Args:
-        folder: Where.
-        task: Its name.
-        training: Rows to train on.
-        development: Rows to choose the weights by.
-        metric: By which they are scored.
-        description: What the task is, for models that were trained with descriptions.
-        options: Answers to choose from.
-
     Raises:
         TaskError: If an option holds a bar, the name cannot be that of a folder, or there is no
             such metric.

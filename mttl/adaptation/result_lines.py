@@ -81,9 +81,6 @@ class ResultLines(Generic[Result]):
     def add(self, result: Result) -> None:
         """Append a line and flush it to the disk.
 
-        Args:
-            result: Of a job that has ended.
-
         Raises:
             MttlError: If another process writes the file.
             FolderGoneError: If the folder was removed meanwhile, and earlier results with it.

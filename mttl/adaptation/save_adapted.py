@@ -54,18 +54,6 @@ def save_adapted(
 ) -> None:
     """Write an adapted task.
 
-    Args:
-        folder: Where.
-        model: The adapted model; its router knows the one task.
-        result: Its scores.
-        answers: To the rows that were scored.
-        config: How it was adapted.
-        form: How inputs look.
-        skills: The folder ``skills/`` of the run that was adapted.
-        inventory: Its digest when it was loaded.
-        course: How the routing came about.
-        replace: Let the folder take the place of an earlier one.
-
     Raises:
         CheckpointError: If the run is another one by now.
         FileExistsError: If there is something at ``folder`` already.

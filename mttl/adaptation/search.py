@@ -19,8 +19,8 @@ from rich.table import Table
 from mttl import yaml12
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.results import Results
-from mttl.adaptation.score_table import by_task, silent_tasks, some
-from mttl.errors import MttlError
+from mttl.adaptation.score_table import by_task, silent_tasks
+from mttl.errors import MttlError, some
 from mttl.files import write_table, write_text
 from mttl.reading import check_name, read_json
 from mttl.training.text_to_text import mean_score
@@ -72,12 +72,7 @@ def note_values(folder: Path, values: Mapping[str, Any]) -> None:
 
 
 def finished_trials(folder: Path, jobs: Sequence[FewShotJob]) -> list[Trial]:
-    """Return the trials of a folder whose jobs have all ended, by the names of their folders.
-
-    Args:
-        folder: It holds a folder per trial.
-        jobs: What a trial must have scored; results of others are left aside.
-    """
+    """Return the trials of a folder whose jobs have all ended, by the names of their folders."""
     trials = []
     for path in sorted(folder.glob(f"*/{VALUES}")):
         finished = Results(path.parent).finished
@@ -122,10 +117,6 @@ def write_trials(path: Path, trials: Sequence[Trial]) -> None:
     """Write a table as CSV: the settings, the score, and the score of every task (fractions).
 
     A setting that a trial did not search is empty: it has the configuration's value there.
-
-    Args:
-        path: The file.
-        trials: At least one, all of the same jobs.
     """
     names = _names(trials)
     rows = [

@@ -40,10 +40,6 @@ def job_config(config: Config, form: Mapping[str, Any]) -> Config:
 def with_settings(config: Config, values: Mapping[str, Any]) -> Config:
     """Return a configuration with some values changed.
 
-    Args:
-        config: Stays as it is.
-        values: By dotted name: ``{"adapt.lr": 1e-3}``.
-
     Raises:
         ConfigError: If a name is unknown or a value not allowed; the message says what is.
     """

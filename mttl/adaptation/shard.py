@@ -38,12 +38,7 @@ class Shard:
         return list(jobs[self.number - 1 :: self.n_shards])
 
     def part(self, number: int, n_parts: int) -> "Shard":
-        """Return a part of this part.
-
-        Args:
-            number: Which one, from 1.
-            n_parts: How many share this part.
-        """
+        """Return a part of this part."""
         return Shard(self.number + (number - 1) * self.n_shards, n_parts * self.n_shards)
 
     @property

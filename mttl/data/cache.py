@@ -36,12 +36,7 @@ Build = Callable[[Write], str]
 
 
 def in_memory(build: Build, features: Features) -> Dataset:
-    """Return the rows that ``build`` writes, which nothing keeps.
-
-    Args:
-        build: Writes the rows; the data set's description is what it returns.
-        features: Their columns.
-    """
+    """Return the rows that ``build`` writes, which nothing keeps."""
     schema = features.arrow_schema
     tables = [schema.empty_table()]
     about = build(lambda columns: tables.append(pa.table(dict(columns), schema=schema)))

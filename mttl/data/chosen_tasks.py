@@ -33,10 +33,6 @@ def open_gym(data: Data, samples: Sequence[int] | None = None) -> Gym:
 
     What is complete is not built again, and processes that start together wait for one another.
 
-    Args:
-        data: Its `dir`, `tasks`, `samples` and `metrics` are read.
-        samples: Others than those of `data`.
-
     Raises:
         ConfigError: If `data.tasks` would be built into a gym that ships.
         TaskError: If the gym holds no task, or one of `data.tasks` cannot be read or built.
@@ -72,10 +68,6 @@ def _ships(folder: Path) -> bool:
 
 def partition_of(data: Data, gym: Gym) -> Partition:
     """Return which tasks are trained, and which are kept for development and test.
-
-    Args:
-        data: Its `partition` is read, and its `tasks` where that is ``"auto"``.
-        gym: Where the rows are.
 
     Raises:
         TaskError: If it names a task twice, or trains none.

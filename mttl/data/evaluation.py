@@ -20,12 +20,6 @@ def evaluation_batches(
     then sees all lengths, and not the shortest rows only. Every rank gets the same number of
     batches, so that processes that share a model run it together; where there are too few rows for
     that, some batches are empty.
-
-    Args:
-        lengths: Of each row.
-        batch_size: The most rows per batch and process.
-        rank: This process.
-        world_size: Number of processes.
     """
     order = np.argsort(np.asarray(lengths), kind="stable")
     n_batches = math.ceil(len(order) / (batch_size * world_size))

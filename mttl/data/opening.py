@@ -24,13 +24,7 @@ class Opening(NamedTuple):
 
 
 def opening(task: str, prefix: Prefix, description: str | None = None) -> str:
-    """Return the text before the inputs of a task.
-
-    Args:
-        task: Its name.
-        prefix: Show ``[name]``, ``[code]`` (see `task_code`) or nothing.
-        description: What the task is; None shows none.
-    """
+    """Return the text before the inputs of a task."""
     shown = {"name": f"[{task}] ", "code": f"[{task_code(task)}] ", "none": ""}[prefix]
     return shown if description is None else f"{shown}{description.strip()} "
 

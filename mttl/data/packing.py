@@ -26,12 +26,7 @@ class Sequences:
         self.room: list[int] = []
 
     def put(self, row: int, length: int) -> bool:
-        """Put a row into the first sequence with room for it; False where none may have it.
-
-        Args:
-            row: Its number.
-            length: Its tokens; more than a sequence has get one of their own.
-        """
+        """Put a row into the first sequence with room for it; False where none may have it."""
         for place, room in enumerate(self.room):
             if length <= room:
                 self.rows[place].append(row)
@@ -45,12 +40,7 @@ class Sequences:
 
     @classmethod
     def of(cls, lengths: Iterable[int], length: int) -> list[list[int]]:
-        """Return the numbers of the rows of each sequence.
-
-        Args:
-            lengths: Tokens of each row.
-            length: The most tokens of a sequence.
-        """
+        """Return the numbers of the rows of each sequence."""
         sequences = cls(length)
         for row, tokens in enumerate(lengths):
             sequences.put(row, tokens)

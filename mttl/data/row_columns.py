@@ -21,10 +21,5 @@ def lengths_of(rows: Dataset, column: str) -> Int64[np.ndarray, "N"]:
 
 
 def pick(rows: Dataset, places: Sequence[int] | np.ndarray) -> Dataset:
-    """Return some rows as a table of its own, in memory.
-
-    Args:
-        rows: All.
-        places: Of those wanted.
-    """
+    """Return some rows as a table of its own, in memory."""
     return Dataset(InMemoryTable(rows.data.table.take(np.asarray(places))), rows.info)

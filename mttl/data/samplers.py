@@ -242,44 +242,18 @@ def task_probabilities(sizes: Sequence[int] | np.ndarray, temperature: float) ->
 
 
 def build_sampler(
-    kind: str,
-    task_ids: Sequence[int] | np.ndarray,
-    *,
-    batch_size: int,
-    seed: int,
-    temperature: float = 1.0,
-    rank: int = 0,
-    world_size: int = 1,
-    lengths: Sequence[int] | np.ndarray | None = None,
-    length_window: int = 0,
-    global_batch_size: int | None = None,
-    n_parts: int = 1,
+    kind: str, task_ids: Sequence[int] | np.ndarray, *, temperature: float = 1.0, **options: Any
 ) -> TaskBatchSampler:
     """Build the sampler of a kind; ``temperature`` matters to the kind of that name only.
 
     Raises:
         ValueError: If the kind is unknown.
     """
-    return TaskBatchSampler(
-        task_ids,
-        batch_size=batch_size,
-        seed=seed,
-        rank=rank,
-        world_size=world_size,
-        lengths=lengths,
-        length_window=length_window,
-        global_batch_size=global_batch_size,
-        n_parts=n_parts,
-        **drawing(kind, temperature),
-    )
+    return TaskBatchSampler(task_ids, **options, **drawing(kind, temperature))
 
 
 def drawing(kind: str, temperature: float = 1.0) -> dict[str, Any]:
     """Return the arguments of a sampler that say how tasks are drawn.
-
-    Args:
-        kind: One of `KINDS`.
-        temperature: Of the kind of that name.
 
     Raises:
         ValueError: If the kind is unknown.

@@ -170,13 +170,7 @@ def padding_share(
     sizes: Int64[np.ndarray, "N S"],
     packed_length: int | None = None,
 ) -> float:
-    """Return which part of the positions of batches is padding.
-
-    Args:
-        batches: Rows of each.
-        sizes: As for `TokenBatchSampler`.
-        packed_length: As there.
-    """
+    """Return which part of the positions of batches is padding."""
     positions = tokens = 0
     for batch in batches:
         own = sizes[np.asarray(batch)]

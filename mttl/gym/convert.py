@@ -28,11 +28,6 @@ def convert(task: Task, split: str, records: Iterable[Record]) -> Iterator[Line]
     records in one line. All records of the split must be given: some tasks draw from a random
     generator that is seeded at its start.
 
-    Args:
-        task: How to write them.
-        split: Their split; only for messages.
-        records: What the source holds.
-
     Yields:
         Input and right answers.
 

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mttl.errors import TaskError, nearest
+from mttl.gym.md5_sums import published_sums
 from mttl.gym.rows import ENDINGS, Row, RowFile, read_rows
 from mttl.gym.table import metric_of
-from mttl.metrics.metric_names import METRIC_NAMES
+from mttl.metrics.metric_names import METRIC_NAMES, TaskMetric
 from mttl.own_classes import METRICS
 from mttl.reading import check_name, read_text, table_rows
 
@@ -118,12 +119,6 @@ class Gym:
     def rows(self, task: str, split: str, sample: int, max_rows: int | None = None) -> list[Row]:
         """Read the rows of one file, in its order.
 
-        Args:
-            task: Its name.
-            split: `train`, `dev` or `test`.
-            sample: Which few-shot sample.
-            max_rows: Read only so many rows, spread evenly.
-
         Raises:
             TaskError: If the file is absent or malformed (file, line and reason).
         """
@@ -139,7 +134,7 @@ class Gym:
         parts = [self.metric(task), *(RowFile.scan(path).digest for path in files)]
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 
-    def metric(self, task: str) -> str:
+    def metric(self, task: str) -> TaskMetric:
         """Return the name of the task's metric: as given, from TASKS.csv, or of CrossFit's table.
 
         Raises:
@@ -154,7 +149,8 @@ class Gym:
                 f"{', '.join(METRIC_NAMES)}.{nearest(name, METRIC_NAMES)} One of your own is "
                 "module:Class"
             )
-        return name
+        published = task in published_sums()
+        return TaskMetric(name, published=published, options=self.options(task))
 
     def description(self, task: str) -> str | None:
         """Return what TASKS.csv says the task is, or None."""

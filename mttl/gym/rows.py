@@ -101,11 +101,6 @@ def parse_rows(data: bytes, path: Path, max_rows: int | None = None) -> list[Row
     both formats: predictions are stripped before they are scored, so a reference that kept its own
     could never be met.
 
-    Args:
-        data: The content of the file.
-        path: Where it came from; its ending tells the format.
-        max_rows: Read only so many rows, spread evenly.
-
     Raises:
         TaskError: If there is no row, or a line that is read is malformed.
     """

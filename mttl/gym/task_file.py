@@ -66,13 +66,7 @@ def load_tasks(path: str | Path) -> Mapping[str, Task]:
 
 
 def parse_tasks(text: str, place: str, folder: Path | None = None) -> dict[str, Task]:
-    """Read the tasks of a document.
-
-    Args:
-        text: The document.
-        place: Where it came from, for messages.
-        folder: What paths of data files are relative to.
-    """
+    """Read the tasks of a document."""
     try:
         tree = yaml12.parse(text)
     except yaml12.YAMLError as error:

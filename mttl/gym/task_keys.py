@@ -49,11 +49,6 @@ HOLDOUT_KEYS: dict[str, Any] = {"pool": NUMBER, "test_start": NUMBER, "test_end"
 def check_keys(keys: Mapping[Any, Any], known: Mapping[str, Any], where: str) -> None:
     """Refuse a key that does not exist, and a value that is not what its key asks for.
 
-    Args:
-        keys: What a file says.
-        known: Every key, with what its value must be.
-        where: The place in the file, for messages.
-
     Raises:
         TaskError: If there is one.
     """

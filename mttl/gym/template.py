@@ -20,10 +20,6 @@ _PARTS = re.compile(r"\{([^{}]*)\}")
 def compile_template(template: str, labels: Sequence[str] = ()) -> Read:
     """Return a function from records to the texts of the template.
 
-    Args:
-        template: What to fill.
-        labels: Names that the filters `name` and `name1` look up.
-
     Raises:
         TaskError: If the template is malformed.
     """

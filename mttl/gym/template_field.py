@@ -28,11 +28,6 @@ FILTERS = (*TEXT_FILTERS, *LIST_FILTERS, *CHOICE_FILTERS, *LABEL_FILTERS, *ARGUM
 def compile_field(field: str, labels: Sequence[str], template: str) -> Read:
     """Return a function from records to the values of a field.
 
-    Args:
-        field: What stands between the braces.
-        labels: Names that the filters `name` and `name1` look up.
-        template: Where the field stands, for messages.
-
     Raises:
         TaskError: If the field is malformed.
     """

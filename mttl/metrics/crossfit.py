@@ -26,6 +26,7 @@ from mttl.metrics.answer_scores import (
     same_ignoring_case,
     word_f1,
 )
+from mttl.metrics.metric_names import TaskMetric
 from mttl.metrics.rouge_l import rouge_l, rouge_l_or_same
 from mttl.metrics.text_metric import TextMetric, check_rows
 from mttl.own_classes import find_class, make
@@ -134,21 +135,30 @@ class ClassificationF1(LabelMetric):
 class MatthewsCorrelation(LabelMetric):
     """Matthews correlation of labels and answers.
 
-    Of two labels, one is compared with everything else: CoLA's ``acceptable``, of other labels the
-    first in alphabetical order, as options of a task are sorted. Of more labels, each is a class,
-    and so is an answer that is no label.
+    Of two labels, one is compared with everything else: the first option of the task; where it
+    names none, CoLA's ``acceptable``, or the first label in alphabetical order. Of more labels,
+    each is a class, and so is an answer that is no label.
+
+    Args:
+        options: Of the task, if it names them.
 
     References:
         Gorodkin, *Comparing two K-category assignments by a K-category correlation coefficient*,
         Computational Biology and Chemistry 28, 2004; of two classes it is Matthews' coefficient.
     """
 
+    def __init__(self, options: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.options = [option.encode(errors="surrogatepass") for option in options]
+
     def compute(self) -> Float64[Tensor, ""]:
         """Return the correlation; 0 where label or answer is constant, as scikit-learn does."""
         pairs = self.pairs()
-        names = sorted({label for label, _ in pairs})
+        names = dict.fromkeys([*self.options, *sorted(label for label, _ in pairs)])
         if len(names) < 3:
-            one = b"acceptable" if b"acceptable" in names else next(iter(names), b"")
+            one = next(iter(names), b"")
+            if not self.options and b"acceptable" in names:
+                one = b"acceptable"
             pairs = [(b"%d" % (label == one), b"%d" % (answer == one)) for label, answer in pairs]
         # Whole numbers of any size: their products are exact.
         n, hits = len(pairs), sum(label == answer for label, answer in pairs)
@@ -198,29 +208,26 @@ OF_OTHER_TASKS: dict[str, Callable[[], Metric]] = {
 }
 
 
-def build_metric(name: str, *, published: bool = True) -> Metric:
+def build_metric(name: str) -> Metric:
     """Return a metric by the name that CrossFit gives it.
 
     Args:
-        name: One of `METRICS`, or a class of one's own.
-        published: Score as CrossFit does; else answers that normalisation would empty count too.
+        name: One of `METRICS`, or a class of one's own; a `TaskMetric` says more.
 
     Raises:
         ValueError: If there is none of that name.
     """
+    metric = name if isinstance(name, TaskMetric) else TaskMetric(name)
     check_metric(name, ValueError)
     if name not in METRICS:
         return make(find_class(own_classes.METRICS, name), {}, {})
-    return (METRICS if published else {**METRICS, **OF_OTHER_TASKS})[name]()
+    if name == "Matthew-Correlation":
+        return MatthewsCorrelation(metric.options)
+    return (METRICS if metric.published else {**METRICS, **OF_OTHER_TASKS})[name]()
 
 
 def check_metric(name: str, error: type[Exception], what: str = "metric") -> None:
     """Check that a metric is one of `METRICS`, or can be a class of one's own.
-
-    Args:
-        name: Of the metric.
-        error: What to raise.
-        what: Whose metric it is, for the message.
 
     Raises:
         Exception: Of the given kind, if it is neither.
@@ -255,14 +262,10 @@ def _bytes(text: bytes) -> UInt8[Tensor, "n"]:
 
 
 def score_answers(
-    name: str,
-    predictions: Sequence[str],
-    references: Sequence[Sequence[str]],
-    *,
-    published: bool = True,
+    name: str, predictions: Sequence[str], references: Sequence[Sequence[str]]
 ) -> float:
-    """Return the score of a list of answers; `published` is that of `build_metric`."""
-    metric = build_metric(name, published=published)
+    """Return the score of a list of answers by the metric of `build_metric`."""
+    metric = build_metric(name)
     with own_classes.calling(metric):
         metric.update(predictions, references)
     return computed(metric)

@@ -68,12 +68,7 @@ def search_settings(
 
 
 def end_also_at(config: GenerationConfig, stops: Sequence[int]) -> None:
-    """Let answers end at further tokens, wherever a model generates them.
-
-    Args:
-        config: The model's; changed in place.
-        stops: The tokens.
-    """
+    """Let answers end at further tokens, wherever a model generates them."""
     own: Any = config.eos_token_id
     ends = own if isinstance(own, list) else [] if own is None else [own]
     config.eos_token_id = [*ends, *(token for token in stops if token not in ends)]

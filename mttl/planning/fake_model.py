@@ -27,10 +27,6 @@ def fake_model(config: Config, tasks: Sequence[str]) -> SkilledModel:
 
     Of a pretrained backbone its ``config.json`` alone is read.
 
-    Args:
-        config: The configuration.
-        tasks: Names of the tasks.
-
     Raises:
         ConfigError: If a part cannot be built; the message names the section.
     """

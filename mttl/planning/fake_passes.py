@@ -33,12 +33,7 @@ MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 def training_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
-    """Return what a training step needs beside weights and optimizer at its peak, by kind.
-
-    Args:
-        model: As from `mttl.planning.fake_model`.
-        config: Its configuration; ``data.batch_size`` rows are in a batch.
-    """
+    """Return what a training step needs beside weights and optimizer at its peak, by kind."""
     data, trained = config.data, [p for p in model.parameters() if p.requires_grad]
     n_in, n_out = data.max_input_length, data.max_output_length
     decoder_only = is_decoder_only(model.backbone)

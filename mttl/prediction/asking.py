@@ -59,16 +59,7 @@ class Asking:
         about: str,
         scores: Sequence[dict[str, str]] = (),
     ) -> None:
-        """Write the tokenizer, ``generation_config.json`` and the card into a folder.
-
-        Args:
-            folder: One that is being written.
-            kind: As for `Card`, and so are the others.
-            place: What the folder will be loaded by.
-            base: The backbone.
-            about: What the weights are.
-            scores: Rows of ``results.csv``.
-        """
+        """Write the tokenizer, ``generation_config.json`` and the card into a folder."""
         template = question_template(self.tokenizer, self.forms, decoder_only=self.decoder_only)
         if not template.exact:  # nor one that was copied
             (folder / "chat_template.jinja").unlink(missing_ok=True)

@@ -83,48 +83,35 @@ class Card:
         place, first = _quoted(self.place), _quoted(f"{self.place}/{task}")
         others = [(_quoted(f"{self.place}/{name}"), _quoted(name)) for name in self.tasks[1:2]]
         given, dtype = ["**inputs"], f'dtype="{self.dtype}"'
+        library, names = [], [auto, "AutoTokenizer", "GenerationConfig"]
+        load = [f"model = {auto}.from_pretrained({_quoted(self.base)}, {dtype})"]
         if self.kind == "model":
-            lines = [
-                f"from transformers import {auto}, AutoTokenizer",
-                "",
-                f"tokenizer = AutoTokenizer.from_pretrained({place})",
-                f"model = {auto}.from_pretrained({place}, {dtype})",
-            ]
+            names.remove("GenerationConfig")
+            load = [f"model = {auto}.from_pretrained({place}, {dtype})"]
         elif self.kind == "loras":
-            lines = [
-                "from peft import PeftModel",
-                f"from transformers import {auto}, AutoTokenizer, GenerationConfig",
-                "",
-                f"tokenizer = AutoTokenizer.from_pretrained({place})",
-                f"search = GenerationConfig.from_pretrained({place})",
-                f"model = {auto}.from_pretrained({_quoted(self.base)}, {dtype})",
+            library = ["from peft import PeftModel"]
+            load += [
                 f"model = PeftModel.from_pretrained(model, {first}, adapter_name={_quoted(task)})",
                 *(f"model.load_adapter({path}, adapter_name={name})" for path, name in others),
                 f"model.set_adapter({_quoted(task)})",
             ]
         elif self.kind.startswith("bottleneck"):
+            library = ["import adapters"]
             chosen = first if self.kind == "bottlenecks" else place
-            lines = [
-                "import adapters",
-                f"from transformers import {auto}, AutoTokenizer, GenerationConfig",
-                "",
-                f"tokenizer = AutoTokenizer.from_pretrained({place})",
-                f"search = GenerationConfig.from_pretrained({place})",
-                f"model = {auto}.from_pretrained({_quoted(self.base)}, {dtype})",
+            load += [
                 "adapters.init(model)",
                 f"model.load_adapter({chosen}, set_active=True, use_safetensors=True)",
             ]
         else:
-            lines = [
-                f"from peft import {peft}",
-                "from transformers import AutoTokenizer, GenerationConfig",
-                "",
-                f"tokenizer = AutoTokenizer.from_pretrained({place})",
-                f"search = GenerationConfig.from_pretrained({place})",
-                f"model = {peft}.from_pretrained({place}, {dtype})",
-            ]
+            library = [f"from peft import {peft}"]
+            names.remove(auto)
+            load = [f"model = {peft}.from_pretrained({place}, {dtype})"]
+        lines = [*library, f"from transformers import {', '.join(names)}", ""]
+        lines.append(f"tokenizer = AutoTokenizer.from_pretrained({place})")
         if self.kind != "model":
             given.append("generation_config=search")
+            lines.append(f"search = GenerationConfig.from_pretrained({place})")
+        lines += load
         if self.kind == "poly":
             given.append("task_ids=torch.tensor([0])")
         if self.kind == "poly" or not self.template.exact:
@@ -195,12 +182,7 @@ def _quoted(text: str) -> str:
 
 
 def scores_of(run: str | Path, tasks: Sequence[str]) -> list[dict[str, Any]]:
-    """Return what a run scored on some tasks, and in the mean if it knows several.
-
-    Args:
-        run: The run's folder, or its ``skills/``.
-        tasks: Their names.
-    """
+    """Return what a run scored on some tasks, and in the mean if it knows several."""
     for folder in (Path(run), Path(run).parent):
         results = folder / "results.csv"
         if results.is_file():

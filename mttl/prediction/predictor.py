@@ -213,10 +213,6 @@ class Predictor:
     def choice_ids(self, choices: Sequence[str], place: str) -> list[list[int]]:
         """Return the ids of answers to choose from, cut as in training.
 
-        Args:
-            choices: The answers.
-            place: Of the text that they belong to, for the message.
-
         Raises:
             TaskError: If two of them are alike there.
         """

@@ -32,11 +32,6 @@ Rows = list[dict[str, Any]]
 def parse_rows_of(text: str, kind: str, place: str) -> Rows:
     """Return the rows of a table.
 
-    Args:
-        text: Its content.
-        kind: ``tsv``, ``csv`` or ``jsonl``.
-        place: Where it is from, for messages.
-
     Raises:
         TaskError: If a row is malformed; the message names its line.
     """

@@ -47,11 +47,6 @@ def question_template(
     """Return how the questions of some tasks become ids.
 
     The tokenizer's own chat template is kept where it makes the prompts of training.
-
-    Args:
-        tokenizer: The model's.
-        forms: The form of the questions of every task; there is at least one.
-        decoder_only: The kind of model.
     """
     frames: dict[str, Frame] = {}
     openings: dict[str, str] = {}

@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from mttl.errors import nearest
+from mttl.errors import MttlError, nearest
 from mttl.reading import parse_json
 from mttl.serving.chat_question import chat_question
 from mttl.serving.measures import Measures
@@ -137,12 +137,7 @@ class Service:
     async def measured(
         self, request: Request, answer: Callable[[Request, "Call"], Awaitable[Response]]
     ) -> Response:
-        """Answer a request and count it; a stream is counted when it ends.
-
-        Args:
-            request: Whose key is checked.
-            answer: Answers it, and notes what is known of it.
-        """
+        """Answer a request and count it; a stream is counted when it ends."""
         began = time.perf_counter()
         call = Call()
         status = 500
@@ -307,16 +302,9 @@ class Service:
         except TimeoutError as error:
             raise Refusal(408, "the request did not arrive in time; send it again") from error
         try:
-            return parse_json(bytes(body), "the request", _BodyError, dict)
-        except _BodyError as error:
+            return parse_json(bytes(body), "the request", MttlError, dict)
+        except MttlError as error:
             raise Refusal(400, str(error)) from error
-
-
-class _BodyError(Refusal):
-    """A body that cannot be read."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(400, message)
 
 
 @dataclass
@@ -343,12 +331,7 @@ def arrivals() -> tuple["asyncio.Queue[tuple[int, Piece]]", Callable[[int, Piece
 def make_application(
     service: Service, add_routes: Callable[[FastAPI], object] = lambda application: None
 ) -> FastAPI:
-    """Return the application that answers requests.
-
-    Args:
-        service: Answers those of the protocols.
-        add_routes: Adds others.
-    """
+    """Return the application that answers requests."""
     application = FastAPI(title="mttl", openapi_url=None)
     application.post("/v1/completions")(service.completions)
     application.post("/v1/chat/completions")(service.chat)

@@ -158,10 +158,6 @@ Kind = TypeVar("Kind", bound=_Request)
 def parse_part(kind: type[SomePart], values: dict[str, Any]) -> SomePart:
     """Return what JSON says, as a model.
 
-    Args:
-        kind: Of the model.
-        values: Its parameters.
-
     Raises:
         Refusal: If a parameter is unknown, not supported, missing or wrong.
     """

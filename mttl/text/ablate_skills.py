@@ -36,7 +36,6 @@ from mttl.data.row_columns import lengths_of, numbers_of, pick
 from mttl.errors import CheckpointError, ConfigError
 from mttl.files import write_text
 from mttl.gpus import device_of
-from mttl.gym.md5_sums import published_sums
 from mttl.inventory_files import inventory_digest
 from mttl.metrics.crossfit import score_answers
 from mttl.models.backbone import is_decoder_only
@@ -242,9 +241,7 @@ class _Study:
 
     def _score(self, task: int, rows: Sequence[Prediction]) -> float | None:
         texts, references = zip(*((row.prediction, row.references) for row in rows), strict=True)
-        published = self.module.tasks[task] in published_sums()
-        metric = self.module.metric_names[task]
-        score = score_answers(metric, texts, references, published=published)
+        score = score_answers(self.module.metric_names[task], texts, references)
         return score if math.isfinite(score) else None
 
     def _batches(self, tasks: Sequence[int]) -> Iterator[dict[str, Any]]:

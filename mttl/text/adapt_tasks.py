@@ -36,22 +36,7 @@ def adapt_run(
     backbone: str | None,
     save: bool,
 ) -> None:
-    """Adapt, score and print a table.
-
-    Args:
-        config: Its sections data, generation, optim and adapt are read.
-        source: The folder of a trained run.
-        tasks: As for `mttl.adaptation.plan.new_tasks`.
-        samples: As for `mttl.adaptation.plan.read_samples`.
-        shard: The part of the jobs to run.
-        workers: Processes that share them.
-        command: Which those processes run.
-        allow_seen: Take tasks of training too.
-        reference: Folder of the results to compare with.
-        out: Folder of the results; ``adapt-<mode>`` in the run by default.
-        backbone: Where the pretrained backbone is now, if not where it was in training.
-        save: Keep what the jobs have learned too, in folders of ``models/`` there.
-    """
+    """Adapt, score and print a table."""
     console, status = make_console(), make_console(stderr=True)
 
     # What to adapt, and to which tasks.

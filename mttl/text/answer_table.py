@@ -20,6 +20,7 @@ from mttl.errors import ConfigError, MttlError, TaskError, nearest
 from mttl.files import locked, write_text
 from mttl.gym.md5_sums import published_sums
 from mttl.metrics.crossfit import check_metric, score_answers
+from mttl.metrics.metric_names import TaskMetric
 from mttl.prediction.question_table import (
     ANSWER,
     FORMATS,
@@ -142,7 +143,7 @@ def answer_table(
                 os.fsync(file.fileno())
             done += found
             progress.update(bar, completed=len(done))
-    _report(rows, names, [row[ANSWER] for row in done], metrics, chooses)
+    _report(rows, names, [row[ANSWER] for row in done], metrics, options)
     if n_empty:
         told = f"{n_empty:,} of {len(rows):,} questions have no answer: their inputs are empty"
         make_console(stderr=True).print(told)
@@ -229,12 +230,13 @@ def _finished(path: Path, rows: Rows, columns: Sequence[str], kind: str, size: i
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     text = read_text(path, TaskError) if path.is_file() else ""
-    header = format_header(columns, kind)
+    header, place = format_header(columns, kind), str(path)
     advice = "Name another file with --out, or remove this one"
     if not (text.startswith(header) or header.startswith(text)):
         raise TaskError(f"'{path}' does not begin with the header of these answers. {advice}")
     lines = kind == "jsonl"
-    done = _whole_lines(text, str(path)) if lines else _whole_rows(text, kind, str(path))
+    whole = text[: text.rfind("\n") + 1]
+    done = parse_rows_of(whole, kind, place) if lines else _whole_rows(text, kind, place)
     unfinished = len(done) < len(rows) or not text.endswith("\n")
     kept = done[:-1] if unfinished and not lines else done  # a table's last row may be cut
     if not kept:
@@ -243,7 +245,7 @@ def _finished(path: Path, rows: Rows, columns: Sequence[str], kind: str, size: i
             raise TaskError(f"'{path}' does not begin with the first question. {advice}")
     for number, (old, row) in enumerate(zip(kept, rows, strict=False), 1):
         asked = [name for name in row if name not in (ANSWER, PROBABILITIES, UNANSWERED)]
-        other = any(_cell(old.get(name)) != _cell(row[name]) for name in asked)
+        other = any((old.get(name) or "") != (row[name] or "") for name in asked)
         if other or ANSWER not in old:
             raise TaskError(
                 f"'{path}', row {number} is no answer to row {number} of the questions. {advice}"
@@ -255,10 +257,6 @@ def _finished(path: Path, rows: Rows, columns: Sequence[str], kind: str, size: i
         kept = kept[: len(kept) // size * size]
     write_text(path, header + format_rows(kept, columns, kind))
     return kept
-
-
-def _whole_lines(text: str, place: str) -> Rows:
-    return parse_rows_of(text[: text.rfind("\n") + 1], "jsonl", place)
 
 
 def _whole_rows(text: str, kind: str, place: str) -> Rows:
@@ -276,10 +274,6 @@ def _begun(row: dict[str, Any], columns: Sequence[str], kind: str) -> str:
     known = known[: known.index(ANSWER)] if ANSWER in known else known
     line = format_rows([{name: row.get(name, "") for name in known}], known, kind)
     return line.removesuffix("\n").removesuffix("}" if kind == "jsonl" else "")
-
-
-def _cell(value: Any) -> Any:
-    return value or ""
 
 
 def _kind_of_both(questions: str | None, out: str | None) -> str | None:
@@ -314,7 +308,7 @@ def _report(
     names: Sequence[str],
     answers: Sequence[str],
     metrics: Mapping[str, str],
-    chooses: bool,
+    options: Sequence[Sequence[str]],
 ) -> None:
     """Print the score of every task whose right answers are known, and what was taken for what."""
     references = [references_of(row) for row in rows]
@@ -325,12 +319,13 @@ def _report(
         places = [p for p, name in enumerate(names) if name == task and references[p]]
         if not places:
             continue
-        metric = metrics.get(task, "EM")
+        published, choices = task in published_sums(), options[places[0]]
+        metric = TaskMetric(metrics.get(task, "EM"), published=published, options=choices)
         right, found = [references[p] for p in places], [answers[p] for p in places]
-        value = score_answers(metric, found, right, published=task in published_sums())
+        value = score_answers(metric, found, right)
         table.add_row(escape(task), metric, f"{100 * value:.1f}", str(len(places)))
         labels = list(dict.fromkeys([each[0] for each in right] + found))
-        if chooses and len(labels) <= MOST_LABELS:
+        if any(options) and len(labels) <= MOST_LABELS:
             matrices.append(confusion_table(task, [each[0] for each in right], found))
     if table.row_count:
         console.print(table)
@@ -339,13 +334,7 @@ def _report(
 
 
 def confusion_table(task: str, right: Sequence[str], found: Sequence[str]) -> Table:
-    """Return how often each label was taken for each.
-
-    Args:
-        task: For the title.
-        right: The label of every row.
-        found: The label that was chosen.
-    """
+    """Return how often each label was taken for each."""
     labels = sorted({*right, *found})
     table = Table(title=f"{escape(task)}: rows are right, columns were chosen")
     for name in ("", *labels):

@@ -12,6 +12,7 @@ from mttl.routing.task.fixed import private_router
 from mttl.routing.token.phatgoose import PhatgooseRouter
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.loss import global_mean
+from mttl.training.saving.checkpoint_file import not_finite
 from mttl.training.text_to_text import TextToTextModule
 
 
@@ -32,6 +33,9 @@ def train_gates(
         batches: Of training rows; begun again when they end.
         n_steps: Steps of AdamW.
         lr: Its learning rate.
+
+    Raises:
+        DivergedError: If gates are not finite at the end.
     """
     model = module.model
     gates = [layer.router.gates for layer in model.token_layers().values()]
@@ -47,6 +51,8 @@ def train_gates(
             optimizer.zero_grad()
             global_mean(losses, labels).backward()
             optimizer.step()
+    if not all(gate.isfinite().all() for gate in gates):
+        raise not_finite("a loss or a gate is not finite", n_steps, "Lower moe.router.gate_lr")
     for name, value in model.named_parameters():
         value.requires_grad_(trained[name])
         value.grad = None

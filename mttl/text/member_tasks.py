@@ -19,10 +19,6 @@ def prepare_members(config: Config, imported: Imported) -> None:
 
     Others need no gym, and none is opened.
 
-    Args:
-        config: The run's; its section data says where the rows of the members' tasks are.
-        imported: The model, made of members.
-
     Raises:
         TaskError: If the gym lacks a task of a member.
     """

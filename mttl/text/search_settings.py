@@ -46,20 +46,7 @@ def search_run(
     out: str | None,
     backbone: str | None,
 ) -> None:
-    """Search, write what was found and print a table.
-
-    Args:
-        config: Its sections data, generation, optim, adapt and search are read.
-        source: The folder of a trained run; none where settings of training are searched.
-        tasks: As for `mttl.adaptation.plan.new_tasks`.
-        samples: As for `mttl.adaptation.plan.read_samples`.
-        shard: The part of each trial's jobs to run.
-        workers: Processes that share them.
-        command: Which those processes run.
-        allow_seen: Take tasks of training too.
-        out: Folder of the trials; ``search-<mode>`` in the run by default.
-        backbone: Where the pretrained backbone is now, if not where it was in training.
-    """
+    """Search, write what was found and print a table."""
     console, status = make_console(), make_console(stderr=True)
     search = check_search(config)
     if search.trains:

@@ -85,12 +85,7 @@ def _dated(config: Config, folder: RunFolder, *, resume: bool) -> Config:
 
 
 def train(config: Config, *, resume: bool = False) -> None:
-    """Train, score and save.
-
-    Args:
-        config: The run.
-        resume: Continue the interrupted run of the same name.
-    """
+    """Train, score and save."""
     folder = RunFolder(Path(config.run.dir) / config.run.name)
     config = _dated(config, folder, resume=resume)
     text = dump_config(config)

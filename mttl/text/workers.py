@@ -13,11 +13,6 @@ from mttl.gpus import gpu_environment
 def start_workers(n_workers: int, shard: Shard, command: Sequence[str]) -> None:
     """Share the jobs among processes of a command, one GPU each, and wait for them.
 
-    Args:
-        n_workers: How many.
-        shard: The part of the jobs that they share.
-        command: That adapts, with its arguments.
-
     Raises:
         MttlError: If one of them broke off; what the others finished is kept. Jobs that one has
             reported as failed, such as those that diverged, are left to the caller.

@@ -9,7 +9,6 @@ from typing import Any
 import pytorch_lightning as pl
 
 from mttl.files import write_table, write_text
-from mttl.gym.md5_sums import published_sums
 from mttl.gym.partition import MEAN
 from mttl.metrics.crossfit import score_answers
 from mttl.training.processes import gathered
@@ -37,13 +36,7 @@ COLUMNS = tuple(field.name for field in fields(Result))
 
 
 def predict(trainer: pl.Trainer, module: TextToTextModule, loader: Any) -> list[Prediction]:
-    """Answer every row of a loader, gathered from all processes in task order.
-
-    Args:
-        trainer: Runs the loop, on as many processes as it trained with.
-        module: The trained module.
-        loader: Evaluation batches; each process gets its own share.
-    """
+    """Answer every row of a loader, gathered from all processes in task order."""
     # Lightning's own prediction loop rebuilds the loader, batches and all; its test loop does not.
     trainer.test(module, dataloaders=loader, verbose=False)
     rows = [row for share in gathered(list(module.answers)) for row in share]
@@ -56,12 +49,6 @@ def score(
     """Score answers per task and sample, and add their mean over tasks.
 
     The samples of a task are averaged first: every task counts alike, however many it has.
-
-    Args:
-        rows: Answers.
-        metrics: Metric of every task; the order gives the task ids.
-        split: Name of the split, for the results.
-        seed: Seed of the run, for the results.
     """
     tasks = list(metrics)
     by_key: dict[tuple[int, int], list[Prediction]] = {}
@@ -71,18 +58,13 @@ def score(
     for (task_id, sample), group in sorted(by_key.items()):
         task = tasks[task_id]
         texts, references = zip(*((row.prediction, row.references) for row in group), strict=True)
-        published = task in published_sums()
-        value = score_answers(metrics[task], texts, references, published=published)
+        value = score_answers(metrics[task], texts, references)
         results.append(Result(task, split, str(sample), seed, metrics[task], value, len(group)))
     return [*results, mean_result(results)] if results else []
 
 
 def mean_result(results: Sequence[Result]) -> Result:
-    """Return the mean over tasks of the means over their samples.
-
-    Args:
-        results: At least one; of one split and seed.
-    """
+    """Return the mean over tasks of the means over their samples."""
     scores: dict[str, list[float]] = {}
     for result in results:
         scores.setdefault(result.task, []).append(result.score)

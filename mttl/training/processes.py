@@ -8,11 +8,7 @@ Value = TypeVar("Value")
 
 
 def gathered(value: Value) -> list[Value]:
-    """Return the values of all processes in the order of their ranks; all must call it together.
-
-    Args:
-        value: Of this process; anything that can be pickled.
-    """
+    """Return the values of all processes in the order of their ranks; all must call it together."""
     if not _several():
         return [value]
     values = [value] * dist.get_world_size()

@@ -13,7 +13,6 @@ from mttl.aggregation.packed_weights import count_entries
 from mttl.config.data_schema import Data
 from mttl.files import write_table
 from mttl.gym.folder import Gym
-from mttl.gym.md5_sums import published_sums
 from mttl.gym.partition import MEAN
 from mttl.metrics.baselines import copy_predictions, majority_prediction
 from mttl.metrics.crossfit import score_answers
@@ -38,14 +37,7 @@ def attachment_table(
     *,
     is_trained: bool = True,
 ) -> Table:
-    """Return what was attached: a row per kind of layer, then the totals.
-
-    Args:
-        attachment: Where skills of tasks are.
-        model: It has them.
-        token_layers: Where experts of tokens are.
-        is_trained: Whether a training follows, and the totals say of how many parameters.
-    """
+    """Return what was attached: a row per kind of layer, then the totals."""
     what = "Skills" if token_layers is None else "Skills and experts"
     table = Table(title=f"{what} on the backbone", title_justify="left")
     table.add_column("layers", overflow="fold")
@@ -106,13 +98,6 @@ def baseline_results(
 ) -> dict[str, list[Result]]:
     """Score copying the input and the most frequent training answer, on the first sample.
 
-    Args:
-        gym: The tasks.
-        metrics: Metric of every task.
-        split: The split to score.
-        data: The run's samples, of which a task's first one is used, and how many rows to read.
-        seed: Of the run, for the results.
-
     Returns:
         Results of the two baselines, a row per task and their means.
     """
@@ -121,13 +106,12 @@ def baseline_results(
         sample = next(sample for sample in data.samples if sample in gym.samples(task))
         rows = gym.rows(task, split, sample, data.max_eval_rows or data.max_rows)
         trained = [row.outputs[0] for row in gym.rows(task, "train", sample, data.max_rows)]
-        outputs, published = [row.outputs for row in rows], task in published_sums()
         answers = {
             COPY: copy_predictions([row.input for row in rows]),
             MAJORITY: [majority_prediction(trained)] * len(rows),
         }
         for name, predictions in answers.items():
-            value = score_answers(metric_name, predictions, outputs, published=published)
+            value = score_answers(metric_name, predictions, [row.outputs for row in rows])
             results[name].append(
                 Result(task, split, str(sample), seed, metric_name, value, len(rows))
             )
@@ -148,12 +132,7 @@ def write_baselines(path: Path, baselines: Mapping[str, Mapping[str, Sequence[Re
 def result_table(
     results: Sequence[Result], baselines: Mapping[str, Mapping[str, Sequence[Result]]]
 ) -> Table:
-    """Return the scores per task, in per cent, beside the baselines of each split.
-
-    Args:
-        results: Scores; the samples of a task are averaged.
-        baselines: Per split, the results of each baseline.
-    """
+    """Return the scores per task, in per cent, beside the baselines of each split."""
     splits = list(dict.fromkeys(result.split for result in results))
     table = Table(title="Scores per task (per cent)", title_justify="left")
     # Names fold where the terminal is narrow; numbers never do.
@@ -191,13 +170,6 @@ def write_routing(
     """Write ``routing.npz``: weights and probabilities (G, T, K), ``tasks`` and ``groups``.
 
     With several heads each head counts as a group, named ``<group>/head <h>``.
-
-    Args:
-        path: The file.
-        router: The trained router.
-        groups: Names of its G groups.
-        tasks: Names of its T tasks.
-        attention: To write instead of both, where it takes the router's place.
     """
     weights = probabilities = attention
     if weights is None or probabilities is None:

@@ -164,9 +164,6 @@ def _missing_state(state: Mapping[str, Any]) -> list[str]:
 def check_still_there(folder: RunFolder) -> None:
     """See at the end of a run that its folder was not removed while it went on.
 
-    Args:
-        folder: The folder.
-
     Raises:
         TrainingError: If it was.
     """
@@ -206,11 +203,6 @@ def changed_settings(
 
 def differing_settings(one: Path, other: Path, ignore: tuple[str, ...]) -> list[str]:
     """Return the dotted names of settings by which two runs differ, with both values.
-
-    Args:
-        one: A run's folder.
-        other: Another one.
-        ignore: How the names begin that may differ.
 
     Raises:
         CheckpointError: If one has no configuration.

@@ -17,10 +17,6 @@ N_EXAMPLES = 16
 def show_tasks(model: SkilledModel, data: TextToTextDataModule) -> None:
     """Give the router of a model what it asks for about its tasks, if it does.
 
-    Args:
-        model: Its router knows the tasks of ``data``, in their order.
-        data: Tasks, their descriptions and rows.
-
     Raises:
         TaskError: If a task has no description, or no row to train on.
     """

@@ -16,7 +16,6 @@ from mttl.config.own_parts import OwnPart
 from mttl.config.schema import Generation
 from mttl.data.prompt_form import PromptForm
 from mttl.errors import ConfigError, TrainingError
-from mttl.gym.md5_sums import published_sums
 from mttl.metrics.crossfit import build_metric, computed
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import generate_texts, search_settings
@@ -92,10 +91,7 @@ class TextToTextModule(SharesExperts):
         self.ranker: Ranker | None = None
         self.option_training: OptionTraining | None = None
         # Lists by task id: names of tasks may hold characters that module names may not.
-        self.scores = nn.ModuleList(
-            build_metric(metric, published=task in published_sums())
-            for task, metric in metrics.items()
-        )
+        self.scores = nn.ModuleList(build_metric(metric) for metric in metrics.values())
         # Sum and count of the validation losses of each task.
         self.loss_totals = torch.zeros(2, len(metrics))
         self.answers: list[Prediction] = []
@@ -266,12 +262,7 @@ class TextToTextModule(SharesExperts):
         self.answers.extend(self.predict(batch))
 
     def predict(self, batch: Mapping[str, Any]) -> list[Prediction]:
-        """Generate an answer to every row of an evaluation batch.
-
-        Args:
-            batch: ``generation_inputs``, ``task_ids``, ``references``, ``inputs``, ``samples``,
-                ``rows``.
-        """
+        """Generate an answer to every row of an evaluation batch."""
         texts = self.answer(batch["task_ids"], batch["generation_inputs"])
         if not batch["rows"]:
             return []
@@ -305,13 +296,7 @@ class TextToTextModule(SharesExperts):
     def contrast(
         self, options: Mapping[str, Sequence[str]], form: PromptForm, **weights: float
     ) -> None:
-        """Train with losses over options too.
-
-        Args:
-            options: Of every task.
-            form: How answers look.
-            **weights: Of the losses of `OptionTraining`.
-        """
+        """Train with losses over options too."""
         self.option_training = OptionTraining(self._ranker(options, form, True), **weights)
 
     def _ranker(

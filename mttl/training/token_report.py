@@ -20,13 +20,7 @@ from mttl.training.text_to_text import TextToTextModule
 def write_token_routing(
     path: Path, module: TextToTextModule, batches: Iterable[Mapping[str, Any]]
 ) -> None:
-    """Write ``token_routing.npz``: what tokens of some rows choose, their right answers given.
-
-    Args:
-        path: The file.
-        module: The trained model; left in evaluation mode.
-        batches: The rows, as for validation.
-    """
+    """Write ``token_routing.npz``: what tokens of some rows choose, their right answers given."""
     counts = count_tokens(module, batches)
     if not is_first():
         return
@@ -42,12 +36,7 @@ def write_token_routing(
 
 @torch.no_grad()
 def count_tokens(module: TextToTextModule, batches: Iterable[Mapping[str, Any]]) -> TokenCounts:
-    """Return which experts tokens choose, by layer, task, token and preceding token.
-
-    Args:
-        module: The model; left in evaluation mode.
-        batches: The rows, as for validation.
-    """
+    """Return which experts tokens choose, by layer, task, token and preceding token."""
     module.eval()
     layers = module.model.token_layers()
     numbers = {name: number for number, name in enumerate(layers)}

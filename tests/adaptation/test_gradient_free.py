@@ -10,6 +10,7 @@ from mttl.adaptation import gradient_free
 from mttl.adaptation.gradient_free import compose
 from mttl.adaptation.modes import adapted, apply_mode
 from mttl.config.schema import Adapt
+from mttl.errors import DivergedError
 from mttl.routing import CoefficientRouter
 from mttl.skills import SkilledModel
 from mttl.training.text_to_text import TextToTextModule
@@ -56,6 +57,14 @@ def test_coefficients_are_the_best_of_those_that_were_tried(inventory: str, monk
                 if bool((moved.abs() <= 1.5).all()):
                     assert objective(one, moved) > least - 0.05
     assert all(torch.equal(model.state_dict()[name], value) for name, value in skills.items())
+
+
+def test_skills_that_are_not_finite_end_the_search() -> None:
+    with adapted(skilled(tiny_t5()), "router_only", init="coefficients") as one:
+        module = TextToTextModule(one, ByT5Tokenizer(), {"new": "EM"})
+        torch.nn.init.constant_(one.backbone.get_input_embeddings().weight, torch.nan)
+        with pytest.raises(DivergedError, match="the loss of all coefficients is not finite"):
+            compose(module, [BATCH], [], n_evaluations=8)
 
 
 def test_coefficients_of_soups_start_alike_and_learn_alone() -> None:

@@ -20,7 +20,7 @@ from mttl.adaptation.modes import TRAINED_ROLES
 from mttl.babyai.build_policy import fresh_policies, load_policies
 from mttl.babyai.policy_modes import adapt_policies
 from mttl.config.section import AdaptMode
-from mttl.errors import CheckpointError, ConfigError, TaskError
+from mttl.errors import CheckpointError, ConfigError, DivergedError, TaskError
 
 ADAPTING = {
     **TINY,
@@ -70,6 +70,25 @@ def test_finished_jobs_are_kept_and_never_repeated(
     assert all(row["frames"] == 2 * 8 * 3 for row in rows)  # rollouts × steps × slots
     assert (out / "curves" / "GoToObj-1.csv").is_file()
     assert "GoToObj" in capsys.readouterr().out
+
+
+def test_a_job_that_diverges_has_no_result_and_the_others_go_on(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = adaptation._learn
+
+    def learn(config: Any, model: Any, level: str, seed: int, *rest: Any) -> None:
+        if seed == 1:
+            rates = config.adapt.model_copy(update={"lr": 1e30})
+            config = config.model_copy(update={"adapt": rates})
+        real(config, model, level, seed, *rest)
+
+    monkeypatch.setattr(adaptation, "_learn", learn)
+    out = run.parent / "diverged"
+    with pytest.raises(DivergedError, match="1 diverged, and have no result:\nGoToObj, seed 1"):
+        finetune(run, "--out", str(out))
+    (kept,) = (out / "results.jsonl").read_text().splitlines()
+    assert json.loads(kept)["seed"] == 2
 
 
 @pytest.mark.parametrize("mode", get_args(AdaptMode))

@@ -13,6 +13,7 @@ from sklearn.metrics import f1_score, matthews_corrcoef
 
 from helpers.together import run_together
 from mttl.metrics.crossfit import METRICS, build_metric, score_answers
+from mttl.metrics.metric_names import TaskMetric
 
 # A final NUL is no part of a string for NumPy, and so for scikit-learn.
 texts = st.text(max_size=3).map(str.strip).filter(lambda text: not text.endswith("\0"))
@@ -179,7 +180,27 @@ def test_an_answer_that_is_no_number_makes_the_correlation_undefined():
 )
 def test_answers_that_normalisation_would_empty(metric, answer, reference, published, own):
     for kind, expected in ((True, published), (False, own)):
-        assert score_answers(metric, [answer], [[reference]], published=kind) == expected
+        name = TaskMetric(metric, published=kind)
+        assert score_answers(name, [answer], [[reference]]) == expected
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "published", "positive"),
+    [
+        (["no", "yes"], ["yes", "no"], False, "yes"),
+        (["no", "yes"], [], False, "no"),
+        (["acceptable", "unacceptable"], [], True, "acceptable"),  # CoLA
+        (["unacceptable", "acceptable"], ["unacceptable", "acceptable"], True, "acceptable"),
+        (["unacceptable", "acceptable"], ["unacceptable", "acceptable"], False, "unacceptable"),
+        (["no", "maybe"], ["yes", "no", "maybe"], False, None),  # classes
+    ],
+)
+def test_the_positive_label_is_the_first_option(labels, options, published, positive):
+    gold, predicted = labels * 3, [*labels, *labels[:1] * 3, "?"]
+    name = TaskMetric("Matthew-Correlation", published=published, options=options)
+    pairs = [[x if positive is None else x == positive for x in y] for y in (gold, predicted)]
+    found = score_answers(name, predicted, [[label] for label in gold])
+    assert found == pytest.approx(matthews_corrcoef(*pairs), rel=1e-14)
 
 
 def test_means_over_rows_and_best_reference():

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from lightning_fabric.plugins import Precision
 
 import mttl
-from helpers.chat_templates import save_tokenizer
+from helpers.chat_templates import CHATML, save_tokenizer
 from helpers.command import train
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
 from mttl.build.model import Built
@@ -69,6 +70,27 @@ def test_answers_are_those_of_evaluation(folder: Path, run: Built) -> None:
     assert all(len(question) <= 4 for question in questions)
     found = run.predict([task for task, *_ in rows], questions, batch_size=4)
     assert found == [answer for *_, answer in rows]
+
+
+def test_a_chat_shows_the_day_on_which_its_run_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever it is resumed or asked, though the template shows the day of the call."""
+    template = "{{ strftime_now('%d %b %Y') }}" + CHATML
+    tokenizer = str(save_tokenizer(tmp_path / "tokenizer", template))
+    backbone = {**TINY_LLAMA, "tokenizer": tokenizer}
+    data = {"template": "chat", "max_input_length": 160}
+    config = write_config(
+        tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"), backbone=backbone, data=data
+    )
+    for day, more in ((26, {}), (27, {"resume": True})):
+        today = type("Day", (date,), {"today": classmethod(lambda cls, d=day: date(2024, 7, d))})
+        monkeypatch.setattr("mttl.text.train_tasks.datetime.date", today)
+        path = train(config, "run", f"trainer.max_steps={day}", "data.validation=none", **more).path
+    run = mttl.load(path)
+    encoder = run.form.encoder(run.tokenizer, decoder_only=True)
+    (ids,) = encoder.prompts(["abc"])
+    assert run.tokenizer.decode(ids).startswith("26 Jul 2024")
 
 
 def test_a_chat_is_that_of_the_template(folder: Path, run: Built) -> None:

@@ -80,6 +80,8 @@ def test_ends_are_forced_at_the_last_token_of_each_row() -> None:
     ids, logits = torch.zeros(3, 1).long(), LOGITS.repeat(3, 1)
     assert torch.equal(choice(ids, logits)[:2], logits[:2])
     assert choice(ids, logits).argmax(1).tolist() == [4, 0, 4]
-    assert choice.scores[0] == (0.0, [(4, 0.0)])
+    # Log-probabilities are those of the model, which nothing forces.
+    assert choice.scores[0][0] == pytest.approx(LOGITS.log_softmax(0)[4].item())
+    assert [token for token, _ in choice.scores[0][1]] == [0, 3]
     assert choice(ids, logits)[1].argmax() == 4
     assert torch.equal(logits, LOGITS.repeat(3, 1))

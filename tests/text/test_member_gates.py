@@ -6,6 +6,7 @@ from transformers import ByT5Tokenizer
 
 from helpers.backbones import BACKBONES
 from helpers.experts import N_EXPERTS, padded_batch, token_model
+from mttl.errors import DivergedError
 from mttl.routing import PhatgooseRouter, RoutingSlot, private_router
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
 from mttl.skills.gated import GatedInventory
@@ -78,3 +79,7 @@ def test_gates_learn_and_nothing_else_does() -> None:
         moved = layer.router.gates.any(1).tolist()
         assert moved == [True, False, True, True]  # no row was of the second task
     assert not any(value.grad is not None for value in model.parameters())
+
+    torch.nn.init.constant_(module.model.backbone.get_input_embeddings().weight, torch.nan)
+    with pytest.raises(DivergedError, match=r"not finite at step 2.*Lower moe.router.gate_lr"):
+        train_gates(module, [batch], n_steps=2, lr=0.05)

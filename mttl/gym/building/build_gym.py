@@ -63,13 +63,6 @@ def build_task(
 ) -> Outcome:
     """Build the files of a task, unless they are complete.
 
-    Args:
-        task: The task.
-        out: The gym.
-        samples: Which few-shot samples.
-        raw: A folder of raw records to take in place of the hub.
-        on_rows: Called with the number of records read since the last call.
-
     Returns:
         What became of it; a source that cannot be had or read is no exception.
 
@@ -108,15 +101,7 @@ def build_task(
 def check_task(
     task: Task, out: Path, *, samples: Sequence[int] = SAMPLES, made_from: str | None = None
 ) -> Outcome:
-    """Compare the files of a task with the published sums, and with those of when it was built.
-
-    Args:
-        task: The task.
-        out: The gym.
-        samples: Which few-shot samples.
-        made_from: Files that were made from anything else count as missing, unless they have the
-            published sums; None: whatever they were made from.
-    """
+    """Compare the files of a task with the published sums, and with those of when it was built."""
     folder = out / task.name
     names = file_names(task, samples)
     absent = [name for name in names if not (folder / name).is_file()]

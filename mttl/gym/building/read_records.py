@@ -6,7 +6,7 @@ import json
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +18,7 @@ from mttl.reading import JSON_RULES, MOST_LINE, reason, require_file, table_rows
 # Bytes that may be packed as tightly as zeros are; beyond, far less.
 SMALL, TIGHTEST = 1 << 26, 100
 _BLOCK = 1 << 17
-_DECODE = json.JSONDecoder(**JSON_RULES).raw_decode
+DECODE = json.JSONDecoder(**JSON_RULES).decode
 
 
 def read_records(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
@@ -42,65 +42,16 @@ def read_records(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, 
     if json_lines and columns:
         raise TaskError(f"'{path}': JSON Lines name their fields; leave 'columns' out.")
     if json_lines:
-        yield from _json_records(path)
+        yield from _json_lines(path)
         return
     kind = {"delimiter": "\t" if ".tsv" in path.suffixes[-2:] else ",", "names": columns}
     for _, row in table_rows(_lines(path), str(path), TaskError, **kind):
         yield row
 
 
-def parse_record(line: bytes) -> dict[str, Any]:
-    """Parse a line of JSON Lines that is one object and no blanks; faster than `json.loads`.
-
-    Raises:
-        ValueError: If it is anything else, which may be sound.
-    """
-    text = line.decode()
-    record, end = _DECODE(text)
-    if type(record) is not dict or text[end:] not in ("\n", "", "\r\n"):
-        raise ValueError("not one object")
-    return record
-
-
-def _json_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Read blocks of lines, which is faster, as long as nothing is wrong."""
-    n = 0
-    try:
-        for block in _json_blocks(path):
-            yield from block
-            n += len(block)
-    except (ValueError, EOFError, OSError, RecursionError, zlib.error) as error:
-        if isinstance(error, TaskError):  # a ValueError too
-            raise
-        # Line by line: the sound ones before the one to blame, which is named.
-        yield from islice(_json_lines(path), n, None)
-
-
-def _json_blocks(path: Path) -> Iterator[list[dict[str, Any]]]:
-    # A packed file cuts its lines out in Python; a reader of it does so in C.
-    with open_bounded(path) as file:
-        lines = lines_of(io.BufferedReader(file, _BLOCK), path)
-        while block := _block(lines):
-            yield list(map(parse_record, block))
-
-
-def _block(lines: Iterator[bytes]) -> list[bytes]:
-    """Take lines of about one block."""
-    taken, size = [], 0
-    for line in filter(bytes.strip, lines):
-        taken.append(line)
-        size += len(line)
-        if size >= _BLOCK:
-            break
-    return taken
-
-
 @contextmanager
 def open_bounded(path: Path) -> Iterator[Any]:
     """Open a regular file, packed or not, whose lines and unpacked size have bounds.
-
-    Args:
-        path: The file; ``.gz`` says that it is packed.
 
     Raises:
         TaskError: If it cannot be opened, and while it is read, if a line is too long or it unpacks
@@ -181,7 +132,7 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line, **JSON_RULES)
+            record = DECODE(line)
         except json.JSONDecodeError as error:
             raise TaskError(
                 f"{path}, line {number}, column {error.colno}: not valid JSON: {error.msg}."

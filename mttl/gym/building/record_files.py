@@ -1,6 +1,5 @@
 """Records of a file, in order, or any of them without reading the others."""
 
-import json
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -13,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mttl.errors import TaskError
-from mttl.gym.building.read_records import open_bounded, parse_record, read_records
+from mttl.gym.building.read_records import DECODE, open_bounded, read_records
 from mttl.gym.template_field import Record
-from mttl.reading import JSON_RULES, require_file
+from mttl.reading import require_file
 
 _BLOCK = 1 << 20
 _ROWS = 250
@@ -110,19 +109,11 @@ class JsonLines(FileRecords):
         found = []
         for start, end in zip(starts[indices].tolist(), starts[indices + 1].tolist(), strict=True):
             file.seek(start)
-            line = file.read(end - start)
             try:
-                found.append(parse_record(line))
-            except (ValueError, RecursionError):
-                found.append(self._unusual(line))
+                found.append(DECODE(file.read(end - start).decode("utf-8-sig")))
+            except (ValueError, RecursionError) as error:
+                self._blame(error)
         return found
-
-    def _unusual(self, line: bytes) -> Record:
-        """Parse a line with blanks around its object, or blame it."""
-        try:
-            return json.loads(line, **JSON_RULES)
-        except (ValueError, RecursionError) as error:
-            self._blame(error)
 
     @cached_property
     def _index(self) -> tuple[IO[bytes], NDArray[np.int64]]:

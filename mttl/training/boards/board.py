@@ -49,9 +49,6 @@ class Board(Logger):
     def open(self, settings: Mapping[str, Any]) -> None:
         """Begin, before the run writes anything else.
 
-        Args:
-            settings: All of the run, by dotted names.
-
         Raises:
             ConfigError: If the board does not start; nothing of it is left then.
         """

@@ -8,12 +8,7 @@ COLOR = np.array([8, 48, 107])  # of the largest weight; no weight is white
 
 
 def routing_image(weights: Float[np.ndarray, "G T K"]) -> UInt8[np.ndarray, "H W 3"]:
-    """Return tasks by skills, the groups beside one another.
-
-    Args:
-        weights: Of groups, tasks and skills; a group is as dark as its weights are large beside the
-            largest of all.
-    """
+    """Return tasks by skills, the groups beside one another."""
     shares = np.clip(weights / max(float(weights.max()), 1e-12), 0, 1)
     cells = shares.repeat(CELL, axis=1).repeat(CELL, axis=2)
     gap = np.zeros((cells.shape[1], GAP))

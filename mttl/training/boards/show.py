@@ -19,10 +19,6 @@ def boards_of(trainer: pl.Trainer) -> list[Board]:
 def open_boards(trainer: pl.Trainer, settings: Mapping[str, Any]) -> None:
     """Open all, or none; the last thing that may refuse a run.
 
-    Args:
-        trainer: Of the run.
-        settings: By dotted names.
-
     Raises:
         ConfigError: If one does not start; nothing is left of the others then.
     """
@@ -36,14 +32,7 @@ def open_boards(trainer: pl.Trainer, settings: Mapping[str, Any]) -> None:
 def show_answers(
     trainer: pl.Trainer, split: str, tasks: Sequence[str], answers: Sequence[Any]
 ) -> None:
-    """Show the first answers to a split, of every task.
-
-    Args:
-        trainer: Of the run.
-        split: Its name.
-        tasks: Names by id.
-        answers: `Prediction` of rows.
-    """
+    """Show the first answers to a split, of every task."""
     if not (boards := boards_of(trainer)):
         return
     rows: dict[int, list[list[str]]] = {}
@@ -60,12 +49,7 @@ def show_answers(
 
 
 def close_boards(trainer: pl.Trainer, results: Sequence[Any]) -> None:
-    """Show the scores of the end, and close all.
-
-    Args:
-        trainer: Of the run.
-        results: `Result` of tasks, splits and samples.
-    """
+    """Show the scores of the end, and close all."""
     scores: dict[str, list[float]] = {}
     for result in results:
         scores.setdefault(f"{result.split}/{result.task}/{result.metric}", []).append(result.score)

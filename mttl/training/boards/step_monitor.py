@@ -79,11 +79,7 @@ class StepMonitor(Callback):
 
 
 def rates_and_norms(optimizer: Optimizer) -> dict[str, float]:
-    """Return the learning rate and the norm of the gradients of every role.
-
-    Args:
-        optimizer: Its groups are named by roles, such as ``skills`` and ``skills (no decay)``.
-    """
+    """Return the learning rate and the norm of the gradients of every role."""
     numbers: dict[str, float] = {}
     squares: dict[str, float] = {}
     for group in optimizer.param_groups:

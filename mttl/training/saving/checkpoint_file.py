@@ -36,10 +36,6 @@ class CheckpointFile(TorchCheckpointIO):
 def check_weights(module: pl.LightningModule, step: int) -> None:
     """Refuse to keep weights that are not finite.
 
-    Args:
-        module: What is trained.
-        step: The step that it is at.
-
     Raises:
         DivergedError: If a trained weight is NaN or infinite.
     """
@@ -49,11 +45,5 @@ def check_weights(module: pl.LightningModule, step: int) -> None:
 
 
 def not_finite(what: str, step: int, advice: str = TRAINING) -> DivergedError:
-    """Return the error of a training that has diverged.
-
-    Args:
-        what: What is not finite.
-        step: The step at which that was seen.
-        advice: What to do.
-    """
+    """Return the error of a training that has diverged."""
     return DivergedError(f"{what} at step {step}: {USELESS}. {advice}")

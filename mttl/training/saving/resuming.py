@@ -15,9 +15,6 @@ _PUT_BACK = ("restore", "resume_start", "load_state_dict", "on_load_checkpoint")
 def checkpoint_errors(path: Path) -> Iterator[None]:
     """Name the checkpoint where its content does not fit what it is put into.
 
-    Args:
-        path: The checkpoint.
-
     Raises:
         CheckpointError: If an error comes from putting it back; others pass.
     """

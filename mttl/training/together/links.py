@@ -37,11 +37,6 @@ class Link:
 def meet(rank: int, n_processes: int, host: str) -> tuple[list[Link], str]:
     """Connect the first process with each of the others, which all call it together.
 
-    Args:
-        rank: Of this process.
-        n_processes: How many there are.
-        host: Where the first one is.
-
     Returns:
         The first process's links to all others, or another one's link to it; and why there are
         none, where they do not reach each other.
