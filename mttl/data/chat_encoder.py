@@ -71,7 +71,7 @@ class ChatEncoder(TextEncoder):
         self.leading_space, self._date = "", date
         self._frames: dict[str | None, tuple[Frame, str]] = {}
         self._answered = frame = self.frame(system)
-        self.user_text = UserText(tokenizer, frame.head + frame.end)
+        self.user_text = UserText(tokenizer, "".join(frame))
         self._answer_ends = self._template_ids(frame.lead), self._template_ids(frame.end)
         self._check_room("max_output_length", self._max_lengths[1], self._answer_ends)
         if not self.stops:

