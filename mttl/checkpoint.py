@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mttl.errors import CheckpointError
+from mttl.errors import CheckpointError, grouped
 from mttl.files import new_folder
 from mttl.inventory_files import (
     ADAPTED_VERSION,
@@ -279,10 +279,20 @@ def _load(model: Model, saved: SavedInventory, targets: dict[str, dict[str, Tens
             f"(fingerprint {expected[:12]}), not on this one ({found[:12]}). Its weights "
             "must be the same ones"
         )
-    sources = {"skills": saved.skills, "router": saved.router}
-    if saved.backbone is not None:
-        targets["backbone"] = parameters
-        sources["backbone"] = saved.backbone
+    copy_saved(saved, targets | ({"backbone": parameters} if trained else {}))
+
+
+def copy_saved(saved: SavedInventory, targets: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Copy tensors of an inventory into those of a model, all or none.
+
+    Args:
+        saved: The inventory.
+        targets: Those of ``"skills"``, ``"router"`` and ``"backbone"`` by name, or of some of them.
+
+    Raises:
+        CheckpointError: If names or shapes differ; the message lists them.
+    """
+    sources = {part: getattr(saved, part) for part in targets}
     problems = [
         problem for part in targets for problem in _compare(part, targets[part], sources[part])
     ]
@@ -325,17 +335,5 @@ def _compare(part: str, targets: Mapping[str, Tensor], sources: Mapping[str, Ten
         for name in sorted(set(targets) & set(sources))
         if targets[name].shape != sources[name].shape
     ]
-    return [
-        f"{part}, {cause}: {_some(names)}"
-        for cause, names in (
-            ("missing", missing),
-            ("unexpected", unexpected),
-            ("of another shape", shapes),
-        )
-        if names
-    ]
-
-
-def _some(names: Sequence[str], most: int = 5) -> str:
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+    causes = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
+    return [f"{part}, {line}" for line in grouped(causes)]

@@ -6,7 +6,7 @@ fault and keeps its traceback.
 
 import difflib
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 MOST_MESSAGE = 4000  # characters: a message may quote what a file holds
@@ -79,3 +79,48 @@ def nearest(name: str, options: Iterable[str], n: int = 3) -> str:
     if not close:
         return ""
     return " Did you mean " + " or ".join(f"'{option}'" for option in close) + "?"
+
+
+def some(names: Sequence[str], most: int = 5) -> str:
+    """Return the first few names joined by commas, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def grouped(causes: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return one line per cause that has members."""
+    return [f"{cause}: {some(names)}" for cause, names in causes.items() if names]
+
+
+def require_at_least(least: int, **values: float | None) -> None:
+    """Refuse numbers below a bound, by name; None passes.
+
+    Raises:
+        ValueError: If one is.
+    """
+    told = f"be at least {least}" if least else "not be negative"
+    for name, value in values.items():
+        if value is not None and not value >= least:
+            raise ValueError(f"{name} ({value}) must {told}")
+
+
+def require_positive(**values: float) -> None:
+    """Refuse numbers that are not above 0, by name.
+
+    Raises:
+        ValueError: If one is not.
+    """
+    for name, value in values.items():
+        if not value > 0:
+            raise ValueError(f"{name} ({value}) must be positive")
+
+
+def require_one_of(choices: Collection[str], **values: str) -> None:
+    """Refuse words that are none of the choices, by name.
+
+    Raises:
+        ValueError: If one is none.
+    """
+    for name, value in values.items():
+        if value not in choices:
+            raise ValueError(f"{name} ('{value}') must be one of {', '.join(choices)}")

@@ -86,7 +86,9 @@ def _name_without(name: str, added: Sequence[str]) -> str:
     return name
 
 
-def fingerprint(parameters: Mapping[str, Tensor], *, values: bool) -> str:
+def fingerprint(
+    parameters: Mapping[str, Tensor], *, values: bool, values_of: Mapping[str, Tensor] | None = None
+) -> str:
     """Return a hash of names and shapes, and of a sample of the values.
 
     Values are read in bfloat16, so that a backbone loaded in half precision is still the same one;
@@ -94,11 +96,12 @@ def fingerprint(parameters: Mapping[str, Tensor], *, values: bool) -> str:
 
     Args:
         parameters: The backbone's parameters.
+        values_of: Where their values are, if not there.
         values: Whether their values matter; they do not where they are saved themselves.
     """
     digest = hashlib.sha256()
     for name in sorted(parameters):
-        shape, tensor = stored(parameters[name])
+        shape, tensor = stored((values_of or parameters)[name])
         tensor = whole(tensor) if values else tensor
         digest.update(f"{name} {shape}\n".encode())
         if values and tensor.numel():

@@ -62,7 +62,7 @@ def nothing_written(config: Path) -> bool:
         ("data.max_input_length=1", "data.max_input_length (1) must be larger than 1"),
         ("trainer.accelerator=tpu", "section trainer:"),
         ("trainer.strategy=fsdp", "trainer.strategy: 'fsdp' must be one of auto, ddp, fsdp2"),
-        ("trainer.tensor_parallel=2", "tensor_parallel (2) is not offered: layers that are cut"),
+        ("trainer.tensor_parallel=2", "section 'trainer' has no 'tensor_parallel'"),
     ],
 )
 def test_wrong_settings(capsys, config, override, message):

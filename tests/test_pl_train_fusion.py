@@ -77,9 +77,17 @@ def test_it_resumes_and_is_adapted(runs: tuple[Path, Path], tmp_path: Path) -> N
 
 
 def test_attention_has_no_plain_weights(runs: tuple[Path, Path], tmp_path: Path, capsys) -> None:
-    for script, more in (("merge_task", []), ("export_peft", []), ("export_peft", ["--rank", "2"])):
+    merging, exporting = (
+        "every token mixes skills by attention",
+        "attention chooses skills by token",
+    )
+    for script, more, told in (
+        ("merge_task", [], merging),
+        ("export_peft", [], exporting),
+        ("export_peft", ["--rank", "2"], exporting),
+    ):
         command = load_recipe(ROOT / "scripts" / f"{script}.py")
         given = [str(runs[1]), "--average", "--out", str(tmp_path / "out"), *more]
         assert run_command(lambda: command.main(given)) == USER_MISTAKE  # noqa: B023
-        assert "attention chooses skills by token" in " ".join(capsys.readouterr().err.split())
+        assert told in " ".join(capsys.readouterr().err.split())
     assert not list(tmp_path.iterdir())

@@ -223,7 +223,7 @@ def test_a_recipe_takes_no_quantised_run(run: RunFolder, case: tuple[str, str, P
     base = case[2].parent / "base"
     message = rf"was trained on a backbone in fewer bits \({case[1]}\), .*merge_task"
     with pytest.raises(CheckpointError, match=message):
-        MixtureChange("one", run.path, "copy", Weights(base), base)
+        MixtureChange("one", run.path, "copy", Weights(base))
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from mttl.adaptation.few_shot import FewShotResult
 from mttl.adaptation.gains import average_relative_gain, comparable_tasks, interval
+from mttl.errors import some
 from mttl.training.text_to_text import mean_score
 
 
@@ -164,12 +165,6 @@ def _empty(results: Sequence[FewShotResult]) -> str:
     silent = silent_tasks(results)
     named = f"; all answers are empty on {some(silent)}" if silent else ""
     return f"{n_empty}{out_of} answers are empty{named}"
-
-
-def some(names: Sequence[str], most: int = 5) -> str:
-    """Return the first few names joined by commas, and how many more there are."""
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def _spread(scores: Sequence[float]) -> str:

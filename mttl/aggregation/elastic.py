@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mttl.aggregation.arithmetic import check_weights
+from mttl.errors import require_positive
 
 FLOOR = 1e-6
 
@@ -70,8 +71,7 @@ def elastic_removal(
     """
     check_weights(vectors, weights)
     _check_fishers(vectors, fishers, floor, ceiling)
-    if base_weight <= 0:
-        raise ValueError(f"base_weight ({base_weight}) must be positive")
+    require_positive(base_weight=base_weight)
     normaliser = base_weight * base_fisher.clamp(floor, ceiling)
     merged = normaliser * base
     for vector, fisher, weight in zip(vectors, fishers, weights, strict=True):

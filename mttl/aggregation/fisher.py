@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from mttl.config.method_choices import GRADIENTS
+from mttl.errors import require_at_least, require_one_of
 
 Batch = Mapping[str, Tensor]
 # Calls the model and returns, per example, the log-likelihood and the number of its tokens.
@@ -66,10 +67,8 @@ def diagonal_fisher(
         Kunstner, Hennig and Balles, *Limitations of the Empirical Fisher Approximation for Natural
         Gradient Descent*, NeurIPS 2019, arXiv:1905.12558, on what the two kinds of labels mean.
     """
-    if gradients not in GRADIENTS:
-        raise ValueError(f"gradients ('{gradients}') must be one of {', '.join(GRADIENTS)}")
-    if at_once < 1:
-        raise ValueError(f"at_once ({at_once}) must be at least 1")
+    require_one_of(GRADIENTS, gradients=gradients)
+    require_at_least(1, at_once=at_once)
     parameters = {
         name: value.detach()
         for name, value in model.named_parameters()

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mttl.errors import require_at_least
+
 
 class FusionAttention(nn.Module):
     r"""Weighs the outputs of K low-rank skills by attention, in one layer.
@@ -46,8 +48,7 @@ class FusionAttention(nn.Module):
     ) -> None:
         super().__init__()
         key_size = out_features if key_size is None else key_size
-        if key_size < 1:
-            raise ValueError(f"key_size ({key_size}) must be at least 1")
+        require_at_least(1, key_size=key_size)
         self.query = nn.Parameter(torch.empty(key_size, query_features))
         self.query_bias = nn.Parameter(torch.empty(key_size))
         self.key = nn.Parameter(torch.empty(key_size, out_features))

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mttl.aggregation.products import active_dtype, times_transpose, write_outer
+from mttl.errors import require_one_of
 
 METHODS = ("auto", "segments", "grouped_mm")
 
@@ -42,8 +43,7 @@ def grouped_linear(
     Raises:
         ValueError: If the method is unknown.
     """
-    if method not in METHODS:
-        raise ValueError(f"method ('{method}') must be one of {', '.join(METHODS)}")
+    require_one_of(METHODS, method=method)
     x = x.to(active_dtype(x))
     weight = weight.to(x.dtype)
     kernel = _has_kernel(x.device, x.dtype, *weight.shape[1:])

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mttl.aggregation.arithmetic import check_weights
 from mttl.aggregation.magnitude import Trimmer, kept_count
+from mttl.errors import require_one_of
 
 ELECTIONS = ("total", "frequency")
 
@@ -38,8 +39,7 @@ def elect_signs(
     Raises:
         ValueError: If the election is unknown.
     """
-    if election not in ELECTIONS:
-        raise ValueError(f"election ('{election}') must be one of {', '.join(ELECTIONS)}")
+    require_one_of(ELECTIONS, election=election)
     stacked = torch.stack(list(vectors))
     votes = (stacked if election == "total" else stacked.sign()).sum(0)
     return torch.where(votes >= 0, 1.0, -1.0).to(stacked)

@@ -22,7 +22,7 @@ from mttl.config.backbone_schema import Pretrained
 from mttl.config.schema import Config
 from mttl.config.skills_schema import LoRA
 from mttl.data.prompt_form import PromptForm
-from mttl.errors import CheckpointError
+from mttl.errors import CheckpointError, grouped
 from mttl.files import new_folder, write_text
 from mttl.models.backbone import is_decoder_only
 from mttl.moe.attach_experts import TokenLayers
@@ -169,11 +169,6 @@ def save_imported(
             write_text(temporary / name, text)
 
 
-def sizes_of(down: Tensor, up: Tensor) -> tuple[int, int]:
-    """Return the features in and out of stacked factors."""
-    return down.shape[1], up.shape[1]
-
-
 def check_layers(network: nn.Module, layers: Mapping[str, tuple[Tensor, Tensor]]) -> None:
     """Refuse skills of layers that a network lacks, or of another size.
 
@@ -187,12 +182,11 @@ def check_layers(network: nn.Module, layers: Mapping[str, tuple[Tensor, Tensor]]
     modules = dict(network.named_modules())
     absent = [path for path in layers if path not in modules]
     present = [path for path in layers if path in modules]
-    other = [path for path in present if linear_features(modules[path]) != sizes_of(*layers[path])]
-    for cause, paths in (("are missing", absent), ("are not linear or of other sizes", other)):
-        if paths:
-            more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
-            raise CheckpointError(
-                f"the skills do not fit the backbone, in which these layers {cause}: "
-                f"{', '.join(paths[:5])}{more}. Name the model that they were trained on "
-                "(--backbone)"
-            )
+    sizes = {path: (down.shape[1], up.shape[1]) for path, (down, up) in layers.items()}
+    other = [path for path in present if linear_features(modules[path]) != sizes[path]]
+    wrong = {"these layers are missing": absent, "are not linear or of other sizes": other}
+    if problems := grouped(wrong):
+        raise CheckpointError(
+            f"the skills do not fit the backbone, in which {'; '.join(problems)}. Name the model "
+            "that they were trained on (--backbone)"
+        )

@@ -11,9 +11,6 @@ from mttl.errors import ConfigError
 def check_processes(config: Config) -> None:
     """See that as many processes train as the configuration says, and can do what it says.
 
-    Args:
-        config: Its sections trainer and moe are read.
-
     Raises:
         ConfigError: If they are others, or experts cannot be shared out among them.
     """
@@ -26,9 +23,6 @@ def check_processes(config: Config) -> None:
 
 def process_count(section: Trainer) -> int | None:
     """Return how many processes the section describes, or None where only Lightning can tell.
-
-    Args:
-        section: The section trainer.
 
     Raises:
         ConfigError: If a launcher has started another number of them.

@@ -1,11 +1,11 @@
 """The section ``moe``: experts that tokens choose."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from mttl.config.own_parts import OwnKinds
-from mttl.config.section import Fraction, NonNegative, Section, Seed
+from mttl.config.section import Fraction, NonNegative, Section, Seed, once
 from mttl.config.skills_schema import LowRankChange
 from mttl.own_classes import SKILLS, TOKEN_ROUTERS
 
@@ -226,9 +226,7 @@ class MoE(Section):
     """Linear layers as for `skills.targets` (lora, ia3); else blocks: all, or patterns of paths."""
     every: PositiveInt = 1
     """Only every n-th block of the backbone."""
-    stacks: Annotated[list[Literal["encoder", "decoder", "model"]], Field(min_length=1)] | None = (
-        None
-    )
+    stacks: Annotated[list[Stack], Field(min_length=1), AfterValidator(once)] | None = None
     """Only these stacks; a decoder-only backbone is one, `model`."""
     capacity_factor: PositiveFloat | None = None
     """Room of an expert while training, in even shares of the load; by default there is enough."""
@@ -242,13 +240,6 @@ class MoE(Section):
     """Rows of the task router as logits added to the gates, or as a mask of allowed experts."""
     parallel: bool = False
     """Share the experts of every layer out among the processes of training; files are the same."""
-
-    @field_validator("stacks")
-    @classmethod
-    def _once(cls, stacks: list[Any] | None) -> list[Any] | None:
-        if stacks is not None and len(set(stacks)) < len(stacks):
-            raise ValueError(f"{stacks} must name each only once")
-        return stacks
 
     @model_validator(mode="after")
     def _checked(self) -> Self:

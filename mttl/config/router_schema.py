@@ -92,13 +92,12 @@ class Polytropon(_AnyRouter):
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
-        if self.final_temperature is not None and not self.relaxed:
-            raise ValueError("final_temperature needs relaxed: true; otherwise nothing is drawn")
-        if self.temperature != 1 and not self.relaxed:
-            raise ValueError(
-                f"temperature ({self.temperature:g}) needs relaxed: true; otherwise nothing is "
-                "drawn. Leave it out"
-            )
+        for name in ("temperature", "final_temperature") if not self.relaxed else ():
+            if (value := getattr(self, name)) not in (None, 1):
+                raise ValueError(
+                    f"{name} ({value:g}) needs relaxed: true; otherwise nothing is drawn. Leave it "
+                    "out"
+                )
         return self
 
 
@@ -124,11 +123,8 @@ class CPoly(Polytropon):
 
     @model_validator(mode="after")
     def _by_task(self) -> Self:
-        for name, found, needed in (
-            ("shared_skill", self.shared_skill, False),
-            ("normalise", self.normalise, "sum"),
-        ):
-            if found != needed:
+        for name, needed in (("shared_skill", False), ("normalise", "sum")):
+            if (found := getattr(self, name)) != needed:
                 raise ValueError(
                     f"{name} ({found}) must be {needed} for the c_poly router, where it would "
                     "count skills of other tasks; it is a setting of polytropon"

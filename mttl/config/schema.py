@@ -1,14 +1,8 @@
 """Every setting there is, with its type, its default and its bounds."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import (
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from mttl.config.backbone_schema import Backbone
 from mttl.config.capabilities import missing_features
@@ -27,6 +21,7 @@ from mttl.config.section import (
     Seed,
     Seeds,
     models_in,
+    once,
 )
 from mttl.config.skills_schema import Aggregation, Mixture, Skills, kinds_of
 from mttl.errors import nearest
@@ -136,58 +131,39 @@ class Adapt(Section):
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
-        if self.init == "own" and self.mode in ("zero_shot", "router_only", "average"):
-            raise ValueError(
-                "init 'own' gives a new task a fresh skill, which mode "
-                f"'{self.mode}' does not train; use 'skills_only' or 'full', or another init, as "
-                "'mean'"
-            )
-        if self.init == "fresh" and self.mode == "average":
-            raise ValueError(
-                "mode 'average' gives a new task all skills alike, so that init 'fresh' changes "
-                "nothing; leave it out"
-            )
-        if self.init in AS_TRAINED and (
-            self.mode in ("average", "from_scratch") or self.examples == 0
-        ):
-            told = (
-                f"mode '{self.mode}' takes no row over" if self.examples != 0 else "examples is 0"
-            )
-            raise ValueError(
-                f"init '{self.init}' begins as the trained task that explains the new task's rows "
-                f"best, and {told}; use '{'coefficients' if self.init in FREE else 'mean'}', or "
-                "another mode and some examples"
-            )
-        if self.init in FREE and self.mode in ("average", "from_scratch"):
-            raise ValueError(
-                f"mode '{self.mode}' takes no row of coefficients; use 'router_only', which learns "
-                "them alone, 'zero_shot', 'skills_only', 'all' or 'full'"
-            )
-        if self.gradient_free and (self.mode, self.init) != ("router_only", "coefficients"):
-            raise ValueError(
-                "gradient_free looks for coefficients alone: set mode: router_only and init: "
-                f"coefficients, not '{self.mode}' and '{self.init}'"
-            )
-        still = self.mode == "zero_shot" or self.gradient_free or self.examples == 0
-        if self.option_weights and still:
-            raise ValueError(
-                "unlikelihood and length_normalised are losses of gradient descent, and mode "
-                "'zero_shot', gradient_free and examples 0 make no such steps; set them to 0"
-            )
-        if self.up_lr_ratio != 1 and self.mode in ("zero_shot", "router_only"):
-            raise ValueError(
-                f"up_lr_ratio ({self.up_lr_ratio:g}) is for skills that are trained, which mode "
-                f"'{self.mode}' does not; leave it out, or use 'all' or 'skills_only'"
-            )
-        if self.init in ("matrix", "learned") and self.mode == "average":
-            raise ValueError(
-                f"mode 'average' mixes all skills alike and takes no init '{self.init}'"
-            )
-        if self.init == "factors" and self.mode in ("average", "from_scratch"):
-            raise ValueError(
-                f"mode '{self.mode}' takes no row over from training, so init 'factors' composes "
-                "none; use 'zero_shot', 'router_only', 'skills_only', 'all' or 'full'"
-            )
+        mode, init, steps = self.mode, self.init, self.examples != 0
+        no_row = mode in ("average", "from_scratch")
+        like = "coefficients" if init in FREE else "mean"
+        told = f"mode '{mode}' takes no row over" if steps else "examples is 0"
+        still = mode == "zero_shot" or self.gradient_free or not steps
+        problems = {
+            f"init 'own' gives a new task a fresh skill, which mode '{mode}' does not train; use "
+            "'skills_only' or 'full', or another init, as 'mean'": init == "own"
+            and mode in ("zero_shot", "router_only", "average"),
+            "mode 'average' gives a new task all skills alike, so that init 'fresh' changes "
+            "nothing; leave it out": init == "fresh" and mode == "average",
+            f"init '{init}' begins as the trained task that explains the new task's rows best, and "
+            f"{told}; use '{like}', or another mode and some examples": init in AS_TRAINED
+            and (no_row or not steps),
+            f"mode '{mode}' takes no row of coefficients; use 'router_only', which learns them "
+            "alone, 'zero_shot', 'skills_only', 'all' or 'full'": init in FREE and no_row,
+            "gradient_free looks for coefficients alone: set mode: router_only and init: "
+            f"coefficients, not '{mode}' and '{init}'": self.gradient_free
+            and (mode, init) != ("router_only", "coefficients"),
+            "unlikelihood and length_normalised are losses of gradient descent, and mode "
+            "'zero_shot', gradient_free and examples 0 make no such steps; set them to 0": still
+            and bool(self.option_weights),
+            f"up_lr_ratio ({self.up_lr_ratio:g}) is for skills that are trained, which mode "
+            f"'{mode}' does not; leave it out, or use 'all' or 'skills_only'": self.up_lr_ratio != 1
+            and mode in ("zero_shot", "router_only"),
+            f"mode 'average' mixes all skills alike and takes no init '{init}'": mode == "average"
+            and init in ("matrix", "learned"),
+            f"mode '{mode}' takes no row over from training, so init 'factors' composes none; use "
+            "'zero_shot', 'router_only', 'skills_only', 'all' or 'full'": init == "factors"
+            and no_row,
+        }
+        if found := next((problem for problem, wrong in problems.items() if wrong), None):
+            raise ValueError(found)
         return self
 
     @property
@@ -219,7 +195,9 @@ class Range(Section):
 class Search(Section):
     """Which settings of adaptation, or of training (`optim.`), `pl_search.py` tries."""
 
-    grid: dict[str, Annotated[list[int | float | bool | str], Field(min_length=1)]] = {}
+    grid: dict[
+        str, Annotated[list[int | float | bool | str], Field(min_length=1), AfterValidator(once)]
+    ] = {}
     """Values by setting, such as `adapt.lr: [1e-3, 1e-4]`; every combination is a trial."""
     points: list[dict[str, int | float | bool | str]] = []
     """Trials as they stand, such as `{adapt.lr: 1e-3, adapt.router_lr: 1e-2}`."""
@@ -229,14 +207,6 @@ class Search(Section):
     """How many trials draw from the ranges."""
     seed: Seed = 13
     """Of those draws."""
-
-    @field_validator("grid")
-    @classmethod
-    def _once(cls, grid: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        for name, values in grid.items():
-            if len(set(values)) < len(values):
-                raise ValueError(f"{name} ({values}) must name each value only once")
-        return grid
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -336,17 +306,6 @@ class Trainer(Section):
     early_stopping: PositiveInt | None = None
     """Stop after so many validations without a better mean score."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _one_axis(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "tensor_parallel" in given:
-            raise ValueError(
-                f"tensor_parallel ({given['tensor_parallel']}) is not offered: layers that are cut "
-                "across processes would need a cut of their own for every kind of skill. Leave it "
-                "out; strategy fsdp2 shards the model over all devices"
-            )
-        return given
-
     @model_validator(mode="after")
     def _checked(self) -> Self:
         if self.strategy == "fsdp2" and self.precision in ("16-mixed", "64-true"):
@@ -422,11 +381,30 @@ class Config(Section):
             problems.append(
                 f"adapt.examples ({wanted}) cannot be more than data.max_rows ({most}) reads"
             )
-        problems += self._meta_problems()
+        if (meta := self.optim.meta) is not None:
+            parts = 2 if meta.kind == "maml" else meta.inner_steps
+            n_rows, sampler = self.data.batch_size, self.data.sampler.kind
+            told = f"optim.meta '{meta.kind}'"
+            if sampler != "homogeneous":
+                problems.append(f"data.sampler.kind ({sampler}) must be homogeneous with {told}")
+            if n_rows < parts:
+                problems.append(f"data.batch_size ({n_rows}) must be at least {parts} with {told}")
         problems += self._task_problems()
-        problems += self._token_problems()
+        if (
+            self.moe
+            and self.moe.task_prior == "mask"
+            and self.router.kind not in ("expert", "private")
+        ):
+            problems.append(
+                "moe.task_prior 'mask' needs rows with zeros that are given (router expert or "
+                f"private); of router '{self.router.kind}' use 'logits', which learns"
+            )
         problems += missing_features(self)
-        problems += self._sharing_problems()
+        if self.moe is not None and self.moe.parallel:
+            devices = self.trainer.devices
+            count = len(devices) if isinstance(devices, list) else devices
+            if isinstance(count, int) and count > 0:
+                problems += filter(None, [self.moe.problem_of(count * self.trainer.num_nodes)])
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -435,20 +413,6 @@ class Config(Section):
         """Return whether any skills or experts have two factors; those of one's own may."""
         kinds = [*kinds_of(self.skills), *([self.moe.experts] if self.moe else [])]
         return any(one.kind == "lora" or isinstance(one, OwnPart) for one in kinds)
-
-    def _meta_problems(self) -> list[str]:
-        """Return what does not fit meta-learning."""
-        meta, data = self.optim.meta, self.data
-        if meta is None:
-            return []
-        parts = 2 if meta.kind == "maml" else meta.inner_steps
-        n_rows, sampler, told = data.batch_size, data.sampler.kind, f"optim.meta '{meta.kind}'"
-        problems = []
-        if sampler != "homogeneous":
-            problems = [f"data.sampler.kind ({sampler}) must be homogeneous with {told}"]
-        if n_rows < parts:
-            problems += [f"data.batch_size ({n_rows}) must be at least {parts} with {told}"]
-        return problems
 
     def _task_problems(self) -> list[str]:
         """Return what does not fit between skills and the task router."""
@@ -509,25 +473,3 @@ class Config(Section):
                 if found != needed:
                     problems.append(f"{name} ({found}) must be {needed} for aggregation fusion")
         return problems
-
-    def _token_problems(self) -> list[str]:
-        """Return what does not fit between the task router and experts."""
-        if self.moe is None or self.moe.task_prior == "none":
-            return []
-        kind, prior = self.router.kind, self.moe.task_prior
-        if prior == "mask" and kind not in ("expert", "private"):
-            return [
-                f"moe.task_prior 'mask' needs rows with zeros that are given (router expert or "
-                f"private); of router '{kind}' use 'logits', which learns"
-            ]
-        return []
-
-    def _sharing_problems(self) -> list[str]:
-        """Return what does not fit experts that are shared out among processes."""
-        if self.moe is None or not self.moe.parallel:
-            return []
-        devices = self.trainer.devices
-        n_devices = len(devices) if isinstance(devices, list) else devices
-        if isinstance(n_devices, int) and n_devices > 0:
-            return list(filter(None, [self.moe.problem_of(n_devices * self.trainer.num_nodes)]))
-        return []

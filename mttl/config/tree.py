@@ -7,7 +7,9 @@ Tree = dict[str, Any]
 Sources = dict[str, str]
 
 
-def merge(tree: Tree, later: Mapping[str, Any], source: str, sources: Sources) -> Tree:
+def merge(
+    tree: Tree, later: Mapping[str, Any], source: str, sources: Sources, prefix: str = ""
+) -> Tree:
     """Return ``tree`` with the values of ``later`` on top.
 
     Mappings merge key by key. A mapping whose ``kind`` or ``model_type`` differs from the earlier
@@ -19,13 +21,8 @@ def merge(tree: Tree, later: Mapping[str, Any], source: str, sources: Sources) -
         later: Values that win.
         source: Where ``later`` comes from.
         sources: Receives the source of every dotted key.
+        prefix: Where the two trees stand in a larger one, with a dot behind.
     """
-    return _merge(tree, later, source, sources, "")
-
-
-def _merge(
-    tree: Tree, later: Mapping[str, Any], source: str, sources: Sources, prefix: str
-) -> Tree:
     result = dict(tree)
     for key, value in later.items():
         name = f"{prefix}{key}"
@@ -36,16 +33,13 @@ def _merge(
             continue
         emptied = bool(prefix) and not value
         if not isinstance(before, Mapping) or emptied or _changes_kind(before, value):
-            before = {} if emptied else _only_kind(before)
+            kind = before.get("kind") if isinstance(before, Mapping) and not emptied else None
+            before = {} if kind is None else {"kind": kind}
             for old in [known for known in sources if known.startswith(f"{name}.")]:
                 if old.removeprefix(f"{name}.") not in before:
                     del sources[old]
-        result[key] = _merge(dict(before), value, source, sources, f"{name}.")
+        result[key] = merge(dict(before), value, source, sources, f"{name}.")
     return result
-
-
-def _only_kind(before: Any) -> Tree:
-    return {"kind": before["kind"]} if isinstance(before, Mapping) and "kind" in before else {}
 
 
 def _changes_kind(before: Mapping[str, Any], later: Mapping[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mttl.errors import TaskError, nearest
+from mttl.errors import TaskError, nearest, some
 from mttl.gym.folder import Gym
 from mttl.reading import check_name, read_json, shown
 
@@ -81,8 +81,7 @@ def select_tasks(partition_tasks: Sequence[str], gym: Gym, skip_missing: bool) -
     held = set(gym.tasks())
     absent = [task for task in partition_tasks if task not in held]
     if absent and (not skip_missing or len(absent) == len(partition_tasks)):
-        shown = ", ".join(f"'{task}'" for task in absent[:10])
-        more = f" and {len(absent) - 10} more" if len(absent) > 10 else ""
+        shown = some([f"'{task}'" for task in absent], 10)
         remedy = (
             "none would be left: is data.dir or data.partition another gym's?"
             if len(absent) == len(partition_tasks)
@@ -91,7 +90,7 @@ def select_tasks(partition_tasks: Sequence[str], gym: Gym, skip_missing: bool) -
         hint = nearest(absent[0], held) if len(absent) == 1 else ""
         raise TaskError(
             f"the gym '{gym.directory}' lacks {len(absent)} of the partition's "
-            f"{len(partition_tasks)} tasks: {shown}{more}; {remedy}{hint}"
+            f"{len(partition_tasks)} tasks: {shown}; {remedy}{hint}"
         )
     return [task for task in partition_tasks if task in held]
 

@@ -14,17 +14,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mttl.errors import CheckpointError
+from mttl.errors import CheckpointError, grouped
 from mttl.files import write_text
 from mttl.reading import read_json, reason, require_file
 from mttl.safetensors_file import write_tensors
 
 PREFIX = "base_model.model."
-CONFIG, TENSORS, PICKLE = (
-    "adapter_config.json",
-    "adapter_model.safetensors",
-    "adapter_model.bin",
-)
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+PICKLE = "adapter_model.bin"
 
 
 @dataclass(frozen=True)
@@ -142,11 +139,11 @@ def by_layer(folder: PeftFolder, parameters: tuple[str, ...]) -> dict[str, dict[
         for parameter in parameters
         if parameter not in tensors
     ]
-    for cause, names in (("cannot be used", unknown), ("are missing", lacking)):
-        if names:
-            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-            raise CheckpointError(
-                f"'{folder.path}': these tensors {cause}: {', '.join(names[:5])}{more}. Only "
-                f"adapters of linear layers that hold {', '.join(parameters)} can be read"
-            )
+    if wrong := grouped(
+        {"these tensors cannot be used": unknown, "these tensors are missing": lacking}
+    ):
+        raise CheckpointError(
+            f"'{folder.path}': {'; '.join(wrong)}. Only adapters of linear layers that hold "
+            f"{', '.join(parameters)} can be read"
+        )
     return layers

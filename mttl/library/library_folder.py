@@ -21,7 +21,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from mttl.errors import CheckpointError, ConfigError, nearest
+from mttl.errors import CheckpointError, ConfigError, nearest, some
 from mttl.files import GONE, FolderGoneError, locked, new_folder, write_text
 from mttl.inventory_files import read_tensors
 from mttl.library.low_rank_change import LowRank
@@ -203,7 +203,9 @@ def member_problems(
             problems.append(f"{source} changes no layer")
         absent = [path for path in member.changes if path not in base.layers]
         if absent:
-            problems.append(f"{source}: the base model has no linear layer {_some(absent)}")
+            problems.append(
+                f"{source}: the base model has no linear layer {some([*map(repr, absent)], 3)}"
+            )
         for path, part in member.changes.items():
             if part.rank < 1:
                 problems.append(f"{source}: the change of '{path}' has rank 0")
@@ -338,8 +340,3 @@ def _write_library(library: Library) -> None:
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _some(names: Sequence[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(f"'{name}'" for name in names[:most]) + more

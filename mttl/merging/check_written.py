@@ -18,10 +18,9 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from mttl.build.saved_run import SavedRun
-from mttl.errors import CheckpointError
+from mttl.errors import CheckpointError, grouped
 from mttl.libraries import missing_libraries
 from mttl.library.low_rank_change import LowRank
-from mttl.merging.differences import grouped
 from mttl.merging.weights_folder import Weights
 from mttl.models.backbone import read_architecture
 from mttl.reading import reason

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, GenerationConfig
 
-from mttl.errors import CheckpointError
+from mttl.errors import CheckpointError, grouped
 from mttl.merging.tensor_file import Entry
 from mttl.merging.weights_folder import Weights
 from mttl.reading import read_json
@@ -105,16 +105,6 @@ def setting_differences(base: Path, other: Path) -> list[str]:
     )
 
 
-def grouped(causes: Mapping[str, Sequence[str]], most: int = 5) -> list[str]:
-    """Return one line per cause that has members."""
-    return [
-        f"{cause}: {', '.join(names[:most])}"
-        + (f" and {len(names) - most} more" if len(names) > most else "")
-        for cause, names in causes.items()
-        if names
-    ]
-
-
 def _other_shapes(pairs: Mapping[str, tuple[Entry, Entry]]) -> list[str]:
     return [
         f"{name} {found.shape} instead of {wanted.shape}"
@@ -128,11 +118,7 @@ def _short(dtype: torch.dtype) -> str:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """Return what a file of a model holds; nothing where the model has none.
-
-    Raises:
-        CheckpointError: If it is damaged.
-    """
+    """Return what a file of a model holds; nothing where the model has none."""
     return read_json(path, CheckpointError, dict) if os.path.lexists(path) else {}
 
 

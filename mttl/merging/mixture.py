@@ -4,7 +4,7 @@ Neither the backbone's weights nor dense skills of all layers are loaded: the ba
 without memory, to learn which layer is which, and changes are made layer by layer when asked for.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,19 @@ from torch import Tensor, nn
 
 from mttl.build.model import assemble
 from mttl.build.saved_settings import read_found_settings
-from mttl.checkpoint import SavedInventory, read_inventory
+from mttl.checkpoint import SavedInventory, copy_saved, read_inventory
 from mttl.config.capabilities import require_features
-from mttl.errors import CheckpointError, ConfigError, nearest
-from mttl.merging.differences import grouped
+from mttl.errors import CheckpointError, ConfigError, grouped, nearest
 from mttl.merging.fold import is_transposed, require_plain, require_weights, task_mixing
 from mttl.merging.loaded_names import empty_model
 from mttl.merging.weights_folder import Weights
-from mttl.model_tensors import backbone_parameters, fingerprint, skill_tensors
+from mttl.model_tensors import (
+    backbone_parameters,
+    fingerprint,
+    router_tensors,
+    skill_tensors,
+)
 from mttl.skills.skilled_layer import SkilledLayer
-from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.weights.sparse import place_supports, saved_supports
 
 
@@ -34,16 +37,15 @@ class MixtureChange:
         name: What to call it.
         run: Folder of the run.
         task: The task.
-        base: Weights of the backbone that the run was trained on, or started from.
-        folder: Folder of the base, with its ``config.json``.
+        base: The backbone that the run was trained on, or started from.
 
     Raises:
         CheckpointError: If the run or the base cannot be read, the run knows no such task, was
             trained on another backbone, or has skills that are no plain weights.
     """
 
-    def __init__(self, name: str, run: str | Path, task: str, base: Weights, folder: Path) -> None:
-        self.name = name
+    def __init__(self, name: str, run: str | Path, task: str, base: Weights) -> None:
+        self.name, folder = name, base.path
         saved = read_inventory(run)
         if task not in saved.tasks:
             raise CheckpointError(f"'{run}' knows no task '{task}'.{nearest(task, saved.tasks)}")
@@ -71,7 +73,7 @@ class MixtureChange:
         _give_memory(self._layers.values())
         if settings.skills.kind == "sparse":
             place_supports(self._layers, saved_supports(saved.skills))
-        _load(saved, model)
+        copy_saved(saved, {"skills": skill_tensors(model), "router": router_tensors(model)})
         self._mixing = task_mixing(model.router, saved.tasks.index(task))
         try:
             _try_folds(self._layers, self._mixing)
@@ -151,7 +153,7 @@ def _check(saved: SavedInventory, base: Weights, parameters: dict[str, Tensor]) 
         )
     # What was trained is kept in the run: its values are not those of the base.
     trained = saved.backbone is not None
-    found = fingerprint(parameters if trained else _Read(base, parameters), values=not trained)
+    found = fingerprint(parameters, values=not trained, values_of=None if trained else base)
     expected = saved.meta["backbone"]["fingerprint"]
     if found != expected:
         raise CheckpointError(
@@ -174,23 +176,6 @@ def _try_folds(layers: Mapping[str, SkilledLayer], mixing: Float[Tensor, "G H K"
         layer.inventory.fold(weight, bias, mixing[layer.group])
 
 
-class _Read(Mapping[str, Tensor]):
-    """The tensors of a model's parameters, read one after another."""
-
-    def __init__(self, weights: Weights, names: Collection[str]) -> None:
-        self._weights = weights
-        self._names = names
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._weights[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
 def _give_memory(layers: Iterable[SkilledLayer]) -> None:
     """Put empty tensors on the CPU in the place of the skills' own; shared ones stay shared."""
     made: dict[Tensor, Any] = {}
@@ -203,30 +188,3 @@ def _give_memory(layers: Iterable[SkilledLayer]) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = torch.empty_like(buffer, device="cpu")
-
-
-def _load(saved: SavedInventory, model: SkilledModel) -> None:
-    """Copy skills and router into what was built for them."""
-    problems: list[str] = []
-    own = skill_tensors(model)
-    for name in sorted(own.keys() | saved.skills.keys()):
-        found, target = saved.skills.get(name), own.get(name)
-        if found is None or target is None:
-            problems.append(f"{name} is {'missing' if found is None else 'unexpected'}")
-        elif found.shape != target.shape:
-            problems.append(f"{name} is {tuple(found.shape)} instead of {tuple(target.shape)}")
-        else:
-            target.copy_(found)
-    problems += _load_state(model.router, saved.router, "router")
-    if problems:
-        raise CheckpointError(
-            f"'{saved.folder}' does not fit its settings:\n" + "\n".join(problems[:10])
-        )
-
-
-def _load_state(module: Any, state: dict[str, Any], name: str) -> list[str]:
-    try:
-        module.load_state_dict(state)
-    except RuntimeError as error:
-        return [f"{name}: {' '.join(str(error).split())}"]
-    return []

@@ -98,7 +98,8 @@ def merge_models(
             done += stop - start
             on_range(done, total)
 
-    beside = _beside_weights(parts.base)
+    paths = [path for pattern in COPIED for path in sorted(parts.base.path.glob(pattern))]
+    beside = {path.name: read_bytes(path, CheckpointError) for path in paths}
     asking = merged_asking(recipe, parts)
     with new_folder(out) as folder:
         try:
@@ -173,12 +174,6 @@ def merged_asking(recipe: Recipe, parts: Parts) -> Asking | None:
     )
 
 
-def _beside_weights(base: Weights) -> dict[str, bytes]:
-    """Return the small files of a model's folder by name: its merge has them too."""
-    paths = [path for pattern in COPIED for path in sorted(base.path.glob(pattern))]
-    return {path.name: read_bytes(path, CheckpointError) for path in paths}
-
-
 def open_parts(recipe: Recipe) -> Parts:
     """Open all that a recipe names, and see that it fits together."""
     path = Path(recipe.base.model)
@@ -223,7 +218,7 @@ def open_parts(recipe: Recipe) -> Parts:
 
 def _open(model: Ingredient, base: Weights, problems: list[str]) -> Change:
     if model.run is not None:
-        return MixtureChange(model.name, model.run, str(model.task), base, base.path)
+        return MixtureChange(model.name, model.run, str(model.task), base)
     folder = Path(str(model.model))
     weights = Weights(folder, base.loaded)
     found = weight_differences(base, weights) + setting_differences(base.path, folder)

@@ -50,11 +50,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class TensorFile:
-    """One safetensors file; nothing but its header is kept in memory.
-
-    Args:
-        path: The file.
-    """
+    """One safetensors file; nothing but its header is kept in memory."""
 
     path: Path
 

@@ -32,12 +32,9 @@ def read_prefixes(backbone: PreTrainedModel) -> None:
         backbone.set_attn_implementation(NAME + own)
     if not str(backbone.config._attn_implementation).startswith(NAME):
         raise ConfigError(
-            f"prefixes need attention by transformers' interface, and '{PLAIN}' or 'eager' there "
-            f"(backbone.config.attn_implementation); this {type(backbone).__name__} attends by "
-            f"'{own}' in code of its own. Take another kind of skill, such as lora or ia3"
-            if own in (PLAIN, "eager")
-            else f"prefixes need backbone.config.attn_implementation ('{own}') to be '{PLAIN}' or "
-            "'eager'; set it, or take another kind of skill"
+            f"prefixes need backbone.config.attn_implementation ('{own}') to be '{PLAIN}' or "
+            f"'eager', and by transformers' interface in a {type(backbone).__name__}; set it, or "
+            "take another kind of skill, such as lora or ia3"
         )
 
 
@@ -65,11 +62,8 @@ def attend(
         **settings: What transformers' function takes.
     """
     plain = AttentionInterface()[PLAIN]
-    attends = plain
-    if own == "eager":  # every file of transformers has a function of its own
-        attends = sys.modules[type(module).__module__].eager_attention_forward
-    if prefix is None:
-        return attends(module, query, key, value, attention_mask, **settings)
-    return prefix.attend(
-        attends, module, query, key, value, attention_mask, alone=plain, **settings
-    )
+    file: Any = sys.modules[type(module).__module__]  # with a function of its own for "eager"
+    attends = plain if own == PLAIN else file.eager_attention_forward
+    if prefix is not None:
+        attends, settings = partial(prefix.attend, attends), settings | {"alone": plain}
+    return attends(module, query, key, value, attention_mask, **settings)

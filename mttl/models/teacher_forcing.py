@@ -31,7 +31,13 @@ def forced_inputs(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Tenso
         return {name: batch[name] for name in ("input_ids", "position_ids")}
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     if not is_decoder_only(model):
-        inputs["decoder_input_ids"] = _shifted(model, batch["labels"])
+        given: Any = model
+        if hasattr(model, "prepare_decoder_input_ids_from_labels"):
+            shifted = given.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
+        else:  # M2M100, NLLB and Blenderbot
+            ids = given.config.pad_token_id, given.config.decoder_start_token_id
+            shifted = shift_tokens_right(batch["labels"], *ids)
+        inputs["decoder_input_ids"] = shifted
     return inputs
 
 
@@ -92,15 +98,6 @@ def run_at(
             handle.remove()
     found = model(**inputs)
     return _rows(found.logits, places), found
-
-
-def _shifted(model: Any, labels: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
-    """Return what a decoder reads; M2M100, NLLB and Blenderbot have no method for it."""
-    if hasattr(model, "prepare_decoder_input_ids_from_labels"):
-        return model.prepare_decoder_input_ids_from_labels(labels=labels)
-    return shift_tokens_right(
-        labels, model.config.pad_token_id, model.config.decoder_start_token_id
-    )
 
 
 def _rows(x: Float[Tensor, "B L F"], places: Int[Tensor, "N"]) -> Float[Tensor, "N F"]:

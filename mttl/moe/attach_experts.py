@@ -10,6 +10,7 @@ from mttl.moe.layer import MoELayer
 from mttl.moe.shared import SharedExpert
 from mttl.routing.context import RoutingSlot
 from mttl.routing.token.token_router import TokenRouter
+from mttl.skills.blocks.block_places import block_places
 from mttl.skills.blocks.feed_forward import FeedForwardBlock, feed_forward_blocks, separate
 from mttl.skills.inventory import Inventory
 from mttl.skills.roles import is_cross, members
@@ -18,7 +19,6 @@ from mttl.skills.targets import (
     choose_layers,
     group_name,
     inside_block,
-    linear_features,
     linear_places,
     stack_name,
     summarise,
@@ -92,7 +92,8 @@ class Selection:
             ValueError: If nothing is left, or a target or a stack does not exist.
         """
         parts = feed_forward_blocks(backbone) if self.blocks else {}
-        features = _block_features(parts) if self.blocks else linear_places(backbone)
+        found = block_places(backbone) if self.blocks else linear_places(backbone)
+        features = {path: found[path] for path in parts} if self.blocks else found
         if not features:
             raise ValueError(
                 "this backbone has no feed-forward block of a known form (T5, BART, Llama and "
@@ -113,7 +114,7 @@ class Selection:
             Place(
                 path,
                 "encoder" if is_cross(path) and KEY_OR_VALUE.search(path) else stack_name(path),
-                *features[path],
+                *(features[path][0], features[path][1]),
                 parts.get(path),
             )
             for path in choose_layers(features, targets, outer, words=members(backbone, features))
@@ -216,15 +217,6 @@ def attach_experts(
 def _count(layer: MoELayer) -> int:
     parts = (layer.experts, layer.router, layer.shared)
     return sum(p.numel() for part in parts if part is not None for p in part.parameters())
-
-
-def _block_features(parts: dict[str, FeedForwardBlock]) -> dict[str, tuple[int, int]]:
-    features = {}
-    for path, block in parts.items():
-        inner, outer = linear_features(block.up), linear_features(block.down)
-        if inner is not None and outer is not None:
-            features[path] = inner[0], outer[1]
-    return features
 
 
 def _is_nth(path: str, outer: list[str], every: int) -> bool:

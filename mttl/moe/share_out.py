@@ -19,9 +19,6 @@ from mttl.skills.inventory import Inventory
 def check_shares(experts: Inventory) -> None:
     """Refuse experts that cannot be taken apart.
 
-    Args:
-        experts: Of one layer.
-
     Raises:
         ValueError: If a tensor has not one entry per expert along its first axis.
     """

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from mttl.errors import TaskError
+from mttl.errors import TaskError, some
 from mttl.gym.folder import Gym
 from mttl.gym.rows import RowFile
 from mttl.ranking.choices import check_choices
@@ -88,9 +88,8 @@ def check_options(gym: Gym, jobs: Iterable[tuple[str, int]], mode: str) -> None:
 def _refuse(lacking: Sequence[str], gym: Gym) -> None:
     if not lacking:
         return
-    more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
     raise TaskError(
-        f"these tasks have no answers to rank: {', '.join(lacking[:5])}{more}. Name them in "
+        f"these tasks have no answers to rank: {some(lacking)}. Name them in "
         f"'{gym.directory / 'TASKS.csv'}', in the column 'options', joined by bars (yes|no), "
         f"or let at most {MOST_OPTIONS} distinct answers stand in {ROWS_EACH} training rows "
         "each; generation.mode: both ranks only tasks that have options"

@@ -7,6 +7,7 @@ from itertools import chain
 from torch import nn
 
 from mttl.aggregation.packed_weights import is_foreign
+from mttl.errors import require_one_of
 from mttl.routing.context import RoutingSlot
 from mttl.skills.inventory import Inventory
 from mttl.skills.sites import SITES
@@ -132,8 +133,7 @@ def attach_kinds(
     Raises:
         ValueError: As `attach_skills`, and if a place would get two kinds.
     """
-    if granularity not in GRANULARITIES:
-        raise ValueError(f"granularity ('{granularity}') must be one of {', '.join(GRANULARITIES)}")
+    require_one_of(GRANULARITIES, granularity=granularity)
     if any(isinstance(module, SkilledLayer) for module in backbone.modules()):
         raise ValueError("the backbone has skills already; attach all of them in one call")
     blocks = block_paths(backbone)

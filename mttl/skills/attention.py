@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mttl.aggregation.fusion import FusionAttention
 from mttl.aggregation.products import active_dtype
+from mttl.errors import require_at_least, require_one_of
 from mttl.skills.inventory import Inventory, Merged
 
 
@@ -49,10 +50,8 @@ class AttendedInventory(Inventory):
             raise ValueError(
                 f"n_heads ({skills.n_heads}) must be 1: attention weighs whole outputs, not blocks"
             )
-        if query not in ("output", "input"):
-            raise ValueError(f"query ('{query}') must be 'output' or 'input'")
-        if value_penalty < 0:
-            raise ValueError(f"value_penalty ({value_penalty}) must not be negative")
+        require_one_of(("output", "input"), query=query)
+        require_at_least(0, value_penalty=value_penalty)
         self.query = query
         self.value_penalty = value_penalty
         self.skills = skills.requires_grad_(False)

@@ -32,9 +32,6 @@ def attention_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
     """Return sizes of attention modules, by path: of keys, of values, heads, and of hidden states.
 
     A hidden state that an attention reads has as many features as its output projection returns.
-
-    Args:
-        backbone: Any model.
     """
     found = {}
     for path, module, size, _, (n_joined, n_hidden) in _attention_modules(backbone):
@@ -46,11 +43,7 @@ def attention_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def head_projections(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return features in and out, and heads, of the output projections of attention, by path.
-
-    Args:
-        backbone: Any model.
-    """
+    """Return features in and out, and heads, of the output projections of attention, by path."""
     return {
         f"{path}.{output}" if path else output: (*features, features[0] // size)
         for path, _, size, output, features in _attention_modules(backbone)

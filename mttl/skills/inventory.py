@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
+from mttl.errors import require_at_least, require_one_of
 from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import combine, sort_by_expert
 
@@ -77,9 +78,8 @@ class Inventory(nn.Module, ABC):
         self.n_skills = n_skills
         self.n_heads = n_heads
         self.gate_features = in_features
-        for name in ("in_features", "out_features", "n_skills", "n_heads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1")
+        require_at_least(1, in_features=in_features, out_features=out_features)
+        require_at_least(1, n_skills=n_skills, n_heads=n_heads)
 
     @classmethod
     def of_tensor(cls, shape: Sequence[int], n_skills: int, **settings: Any) -> "Inventory":
@@ -117,11 +117,7 @@ class Inventory(nn.Module, ABC):
 
     @torch.no_grad()
     def renew(self, skills: Int[Tensor, "N"]) -> None:
-        """Draw some skills anew; the others stay.
-
-        Args:
-            skills: Their numbers.
-        """
+        """Draw some skills anew; the others stay."""
         before = [(value, value.clone()) for value in self.parameters()]
         self.draw_anew()
         for value, kept in before:
@@ -138,19 +134,12 @@ class Inventory(nn.Module, ABC):
                 value.copy_(value[:1].clone().expand_as(value))
 
     def place(self, path: str) -> None:
-        """Learn the path of the layer that the skills sit on; by default nothing.
-
-        Args:
-            path: In the backbone.
-        """
+        """Learn the path of the layer that the skills sit on; by default nothing."""
 
     def begin(self, base: nn.Module) -> None:
         """Start from the layer that the skills sit on, where they do; by default nothing.
 
         Only fresh skills are asked, not those whose values are going to be loaded.
-
-        Args:
-            base: The layer.
 
         Raises:
             ValueError: If the layer does not allow it.
@@ -400,8 +389,7 @@ def draw(tensor: Tensor, init: str, fan_in: int) -> None:
     Raises:
         ValueError: If ``init`` is unknown.
     """
-    if init not in ("zero", "kaiming"):
-        raise ValueError(f"init ('{init}') must be 'zero' or 'kaiming'")
+    require_one_of(("zero", "kaiming"), init=init)
     bound = 1 / math.sqrt(fan_in)
     if init == "zero":
         nn.init.zeros_(tensor)

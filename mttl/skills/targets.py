@@ -14,11 +14,7 @@ GRANULARITIES = ("model", "stack", "block", "layer", "linear")
 
 
 def linear_features(module: nn.Module) -> tuple[int, int] | None:
-    """Return the features in and out of a linear layer, or None for any other module.
-
-    Args:
-        module: Any module.
-    """
+    """Return the features in and out of a linear layer, or None for any other module."""
     if isinstance(module, SkilledLinear):
         module = module.base
     if isinstance(module, nn.Linear):

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from mttl.errors import require_at_least
+
 
 class RowOrder:
     """An endless stream of rows: epoch after epoch, each in an order of its own.
@@ -18,8 +20,7 @@ class RowOrder:
     """
 
     def __init__(self, n_rows: int, seed: int) -> None:
-        if n_rows < 1:
-            raise ValueError(f"n_rows ({n_rows}) must be at least 1")
+        require_at_least(1, n_rows=n_rows)
         self.n_rows = n_rows
         self.seed = seed
         self._epoch: tuple[int, Tensor] | None = None

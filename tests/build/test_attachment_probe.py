@@ -184,3 +184,14 @@ def test_a_model_stays_as_it_is(dtype: torch.dtype) -> None:
     assert torch.equal(torch.get_rng_state(), drawn)
     for name, value in plain.state_dict().items():
         assert torch.equal(value, skills[name]), name
+
+
+def test_what_a_backbone_does_by_itself_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    AttachmentProbe(tiny_llama())
+    assert not caplog.text
+    AttachmentProbe(tiny("decoder-bart"))  # it counts padding as positions
+    assert "other answers than alone from this BartForCausalLM" in caplog.text
+    backbone: Any = tiny_llama()
+    backbone.model.layers[0].mlp = None
+    assert AttachmentProbe(backbone).plain is None
+    assert "not tried out: this LlamaForCausalLM does not run here" in caplog.text

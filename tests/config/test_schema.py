@@ -73,7 +73,7 @@ def test_defaults() -> None:
         (["router.logit_dropout=1"], "router.logit_dropout: '1' must be less than 1"),
         (
             ["router.relaxed=false", "router.final_temperature=0.1"],
-            "final_temperature needs relaxed: true",
+            "final_temperature (0.1) needs relaxed: true",
         ),
         (
             ["skills.scale=0.5", "skills.alpha=4", "skills.rslora=true"],
@@ -233,7 +233,10 @@ def test_defaults() -> None:
         ),
         (["data.global_batch_size=0"], "data.global_batch_size: '0' must be greater than 0"),
         (["search.grid={adapt.lr: []}"], "must have at least 1 item"),
-        (["search.grid={adapt.lr: [1, 1.0]}"], "adapt.lr ([1, 1.0]) must name each value only"),
+        (
+            ["search.grid={adapt.lr: [1, 1.0]}"],
+            "search.grid.adapt.lr: [1, 1.0] must name each only once",
+        ),
         (
             ["search.grid={adapt.lr: [1]}", "search.ranges={adapt.lr: {low: 1, high: 2}}"],
             "grid and ranges cannot both be searched",

@@ -10,9 +10,11 @@ import torch
 from helpers.checksums import note_again
 from helpers.command import train
 from helpers.gyms import TINY_T5, write_config, write_gym
+from helpers.stored_forms import store
 from mttl.build.model import load_run
 from mttl.errors import CheckpointError
 from mttl.merging.fold import fold, task_mixing
+from mttl.merging.loaded_names import LoadedNames
 from mttl.merging.recipe import Recipe
 from mttl.merging.run import merge_models
 from mttl.merging.weights_folder import Weights
@@ -73,9 +75,9 @@ def recipe(base: Path, run: Path, weight: float = 1.0, task: str = TASK) -> Reci
 def check(base: Path, run: Path, out: Path) -> None:
     merge_models(recipe(base, run), out)
     built = load_run(run)
-    start = Weights(base)
+    start = Weights(base, LoadedNames(base))
     folded = fold(built.model, task_mixing(built.model.router, built.tasks.index(TASK))).backbone
-    found = Weights(out)
+    found = Weights(out, start.loaded)
     changed = 0
     for name, expected in folded.named_parameters():
         # θ0 + τ in float32, once rounded on either side.
@@ -96,6 +98,19 @@ def test_low_rank_skills_of_several_heads(frozen: Path, base: Path, tmp_path: Pa
 def test_a_trained_backbone_is_part_of_the_change(tmp_path: Path) -> None:
     run = make_run(tmp_path, {**TINY_T5, "train": True}, KINDS["lora"])
     check(save_base(tmp_path / "start", 7), run, tmp_path / "out")
+
+
+GPT2 = {"vocab_size": 384, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 512}
+IDS = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0}
+
+
+@pytest.mark.parametrize(("family", "config"), [("t5", TINY_T5["config"]), ("gpt2", GPT2 | IDS)])
+def test_a_base_as_hubs_store_it(family: str, config: dict[str, object], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    build_random(family, config).save_pretrained(tmp_path / "base")
+    store(tmp_path / "base", family)
+    run = make_run(tmp_path, pretrained(tmp_path / "base"), KINDS["lora"])
+    check(tmp_path / "base", run, tmp_path / "out")
 
 
 def test_half_of_a_task(frozen: Path, base: Path, tmp_path: Path) -> None:
@@ -160,7 +175,7 @@ def test_skills_that_do_not_fit_their_settings_are_refused(
     meta = tmp_path / "run" / "skills" / "meta.json"
     content = json.loads(meta.read_text())
     for key, value, message in (
-        ("rank", 5, "does not fit its settings"),
+        ("rank", 5, "does not fit the model"),
         ("targets", ["nothing"], "does not fit"),
         ("n_skill", 3, "has settings that this mttl does not know"),
     ):

@@ -286,7 +286,7 @@ def test_attention_has_no_plain_weights():
 def test_mistakes_are_named():
     with pytest.raises(ValueError, match=r"n_heads \(2\) must be 1: attention weighs whole"):
         AttendedInventory(LoRAInventory(4, 6, 3, n_heads=2))
-    with pytest.raises(ValueError, match=r"query \('key'\) must be 'output' or 'input'"):
+    with pytest.raises(ValueError, match=r"query \('key'\) must be one of output, input"):
         AttendedInventory(LoRAInventory(4, 6, 3), query="key")
     with pytest.raises(ValueError, match=r"value_penalty \(-1\.0\) must not be negative"):
         AttendedInventory(LoRAInventory(4, 6, 3), value_penalty=-1.0)

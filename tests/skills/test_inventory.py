@@ -80,7 +80,7 @@ def test_dense_changes_have_the_tensors_shape():
 
 
 def test_mistakes_are_named():
-    with pytest.raises(ValueError, match=r"init \('normal'\) must be 'zero' or 'kaiming'"):
+    with pytest.raises(ValueError, match=r"init \('normal'\) must be one of zero, kaiming"):
         DenseInventory.of_tensor((3, 3), 2, init="normal")
     for sparsity in (1.0, -0.1):
         with pytest.raises(ValueError, match=rf"sparsity \({sparsity}\) must lie in \[0, 1\)"):

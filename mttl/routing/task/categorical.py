@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mttl.errors import require_positive
 from mttl.routing.task.task_router import TaskRouter, TaskRows, initial_rows
 
 
@@ -50,8 +51,7 @@ class CategoricalRouter(TaskRouter):
         init_scale: float = 1e-3,
     ) -> None:
         super().__init__(n_groups, n_tasks, n_heads, n_skills)
-        if temperature <= 0:
-            raise ValueError(f"temperature ({temperature}) must be positive")
+        require_positive(temperature=temperature)
         self.straight_through = straight_through
         self.init_scale = init_scale
         self.logits = nn.Parameter(

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from mttl.errors import require_positive
 from mttl.routing.task.priors import RoutingPrior
 from mttl.routing.task.relaxations import relaxed_bernoulli, straight_through
 from mttl.routing.task.task_router import TaskRouter, TaskRows, initial_rows
@@ -72,8 +73,7 @@ class PolytroponRouter(TaskRouter):
         prior: RoutingPrior | None = None,
     ) -> None:
         super().__init__(n_groups, n_tasks, n_heads, n_skills)
-        if temperature <= 0:
-            raise ValueError(f"temperature ({temperature}) must be positive")
+        require_positive(temperature=temperature)
         if not 0 <= logit_dropout < 1:
             raise ValueError(f"logit_dropout ({logit_dropout}) must lie in [0, 1)")
         if normalisation not in ("sum", "average_correction"):

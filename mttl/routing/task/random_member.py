@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from mttl.errors import require_at_least
 from mttl.routing.task.fixed import FixedRouter
 
 
@@ -45,8 +46,7 @@ class RandomRouter(FixedRouter):
         consistency: float = 0.0,
     ) -> None:
         super().__init__(torch.full((n_tasks, n_skills), 1 / n_skills), n_groups, n_heads)
-        if consistency < 0:
-            raise ValueError(f"consistency ({consistency}) must not be negative")
+        require_at_least(0, consistency=consistency)
         self.consistency = consistency
 
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:

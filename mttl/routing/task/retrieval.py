@@ -5,6 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from mttl.errors import require_one_of, require_positive
 from mttl.routing.task.prompt_router import PromptRouter
 
 
@@ -55,10 +56,8 @@ class RetrievalRouter(PromptRouter):
         super().__init__(n_groups, n_tasks, n_heads, n_skills, n_features)
         if not 1 <= top_k <= n_skills:
             raise ValueError(f"top_k ({top_k}) must lie between 1 and n_skills ({n_skills})")
-        if not temperature > 0:
-            raise ValueError(f"temperature ({temperature}) must be positive")
-        if by not in ("prompts", "examples"):
-            raise ValueError(f"by ('{by}') must be 'prompts' or 'examples'")
+        require_positive(temperature=temperature)
+        require_one_of(("prompts", "examples"), by=by)
         self.top_k = top_k
         self.temperature = temperature
         self.by = by

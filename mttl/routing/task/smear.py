@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
+from mttl.errors import require_one_of
 from mttl.routing.task.prompt_router import PromptRouter
 
 
@@ -46,8 +47,7 @@ class SmearRouter(PromptRouter):
         """Return a router that reads as this one does; an untrained one for ``"fresh"``."""
         sizes = self.n_groups, n_tasks, self.n_heads, self.n_skills, self.n_features
         router = SmearRouter(*sizes).to(self.maps.device, self.maps.dtype)
-        if init not in ("mean", "fresh"):
-            raise ValueError(f"init ('{init}') must be 'mean' or 'fresh'")
+        require_one_of(("mean", "fresh"), init=init)
         if init == "mean":
             router.maps.data.copy_(self.maps.data)
         return router

@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from mttl.errors import require_at_least
+
 # What `forward` may ask for besides the task ids: a vector per example, of the prompt itself, of
 # the task's description, or of a few of its training rows. It is the mean of the backbone's input
 # embeddings over their tokens.
@@ -61,16 +63,8 @@ class TaskRouter(nn.Module, ABC):
 
     def __init__(self, n_groups: int, n_tasks: int, n_heads: int, n_skills: int) -> None:
         super().__init__()
-        sizes = {
-            "n_groups": n_groups,
-            "n_tasks": n_tasks,
-            "n_heads": n_heads,
-            "n_skills": n_skills,
-        }
-        for name, size in sizes.items():
-            least = 0 if name == "n_groups" else 1
-            if size < least:
-                raise ValueError(f"{name} ({size}) must be at least {least}")
+        require_at_least(0, n_groups=n_groups)
+        require_at_least(1, n_tasks=n_tasks, n_heads=n_heads, n_skills=n_skills)
         self.n_groups = n_groups
         self.n_tasks = n_tasks
         self.n_heads = n_heads

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from mttl.errors import require_at_least, require_positive
 from mttl.routing.token.choice import Choice
 from mttl.routing.token.load_sums import LoadSums, load_sums
 
@@ -114,9 +115,7 @@ class Balance(nn.Module):
             "z": z,
             "entropy": entropy,
         }
-        for name, coefficient in self.coefficients.items():
-            if coefficient < 0:
-                raise ValueError(f"{name} ({coefficient}) must not be negative")
+        require_at_least(0, **self.coefficients)
         self.load = load
         self.global_statistics = global_statistics
 
@@ -169,8 +168,7 @@ class BiasBalance(nn.Module):
 
     def __init__(self, n_experts: int, *, rate: float = 1e-3) -> None:
         super().__init__()
-        if not rate > 0:
-            raise ValueError(f"rate ({rate}) must be positive")
+        require_positive(rate=rate)
         self.rate = rate
         self.register_buffer("value", torch.zeros(n_experts))
 

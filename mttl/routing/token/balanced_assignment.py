@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mttl.errors import require_one_of
+
 # Bids rise by at least this share of the range of scores, from auction to auction.
 STEPS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 
@@ -24,8 +26,7 @@ def balanced_assignment(scores: Float[Tensor, "N E"], *, method: str = "auto") -
     Raises:
         ValueError: If the method is unknown or a score is not finite.
     """
-    if method not in ("auto", "scipy", "auction"):
-        raise ValueError(f"method ('{method}') must be 'auto', 'scipy' or 'auction'")
+    require_one_of(("auto", "scipy", "auction"), method=method)
     if not bool(torch.isfinite(scores).all()):
         raise ValueError("scores must be finite: every row must be allowed in every column")
     n_rows, n_columns = scores.shape

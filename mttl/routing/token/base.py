@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from mttl.errors import require_one_of
 from mttl.routing.token.balanced_assignment import balanced_assignment
 from mttl.routing.token.choice import Choice
 from mttl.routing.token.token_router import TokenRouter
@@ -31,8 +32,7 @@ class BaseRouter(TokenRouter):
 
     def __init__(self, in_features: int, n_experts: int, *, method: str = "auto") -> None:
         super().__init__(in_features, n_experts)
-        if method not in ("auto", "scipy", "auction"):
-            raise ValueError(f"method ('{method}') must be 'auto', 'scipy' or 'auction'")
+        require_one_of(("auto", "scipy", "auction"), method=method)
         self.method = method
         self.weight = nn.Parameter(torch.empty(n_experts, in_features))
         self.reset_parameters()

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import torch
 
+from mttl.errors import require_at_least
 from mttl.routing.token.balance import Balance
 from mttl.routing.token.choice import Choice
 from mttl.routing.token.linear_router import LinearRouter
@@ -45,8 +46,7 @@ class GShardRouter(LinearRouter):
         super().__init__(in_features, n_experts, init_scale, balance)
         if n_experts < 2:
             raise ValueError(f"n_experts ({n_experts}) must be at least 2 for two experts a token")
-        if threshold < 0:
-            raise ValueError(f"threshold ({threshold}) must not be negative")
+        require_at_least(0, threshold=threshold)
         self.threshold = threshold
 
     def choose(self, tokens: Tokens) -> Choice:

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mttl.errors import require_positive
 from mttl.routing.token.choice import Choice
 from mttl.routing.token.token_router import TokenRouter, check_prior
 from mttl.routing.token.tokens import Tokens
@@ -37,8 +38,7 @@ class MemberRouter(TokenRouter):
         super().__init__(in_features, n_experts)
         if not 1 <= top_k <= n_experts:
             raise ValueError(f"top_k ({top_k}) must lie between 1 and n_experts ({n_experts})")
-        if not temperature > 0:
-            raise ValueError(f"temperature ({temperature}) must be positive")
+        require_positive(temperature=temperature)
         self.top_k = top_k
         self.temperature = temperature
         self.register_buffer("present", torch.ones(n_experts, dtype=torch.bool))

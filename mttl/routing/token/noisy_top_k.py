@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mttl.errors import require_positive
 from mttl.routing.token.balance import Balance
 from mttl.routing.token.choice import Choice
 from mttl.routing.token.token_router import TokenRouter
@@ -55,8 +56,7 @@ class NoisyTopKRouter(TokenRouter):
                 f"top_k ({top_k}) must lie between 1 and n_experts - 1 ({n_experts - 1}): the "
                 "estimate of the load compares with the first expert that is not chosen"
             )
-        if not smallest_noise > 0:
-            raise ValueError(f"smallest_noise ({smallest_noise}) must be positive")
+        require_positive(smallest_noise=smallest_noise)
         self.top_k = top_k
         self.smallest_noise = smallest_noise
         self.weight = nn.Parameter(torch.empty(n_experts, in_features))

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mttl.errors import require_at_least
 from mttl.routing.token.members import MemberRouter, right_factors
 
 
@@ -42,8 +43,7 @@ class SpectralRouter(MemberRouter):
         temperature: float = 1.0,
     ) -> None:
         super().__init__(in_features, n_experts, top_k=top_k, temperature=temperature)
-        if rank < 1:
-            raise ValueError(f"rank ({rank}) must be at least 1")
+        require_at_least(1, rank=rank)
         self.register_buffer("spectra", torch.zeros(n_experts, in_features, rank))
 
     @torch.no_grad()

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from mttl.errors import require_at_least
 from mttl.routing.token.balance import Balance
 from mttl.routing.token.choice import Assignment, Choice
 from mttl.routing.token.tokens import Tokens
@@ -42,9 +43,7 @@ class TokenRouter(nn.Module, ABC):
 
     def __init__(self, in_features: int, n_experts: int, balance: Balance | None = None) -> None:
         super().__init__()
-        for name, size in {"in_features": in_features, "n_experts": n_experts}.items():
-            if size < 1:
-                raise ValueError(f"{name} ({size}) must be at least 1")
+        require_at_least(1, in_features=in_features, n_experts=n_experts)
         if balance is not None and balance.load and not self.estimates_load:
             raise ValueError(
                 f"balance.load ({balance.load}) needs a router with an estimate of the load that "

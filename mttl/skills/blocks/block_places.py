@@ -22,9 +22,6 @@ def block_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
 
     A feed-forward block inside a larger layer, such as BART's, stands under the path of its first
     projection; `mttl.skills.blocks.feed_forward.separate` makes it a module.
-
-    Args:
-        backbone: Any model.
     """
     places: dict[str, tuple[int, ...]] = {}
     for path, module in backbone.named_modules():

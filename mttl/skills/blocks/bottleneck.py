@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.grouped import grouped_linear
 from mttl.aggregation.products import active_dtype
+from mttl.errors import require_at_least, require_one_of
 from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import combine, sort_by_expert
 from mttl.skills.blocks.feed_forward_experts import Activation, activation_of
@@ -73,10 +74,8 @@ class BottleneckInventory(Inventory):
         n_heads: int = 1,
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
-        if hidden_features < 1:
-            raise ValueError(f"hidden_features ({hidden_features}) must be at least 1")
-        if mix not in ("factors", "outputs"):
-            raise ValueError(f"mix ('{mix}') must be 'factors' or 'outputs'")
+        require_at_least(1, hidden_features=hidden_features)
+        require_one_of(("factors", "outputs"), mix=mix)
         if n_heads > 1:
             raise ValueError(
                 f"n_heads ({n_heads}) must be 1 for adapters, whose features have no blocks of "

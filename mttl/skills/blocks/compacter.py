@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
+from mttl.errors import require_at_least
 from mttl.skills.blocks.bottleneck import BottleneckInventory, Projections
 from mttl.skills.blocks.feed_forward_experts import Activation
 from mttl.skills.inventory import Inventory
@@ -61,9 +62,7 @@ class CompacterInventory(BottleneckInventory):
     ) -> None:
         settings |= {"hidden_features": hidden_features, "activation": activation}
         super().__init__(in_features, out_features, n_skills, **settings)
-        for name, value in (("n_products", n_products), ("rank", rank)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} ({value}) must be at least 1")
+        require_at_least(1, n_products=n_products, rank=rank)
         n_read = self.read_features
         sizes = {"in_features": n_read, "out_features": out_features}
         for name, size in (sizes | {"hidden_features": hidden_features}).items():

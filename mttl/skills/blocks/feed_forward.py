@@ -65,9 +65,6 @@ def feed_forward_blocks(backbone: nn.Module) -> dict[str, FeedForwardBlock]:
 
     A block inside a larger layer, such as BART's, stands under the path of its first projection;
     `separate` makes it a module.
-
-    Args:
-        backbone: Any model.
     """
     blocks = {}
     for path, module in backbone.named_modules():

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.grouped import grouped_linear
+from mttl.errors import require_at_least
 from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import combine, sort_by_expert
 from mttl.skills.inventory import Inventory
@@ -61,8 +62,7 @@ class FeedForwardExperts(Inventory):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(in_features, out_features, n_experts)
-        if hidden_features < 1:
-            raise ValueError(f"hidden_features ({hidden_features}) must be at least 1")
+        require_at_least(1, hidden_features=hidden_features)
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout ({dropout}) must lie in [0, 1)")
         self.hidden_features = hidden_features

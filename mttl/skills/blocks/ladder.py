@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
+from mttl.errors import require_at_least
 from mttl.skills.blocks.feed_forward_experts import Activation, activation_of
 from mttl.skills.inventory import Inventory, Merged, draw
 
@@ -65,8 +66,7 @@ class LadderInventory(Inventory):
         n_heads: int = 1,
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
-        if side_features < 1:
-            raise ValueError(f"side_features ({side_features}) must be at least 1")
+        require_at_least(1, side_features=side_features)
         if n_heads > 1:
             raise ValueError(
                 f"n_heads ({n_heads}) must be 1 for ladders, whose features have no blocks of "

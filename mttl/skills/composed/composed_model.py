@@ -20,6 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from mttl.errors import require_one_of
 from mttl.routing.context import check_task_ids
 from mttl.routing.task.task_router import TaskRouter
 from mttl.skills.composed.module_inventory import ModuleInventory
@@ -68,8 +69,7 @@ class ComposedModel(nn.Module):
     ) -> None:
         super().__init__()
         _check_parts(base, inventory, router)
-        if over_tasks not in OVER_TASKS:
-            raise ValueError(f"over_tasks ('{over_tasks}') must be one of {', '.join(OVER_TASKS)}")
+        require_one_of(OVER_TASKS, over_tasks=over_tasks)
         self.base = base.requires_grad_(train_base)
         self.inventory = inventory
         self.router = router
@@ -103,9 +103,6 @@ class ComposedModel(nn.Module):
         """Return the parameters of some tasks by name, each of shape (T, …).
 
         Call it once, without gradients, where many calls of `run` share them.
-
-        Args:
-            task_ids: The tasks.
 
         Raises:
             ValueError: If the ids are on the CPU and one is out of range.
@@ -150,9 +147,6 @@ class ComposedModel(nn.Module):
     @torch.no_grad()
     def task_module(self, task_id: int) -> nn.Module:
         """Return a copy of the base with the composed parameters of one task, without noise.
-
-        Args:
-            task_id: The task.
 
         Returns:
             A plain module that shares nothing with this one.

@@ -6,6 +6,7 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from mttl.errors import require_one_of
 from mttl.skills.inventory import Inventory
 from mttl.skills.kinds import kind_for
 from mttl.skills.weight_decay import decays
@@ -49,8 +50,7 @@ class ModuleInventory(nn.Module):
     ) -> None:
         super().__init__()
         make = kind_for("composed", kind)
-        if granularity not in ("model", "layer"):
-            raise ValueError(f"granularity ('{granularity}') must be 'model' or 'layer'")
+        require_one_of(("model", "layer"), granularity=granularity)
         groups: dict[str, int] = {}
         self._group_of: dict[str, int] = {}
         self.skills = nn.Module()  # as nested as the base: parameters keep their paths
@@ -83,11 +83,7 @@ class ModuleInventory(nn.Module):
             self._of(name).reset_parameters()
 
     def renew(self, skills: Int[Tensor, "N"]) -> None:
-        """Draw some skills anew; the others stay.
-
-        Args:
-            skills: Their numbers.
-        """
+        """Draw some skills anew; the others stay."""
         for name in self._group_of:
             self._of(name).renew(skills)
 

@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
+from mttl.errors import require_at_least
 from mttl.skills.inventory import Inventory, Merged, draw, require_divisible
 
 
@@ -75,9 +76,7 @@ class PrefixInventory(Inventory):
         super().__init__(in_features, out_features, n_skills, n_heads)
         self.gate_features = in_features if hidden_features is None else hidden_features
         positive = {"hidden_features": hidden_features, "length": length, "bottleneck": bottleneck}
-        for name, size in positive.items():
-            if size is not None and size < 1:
-                raise ValueError(f"{name} ({size}) must be at least 1")
+        require_at_least(1, **positive)
         sizes = {"in_features": in_features, "out_features": out_features}
         require_divisible(n_heads, **sizes)
         self.length, self.gated, self.bottleneck = length, gated, bottleneck

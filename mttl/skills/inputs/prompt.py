@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
+from mttl.errors import require_positive
 from mttl.skills.inventory import Inventory, Merged, require_divisible
 
 
@@ -46,9 +47,7 @@ class PromptInventory(Inventory):
         n_heads: int = 1,
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
-        for name, size in (("length", length), ("spread", spread)):
-            if size <= 0:
-                raise ValueError(f"{name} ({size}) must be positive")
+        require_positive(length=length, spread=spread)
         require_divisible(n_heads, out_features=out_features)
         self.length, self.spread = length, spread
         self.prompts = nn.Parameter(torch.empty(n_skills, out_features, length))

@@ -32,7 +32,6 @@ class Prefix:
         gates: Of each example and head, shape (B, A), where the prefix has a softmax of its own.
         repeat: Repeats what belongs to examples for their rows.
         opened: How far each token lets it in, where a `GatedInventory` holds it, shape (R, L, 1).
-        seen: Whether a function has attended to it.
     """
 
     keys: Float[Tensor, "B I P"]
@@ -40,7 +39,6 @@ class Prefix:
     gates: Float[Tensor, "B A"] | None
     repeat: Callable[[Tensor, int], Tensor]
     opened: Float[Tensor, "R L 1"] | None = None
-    seen: bool = False
 
     def attend(
         self,
@@ -75,7 +73,6 @@ class Prefix:
         Returns:
             What ``plain`` returns.
         """
-        self.seen = True
         keys, values = self._heads(self.keys, key), self._heads(self.values, value)
         if self.gates is not None:
             given = {"position_bias": position_bias, "is_causal": is_causal}
@@ -118,7 +115,7 @@ class SkilledAttention(SkilledLayer):
             **settings: What the module takes.
 
         Raises:
-            RuntimeError: If no routing is in use, or the prefix did not arrive.
+            RuntimeError: If no routing is in use.
             ValueError: If the rows do not fit the examples of the routing.
         """
         routing, merged = self.merge()
@@ -133,11 +130,4 @@ class SkilledAttention(SkilledLayer):
             x = hidden_states(args, settings)
             opened = open_gates(routing.examples(x), *gates[1:])
             prefix.opened = opened.view(*x.shape[:2], 1)
-        found = self.base(*args, prefix=prefix, **settings)
-        if not prefix.seen:
-            raise RuntimeError(
-                f"a {type(self.base).__name__} did not look at its prefix; call read_prefixes "
-                "(mttl.models.prefixed_attention) on the backbone first, and see that it attends "
-                "by transformers' AttentionInterface"
-            )
-        return found
+        return self.base(*args, prefix=prefix, **settings)

@@ -32,8 +32,8 @@ class SkilledEmbedding(SkilledLayer):
         """Return the embeddings of the text alone."""
         return self.base(ids)
 
-    def prompted(self, ids: Int[Tensor, "R L"]) -> Float[Tensor, "R positions D"]:
-        """Return the prompt of the current routing and the embedded text behind it.
+    def prompted(self, ids: Int[Tensor, "R L"]) -> tuple[Tensor, Tensor]:
+        """Return the prompt of the current routing and the embedded text.
 
         Args:
             ids: The text of each row.
@@ -49,7 +49,7 @@ class SkilledEmbedding(SkilledLayer):
                 "data.packed_length out"
             )
         embedded = self.base(ids)
-        return torch.cat([routing.repeat(prompts, len(ids)).to(embedded.dtype), embedded], 1)
+        return routing.repeat(prompts, len(ids)).to(embedded.dtype), embedded
 
 
 def input_embeddings(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -127,22 +127,15 @@ def _widen(
     length: int = embeddings.inventory.length  # type: ignore[assignment]
     first = cache is None or not cache.get_seq_length()
     given = {**given, "input_ids": ids}
-    order = None
     if mask is not None:
-        # Padding on the left stays there: a window sees the prompt next to the text.
-        order = _order(mask, length)
-        given["attention_mask"] = _with_prompt(mask, mask.new_ones(len(mask), length), order)
+        given["attention_mask"] = _inside(mask.new_ones(len(mask), length), mask, mask)
     if first:
-        wide = embeddings.prompted(ids)
-        if order is not None:
-            wide = wide.gather(1, order[..., None].expand_as(wide))
+        wide = _inside(*embeddings.prompted(ids), mask)
         given |= {"input_ids": None, "inputs_embeds": wide}
     if positions is not None:
+        before = torch.arange(length, device=ids.device).expand(len(positions), length)
         positions = positions + length
-        if first:
-            before = torch.arange(length, device=ids.device).expand(len(positions), length)
-            positions = _with_prompt(positions, before, order)
-        given["position_ids"] = positions
+        given["position_ids"] = _inside(before, positions, mask) if first else positions
     return (), given
 
 
@@ -152,35 +145,23 @@ def _cut(stack: nn.Module, args: tuple[Any, ...], given: dict[str, Any], found: 
     if given.get("inputs_embeds") is not None and isinstance(embeddings, SkilledEmbedding):
         length: int = embeddings.inventory.length  # type: ignore[assignment]
         states, mask = found.last_hidden_state, given.get("attention_mask")
-        text = torch.arange(length, states.shape[1], device=states.device)[None]
-        if mask is not None:
-            text = torch.where(text - length < _padding(mask), text - length, text)
-        text = text[..., None].expand(len(states), -1, states.shape[2])
-        found.last_hidden_state = states.gather(1, text)
+        text = torch.arange(states.shape[1] - length, device=states.device)[None, :, None]
+        padding = 0 if mask is None else mask.bool().int().argmax(1)[:, None, None]
+        text = text + length * (text >= padding)
+        found.last_hidden_state = torch.take_along_dim(states, text, 1)
     return found
 
 
-def _padding(mask: Tensor) -> Int[Tensor, "R 1"]:
-    """Return how much padding each row has on the left; none where it is nothing else."""
-    return mask.bool().int().argmax(1, keepdim=True)
-
-
-def _order(mask: Int[Tensor, "R L"], length: int) -> Int[Tensor, "R positions"]:
-    """Return where, in prompt and row, each position of a row with a prompt behind its padding is.
-
-    Args:
-        mask: Of the row.
-        length: Of the prompt.
-    """
-    position = torch.arange(length + mask.shape[1], device=mask.device)[None]
-    text = _padding(mask)
-    inside = torch.where(position < text + length, position - text, position)
-    return torch.where(position < text, position + length, inside)
-
-
-def _with_prompt(text: Tensor, prompt: Tensor, order: Tensor | None) -> Tensor:
+def _inside(prompt: Tensor, text: Tensor, mask: Tensor | None) -> Tensor:
+    """Put prompts behind the padding on the left: a window sees them next to the text."""
     wide = torch.cat([prompt, text], 1)
-    return wide if order is None else wide.gather(1, order)
+    if mask is None:
+        return wide
+    start, length = mask.bool().int().argmax(1, keepdim=True), prompt.shape[1]
+    position = torch.arange(wide.shape[1], device=mask.device)[None]
+    source = torch.where(position < start + length, position - start, position)
+    source = torch.where(position < start, position + length, source)
+    return torch.take_along_dim(wide, source.view(*source.shape, *[1] * (wide.ndim - 2)), 1)
 
 
 def _show(
@@ -191,5 +172,4 @@ def _show(
     if states is None or mask is None:
         return None
     missing = mask.new_ones(len(mask), states.shape[1] - mask.shape[1])
-    wide = _with_prompt(mask, missing, _order(mask, missing.shape[1]))
-    return args, {**given, "encoder_attention_mask": wide}
+    return args, {**given, "encoder_attention_mask": _inside(missing, mask, mask)}

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
+from mttl.errors import require_one_of
 from mttl.skills.inventory import Inventory, Merged, draw, require_divisible
 
 
@@ -47,8 +48,7 @@ class DenseInventory(Inventory):
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
         require_divisible(n_heads, out_features=out_features)
-        if mix not in ("deltas", "outputs"):
-            raise ValueError(f"mix ('{mix}') must be 'deltas' or 'outputs'")
+        require_one_of(("deltas", "outputs"), mix=mix)
         self.mix = mix
         self.init = init
         self.change = nn.Parameter(torch.empty(n_skills, out_features, in_features))

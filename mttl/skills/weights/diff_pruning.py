@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
+from mttl.errors import require_at_least, require_one_of, require_positive
 from mttl.skills.inventory import Inventory, Merged, require_divisible
 
 GROUPS = ("none", "rows", "layer")
@@ -79,15 +80,11 @@ class DiffPruningInventory(Inventory):
         low, high = stretch
         if not low < 0 or not high > 1:
             raise ValueError(f"stretch ({low}, {high}) must begin below 0 and end above 1")
-        if penalty < 0:
-            raise ValueError(f"penalty ({penalty}) must not be negative")
+        require_at_least(0, penalty=penalty)
         if not 0 < keep <= 1:
             raise ValueError(f"keep ({keep}) must lie in (0, 1]")
-        for name, value in (("temperature", temperature), ("rate", rate)):
-            if value <= 0:
-                raise ValueError(f"{name} ({value}) must be positive")
-        if groups not in GROUPS:
-            raise ValueError(f"groups ('{groups}') must be one of {', '.join(GROUPS)}")
+        require_positive(temperature=temperature, rate=rate)
+        require_one_of(GROUPS, groups=groups)
         self.penalty, self.temperature, self.stretch = penalty, temperature, (low, high)
         self.start, self.rate, self.groups, self.keep = start, rate, groups, keep
         self.change = nn.Parameter(torch.empty(n_skills, out_features, in_features))

@@ -72,11 +72,7 @@ class HeadMaskInventory(Inventory):
         nn.init.zeros_(self.logits)
 
     def gates(self, weights: Float[Tensor, "B H K"]) -> Float[Tensor, "B A"]:
-        """Return the gate of every head of attention for each example.
-
-        Args:
-            weights: Mixing weights.
-        """
+        """Return the gate of every head of attention for each example."""
         start = torch.full_like(self.logits[:1], self.start)
         logits = start + mix_blocks(self.logits, weights)
         soft = logits.sigmoid() / start.sigmoid()

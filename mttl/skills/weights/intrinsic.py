@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
+from mttl.errors import require_at_least
 from mttl.skills.inventory import Inventory, Merged, require_divisible
 from mttl.skills.weights.projections import DenseProjection, Fastfood, require_storable
 
@@ -71,8 +72,7 @@ class IntrinsicInventory(Inventory):
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
         require_divisible(n_heads, out_features=out_features)
-        if dimension < 1:
-            raise ValueError(f"dimension ({dimension}) must be at least 1")
+        require_at_least(1, dimension=dimension)
         for name, word, words in (
             ("vector", vector, VECTORS),
             ("projection", projection, tuple(PROJECTIONS)),

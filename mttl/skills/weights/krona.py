@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
+from mttl.errors import require_one_of
 from mttl.skills.inventory import Inventory, Merged, draw, require_divisible
 
 
@@ -56,8 +57,7 @@ class KronAInventory(Inventory):
         init: str = "zero",
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
-        if mix not in ("factors", "deltas"):
-            raise ValueError(f"mix ('{mix}') must be 'factors' or 'deltas'")
+        require_one_of(("factors", "deltas"), mix=mix)
         if mix == "factors" and n_heads > 1:
             raise ValueError(
                 f"n_heads ({n_heads}) must be 1 for Kronecker factors, whose features have no "

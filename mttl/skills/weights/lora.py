@@ -11,6 +11,7 @@ from mttl.aggregation.grouped import grouped_linear
 from mttl.aggregation.mix import mix_blocks, mix_deltas, mix_factors, mix_outputs
 from mttl.aggregation.packed_weights import dense_weight, is_packed, is_transposed
 from mttl.aggregation.products import active_dtype
+from mttl.errors import require_at_least, require_one_of
 from mttl.routing.token.choice import Assignment
 from mttl.routing.token.dispatch import combine, gate_matrix, sort_by_expert
 from mttl.skills.inventory import Inventory, Merged, draw, require_divisible
@@ -101,10 +102,8 @@ class LoRAInventory(Inventory):
         init: str = "zero",
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
-        if rank < 1:
-            raise ValueError(f"rank ({rank}) must be at least 1")
-        if mix not in ("factors", "deltas", "outputs"):
-            raise ValueError(f"mix ('{mix}') must be 'factors', 'deltas' or 'outputs'")
+        require_at_least(1, rank=rank)
+        require_one_of(("factors", "deltas", "outputs"), mix=mix)
         if mix == "factors":
             require_divisible(n_heads, in_features=in_features)
         require_divisible(n_heads, out_features=out_features)
@@ -165,9 +164,6 @@ class LoRAInventory(Inventory):
     @torch.no_grad()
     def begin(self, base: nn.Module) -> None:
         """Start from the singular directions of the layer's weight, where ``init`` says so.
-
-        Args:
-            base: The layer.
 
         Raises:
             ValueError: If it has no weight that can be read, or fewer directions than are needed.

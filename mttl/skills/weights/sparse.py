@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.products import active_dtype
+from mttl.errors import require_one_of
 from mttl.skills.inventory import Inventory, Merged, draw, require_divisible
 from mttl.skills.skilled_layer import SkilledLayer
 from mttl.skills.weights.sparse_product import Pattern, make_pattern, sparse_outputs
@@ -70,8 +71,7 @@ class SparseInventory(Inventory):
         require_divisible(n_heads, out_features=out_features)
         if not 0 <= sparsity < 1:
             raise ValueError(f"sparsity ({sparsity}) must lie in [0, 1)")
-        if mix not in MIXES:
-            raise ValueError(f"mix ('{mix}') must be one of {', '.join(MIXES)}")
+        require_one_of(MIXES, mix=mix)
         self.mix = mix
         self.init = init
         shapes = {"": (out_features, in_features)}

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mttl.config.method_choices import STRUCTURES
+from mttl.errors import require_at_least, require_one_of
 
 
 class Units:
@@ -30,10 +31,8 @@ class Units:
     """
 
     def __init__(self, shape: Sequence[int], structure: str, block: int) -> None:
-        if structure not in STRUCTURES:
-            raise ValueError(f"structure ('{structure}') must be one of {', '.join(STRUCTURES)}")
-        if block < 1:
-            raise ValueError(f"block ({block}) must be at least 1")
+        require_one_of(STRUCTURES, structure=structure)
+        require_at_least(1, block=block)
         self.height = shape[0] if len(shape) > 1 else math.prod(shape)
         self.width = math.prod(shape[1:]) if len(shape) > 1 else 1
         self.high = block if structure == "blocks" else 1

@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mttl.config.method_choices import SCOPES, check_density
+from mttl.errors import require_one_of
 from mttl.skills.weights.support_units import Units
 
 # Scores are ranked in pieces of this size: memory stays bounded, and kernels that count in int32
@@ -112,8 +113,7 @@ def select_support(
             word is unknown.
     """
     check_density(density)
-    if scope not in SCOPES:
-        raise ValueError(f"scope ('{scope}') must be one of {', '.join(SCOPES)}")
+    require_one_of(SCOPES, scope=scope)
     if not scores:
         raise ValueError("scores must hold at least one tensor")
     for name, score in scores.items():

@@ -66,7 +66,7 @@ def test_new_tasks_find_the_same_members() -> None:
     [
         ({"top_k": 6}, r"top_k \(6\) must lie between 1 and n_skills \(5\)"),
         ({"temperature": 0.0}, r"temperature \(0.0\) must be positive"),
-        ({"by": "names"}, r"by \('names'\) must be 'prompts' or 'examples'"),
+        ({"by": "names"}, r"by \('names'\) must be one of prompts, examples"),
     ],
 )
 def test_bad_settings_are_refused(settings, message: str) -> None:

@@ -177,7 +177,7 @@ def test_experts_of_tokens_come_on_top():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mix": "deltas"}, r"mix \('deltas'\) must be 'factors' or 'outputs'"),
+        ({"mix": "deltas"}, r"mix \('deltas'\) must be one of factors, outputs"),
         ({"n_heads": 2}, r"n_heads \(2\) must be 1 for adapters.*lora"),
         ({"hidden_features": 0}, r"hidden_features \(0\) must be at least 1"),
         ({"activation": "step"}, r"activation \('step'\) must be relu, gelu"),

@@ -110,7 +110,7 @@ def test_the_printed_form_names_the_sizes():
 def test_mistakes_are_named():
     with pytest.raises(ValueError, match=r"kind \('ia3'\) cannot be composed"):
         ModuleInventory(Tower(), K, kind="ia3")
-    with pytest.raises(ValueError, match=r"granularity \('block'\) must be 'model' or 'layer'"):
+    with pytest.raises(ValueError, match=r"granularity \('block'\) must be one of model, layer"):
         ModuleInventory(Tower(), K, kind="dense", granularity="block")
     with pytest.raises(ValueError, match=r"n_skills \(0\) must be at least 1"):
         ModuleInventory(Tower(), 0, kind="dense")

@@ -85,7 +85,6 @@ def test_attends_as_a_plain_loop(gated: bool, biased: bool, mask: str) -> None:
         is_causal=mask == "causal",
         scaling=0.7,
     )
-    assert prefix.seen
     for row in range(rows):
         for head in range(heads):
             own = slice(3 * (head // 2), 3 * (head // 2) + 3)
@@ -320,13 +319,6 @@ def test_some_attention_alone(family: str, target: str, n_layers: int) -> None:
     assert len(model.skilled_layers()) == n_layers
     bare = BACKBONES[family]()(**batch(4)).logits
     assert relative_error(model(torch.tensor([2, 0, 1, 0]), **batch(4)).logits, bare) > 1e-3
-
-
-def test_a_backbone_that_nobody_told_of_prefixes() -> None:
-    model = one_task(tiny_t5())
-    model.backbone.set_attn_implementation("sdpa")  # type: ignore[operator]
-    with pytest.raises(RuntimeError, match="T5Attention did not look at its prefix; call read_pr"):
-        model(ONE, **batch(4))
 
 
 def test_other_functions_of_attention_are_refused() -> None:

@@ -29,5 +29,5 @@ def test_the_two_mixings_agree():
 
 
 def test_an_unknown_mixing_is_an_error():
-    with pytest.raises(ValueError, match=r"mix \('factors'\) must be 'deltas' or 'outputs'"):
+    with pytest.raises(ValueError, match=r"mix \('factors'\) must be one of deltas, outputs"):
         DenseInventory(4, 6, 2, mix="factors")

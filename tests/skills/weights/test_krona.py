@@ -62,7 +62,7 @@ def test_sizes_near_the_roots() -> None:
             r"shape \(\[5, 2\]\) must be two sizes that divide out_features",
         ),
         ({"shape": (2,)}, "must be two sizes"),
-        ({"mix": "outputs"}, r"mix \('outputs'\) must be 'factors' or 'deltas'"),
+        ({"mix": "outputs"}, r"mix \('outputs'\) must be one of factors, deltas"),
         ({"n_heads": 2}, r"n_heads \(2\) must be 1 for Kronecker factors"),
     ],
 )

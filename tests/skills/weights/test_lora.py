@@ -83,7 +83,7 @@ def test_the_rank_must_be_positive():
 
 
 def test_an_unknown_mixing_is_an_error():
-    with pytest.raises(ValueError, match=r"mix \('sum'\) must be 'factors', 'deltas' or 'outputs'"):
+    with pytest.raises(ValueError, match=r"mix \('sum'\) must be one of factors, deltas, outputs"):
         LoRAInventory(4, 6, 2, mix="sum")
 
 
