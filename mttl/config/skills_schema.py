@@ -29,8 +29,8 @@ class _Sizes(Section):
 class _AnySkills(_Sizes):
     lacks: ClassVar = {
         **{name: ("gate", why) for name, why in _NO_WEIGHTS.items()},
-        "exports_inventory": "Poly of PEFT holds low-rank skills alone; export tasks one by one "
-        "(--task)",
+        "exports_inventory": "Poly of PEFT holds low-rank skills alone; --task writes the kinds "
+        "that have a format",
     }
     targets: Annotated[list[str], Field(min_length=1)] = ["attention"]
     """Layers or blocks that get skills: attention, mlp, all, or patterns of their names."""
