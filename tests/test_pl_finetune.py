@@ -85,7 +85,7 @@ def test_a_job_that_diverges_has_no_result_and_the_others_go_on(
 
     monkeypatch.setattr(Adaptation, "run_job", run_job)
     first, *others = NEW
-    given = [*arguments(folder, tmp_path, "adapt.max_steps=3"), "--samples", "13", "--save"]
+    given = [*arguments(folder, tmp_path, "adapt.max_steps=1"), "--samples", "13", "--save"]
     message = fails(recipe, capsys, given)
     assert f"1 diverged, and have no result: {first}, sample 13, seed 13: the loss or a" in message
     assert [row["task"] for row in rows(tmp_path)] == others

@@ -1,7 +1,8 @@
 """Few-shot fine-tuning of an adapted model: a plain loop, small enough to run hundreds of times."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -63,7 +64,7 @@ def fine_tune(
     scaled = getattr(precision, "scaler", None) is not None
     optimizer = build_optimizer(module.optim, module.model, fused=not scaled)
     scheduler = build_schedule(module.optim, optimizer, n_steps)
-    batches = _endless(training)
+    batches = chain.from_iterable(repeat(training))
     finite = torch.tensor(True, device=module.device)  # read where scores are, not in every step
     for step in range(1, n_steps + 1):
         module.train()
@@ -84,6 +85,7 @@ def fine_tune(
             adjust_biases(module.model, token_loads(module.model, routing.records))
         on_step()
         if step % eval_every == 0 or step == n_steps:
+            finite &= module.is_finite_on(batch, precision)
             if not (finite and all(value.isfinite().all() for value in trained)):
                 raise not_finite("the loss or a weight is not finite", step, ADAPTATION)
             found, rows = score_batches(module, development, precision)
@@ -114,11 +116,6 @@ def score_batches(
         metric, [row.prediction for row in rows], [row.references for row in rows]
     )
     return value, rows
-
-
-def _endless(batches: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    while True:
-        yield from batches
 
 
 def rank(score: float) -> float:

@@ -28,8 +28,8 @@ class ResumableLoader(DataLoader):
         sampler: Decides the batches and holds the position.
         n_targets: Counts the tokens that a batch predicts. If given, every batch has the fields
             ``step_parts``, the number of batches of its optimizer step, and ``step_tokens``, the
-            mean of these counts over them. Losses are divided by this mean, so that every token of
-            the step has the same weight.
+            mean of these counts over them, and so ``step_rows`` of rows. Losses are divided by
+            such a mean, so that every token (or row) of the step has the same weight.
         n_parts: Batches of a step; the last step of an epoch may have fewer.
         options: Of `torch.utils.data.DataLoader`.
 
@@ -77,9 +77,11 @@ class ResumableLoader(DataLoader):
                 if self.position.is_filler(number):
                     batch["labels"] = torch.full_like(batch["labels"], IGNORED)
             first += len(step)
-            count = torch.tensor(sum(map(self.n_targets, step)) / len(step))
-            for batch in step:
-                yield {**batch, "step_tokens": count, "step_parts": len(step)}
+            tokens = list(map(self.n_targets, step))
+            rows = [len(batch["task_ids"]) * (n > 0) for batch, n in zip(step, tokens, strict=True)]
+            means = torch.tensor([sum(tokens), sum(rows)]) / len(step)
+            own = {"step_tokens": means[0], "step_rows": means[1], "step_parts": len(step)}
+            yield from ({**batch, **own} for batch in step)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the next batch."""

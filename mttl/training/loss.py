@@ -90,8 +90,8 @@ def at_places(
 
 
 def global_mean(
-    losses: Float[Tensor, "B L"],
-    labels: Int[Tensor, "B L"],
+    losses: Float[Tensor, "..."],
+    labels: Int[Tensor, "..."],
     step_tokens: Float[Tensor, ""] | None = None,
 ) -> Float[Tensor, ""]:
     """Return the mean over the tokens of all processes, scaled for averaged gradients.
@@ -102,16 +102,16 @@ def global_mean(
     into one step are divided by the mean number of tokens of its batches, for the same reason.
 
     Args:
-        losses: Loss of every position.
+        losses: Loss of every position, or of every row.
         labels: Token ids, or -100.
-        step_tokens: Mean number of tokens of this process's batches that make up one step.
+        step_tokens: Mean number of tokens (or rows) of this process's batches of one step.
     """
     own = (labels != IGNORED).sum() if step_tokens is None else step_tokens.clone()
     count = own.to(losses.dtype)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.all_reduce(count)
         count = count / torch.distributed.get_world_size()
-    return losses.sum() / count.clamp_min(1)
+    return losses.sum() / torch.where(count > 0, count, 1)
 
 
 def example_means(losses: Float[Tensor, "B L"], labels: Int[Tensor, "B L"]) -> Float[Tensor, "B"]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
+from lightning_fabric.plugins import Precision
 from torch import Tensor, nn
 from torchmetrics import Metric
 from transformers import PreTrainedTokenizerBase
@@ -28,13 +29,7 @@ from mttl.routing.context import Routing
 from mttl.sharding.shard_model import shard_model
 from mttl.sharding.whole_tensors import whole
 from mttl.skills.skilled_model import SkilledModel
-from mttl.training.loss import (
-    answer_losses,
-    at_places,
-    divergences,
-    example_means,
-    global_mean,
-)
+from mttl.training.loss import answer_losses, at_places, divergences, example_means, global_mean
 from mttl.training.saving.checkpoint_file import not_finite
 from mttl.training.together.shared_experts import SharesExperts
 from mttl.training.token_balance import LOADS, token_loads
@@ -96,6 +91,7 @@ class TextToTextModule(SharesExperts):
         self.loss_totals = torch.zeros(2, len(metrics))
         self.answers: list[Prediction] = []
         self._last_loss: Tensor | None = None
+        self._last_batch: Mapping[str, Any] | None = None
         self._shares: list[Tensor] = []  # of the loss of this step, batch by batch
 
     def configure_model(self) -> None:
@@ -135,9 +131,11 @@ class TextToTextModule(SharesExperts):
         logits, labels, places, routing = _answered(self.model, batch)
         losses = self._losses(logits, labels, places)
         fared = example_means(losses.detach(), labels)
-        choice = self.model.router.choice_loss(batch["task_ids"], routing.mixing, fared)
+        n = len(batch["task_ids"]) if len(places) else 0  # rows that only fill up teach nothing
+        ids = batch["task_ids"][:n]
+        choice = self.model.router.choice_loss(ids, routing.mixing[:, :n], fared[:n])
         if choice is not None:
-            routing.add_losses({"choice": choice})
+            routing.add_losses({"choice": global_mean(choice, ids, batch.get("step_rows"))})
         if weight := self.model.router.consistency:
             other = _answered(self.model, batch)[0]
             apart = at_places(divergences(logits, other), places, labels)
@@ -176,7 +174,7 @@ class TextToTextModule(SharesExperts):
         """
         losses, labels, routing = self.training_losses(batch)
         loss = global_mean(losses, labels, batch.get("step_tokens"))
-        self._watch(loss.detach())
+        self._watch(loss.detach(), batch)
         prior = self.model.router.prior_loss().to(loss.device)
         total = self._mean_over_step(loss + prior + sum(routing.losses.values()), batch)
         # Each process holds its share of the mean over all tokens.
@@ -209,11 +207,25 @@ class TextToTextModule(SharesExperts):
         dtype = torch.promote_types(self.dtype, torch.float32)  # type: ignore[arg-type]
         self.loss_totals = torch.zeros(2, len(self.tasks), dtype=dtype, device=self.device)
 
-    def _watch(self, loss: Tensor) -> None:
+    def _watch(self, loss: Tensor, batch: Mapping[str, Any]) -> None:
         """Look at the loss of the step before: this one's is not known yet on an accelerator."""
         if self._last_loss is not None and not torch.isfinite(self._last_loss):
             raise not_finite(f"the loss is {self._last_loss.item()}", self.global_step)
-        self._last_loss = loss
+        self._last_loss, self._last_batch = loss, batch
+
+    def is_finite_on(self, batch: Mapping[str, Any], precision: Precision) -> bool:
+        """Tell whether the loss of a batch is finite; random states stay as they are."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.no_grad(), torch.random.fork_rng(devices), precision.forward_context():
+            return bool(self._losses(*_answered(self.model, batch)[:3]).isfinite().all())
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse to keep weights with which the last batch has no finite loss in any process."""
+        if self._last_batch is not None:
+            finite = self.is_finite_on(self._last_batch, self.trainer.precision_plugin)
+            if not self.trainer.strategy.reduce_boolean_decision(finite):
+                raise not_finite("the loss after the step is not finite", self.global_step)
+        super().on_save_checkpoint(checkpoint)
 
     def validation_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
         """Add a batch to the losses and scores of its tasks."""

@@ -12,6 +12,7 @@ from mttl.adaptation import fine_tune as few_shot
 from mttl.adaptation.fine_tune import fine_tune
 from mttl.adaptation.modes import apply_mode
 from mttl.config.optim_schema import Adam, AdamW
+from mttl.errors import DivergedError
 from mttl.training.precision import precision_plugin
 from mttl.training.text_to_text import TextToTextModule
 
@@ -60,6 +61,16 @@ def test_the_weights_of_the_best_score_are_kept(
         torch.cat([v.flatten() for v in snapshots[0]]),
         torch.cat([v.flatten() for v in snapshots[1]]),
     )
+
+
+def test_a_last_step_to_huge_weights_diverges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights are finite, and no loss with them is."""
+    monkeypatch.setattr(few_shot, "score_batches", lambda *given: (0.0, []))
+    optim = AdamW(kind="adamw", lr=1e30, schedule="constant", warmup=0)  # type: ignore[arg-type]
+    module = TextToTextModule(skilled(tiny_t5()), SimpleNamespace(), {"new": "EM"}, optim)
+    with pytest.raises(DivergedError, match="not finite at step 1"):
+        fine_tune(module, [BATCH], [], n_steps=1, eval_every=1)
+    assert all(value.isfinite().all() for value in module.parameters())
 
 
 def test_the_mode_average_trains_what_one_averaged_skill_would_learn(

@@ -79,3 +79,4 @@ def test_batches_of_a_step_know_its_tokens_and_fillers_have_none():
     assert counts[5:] == [0, 0, 0]
     tokens = [float(batch["step_tokens"]) for batch in batches]
     assert tokens == [sum(counts[:4]) / 4] * 4 + [counts[4] / 4] * 4
+    assert [float(batch["step_rows"]) for batch in batches] == [1.0] * 4 + [0.25] * 4

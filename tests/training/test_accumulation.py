@@ -21,7 +21,8 @@ from mttl.data.loader import ResumableLoader
 from mttl.data.packing import PackedCollator
 from mttl.data.samplers import TaskBatchSampler
 from mttl.data.token_sampler import TokenBatchSampler
-from mttl.routing import PolytroponRouter
+from mttl.errors import DivergedError
+from mttl.routing import PolytroponRouter, ScoreFunctionRouter
 from mttl.routing.task.priors import RoutingPrior
 from mttl.training.text_to_text import TextToTextModule
 from training.test_text_to_text import tokenizer
@@ -90,6 +91,44 @@ def test_the_gradient_is_that_of_one_large_batch(family: str, kind: str) -> None
     for ours, theirs in zip(found, wanted, strict=True):
         # Single precision, summed in another order; unweighted batches are off by over 5 %.
         torch.testing.assert_close(ours, [*theirs], rtol=1e-4, atol=1e-6)
+
+
+def test_a_router_that_learns_from_its_draws_weighs_rows_alike() -> None:
+    """Batches of 1 to 6 rows and one that does not count; in evaluation draws are fixed."""
+    torch.manual_seed(0)
+    model = skilled(BACKBONES["t5"]())
+    model.router = ScoreFunctionRouter(model.router.n_groups, 3, 1, 3, entropy=0.5)
+    fixed = torch.randn(12, 3)
+    model.router._baselines = lambda task_ids, losses: fixed[task_ids, 0]  # the same in any batch
+    module = TextToTextModule(model, tokenizer(), dict.fromkeys("abc", "EM")).eval()
+    collate = TrainCollator(0, 3, False)
+    whole = collate([Rows()[row] for row in range(12)])
+    wanted = module.training_losses(whole)[2].losses["choice"]
+    parts = [collate([Rows()[row] for row in rows]) for rows in ([0], [1, 2, 3], range(4, 12), [5])]
+    parts[-1]["labels"].fill_(-100)
+    found = [
+        module.training_losses({**part, "step_rows": torch.tensor(12 / 4)})[2].losses["choice"]
+        for part in parts
+    ]
+    torch.testing.assert_close(sum(found) / 4, wanted)
+
+
+@pytest.mark.parametrize("name", ["last.ckpt", "best.ckpt"])
+def test_a_last_step_to_huge_weights_is_not_saved(tmp_path: Path, name: str) -> None:
+    """The weights are finite, and no loss with them is."""
+    collate = TrainCollator(0, 3, False)
+    optim = AdamW(kind="adamw", lr=1e30, schedule="constant", warmup=0)  # type: ignore[arg-type]
+    module = TextToTextModule(
+        skilled(BACKBONES["t5"]()), tokenizer(), dict.fromkeys("abc", "EM"), optim
+    )
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
+    trainer = pl.Trainer(max_steps=1, accelerator="cpu", enable_model_summary=False, **quiet)
+    sampler = TaskBatchSampler([0] * 12, batch_size=2)
+    trainer.fit(module, ResumableLoader(Rows(), sampler, collate_fn=collate))
+    assert all(value.isfinite().all() for value in module.parameters())
+    with pytest.raises(DivergedError, match="the loss after the step is not finite at step 1"):
+        trainer.save_checkpoint(tmp_path / name, weights_only=name == "best.ckpt")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -83,15 +83,15 @@ class ScoreFunctionRouter(CategoricalRouter):
         task_ids: Int[Tensor, "B"],
         weights: Float[Tensor, "G B H K"],
         losses: Float[Tensor, "B"],
-    ) -> Float[Tensor, ""]:
-        """Return a loss whose gradient is that of the expected loss of the examples."""
+    ) -> Float[Tensor, "B"]:
+        """Return losses whose mean has the gradient of the expected loss of the examples."""
         losses = losses.detach().to(self.mean_losses.dtype)
         advantages = losses - self._baselines(task_ids, losses)
         log_chances = self.logits.index_select(1, task_ids).log_softmax(-1)
         chosen = (log_chances * weights).sum((0, 2, 3))
-        loss = (advantages.to(chosen.dtype) * chosen).mean()
+        loss = advantages.to(chosen.dtype) * chosen
         if self.entropy:
-            loss = loss + self.entropy * (log_chances.exp() * log_chances).sum(-1).mean()
+            loss = loss + self.entropy * (log_chances.exp() * log_chances).sum(-1).mean((0, 2))
         return loss
 
     @torch.no_grad()

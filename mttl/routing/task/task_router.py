@@ -135,7 +135,7 @@ class TaskRouter(nn.Module, ABC):
         task_ids: Int[Tensor, "B"],
         weights: Float[Tensor, "G B H K"],
         losses: Float[Tensor, "B"],
-    ) -> Float[Tensor, ""] | None:
+    ) -> Float[Tensor, "B"] | None:
         """Return what a kind whose draws have no gradient learns from; none for all others.
 
         Args:

@@ -37,7 +37,7 @@ class MetaModule(TextToTextModule):
         else:
             losses = self._part_losses(batch, meta.inner_steps)
             found, loss = reptile_gradients(parameters, losses, rate=meta.inner_lr)
-        self._watch(loss)
+        self._watch(loss, batch)
         self.log("train/loss", loss, prog_bar=True, batch_size=len(batch["labels"]), sync_dist=True)
         return self._mean_over_step(with_gradients(loss, parameters, found), batch)
 

@@ -80,7 +80,7 @@ def test_the_first_batch_is_unbiased(tasks):
         router.logits.grad = None
         weights = torch.nn.functional.one_hot(joint, 2).view(1, -1, 1, 2).double()
         lost = costs.gather(1, joint[:, None])[:, 0]
-        router.choice_loss(ids, weights, lost).backward()
+        router.choice_loss(ids, weights, lost).mean().backward()
         total += chances[ids, joint].prod() * router.logits.grad
     torch.testing.assert_close(total, exact.grad)
 
@@ -101,7 +101,7 @@ def test_a_baseline_leaves_its_own_example_out():
 def test_entropy_is_rewarded():
     router = spread(ScoreFunctionRouter(1, 1, 1, 3, entropy=0.5))
     ids, weights = torch.tensor([0]), torch.tensor([[[[1.0, 0.0, 0.0]]]])
-    loss = router.choice_loss(ids, weights, torch.tensor([0.0]))  # the advantage is 0
+    (loss,) = router.choice_loss(ids, weights, torch.tensor([0.0]))  # the advantage is 0
     chances = router.logits.softmax(-1)
     torch.testing.assert_close(loss, 0.5 * (chances * chances.log()).sum())
 
@@ -122,6 +122,6 @@ def test_learns_which_skill_loses_least():
         weights = router(ids)
         losses = (weights[:, :, 0] * costs[ids]).sum((0, 2))
         optimizer.zero_grad()
-        router.choice_loss(ids, weights, losses).backward()
+        router.choice_loss(ids, weights, losses).mean().backward()
         optimizer.step()
     assert router.eval().matrix()[:, :, 0].argmax(-1).tolist() == [[0, 2], [0, 2]]
