@@ -86,5 +86,5 @@ def test_an_encoder_decoder_is_refused_before_anything_is_written(tmp_path: Path
 
 
 def test_experts_are_refused(config: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be with a section moe"):
+    with pytest.raises(ConfigError, match="does not work with section moe"):
         load_config(f"{config}+router/token_top2.yaml", [PACKED])

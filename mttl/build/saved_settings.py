@@ -1,7 +1,7 @@
 """The settings in a saved inventory: what is needed to build its model again."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -59,14 +59,16 @@ def read_found_settings(saved: SavedInventory) -> ModelSettings:
     return settings.model_copy(update={"backbone": found})
 
 
-def read_settings(saved: SavedInventory, schema: type[S]) -> S:
-    """Return the validated settings of a saved inventory.
+def read_settings(
+    saved: SavedInventory, schema: type[S], own: Mapping[str, str] | None = None
+) -> S:
+    """Return the validated settings of a saved inventory; ``own`` is as for `load_config`.
 
     Raises:
         CheckpointError: If they do not validate.
     """
     try:
-        return schema.model_validate(saved.meta["settings"])
+        return schema.model_validate(saved.meta["settings"], context=own)
     except ValidationError as error:
         for mistake in error.errors(include_url=False):
             cause = mistake.get("ctx", {}).get("error")

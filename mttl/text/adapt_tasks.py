@@ -73,7 +73,7 @@ def adapt_run(
     title = f"Adaptation, mode {config.adapt.mode} (per cent)"
     if len(ended) < len(jobs):
         title += f"; {len(ended)} of {len(jobs)} jobs have ended"
-    if ended:
+    if ended or not todo:
         console.print(few_shot_table(ended, title, list(known.values())))
     console.print(f"The results are in {folder}", highlight=False)
     if models is not None:

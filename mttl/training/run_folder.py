@@ -17,6 +17,7 @@ LATER_SETTINGS: dict[str, Any] = {
     "data.truncate": "end",
     "data.template": "plain",
     "data.date": None,
+    "generation.from_backbone": False,
     "moe.parallel": False,
     "skills.alike": False,
     "trainer.callbacks": [],

@@ -60,7 +60,7 @@ def read_view(
     else:
         saved = find_inventory(folder) and read_inventory(folder)
         if saved and "backbone" in saved.meta["settings"]:
-            built = saved_settings.read_settings(saved, saved_settings.ModelSettings)
+            built = saved_settings.read_settings(saved, saved_settings.ModelSettings, LEAVE)
             require_features(built, {"plots": "a figure of routing"})
         view, record = None, read_record(folder)
     if view is not None and adapted:

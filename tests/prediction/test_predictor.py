@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -220,21 +219,6 @@ def test_every_text_may_have_choices_of_its_own(run: Built) -> None:
 def test_mistakes_are_answered(run: Built, call, kind: type, message: str) -> None:
     with pytest.raises(kind, match=re.escape(message)):
         call(run)
-
-
-def test_descriptions_that_an_earlier_version_did_not_keep(folder: Path, tmp_path: Path) -> None:
-    old = shutil.copytree(folder / "skills", tmp_path / "skills")
-    content = json.loads((old / "meta.json").read_text())
-    kept = content["settings"]["data"].pop("task_descriptions", {})
-    assert kept in ({}, {task: f"what {task} does" for task in ("copy", "reverse", "number")})
-    del content["sha256"]
-    (old / "meta.json").write_text(json.dumps(content))
-    run = mttl.load(old)
-    if kept:
-        with pytest.raises(TaskError, match="its folder holds none of 'copy'"):
-            run.predict("copy", ["a"])
-    else:
-        assert run.predict("copy", ["a"])
 
 
 def test_answers_are_computed_in_the_precision_of_evaluation(tmp_path: Path) -> None:

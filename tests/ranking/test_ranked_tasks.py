@@ -87,7 +87,7 @@ def test_named_options_come_first_and_those_that_are_cut_alike_are_refused(tmp_p
         (["generation.per_token=false"], r"per_token \(false\) is for answers that are ranked"),
         (
             ["generation.mode=both", "trainer.strategy=fsdp2"],
-            r"generation\.mode 'both' cannot be with processes that hold a model together",
+            r"\(fsdp2\) does not work with generation\.mode \(both\)",
         ),
     ],
 )

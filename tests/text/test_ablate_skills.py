@@ -17,7 +17,6 @@ from mttl.command import run_command
 from mttl.config.load import load_any_config
 from mttl.config.skills_schema import Fusion, NoSkills
 from mttl.data.opening import opening
-from mttl.errors import CheckpointError
 from mttl.routing import PolytroponRouter
 from mttl.routing.task.fixed import FixedRouter
 from mttl.routing.task.given_rows import GivenRows
@@ -187,31 +186,3 @@ def test_runs_without_skills_of_tasks_are_refused(
         assert message in refused()
     monkeypatch.setattr("mttl.text.ablate_skills.load_any_config", lambda *_, **__: None)
     assert "has no config.yaml of a training on text" in refused()
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"losses": np.zeros((1, 2, 2))}, r"losses must be finite numbers of shape \(1, 2, 3\)"),
-        ({"pairs": np.zeros((1, 3), dtype=int)}, "do not belong together"),
-        ({"scores": np.zeros((1, 2, 3))}, "do not belong together"),
-        ({"losses_before": np.full(2, np.nan)}, "losses_before must be finite"),
-    ],
-)
-def test_a_damaged_record_is_named(tmp_path: Path, changed: dict, message: str) -> None:
-    arrays = {
-        "losses": np.zeros((1, 2, 3)),
-        "losses_before": np.zeros(2),
-        "tasks": np.array(["a", "b"]),
-        "layers": np.array(["all layers"]),
-        "groups": np.array(["g"]),
-        "pairs": np.arange(3)[None],
-    }
-    assert read_ablation(tmp_path) is None
-    path = tmp_path / "ablation" / "ablation.npz"
-    path.parent.mkdir()
-    np.savez(path, **arrays)
-    assert read_ablation(tmp_path) is not None
-    np.savez(path, **{**arrays, **changed})
-    with pytest.raises(CheckpointError, match=message):
-        read_ablation(tmp_path)

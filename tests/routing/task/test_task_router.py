@@ -159,7 +159,8 @@ def test_initial_rows():
 @pytest.mark.parametrize(("wrong", "least"), [("n_groups", 0), ("n_tasks", 1), ("n_skills", 1)])
 def test_sizes_have_a_least_value(name, wrong, least):
     sizes = {"n_groups": 2, "n_tasks": 2, "n_heads": 1, "n_skills": 2, wrong: least - 1}
-    with pytest.raises(ValueError, match=rf"{wrong} \({least - 1}\) must be at least {least}"):
+    told = f"be at least {least}" if least else "not be negative"
+    with pytest.raises(ValueError, match=rf"{wrong} \({least - 1}\) must {told}"):
         ROUTERS[name](*sizes.values())
 
 

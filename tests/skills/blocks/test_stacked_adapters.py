@@ -124,7 +124,10 @@ def test_what_stacked_adapters_cannot_be():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["router.kind=hyperformer"], r"skills.stacked \(\[4, 4\]\) takes the share of a storey"),
+        (
+            ["router.kind=hyperformer"],
+            r"does not work with skills.stacked \(\[4, 4\]\)",
+        ),
         (
             ["aggregation.kind=fusion", "aggregation.source=runs/x", "router.kind=average"],
             r"skills.stacked \(\[4, 4\]\) must be None for aggregation fusion",
