@@ -12,7 +12,7 @@ from lightning_fabric.utilities import move_data_to_device
 from mttl.metrics.crossfit import score_answers
 from mttl.training.loss import global_mean
 from mttl.training.optim import build_optimizer, build_schedule
-from mttl.training.saving.checkpoint_file import ADAPTATION, not_finite
+from mttl.training.saving.checkpoint_file import ADAPTATION, check_weights, not_finite
 from mttl.training.text_to_text import Prediction, TextToTextModule
 from mttl.training.token_balance import adjust_biases, adjusted_biases, token_loads
 
@@ -49,7 +49,7 @@ def fine_tune(
         The step of the weights kept, their score, and their answers to the development rows.
 
     Raises:
-        DivergedError: If a loss or a trained weight is not finite.
+        DivergedError: If a loss or a trained weight is not finite, or a weight is huge.
     """
     precision = precision or Precision()
     best_step, (best, answers) = 0, score_batches(module, development, precision)
@@ -85,9 +85,9 @@ def fine_tune(
             adjust_biases(module.model, token_loads(module.model, routing.records))
         on_step()
         if step % eval_every == 0 or step == n_steps:
-            finite &= module.is_finite_on(batch, precision)
-            if not (finite and all(value.isfinite().all() for value in trained)):
-                raise not_finite("the loss or a weight is not finite", step, ADAPTATION)
+            if not (finite and module.is_finite_on(batch, precision)):
+                raise not_finite("the loss is not finite", step, ADAPTATION)
+            check_weights(module, step, ADAPTATION)
             found, rows = score_batches(module, development, precision)
             on_score(found)
             if rank(found) > rank(best):

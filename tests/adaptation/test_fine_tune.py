@@ -2,6 +2,7 @@
 
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -67,7 +68,8 @@ def test_a_last_step_to_huge_weights_diverges(monkeypatch: pytest.MonkeyPatch) -
     """The weights are finite, and no loss with them is."""
     monkeypatch.setattr(few_shot, "score_batches", lambda *given: (0.0, []))
     optim = AdamW(kind="adamw", lr=1e30, schedule="constant", warmup=0)  # type: ignore[arg-type]
-    module = TextToTextModule(skilled(tiny_t5()), SimpleNamespace(), {"new": "EM"}, optim)
+    tokenizer: Any = SimpleNamespace()
+    module = TextToTextModule(skilled(tiny_t5()), tokenizer, {"new": "EM"}, optim)
     with pytest.raises(DivergedError, match="not finite at step 1"):
         fine_tune(module, [BATCH], [], n_steps=1, eval_every=1)
     assert all(value.isfinite().all() for value in module.parameters())

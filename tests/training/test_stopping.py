@@ -169,13 +169,16 @@ def test_what_was_logged_is_on_the_disk_before_the_checkpoint(last: Recorder) ->
     assert steps == [1, 2, 2, 4, 4]
 
 
-def test_weights_that_are_not_finite_are_not_saved(last: Recorder) -> None:
+@pytest.mark.parametrize("value", [float("nan"), 1e30])  # the norm of the second is infinite
+def test_weights_that_are_not_finite_are_not_saved(last: Recorder, value: float) -> None:
     class Diverge(Callback):
         def on_before_backward(self, trainer: pl.Trainer, module: Any, loss: Tensor) -> None:
             if trainer.global_step == 4:
-                module.total.data.fill_(float("nan"))
+                module.total.data.fill_(value)
 
-    with pytest.raises(TrainingError, match=r"'total' holds numbers that are not finite at step 6"):
+    with pytest.raises(
+        TrainingError, match=r"'total' holds numbers that are not finite or huge at step 6"
+    ):
         trainer(Diverge(), last).fit(Sum(), loader())
     assert torch.load(last.checkpoint, weights_only=False)["global_step"] == 4
 

@@ -33,15 +33,15 @@ class CheckpointFile(TorchCheckpointIO):
         write_atomic(path, lambda temporary: torch.save(checkpoint, temporary))
 
 
-def check_weights(module: pl.LightningModule, step: int) -> None:
-    """Refuse to keep weights that are not finite.
+def check_weights(module: pl.LightningModule, step: int, advice: str = TRAINING) -> None:
+    """Refuse to keep weights that are not finite, or whose squares, which norms take, are not.
 
     Raises:
-        DivergedError: If a trained weight is NaN or infinite.
+        DivergedError: If a trained weight is NaN, infinite, or beyond 1.8e19.
     """
     for name, value in module.named_parameters():
-        if value.requires_grad and not whole(torch.isfinite(value).all()):
-            raise not_finite(f"'{name}' holds numbers that are not finite", step)
+        if value.requires_grad and not whole(value.float().square().isfinite().all()):
+            raise not_finite(f"'{name}' holds numbers that are not finite or huge", step, advice)
 
 
 def not_finite(what: str, step: int, advice: str = TRAINING) -> DivergedError:
