@@ -79,7 +79,7 @@ class AttachmentProbe:
         named = self.backbone.named_modules()
         layers = {path: module for path, module in named if isinstance(module, SkilledLayer)}
         skills = dict.fromkeys(v for m in layers.values() for v in m.inventory.parameters())
-        kept = [value.detach().clone() for value in skills]
+        kept = [(value.detach().clone(), value.requires_grad) for value in skills]
         try:
             with evaluating(self.backbone):
                 fault = self._fault(layers, slot, promised, [*skills])
@@ -88,8 +88,9 @@ class AttachmentProbe:
         except Exception as error:  # models answer what is new to them with errors of all sorts
             fault = f"{error} ({type(error).__name__})"
         finally:
-            for value, before in zip(skills, kept, strict=True):
+            for value, (before, trained) in zip(skills, kept, strict=True):
                 value.data.copy_(before)
+                value.requires_grad_(trained)
         if fault:
             raise ConfigError(
                 f"skills.kind ({kinds}) does not work on a {self.name}: {fault}. Choose other "
@@ -112,25 +113,25 @@ class AttachmentProbe:
 
         for value in skills:
             noise = torch.randn(value.shape, generator=draw).to(value)
-            value.data += noise * 0.3 / max(value.shape[-1:] or (1,)) ** 0.5
+            value.requires_grad_(True).data += noise * 0.3 / max(value.shape[-1:] or (1,)) ** 0.5
         with torch.enable_grad(), slot.use(watched := _Watched(mixing)):
             both = self._run(2)
         with torch.no_grad(), slot.use(_Watched(mixing[:, :1])):
             alone = self._run(1)
-        logits, parts = (
-            both[0].float(),
-            [part for found in watched.found.values() for part in found],
-        )
+        logits = both[0].float()
+        own = {  # what a layer merged, and its skills, as it may compute with them as they are
+            path: [*watched.found.get(id(layer), ()), *layer.inventory.parameters()]
+            for path, layer in layers.items()
+        }
+        parts = [part for found in own.values() for part in found]
         towards = torch.arange(logits.numel(), device=logits.device).sin().view(logits.shape)
-        loss = (logits * towards).sum() + sum(0 * part.sum() for part in parts)
-        found = zip(parts, torch.autograd.grad(loss, parts), strict=True)
-        live = {id(part) for part, gradient in found if gradient.any()}
+        found = torch.autograd.grad((logits * towards).sum(), parts, allow_unused=True)
+        gradients = zip(parts, found, strict=True)
+        live = {id(part) for part, value in gradients if value is not None and value.any()}
         works: dict[str, bool] = {}
-        for path, layer in layers.items():
-            # Of the experts of a block, a batch reaches some.
+        for path, used_by in own.items():  # of the experts of a block, a batch reaches some
             name = re.sub(r"^(.*[._]\d+\..*[._])\d+(?=\.)", r"\1*", path)
-            own = map(id, watched.found.get(id(layer), ()))
-            works[name] = works.get(name, False) or not live.isdisjoint(own)
+            works[name] = works.get(name, False) or not live.isdisjoint(map(id, used_by))
         idle, used = ([name for name in works if works[name] is wanted] for wanted in (False, True))
         if idle:
             instead = f"; those at '{used[0]}' and {len(used) - 1} more have one" if used else ""
