@@ -207,7 +207,7 @@ def _import_envpool() -> Any:
     except ImportError as error:
         raise ImportError(
             f"backend 'envpool' needs the package envpool ({error}); install it with "
-            "pip install 'mttl[envpool]', or use backend 'minigrid'"
+            "pip install envpool, or use backend 'minigrid'"
         ) from error
 
 

@@ -17,8 +17,8 @@ from mttl.version import VERSION
 if TYPE_CHECKING:
     from mttl.adaptation.new_tasks import adapt, adapt_to
     from mttl.adaptation.score_table import few_shot_table
-    from mttl.build.model import from_pretrained
-    from mttl.build.model import load_run as load
+    from mttl.assembly.model import from_pretrained
+    from mttl.assembly.model import load_run as load
 
 __version__ = VERSION
 __all__ = ["adapt", "adapt_to", "few_shot_table", "from_pretrained", "load"]
@@ -28,8 +28,8 @@ _HOMES = {
     "adapt": ("mttl.adaptation.new_tasks", "adapt"),
     "adapt_to": ("mttl.adaptation.new_tasks", "adapt_to"),
     "few_shot_table": ("mttl.adaptation.score_table", "few_shot_table"),
-    "from_pretrained": ("mttl.build.model", "from_pretrained"),
-    "load": ("mttl.build.model", "load_run"),
+    "from_pretrained": ("mttl.assembly.model", "from_pretrained"),
+    "load": ("mttl.assembly.model", "load_run"),
 }
 
 

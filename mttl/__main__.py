@@ -1,4 +1,4 @@
-"""The command ``mttl``: what pl_train.py and its like do, from any folder.
+"""The command ``mttl``: train, adapt, predict and everything else, from any folder.
 
 mttl train -c crossfit.yaml
 mttl adapt -c crossfit.yaml --from runs/crossfit --tasks third_past --save
@@ -10,38 +10,42 @@ runs/ here.
 
 import importlib
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 
-from mttl.command import COMMAND_GROUPS, COMMANDS, exit_with, make_parser
+from mttl.commands import COMMANDS, MORE
+from mttl.commands.options import make_parser
 from mttl.errors import ConfigError, nearest
-from mttl.shipped_files import shipped_folder
+from mttl.runtime.command import exit_with
+
+ALL = COMMANDS | MORE
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Hand over to a command; return its exit status."""
     given = sys.argv[1:] if arguments is None else arguments
-    name = given[0] if given else "--help"
-    if name.startswith("-"):
-        parser = make_parser(f"{__doc__}\n{listing()}", name="mttl")
+    if not given or given[0].startswith("-"):
+        text = f"{__doc__}\ncommands:\n{listing(COMMANDS)}\n\nmore:\n{listing(MORE)}"
+        parser = make_parser("", text)
         parser.usage = "mttl COMMAND ..."
         parser.parse_args(given or ["--help"])
-    if name not in COMMANDS:
+    n_words = 2 if " ".join(given[:2]) in ALL else 1
+    name = " ".join(given[:n_words])
+    if name not in ALL:
         raise ConfigError(
-            f"there is no command '{name}'.{nearest(name, COMMANDS)} `mttl --help` lists them"
+            f"there is no command '{name}'.{nearest(name, ALL)} `mttl --help` lists them"
         )
-    path = shipped_folder() / COMMANDS[name]
-    sys.path.insert(0, str(path.parent))  # as Python does for a script: some share code beside them
-    return importlib.import_module(path.stem).main(given[1:])
+    module = importlib.import_module(f"mttl.commands.{ALL[name]}")
+    return module.main(given[n_words:])
 
 
-def listing() -> str:
-    """Return the commands by groups, each with the first sentence of its file."""
-    lines: list[str] = []
-    for title, group in COMMAND_GROUPS.items():
-        lines.append(f"{title}:")
-        for name, script in group.items():
-            with (shipped_folder() / script).open(encoding="utf-8") as file:
-                sentence = file.readline().strip().removeprefix("r").strip('"')
-            lines.append(f"  {name:<12}{sentence}")
+def listing(commands: Mapping[str, str]) -> str:
+    """Return a line per command: its name, and the first sentence of its file."""
+    folder, lines = Path(__file__).parent / "commands", []
+    for name, module in commands.items():
+        with (folder / f"{module}.py").open(encoding="utf-8") as file:
+            sentence = file.readline().strip().removeprefix("r").strip('"')
+        lines.append(f"  {name:<14}{sentence}")
     return "\n".join(lines)
 
 

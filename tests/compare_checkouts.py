@@ -19,7 +19,7 @@ from rich.table import Table
 from checkouts.cases import CASES, with_needs
 from checkouts.differences import Difference, compare_folders
 from checkouts.running import Job, Side, run_jobs, state_of
-from mttl.command import exit_with, make_console
+from mttl.runtime.command import exit_with, make_console
 
 SHOWN = 10  # differences of one case; the others are counted
 

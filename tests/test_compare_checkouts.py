@@ -1,6 +1,5 @@
 """Two checkouts run alike and compared: every difference is found and named."""
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -147,22 +146,23 @@ def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, str], Path]:
-    """Replace the cases by scripts that write one file; return how to make a checkout of them."""
-    first = CASES.Case("first", ("make.py made/a.csv",), ("made",))
-    second = CASES.Case("second", ("copy.py made again",), ("again",), needs=("first",))
+    """Replace the cases by commands that write one file; return how to make a checkout of them."""
+    first = CASES.Case("first", ("make made/a.csv",), ("made",))
+    second = CASES.Case("second", ("copy made again",), ("again",), needs=("first",))
     for module in (CASES, SCRIPT):
         monkeypatch.setattr(module, "CASES", (first, second))
     monkeypatch.setattr(RUNNING, "BY_NAME", {"first": first, "second": second})
 
     def checkout(path: Path, value: str) -> Path:
-        shutil.copytree(ROOT / "mttl", path / "mttl", ignore=lambda *_: ["__pycache__"])
-        (path / "make.py").write_text(
-            "import pathlib, sys\npath = pathlib.Path(sys.argv[1])\npath.parent.mkdir()\n"
-            f"path.write_text({value!r})\n"
+        (path / "mttl").mkdir(parents=True)
+        (path / "mttl" / "__init__.py").write_text("")
+        (path / "mttl" / "__main__.py").write_text(
+            "import pathlib, shutil, sys\nname, *given = sys.argv[1:]\nif name == 'make':\n"
+            "    path = pathlib.Path(*given)\n    path.parent.mkdir()\n"
+            f"    path.write_text({value!r})\nelse:\n    shutil.copytree(*given)\n"
         )
-        (path / "copy.py").write_text("import shutil, sys\nshutil.copytree(*sys.argv[1:])\n")
         for command in (
-            *(["init", "-q"], ["add", "*.py"]),
+            *(["init", "-q"], ["add", "mttl"]),
             ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"],
         ):
             subprocess.run(["git", "-C", str(path), *command], check=True)
@@ -197,14 +197,14 @@ def test_checkouts_that_differ_do_not_pass(
     assert SCRIPT.main(arguments) == 1
     printed = capsys.readouterr().out.splitlines()
     what = "a, row 1: '1' before, '2' after"
-    # Only the first script differs: the second one copies what BEFORE has left.
+    # Only the first command differs: the second one copies what BEFORE has left.
     assert [line for line in printed if "row" in line] == (
         [f"first, after: made/a.csv {what}", f"second, after: again/a.csv {what}"]
     )
-    (after / "make.py").write_text("raise SystemExit('it is broken')")
+    (after / "mttl" / "__main__.py").write_text("raise SystemExit('it is broken')")
     assert SCRIPT.main([*arguments, "--only", "first"]) == 1
     printed = capsys.readouterr().out
-    assert "first, after: failed: make.py made/a.csv: it is broken" in printed
+    assert "first, after: failed: make made/a.csv: it is broken" in printed
 
 
 @pytest.mark.slow

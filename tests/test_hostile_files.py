@@ -14,16 +14,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from mttl.checkpoints.run_folder import RunFolder, step_to_start_from
 from mttl.config.load import load_any_config
 from mttl.errors import CheckpointError, ConfigError, MttlError, TaskError
-from mttl.gym.task_file import load_tasks
-from mttl.interchange.lora_import import read_lora
-from mttl.interchange.peft_folder import PREFIX, read_peft
 from mttl.merging.recipe import read_recipe
 from mttl.merging.weights_folder import Weights
 from mttl.models.backbone import build_random, load_pretrained, load_tokenizer
+from mttl.peft_format.lora_import import read_lora
+from mttl.peft_format.peft_folder import PREFIX, read_peft
 from mttl.sparse.loop import load_state
-from mttl.training.run_folder import RunFolder, step_to_start_from
+from mttl.tasks.task_file import load_tasks
 
 T5 = {
     **{"vocab_size": 384, "d_model": 16, "d_kv": 4, "num_heads": 2, "d_ff": 32},

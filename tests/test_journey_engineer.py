@@ -10,14 +10,16 @@ import pytest
 import torch
 from transformers import ByT5Tokenizer
 
-from helpers.command import ROOT, load_recipe
+from helpers.command import ROOT
 from helpers.gyms import TINY_LLAMA, TINY_T5
 from helpers.raw import write_jsonl
 from helpers.serving import serving
-from mttl.build.load_tasks import load_tasks
-from mttl.command import run_command
-from mttl.gym.folder import Gym
+from mttl.__main__ import main
+from mttl.assembly.load_tasks import load_tasks
+from mttl.commands.serve import parse
 from mttl.models.backbone import build_random, is_decoder_only, scale_initial_weights
+from mttl.runtime.command import run_command
+from mttl.tasks.folder import Gym
 
 PAGE = (ROOT / "docs" / "journey_engineer.md").read_text(encoding="utf-8")
 (TASKS,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
@@ -61,7 +63,7 @@ def place(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def run(words: list[str], *more: str) -> None:
-    assert run_command(lambda: load_recipe(ROOT / words[0]).main([*words[1:], *more])) == 0
+    assert run_command(lambda: main([*words, *more])) == 0
 
 
 def test_from_raw_files_to_a_served_answer_and_to_peft(place: Path) -> None:
@@ -79,7 +81,7 @@ def test_from_raw_files_to_a_served_answer_and_to_peft(place: Path) -> None:
     answers = [json.loads(line)["prediction"] for line in lines]
     assert len(set(answers)) > 1
 
-    options = load_recipe(ROOT / serve[0]).parse(serve[1:])
+    options = parse(serve[1:])
     models, _ = load_tasks(options.source, options.adapted, options.backbone)
     with serving(models) as served:
         names: dict[str, Any] = {}

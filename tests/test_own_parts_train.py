@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 import mttl
-from helpers.command import column, load_recipe, read_csv, train
+from helpers.command import column, read_csv, train
 from helpers.gyms import write_config, write_gym
 from helpers.new_tasks import NEW
-from mttl.build.build_router import build_router
-from mttl.build.model import load_run
+from mttl.assembly.build_router import build_router
+from mttl.assembly.model import load_run
+from mttl.commands import adapt
 from mttl.config.load import load_config
 from mttl.errors import MttlError
 from mttl.metrics.crossfit import score_answers
-from mttl.own_classes import TRUST
+from mttl.plugins.classes import TRUST
 
 PARTS = """
 import torch
@@ -178,9 +179,8 @@ def test_all_parts_take_part(config: Path, tmp_path: Path) -> None:
     routed = next(iter(model.token_layers().values()))
     assert type(routed.router).__name__ == "FirstChoice"
     assert (type(routed.experts).__name__, routed.experts.rank) == ("Thin", 1)
-    finetune = load_recipe(Path(load_recipe().__file__).with_name("pl_finetune.py"))
     given = ["-c", f"{config}+{own}", "--from", str(run.path), "-k", "adapt.max_steps=2"]
-    assert finetune.main(given) == 0
+    assert adapt.main(given) == 0
     (line,) = (run.path / "adapt-all" / "results.jsonl").read_text().splitlines()
     assert json.loads(line)["test"] == 0.5
 
@@ -258,10 +258,9 @@ def test_examples_are_shown_but_not_of_none(config: Path) -> None:
     own.write_text("router: {kind: 'own_all:Reads'}\n")
     run = train(f"{config}+{own}", "reads", *QUICK)
     assert load_run(run.path).model.router.shown_examples.shape == (1, 16)
-    finetune = load_recipe(Path(load_recipe().__file__).with_name("pl_finetune.py"))
     given = ["-c", f"{config}+{own}", "--from", str(run.path), "-k", "adapt.examples=0"]
     with pytest.raises(MttlError, match="sees examples of tasks, and there are none of 'first'"):
-        finetune.main(given)
+        adapt.main(given)
 
 
 def test_what_a_metric_raises_is_told_where_answers_are_scored(

@@ -13,17 +13,20 @@ import pytest
 import torch
 
 import mttl
-from helpers.command import ROOT, load_recipe, train
+from helpers.command import ROOT, train
 from helpers.gyms import TASKS, TINY_LLAMA, TINY_T5, write_config, write_gym
+from mttl.__main__ import ALL, main
 from mttl.adaptation.few_shot import FewShotResult
-from mttl.build.model import load_run
-from mttl.command import USER_MISTAKE, run_command
+from mttl.assembly.model import load_run
+from mttl.commands import compare
+from mttl.comparison import stages
+from mttl.comparison.methods import own_methods
 from mttl.config.load import load_config
 from mttl.errors import CheckpointError, MttlError
-from mttl.interchange.poly import poly_checkpoint
-from mttl.own_classes import TRUST
+from mttl.peft_format.poly import poly_checkpoint
+from mttl.plugins.classes import TRUST
+from mttl.runtime.command import USER_MISTAKE, run_command
 
-sys.path.insert(0, str(ROOT / "scripts"))
 NEARBY, READING = (f"examples/{name}_router.yaml" for name in ("nearby", "reading"))
 QUICK = ("trainer.max_steps=2", "trainer.val_check_interval=2")
 ADAPT = ("adapt.max_steps=1", "adapt.eval_every=1")
@@ -56,7 +59,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def command(name: str, *arguments: str) -> int:
-    return run_command(lambda: load_recipe(ROOT / name).main(list(arguments)))
+    return run_command(lambda: main([name, *arguments]))
 
 
 def test_the_example_is_short() -> None:
@@ -65,7 +68,7 @@ def test_the_example_is_short() -> None:
 
 PAGE = (ROOT / "docs" / "own_parts.md").read_text("utf-8")
 COMMANDS = [
-    line.removeprefix("python ").split()
+    line.removeprefix("mttl ").split()
     for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
     for line in block.splitlines()
 ]
@@ -73,23 +76,14 @@ COMMANDS = [
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: f"{words[0]} {words[-1]}")
 def test_the_commands_of_the_page_are_understood(words: list[str]) -> None:
-    recipe = load_recipe(ROOT / words[0])
-    if words[0] == "scripts/summarise_runs.py":  # reads its line itself
-        with pytest.raises(MttlError, match="runs/n13"):
-            recipe.main(words[1:])
-        return
-    options = recipe.parse(words[1:])
-    if words[0].startswith("pl_") and words[0] != "pl_predict.py":
+    module = importlib.import_module(f"mttl.commands.{ALL[words[0]]}")
+    options = module.parse(words[1:])
+    if words[0] in ("train", "adapt", "search"):
         config = load_config(options.config, options.override)
         assert type(config.router).__name__ == "NearbyRouter"
-    if words[0] == "scripts/compare.py" and options.method:
-        for method in own_methods_of(options).values():
+    if words[0] == "compare" and options.method:
+        for method in own_methods(options.method, []).values():
             load_config(f"crossfit.yaml+{method.fragment}")
-
-
-def own_methods_of(options):
-    load_recipe(ROOT / "scripts" / "compare.py")
-    return importlib.import_module("comparison.methods").own_methods(options.method, [])
 
 
 def test_the_page_shows_the_example() -> None:
@@ -110,18 +104,18 @@ def test_the_journey(config: Path, tmp_path: Path, capfd, monkeypatch) -> None:
 
     # A new task: adapted, kept, and asked by a process that has not seen the class.
     given = ("--from", str(run.path), "--tasks", "copy")
-    assert command("pl_finetune.py", "-c", both, *given, "--save", "-k", *ADAPT) == 0
+    assert command("adapt", "-c", both, *given, "--save", "-k", *ADAPT) == 0
     grid = "search.grid={adapt.lr: [1e-3]}"
-    assert command("pl_search.py", "-c", both, *given, "-k", *ADAPT, grid) == 0
+    assert command("search", "-c", both, *given, "-k", *ADAPT, grid) == 0
     (adapted,) = (run.path / "adapt-all" / "models").iterdir()
     (tmp_path / "in.tsv").write_text("input\nabc\n")
     ask = ("--adapted", str(adapted), "--in", str(tmp_path / "in.tsv"))
     forget()
-    assert command("pl_predict.py", *ask) == USER_MISTAKE
+    assert command("predict", *ask) == USER_MISTAKE
     assert "is code, and code that a file names is not run by itself" in " ".join(
         capfd.readouterr().err.split()
     )
-    assert command("pl_predict.py", *ask, "--trust", "examples/nearby_router.py") == 0
+    assert command("predict", *ask, "--trust", "examples/nearby_router.py") == 0
     built = load_run(run.path)
     assert type(built.model.router).__name__ == "NearbyRouter"
     assert len(built.predict("reverse", ["abc"])) == 1
@@ -136,8 +130,8 @@ def test_the_journey(config: Path, tmp_path: Path, capfd, monkeypatch) -> None:
     # Others have to name it too.
     forget()
     for refused in (
-        ("pl_finetune.py", "-c", str(config), *given, "-k", *ADAPT),
-        ("scripts/merge_task.py", str(run.path), "--task", "reverse", "--out", str(tmp_path / "m")),
+        ("adapt", "-c", str(config), *given, "-k", *ADAPT),
+        ("merge-task", str(run.path), "--task", "reverse", "--out", str(tmp_path / "m")),
     ):
         assert command(*refused) == USER_MISTAKE
         assert "--trust ./examples/nearby_router.py" in " ".join(capfd.readouterr().err.split())
@@ -151,7 +145,7 @@ def test_the_journey(config: Path, tmp_path: Path, capfd, monkeypatch) -> None:
     with np.load(run.plots / "routing.npz") as arrays:
         assert arrays["probabilities"].shape == arrays["weights"].shape
         np.testing.assert_array_equal(arrays["probabilities"], arrays["weights"])
-    assert command("scripts/plot_routing.py", str(run.path)) == 0
+    assert command("plot", str(run.path)) == 0
     assert not [name for name in sys.modules if name.endswith(MODULES)]
     printed = " ".join(capfd.readouterr().out.split())
     means = printed.split("│ mean │")[1].split("│")[:2]
@@ -161,14 +155,12 @@ def test_the_journey(config: Path, tmp_path: Path, capfd, monkeypatch) -> None:
 
 @pytest.mark.slow
 def test_it_is_compared_with_intervals(config: Path, tmp_path: Path, monkeypatch, capsys) -> None:
-    script = load_recipe(ROOT / "scripts" / "compare.py")
-    stages = importlib.import_module("comparison.stages")
     commands: list[list[str]] = []
 
     def run(self: object, given: list[str], log: Path, cost: Path) -> None:
         commands.append(given)
         forget()
-        assert load_recipe(Path(given[0])).main(given[1:]) == 0
+        assert main(given[2:]) == 0
         stages.Cost(1.0, 100.0, ended=True).write(cost)
 
     monkeypatch.setattr(stages.Processes, "run", run)
@@ -176,7 +168,7 @@ def test_it_is_compared_with_intervals(config: Path, tmp_path: Path, monkeypatch
     budget = ("--steps", "1", "--adapt-steps", "1", "--workers", "1", "--seeds", "13", "14")
     given = ["-c", str(config), *budget, "--methods", "polytropon", "--modes"]
     mine = [*given, "--method", f"mine={NEARBY}"]
-    assert script.main([*mine, "--out", str(out)]) == 0
+    assert compare.main([*mine, "--out", str(out)]) == 0
     assert len(commands) == 8
     assert all(f"{config}+{NEARBY}" in given for given in commands if "mine" in "".join(given))
     text = " ".join(capsys.readouterr().out.split())
@@ -189,19 +181,19 @@ def test_it_is_compared_with_intervals(config: Path, tmp_path: Path, monkeypatch
     other = tmp_path / "other.yaml"
     other.write_text((ROOT / NEARBY).read_text().replace("0.5", "0.7"))
     with pytest.raises(MttlError, match=r"'mine' has changed .*router\.temperature \(0\.5 before"):
-        script.main([*given, "--method", f"mine={other}", "--out", str(out)])
+        compare.main([*given, "--method", f"mine={other}", "--out", str(out)])
 
     # The same runs as they stand, beside a method whose runs were just made.
     runs = ",".join(str(out / "mine" / f"seed{seed}") for seed in (13, 14))
     beside = ["--runs", f"both={runs}", f"same={runs}"]
     forget()
-    assert script.main([*beside, "--out", str(tmp_path / "again")]) == 0
+    assert compare.main([*beside, "--out", str(tmp_path / "again")]) == 0
     again = {row["method"]: row for row in csv.DictReader((tmp_path / "again/table.csv").open())}
     assert again["both"]["unseen"] == table[1]["unseen"]
     assert float(again["same"]["unseen_difference_mean"]) == 0.0
     assert again["same"]["unseen_difference_low"] == "nan"  # nothing varies: no interval
     assert not [name for name in sys.modules if name.endswith(MODULES)]
-    assert script.main([*given, "--runs", f"both={runs}", "--out", str(out)]) == 0
+    assert compare.main([*given, "--runs", f"both={runs}", "--out", str(out)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "`both` differs from" in text
     assert "router.kind (polytropon and ./examples/nearby_router.py:NearbyRouter)" in text
@@ -210,7 +202,7 @@ def test_it_is_compared_with_intervals(config: Path, tmp_path: Path, monkeypatch
     known = ",".join(str(out / "polytropon" / f"seed{seed}") for seed in (13, 14))
     own = ["-c", str(config), *budget, "--modes", "--method", f"mine={NEARBY}"]
     for name, place in (("polytropon", known), ("base", known)):
-        assert script.main([*own, "--runs", f"{name}={place}", "--out", str(out)]) == 0
+        assert compare.main([*own, "--runs", f"{name}={place}", "--out", str(out)]) == 0
         found = {row["method"]: row for row in csv.DictReader((out / "table.csv").open())}
         assert list(found) == ["mine", name]
         paired = "unseen_difference_mean"
@@ -226,7 +218,7 @@ def test_it_is_compared_with_intervals(config: Path, tmp_path: Path, monkeypatch
     more = json.dumps(json.loads(line) | {"sample": 7})
     (copies[0] / "adapt-all" / "results.jsonl").write_text(f"{line}\n{more}\n")
     half = f"half={copies[0]},{copies[1]}"
-    assert script.main(["--runs", f"both={runs}", half, "--out", str(tmp_path / "half")]) == 0
+    assert compare.main(["--runs", f"both={runs}", half, "--out", str(tmp_path / "half")]) == 0
     found = {row["method"]: row for row in csv.DictReader((tmp_path / "half/table.csv").open())}
     assert (found["both"]["n_seeds"], found["half"]["n_seeds"]) == ("2", "1")
     text = " ".join(capsys.readouterr().out.split())
@@ -238,7 +230,7 @@ def test_it_is_compared_with_intervals(config: Path, tmp_path: Path, monkeypatch
         shutil.copytree(out / "mine" / copy.name / "adapt-all", copy / "adapt-router_only")
     rows = ",".join(map(str, copies))
     told = ["--runs", f"one={rows}", f"two={rows}", "--out", str(tmp_path / "rows")]
-    assert script.main(told) == 0
+    assert compare.main(told) == 0
     found = {row["method"]: row for row in csv.DictReader((tmp_path / "rows/table.csv").open())}
     assert list(found) == ["one", "one: router_only", "two", "two: router_only"]
     assert found["one"]["seen"] == table[1]["seen"]
@@ -250,18 +242,17 @@ def test_it_is_compared_with_intervals(config: Path, tmp_path: Path, monkeypatch
     again = json.dumps(json.loads(line) | {"task": trained[0], "test": 1.0})
     for copy in copies:
         (copy / "adapt-router_only" / "results.jsonl").write_text(f"{line}\n{again}\n")
-    assert script.main([*told[:-1], str(tmp_path / "trained")]) == 0
+    assert compare.main([*told[:-1], str(tmp_path / "trained")]) == 0
     found = {row["method"]: row for row in csv.DictReader((tmp_path / "trained/table.csv").open())}
     assert found["two: router_only"]["unseen"] == table[1]["unseen"]
 
     # Runs that were trained on other tasks are told apart.
     (copies[1] / "skills" / "tasks.json").write_text(json.dumps([*trained, "further"]))
     with pytest.raises(MttlError, match=r"more than their seeds: the tasks of training \("):
-        script.main(told)
+        compare.main(told)
 
 
 def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path) -> None:
-    script = load_recipe(ROOT / "scripts" / "compare.py")
     folders = []
     for name, seed, rate in (("a", 1, 0.1), ("b", 2, 0.1), ("c", 1, 0.2), ("d", 2, 0.1)):
         folder = tmp_path / name
@@ -321,7 +312,7 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
         (("--runs", f"x={a}", "--samples", "1", "--modes"), f"{alone} --samples, --modes would"),
     ):
         with pytest.raises(MttlError, match=message):
-            script.main(["--out", str(tmp_path / "out"), *given])
+            compare.main(["--out", str(tmp_path / "out"), *given])
     assert not (tmp_path / "out").exists()
 
 
@@ -363,7 +354,7 @@ def test_a_router_may_read(tmp_path: Path, config: Path, backbone) -> None:
 
     # A new task is routed by its own description, and answers again when it is loaded.
     adapt = ("--from", str(run.path), "--samples", "100", "--save", "-k", *ADAPT)
-    assert command("pl_finetune.py", "-c", f"{config}+{READING}", *adapt) == 0
+    assert command("adapt", "-c", f"{config}+{READING}", *adapt) == 0
     (folder,) = (run.path / "adapt-all" / "models").iterdir()
     new = load_run(folder).model.router
     assert new.shown_descriptions.shape == (1, 16)
@@ -371,9 +362,7 @@ def test_a_router_may_read(tmp_path: Path, config: Path, backbone) -> None:
     with pytest.raises(CheckpointError, match="ReadingRouter mixes skills by prompt, and Poly by"):
         poly_checkpoint(built.model, base=None, task_type="SEQ_2_SEQ_LM")
     with pytest.raises(CheckpointError, match="mixes skills by the prompt of every example"):
-        load_recipe(ROOT / "scripts/merge_task.py").main(
-            [str(run.path), "--task", "reverse", "--out", str(tmp_path / "merged")]
-        )
+        main(["merge-task", str(run.path), "--task", "reverse", "--out", str(tmp_path / "merged")])
 
 
 def test_a_router_that_reads_needs_something_to_read(config: Path, tmp_path: Path) -> None:

@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 
 from helpers.command import ROOT, load_recipe
-from helpers.printed import PAGES, Command, commands, figures, text
-from mttl import yaml12
+from helpers.printed import DOCS, PAGES, Command, commands, figures, text
 from mttl.config.load import configs_dir, load_any_config
+from mttl.io import yaml12
 
 PRINTED = {f"{page}: {command}": command for page in PAGES for command in commands(text(page))}
-# The drills import all that they drill.
+# Fault-injection tests import all that they kill.
 LINES = [
-    pytest.param(command, marks=pytest.mark.slow if "/drills/" in command.script else (), id=line)
+    pytest.param(
+        command, marks=pytest.mark.slow if "/fault_injection/" in command.script else (), id=line
+    )
     for line, command in PRINTED.items()
 ]
 PLACEHOLDERS = {"NAME": "private", "SECTION": "skills"}  # what a reader fills in
@@ -65,12 +67,15 @@ def read_options(command: Command, request: pytest.FixtureRequest) -> argparse.N
 
 def test_commands_are_found_in_all_forms() -> None:
     assert len(PRINTED) > 200
-    found = [str(command) for command in commands(text("docs/results.md"))]
-    assert "pl_train.py -c crossfit.yaml -k run.seed=13 run.name=seed13" in found  # of a loop
-    assert any(line.startswith("pl_train.py -c crossfit.yaml+") for line in found if "fast" in line)
-    assert [command.script for command in commands("`mttl plot RUN --html` ↵ `python -V`")] == [
-        "scripts/plot_routing.py"
+    found = [str(command) for command in commands(text("scripts/studies/main_job/README.md"))]
+    train = "mttl/commands/train.py -c crossfit.yaml"
+    assert f"{train} -k run.seed=13 run.name=seed13" in found  # of a loop
+    assert any(line.startswith(f"{train}+") for line in found if "joint" in line)
+    assert [command.script for command in commands("`mttl plot RUN` ↵ `python -V`")] == [
+        "mttl/commands/plot.py"
     ]
+    (two,) = commands("```\nmttl babyai record --out bot.npz\n```")
+    assert str(two) == "mttl/commands/babyai_record.py --out bot.npz"
     (asked,) = [one for one in commands(text("README.md")) if one.stdin]
     assert (asked.words[-1], asked.stdin) == ("verb_past", "words.tsv")
 
@@ -101,12 +106,14 @@ def test_a_printed_command_reads_its_options(
         assert found == expected or str(found) == str(expected), override
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", DOCS)
 def test_a_figure_says_which_command_made_it(page: str) -> None:
-    """Below it, or in the paragraph or block above."""
-    assert [figure for figure, made_by in figures(page) if not made_by] == []
+    """Below it, or in the paragraph or block above; one of a study, in the study's page."""
+    unsaid = [figure for figure, made_by in figures(page) if not made_by]
+    assert [figure for figure in unsaid if "scripts/studies/" not in figure] == []
 
 
 def test_every_figure_is_shown() -> None:
     shown = {Path(figure).name for page in PAGES for figure, _ in figures(page)}
-    assert shown == {path.name for path in (ROOT / "docs" / "figures").iterdir()}
+    kept = [*(ROOT / "docs" / "figures").iterdir(), *ROOT.glob("scripts/studies/*/*.svg")]
+    assert shown == {path.name for path in kept}

@@ -8,19 +8,19 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from helpers.command import ROOT, load_recipe, read_csv, start, train
+from helpers.command import read_csv, start, train
 from helpers.compare import relative_error
 from helpers.gyms import write_config, write_gym
 from helpers.quantised import require, save_backbone
-from mttl import yaml12
 from mttl.adaptation.modes import apply_mode
 from mttl.aggregation.packed_weights import packed_layers, parts
-from mttl.build.model import load_run
-from mttl.build.share_weights import share_weights
-from mttl.command import USER_MISTAKE, run_command
+from mttl.assembly.model import load_run
+from mttl.assembly.share_weights import share_weights
+from mttl.checkpoints.run_folder import RunFolder
 from mttl.errors import CheckpointError, ConfigError
+from mttl.io import yaml12
 from mttl.models.backbone import load_pretrained
-from mttl.training.run_folder import RunFolder
+from mttl.runtime.command import USER_MISTAKE, run_command
 
 QUESTIONS = ["ab", "cb a", "aab"]
 # Merged products are rounded once more, and summed in another order.
@@ -122,7 +122,8 @@ def test_it_is_merged_into_a_plain_model(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    merge = load_recipe(ROOT / "scripts" / "merge_task.py")
+    from mttl.commands import merge_task as merge
+
     out = tmp_path / "merged"
     assert merge.main([str(run.path), "--task", "copy", "--out", str(out)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
@@ -144,7 +145,8 @@ def test_peft_loads_its_skills_onto_the_quantised_base(
     peft = pytest.importorskip("peft")
     if kind == "int4":
         pytest.skip("PEFT looks into weights of torchao, and not into those of a prototype")
-    export = load_recipe(ROOT / "scripts" / "export_peft.py")
+    from mttl.commands import export as export
+
     out = tmp_path / "adapter"
     assert export.main([str(run.path), "--task", "copy", "--out", str(out)]) == 0
     base = load_pretrained(str(config.parent / "base"), quantize=kind)  # type: ignore[arg-type]
@@ -159,7 +161,8 @@ def test_peft_loads_its_skills_onto_the_quantised_base(
 
 
 def test_it_adapts(case: tuple[str, str, Path], run: RunFolder, tmp_path: Path) -> None:
-    finetune = load_recipe(ROOT / "pl_finetune.py")
+    from mttl.commands import adapt as finetune
+
     given = ["-c", str(case[2]), "--from", str(run.path), "--tasks", "reverse", "--allow-seen"]
     steps = ["adapt.max_steps=2", "adapt.eval_every=1", "adapt.batch_size=4"]
     out = tmp_path / "adapted"
@@ -188,7 +191,8 @@ def test_a_run_on_a_folder_in_four_bits_is_loaded_again(tmp_path: Path) -> None:
     built = load_run(run.path)
     assert packed_layers(built.model.backbone)
     assert len(built.predict("copy", QUESTIONS)) == len(QUESTIONS)
-    merge = load_recipe(ROOT / "scripts" / "merge_task.py")
+    from mttl.commands import merge_task as merge
+
     assert merge.main([str(run.path), "--task", "copy", "--out", str(tmp_path / "merged")]) == 0
     card = " ".join((tmp_path / "merged" / "README.md").read_text().split())
     assert (
@@ -221,7 +225,7 @@ def test_a_recipe_takes_no_quantised_run(run: RunFolder, case: tuple[str, str, P
     from mttl.merging.weights_folder import Weights
 
     base = case[2].parent / "base"
-    message = rf"was trained on a backbone in fewer bits \({case[1]}\), .*merge_task"
+    message = rf"was trained on a backbone in fewer bits \({case[1]}\), .*merge-task"
     with pytest.raises(CheckpointError, match=message):
         MixtureChange("one", run.path, "copy", Weights(base))
 
@@ -248,7 +252,8 @@ def test_the_backbone_cannot_be_trained(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    finetune = load_recipe(ROOT / "pl_finetune.py")
+    from mttl.commands import adapt as finetune
+
     whole = tmp_path / "whole.yaml"
     whole.write_text("backbone: {quantize: null}\n")
     given = ["--from", str(run.path), "--tasks", "reverse", "--allow-seen"]

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from helpers.command import ROOT
-from mttl.command import COMMANDS, USER_MISTAKE
+from mttl.__main__ import ALL as COMMANDS
+from mttl.runtime.command import USER_MISTAKE
 
-SOURCE = ("mttl", "envs", "configs", "data", "scripts")
-FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
-BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])('..')"
+SOURCE = ("mttl", "envs", "configs", "data")
+FILES = ("pyproject.toml", "README.md", "LICENSE")
+BUILD = "import sys; from hatchling import build; getattr(build, sys.argv[1])('..')"
 # One process for three commands: most of the time of each is spent on importing libraries.
 JOURNEY = """
 import sys
@@ -67,10 +68,11 @@ def test_a_wheel_holds_what_the_command_needs(wheel: Path, source: Path) -> None
         files = {p.relative_to(source) for p in (source / folder).rglob("*") if p.is_file()}
         assert files
         assert {f"mttl/shipped/{path.as_posix()}" for path in files} <= names
-    assert {f"mttl/shipped/{script}" for script in COMMANDS.values()} <= names
+    assert {f"mttl/commands/{module}.py" for module in COMMANDS.values()} <= names
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"mttl", "envs"}
     modules = {p.relative_to(source).as_posix() for p in (source / "mttl").rglob("*.py")}
     assert modules <= names
-    unwanted = ("__pycache__", "drills", "benchmarks", "tests/", "crossfit_tasks/", "_gym/")
+    unwanted = ("__pycache__", "benchmarks", "scripts/", "tests/", "data/crossfit/", "_gym/")
     assert [name for name in names if any(part in name for part in unwanted)] == []
     for place in (source.parent, ROOT):
         assert [name for name, text in texts.items() if str(place).encode() in text] == []

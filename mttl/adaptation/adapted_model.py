@@ -6,12 +6,12 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from mttl.adaptation.course import Course
+from mttl.adaptation.adaptation_history import Course
 from mttl.adaptation.few_shot import FewShotResult
 from mttl.adaptation.save_adapted import Answers, save_adapted
 from mttl.config.schema import Config
 from mttl.data.prompt_form import PromptForm
-from mttl.prediction.predictor import Predictor
+from mttl.inference.predictor import Predictor
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.precision import precision_plugin
 from mttl.training.text_to_text import TextToTextModule

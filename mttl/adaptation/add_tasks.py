@@ -7,14 +7,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mttl.build.build_router import count_skills, counted, router_class
-from mttl.build.saved_settings import ModelSettings, read_found_settings, read_settings
-from mttl.checkpoint import SavedInventory
+from mttl.assembly.build_router import count_skills, counted, router_class
+from mttl.assembly.saved_settings import ModelSettings, read_found_settings, read_settings
+from mttl.checkpoints.inventory_files import SOURCE
+from mttl.checkpoints.saved_inventory import SavedInventory
 from mttl.config.section import Section
 from mttl.config.skills_schema import kinds_of
 from mttl.data.prompt_form import PromptForm
 from mttl.errors import CheckpointError
-from mttl.inventory_files import SOURCE
 from mttl.routing.task.task_router import TaskRows
 
 Tensors = dict[str, Tensor]
@@ -151,7 +151,7 @@ def _refusal(new: SavedInventory) -> Callable[[str], CheckpointError]:
         return CheckpointError(
             f"'{new.folder}' cannot be added to the run: {reason}. Adapt with "
             "adapt.mode=router_only adapt.init=best_row, which change nothing but a row of the "
-            "run's own router, or keep the task beside the run, where pl_predict.py takes it with "
+            "run's own router, or keep the task beside the run, where mttl predict takes it with "
             "--adapted"
         )
 

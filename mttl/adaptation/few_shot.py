@@ -36,7 +36,7 @@ class FewShotResult:
             scored.
         n_answers: How many answers that is out of; None in results of earlier versions.
         begun_as: The trained task as which the new one began, where one was chosen.
-        rows: Of which rows and metric it is: `mttl.gym.folder.Gym.digest`; None in results of
+        rows: Of which rows and metric it is: `mttl.tasks.folder.Gym.digest`; None in results of
             earlier versions.
     """
 

@@ -9,10 +9,10 @@ import torch
 from lightning_fabric.plugins import Precision
 from lightning_fabric.utilities import move_data_to_device
 
+from mttl.checkpoints.checkpoint_file import ADAPTATION, check_weights, not_finite
 from mttl.metrics.crossfit import score_answers
 from mttl.training.loss import global_mean
 from mttl.training.optim import build_optimizer, build_schedule
-from mttl.training.saving.checkpoint_file import ADAPTATION, check_weights, not_finite
 from mttl.training.text_to_text import Prediction, TextToTextModule
 from mttl.training.token_balance import adjust_biases, adjusted_biases, token_loads
 

@@ -10,8 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from mttl.adaptation.best_row import best_task
-from mttl.adaptation.course import Course
+from mttl.adaptation.adaptation_history import Course
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.fine_tune import fine_tune, rank, score_batches
 from mttl.adaptation.gradient_free import compose
@@ -22,16 +21,17 @@ from mttl.adaptation.modes import (
     require_rows,
     row_starts,
 )
+from mttl.adaptation.nearest_task import best_task
 from mttl.config.schema import Config
 from mttl.config.section import AS_TRAINED
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.prompt_form import PromptForm
-from mttl.gym.folder import Gym
+from mttl.inference.task_options import wanted_options
 from mttl.models.backbone import is_decoder_only
-from mttl.ranking.task_options import wanted_options
 from mttl.skills.skilled_model import SkilledModel
+from mttl.tasks.folder import Gym
 from mttl.training.precision import precision_plugin
-from mttl.training.shown_tasks import show_tasks
+from mttl.training.task_embeddings import show_tasks
 from mttl.training.text_to_text import Prediction, TextToTextModule
 
 # Few, so that trained tasks unlike the new one are given up early.

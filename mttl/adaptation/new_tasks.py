@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mttl.adaptation import modes
+from mttl.adaptation.adaptation_history import Course
 from mttl.adaptation.adapted_model import AdaptedModel
-from mttl.adaptation.course import Course
 from mttl.adaptation.diverged import Diverged
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.job import run_job, task_module
@@ -25,21 +25,21 @@ from mttl.adaptation.plan import new_tasks, plan_jobs
 from mttl.adaptation.results import Results, check_folder, check_rows
 from mttl.adaptation.save_adapted import Answers, save_adapted
 from mttl.adaptation.settings import job_config, with_settings
-from mttl.build.expert_matrix import read_expert_matrix
-from mttl.build.factor_table import factor_rows
-from mttl.build.model import Built, load_run
-from mttl.build.saved_settings import OF_THE_RUN, ModelSettings, read_settings
-from mttl.checkpoint import read_inventory
+from mttl.assembly.expert_matrix import read_expert_matrix
+from mttl.assembly.factor_table import factor_rows
+from mttl.assembly.model import Built, load_run
+from mttl.assembly.saved_settings import OF_THE_RUN, ModelSettings, read_settings
+from mttl.checkpoints.inventory_files import inventory_digest
+from mttl.checkpoints.saved_inventory import read_inventory
 from mttl.config.load import dump_config, load_config
 from mttl.config.schema import Config
 from mttl.data.chosen_tasks import open_gym
 from mttl.data.prompt_form import PromptForm
 from mttl.errors import ConfigError
-from mttl.gpus import device_of
-from mttl.gym.folder import Gym
-from mttl.inventory_files import inventory_digest
-from mttl.own_classes import METRICS, find_class
-from mttl.ranking.task_options import check_options, wanted_options
+from mttl.inference.task_options import check_options, wanted_options
+from mttl.plugins.classes import METRICS, find_class
+from mttl.runtime.gpus import device_of
+from mttl.tasks.folder import Gym
 
 # By how rows start: the router that knows of new tasks, and its file.
 KNOWN_ROWS = {
@@ -61,7 +61,7 @@ def adapt(
     on_result: Callable[[FewShotResult], object] = lambda result: None,
     **settings: Any,
 ) -> list[FewShotResult]:
-    """Adapt a trained run to new tasks and score it: `pl_finetune.py` as a call.
+    """Adapt a trained run to new tasks and score it: `mttl adapt` as a call.
 
     Args:
         run: The run's folder, or its ``skills/``.

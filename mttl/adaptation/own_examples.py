@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mttl.errors import TaskError
-from mttl.files import write_table, write_text
-from mttl.gym.folder import Gym
-from mttl.gym.rows import JSON_LINES, line_of
+from mttl.io.files import write_table, write_text
 from mttl.metrics.crossfit import check_metric
+from mttl.tasks.folder import Gym
+from mttl.tasks.rows import JSON_LINES, line_of
 
 Example = tuple[str, str]
 

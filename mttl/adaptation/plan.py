@@ -6,8 +6,8 @@ from mttl.adaptation.few_shot import FewShotJob
 from mttl.config.data_schema import Data
 from mttl.data.chosen_tasks import partition_of
 from mttl.errors import TaskError
-from mttl.gym.folder import Gym
-from mttl.gym.partition import refuse_reserved, select_tasks
+from mttl.tasks.folder import Gym
+from mttl.tasks.partition import refuse_reserved, select_tasks
 
 
 def new_tasks(

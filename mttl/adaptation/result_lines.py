@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from mttl.errors import MttlError
-from mttl.files import GONE, FolderGoneError, append_line, drop_cut_line, locked
-from mttl.reading import parse_json, read_bytes
+from mttl.io.files import GONE, FolderGoneError, append_line, drop_cut_line, locked
+from mttl.io.reading import parse_json, read_bytes
 
 
 class JobResult(Protocol):

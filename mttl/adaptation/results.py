@@ -6,10 +6,10 @@ from pathlib import Path
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.result_lines import ResultLines
 from mttl.adaptation.shard import Shard
+from mttl.checkpoints.run_folder import changed_settings
 from mttl.errors import ConfigError
-from mttl.files import write_text
-from mttl.reading import MOST_YAML, read_text
-from mttl.training.run_folder import changed_settings
+from mttl.io.files import write_text
+from mttl.io.reading import MOST_YAML, read_text
 
 # Settings that have no part in a job's result: those of the run, and which jobs there are …
 MAY_CHANGE = (
@@ -36,7 +36,7 @@ class Results(ResultLines[FewShotResult]):
         MttlError: If a line of a file is damaged.
     """
 
-    advice = " (several processes of pl_finetune.py share the jobs with --shard I/N)"
+    advice = " (several processes of mttl adapt share the jobs with --shard I/N)"
 
     def __init__(self, folder: Path, shard: Shard | None = None) -> None:
         path = folder / (shard or Shard()).file
@@ -51,7 +51,7 @@ def check_folder(
     Args:
         folder: Of the results. ``config.yaml`` and ``inventory.sha256`` are written into it.
         settings: The resolved configuration, as YAML.
-        inventory: The digest of the inventory that is adapted; see `mttl.inventory_files`.
+        inventory: The digest of the inventory that is adapted.
         shared: Settings of training that have a part in adaptation too.
 
     Raises:
@@ -83,7 +83,7 @@ def check_rows(
     Args:
         folder: Of the results.
         jobs: Those whose results will be taken up.
-        digest: `mttl.gym.folder.Gym.digest`, of task and sample; only finished jobs are asked for.
+        digest: `mttl.tasks.folder.Gym.digest`, called for the task and sample of finished jobs.
 
     Raises:
         ConfigError: If a finished job had other rows, or was scored by another metric.

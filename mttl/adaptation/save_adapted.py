@@ -5,8 +5,8 @@
 | ``config.yaml`` | the settings of the adaptation |
 | ``results.csv`` | the scores |
 | ``predictions/<task>_<split>.jsonl`` | every answer |
-| ``plots/routing_history.npz`` | how the task's row came about; see `mttl.adaptation.course` |
-| ``skills/`` | the task's row, and what else training changed; see `mttl.checkpoint` |
+| ``plots/routing_history.npz`` | how the task's row came about |
+| ``skills/`` | the task's row, and what else training changed |
 
 It is written whole or not at all.
 """
@@ -14,25 +14,25 @@ It is written whole or not at all.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mttl.adaptation.course import Course
+from mttl.adaptation.adaptation_history import Course
 from mttl.adaptation.few_shot import FewShotResult
 from mttl.adaptation.modes import TRAINED_ROLES
-from mttl.build.build_router import counted
-from mttl.build.saved_settings import ModelSettings, read_found_settings
-from mttl.checkpoint import read_inventory, save_adapted_inventory
+from mttl.assembly.build_router import counted
+from mttl.assembly.saved_settings import ModelSettings, read_found_settings
+from mttl.checkpoints.inventory_files import inventory_digest
+from mttl.checkpoints.run_folder import RunFolder
+from mttl.checkpoints.saved_inventory import read_inventory, save_adapted_inventory
 from mttl.config.load import dump_config
 from mttl.config.router_schema import Average, Coefficients, Polytropon
 from mttl.config.schema import Config
 from mttl.data.prompt_form import PromptForm
 from mttl.errors import CheckpointError
-from mttl.files import new_folder, write_text
-from mttl.inventory_files import inventory_digest
+from mttl.io.files import new_folder, write_text
 from mttl.routing.task.coefficients import CoefficientRouter
 from mttl.routing.task.fixed import FixedRouter
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.predictions import Result, write_predictions, write_results
-from mttl.training.run_folder import RunFolder
 from mttl.training.text_to_text import Prediction
 
 # The answers of a split, by its name.

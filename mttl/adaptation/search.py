@@ -16,13 +16,13 @@ from typing import Any
 
 from rich.table import Table
 
-from mttl import yaml12
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.results import Results
 from mttl.adaptation.score_table import by_task, silent_tasks
 from mttl.errors import MttlError, some
-from mttl.files import write_table, write_text
-from mttl.reading import check_name, read_json
+from mttl.io import yaml12
+from mttl.io.files import write_table, write_text
+from mttl.io.reading import check_name, read_json
 from mttl.training.text_to_text import mean_score
 
 # One value for each searched setting, by its dotted name.

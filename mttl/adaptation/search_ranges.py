@@ -17,7 +17,7 @@ from mttl.adaptation.few_shot import FewShotJob
 from mttl.adaptation.search import Values
 from mttl.config.schema import Range
 from mttl.errors import ConfigError
-from mttl.files import drop_cut_line, locked
+from mttl.io.files import drop_cut_line, locked
 
 
 def search_ranges(
@@ -107,7 +107,7 @@ def _optuna() -> Any:
         import optuna.storages.journal
     except ImportError:
         raise ConfigError(
-            "search.ranges needs Optuna, which is not installed: pip install 'mttl[search]'. "
+            "search.ranges needs Optuna, which is not installed: pip install optuna. "
             "A search.grid needs nothing"
         ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)

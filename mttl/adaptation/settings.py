@@ -5,10 +5,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from mttl.config.config_errors import explain
 from mttl.config.data_schema import Data
-from mttl.config.explain import explain
+from mttl.config.merge_tree import Tree, merge, nested
 from mttl.config.schema import Config
-from mttl.config.tree import Tree, merge, nested
 from mttl.errors import ConfigError
 from mttl.training.precision import PRECISIONS
 

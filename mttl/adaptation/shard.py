@@ -1,11 +1,9 @@
 """One part of several that share the jobs of an adaptation."""
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from mttl.command import WORK, CommandParser, processes
 from mttl.errors import TaskError
 
 Job = TypeVar("Job")
@@ -47,27 +45,3 @@ class Shard:
         if self.n_shards == 1:
             return "results.jsonl"
         return f"results-{self.number}-of-{self.n_shards}.jsonl"
-
-
-def add_shares(parser: CommandParser) -> None:
-    """Let a command line share its jobs among processes of its own, or name one part of them."""
-    add = parser.group(WORK).add_argument
-    add(
-        "--workers",
-        type=processes,
-        default=1,
-        metavar="N",
-        help="processes that share the jobs, or those of --shard (%(default)s)",
-    )
-    add("--shard", type=_shard, default=Shard(), metavar="I/N", help="run the I-th of N parts only")
-
-
-def _shard(text: str) -> Shard:
-    """Read a part of the jobs."""
-    number, _, n_shards = text.partition("/")
-    if not (number.isdecimal() and n_shards.isdecimal()):
-        raise argparse.ArgumentTypeError(f"'{text}' must have the form I/N, such as 1/4")
-    try:
-        return Shard(int(number), int(n_shards))
-    except TaskError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error

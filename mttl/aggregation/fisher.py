@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from mttl.config.method_choices import GRADIENTS
+from mttl.config.enums import GRADIENTS
 from mttl.errors import require_at_least, require_one_of
 
 Batch = Mapping[str, Tensor]

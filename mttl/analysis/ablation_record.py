@@ -1,4 +1,4 @@
-"""What `scripts/ablate.py` wrote down: how tasks change where a skill is switched off.
+"""What `mttl ablate` wrote down: how tasks change where a skill is switched off.
 
 ``RUN/ablation/ablation.npz`` holds ``losses`` and, where answers were asked for, ``scores``:
 changes (P, T, K) in P parts of the network; ``losses_before`` and ``scores_before (T,)``;

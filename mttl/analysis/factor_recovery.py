@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from mttl.analysis.agreement import adjusted_mutual_information
-from mttl.analysis.chance import Comparison, against_chance
+from mttl.analysis.cluster_agreement import adjusted_mutual_information
+from mttl.analysis.permutation_test import Comparison, against_chance
 from mttl.analysis.similarity import task_similarity
 
 _CHANCE = 0.5  # the area under the curve of what tells nothing

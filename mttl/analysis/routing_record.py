@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from envs.array_file import load_arrays
 from mttl.analysis.layers import ACTIVE
 from mttl.errors import CheckpointError
-from mttl.reading import read_table
+from mttl.io.reading import read_table
 
 PREFIX = "routing/"
 # What figures call columns.

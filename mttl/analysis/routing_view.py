@@ -11,7 +11,7 @@ from mttl.analysis.clustering import task_order, task_tree
 from mttl.analysis.layers import effective_skills_over_training, layer_statistics
 from mttl.analysis.routing_record import Curves, RoutingRecord
 from mttl.analysis.similarity import task_similarity
-from mttl.analysis.stability import align_groups, matched
+from mttl.analysis.skill_matching import align_groups, matched
 from mttl.errors import TaskError
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Literal
 
 from envs.vocabulary import N_TOKENS
+from mttl.assembly.build_router import build_router, count_skills
+from mttl.assembly.saved_settings import read_settings
 from mttl.babyai.policy import Policy
-from mttl.build.build_router import build_router, count_skills
-from mttl.build.saved_settings import read_settings
-from mttl.checkpoint import SavedInventory, load_into, read_inventory
+from mttl.checkpoints.saved_inventory import SavedInventory, load_into, read_inventory
 from mttl.config.babyai_schema import BabyAIConfig, PolicyNetwork, PolicySkills
 from mttl.config.router_schema import Router
 from mttl.config.section import Section

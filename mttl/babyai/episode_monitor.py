@@ -12,7 +12,7 @@ from rich.console import Console
 
 from mttl.babyai.rl.episode_log import EpisodeLog
 from mttl.babyai.rl.learning_curve import reached
-from mttl.progress_bar import SECONDS_BETWEEN_LINES
+from mttl.runtime.progress_bar import SECONDS_BETWEEN_LINES
 
 
 class EpisodeMonitor(Callback):

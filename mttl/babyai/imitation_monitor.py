@@ -7,7 +7,7 @@ from pytorch_lightning.callbacks import Callback
 from rich.console import Console
 
 from mttl.babyai.imitation_module import ImitationModule
-from mttl.progress_bar import SECONDS_BETWEEN_LINES
+from mttl.runtime.progress_bar import SECONDS_BETWEEN_LINES
 
 
 class ImitationMonitor(Callback):

@@ -16,7 +16,7 @@ from envs.vocabulary import encode
 from mttl.babyai.rl.missions import without_padding
 from mttl.errors import ConfigError, nearest
 
-RECORD = "scripts/record_demonstrations.py"
+RECORD = "`mttl babyai record`"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Adapt trained policies to levels they have never seen: what `pl_finetune.py` does for BabyAI."""
+"""Adapt trained policies to levels they have never seen: what `mttl adapt` does for BabyAI."""
 
 import copy
 from collections.abc import Sequence
@@ -21,16 +21,16 @@ from mttl.babyai.level_results import LevelResult, level_table
 from mttl.babyai.policy_modes import adapt_policies
 from mttl.babyai.rl.learning_curve import episodes_to
 from mttl.babyai.train import environment_errors, learning_of
-from mttl.checkpoint import read_inventory
-from mttl.command import make_console
+from mttl.checkpoints.checkpoint_file import check_weights
+from mttl.checkpoints.inventory_files import inventory_digest
+from mttl.checkpoints.saved_inventory import read_inventory
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import dump_config
 from mttl.errors import ConfigError, TaskError
-from mttl.inventory_files import inventory_digest
+from mttl.runtime.command import make_console
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.metrics_file import MetricsFile
 from mttl.training.progress import TrainingProgress
-from mttl.training.saving.checkpoint_file import check_weights
 
 FOR_TEXT = {
     **{"samples": None, "reference": None, "workers": 1, "shard": Shard()},

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mttl.checkpoints.checkpoint_file import not_finite
 from mttl.config.optim_schema import Optim
 from mttl.errors import CheckpointError
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.module import ResumableModule
-from mttl.training.saving.checkpoint_file import not_finite
 
 
 class PolicyModule(ResumableModule):

@@ -14,7 +14,7 @@ import torch
 from mttl.babyai.collector import RolloutCollector
 from mttl.babyai.rl.sequences import Sequences, minibatches
 from mttl.config.babyai_schema import Ppo
-from mttl.training.processes import gathered, rank
+from mttl.runtime.processes import gathered, rank
 
 
 class RolloutLoader:

@@ -1,4 +1,4 @@
-"""Train the policies of many BabyAI levels: what `pl_train.py` does with a section ``rl``."""
+"""Train the policies of many BabyAI levels: what `mttl train` does with a section ``rl``."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,6 +12,7 @@ from rich.console import Console
 from envs.errors import LevelError, SimulationError
 from envs.interface import check_levels
 from envs.vector import make_vector_env
+from mttl.assembly.trainer import build_policy_trainer
 from mttl.babyai.build_policy import (
     build_policies,
     policy_settings,
@@ -27,25 +28,24 @@ from mttl.babyai.policy_module import PolicyModule
 from mttl.babyai.ppo_module import BabyAIModule
 from mttl.babyai.rl.episode_log import EpisodeLog
 from mttl.babyai.rollouts import RolloutDataModule, RolloutLoader
-from mttl.build.trainer import build_policy_trainer
-from mttl.checkpoint import save_inventory
-from mttl.command import make_console
-from mttl.config.babyai_schema import BabyAIConfig
-from mttl.config.load import dump_config
-from mttl.errors import ConfigError, TrainingError
-from mttl.files import write_text
-from mttl.skills.composed.composed_model import ComposedModel
-from mttl.training.boards.show import close_boards, open_boards
-from mttl.training.predictions import Result, write_results
-from mttl.training.report import composition_table, write_routing
-from mttl.training.run_folder import (
+from mttl.checkpoints.resuming import checkpoint_errors
+from mttl.checkpoints.run_folder import (
     RunFolder,
     check_still_there,
     dotted_settings,
     step_to_start_from,
 )
-from mttl.training.saving.resuming import checkpoint_errors
-from mttl.training.together.companions import take_leave
+from mttl.checkpoints.saved_inventory import save_inventory
+from mttl.config.babyai_schema import BabyAIConfig
+from mttl.config.load import dump_config
+from mttl.errors import ConfigError, TrainingError
+from mttl.io.files import write_text
+from mttl.runtime.command import make_console
+from mttl.skills.composed.composed_model import ComposedModel
+from mttl.training.distributed.peer_watchdog import take_leave
+from mttl.training.loggers.show import close_boards, open_boards
+from mttl.training.predictions import Result, write_results
+from mttl.training.report import composition_table, write_routing
 
 ROLLOUTS_BETWEEN_CHECKPOINTS = 10
 BATCHES_BETWEEN_CHECKPOINTS = 200  # of demonstrations

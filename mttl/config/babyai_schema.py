@@ -103,7 +103,7 @@ class Rl(Section):
     ppo: Ppo = Ppo()
     """How to learn from rewards."""
     demonstrations: str | None = None
-    """Learn from this file of `scripts/record_demonstrations.py` instead, without environments."""
+    """Learn from this file of `mttl babyai record` instead, without environments."""
     imitation: Imitation = Imitation()
     """How to learn from demonstrations."""
     success_rate: Annotated[float, Field(gt=0, le=1)] = 0.99
@@ -184,7 +184,7 @@ class PolicyAdapt(Section):
     """Adaptation to levels that were not trained on."""
 
     levels: list[str] = Field(default=[])
-    """Those levels; `pl_finetune.py --tasks` names others."""
+    """Those levels; `mttl adapt --tasks` names others."""
     mode: AdaptMode = "all"
     """What to train; see `mttl.adaptation.modes`."""
     init: Literal["mean", "fresh"] = "mean"

@@ -12,9 +12,9 @@ from pydantic import (
     model_validator,
 )
 
-from mttl.config.own_parts import own_class_of
+from mttl.config.plugin_section import own_class_of
 from mttl.config.section import Section, once
-from mttl.own_classes import METRICS
+from mttl.plugins.classes import METRICS
 
 
 class Proportional(Section):

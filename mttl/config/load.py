@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from mttl import yaml12
-from mttl.config.explain import explain
-from mttl.config.own_parts import IMPORT
+from mttl.config.config_errors import explain
+from mttl.config.merge_tree import Sources, Tree, merge, nested
+from mttl.config.plugin_section import IMPORT
 from mttl.config.router_schema import BLIND_TO_TASKS
 from mttl.config.schema import Config
 from mttl.config.section import Section
-from mttl.config.tree import Sources, Tree, merge, nested
 from mttl.config.worlds import WORLDS, world_of
 from mttl.errors import ConfigError, nearest
-from mttl.reading import read_text
-from mttl.shipped_files import shipped_folder
+from mttl.io import yaml12
+from mttl.io.reading import read_text
+from mttl.io.shipped_files import shipped_folder
 
 COMMAND_LINE = "-k"
 CONFIGS = "configs"  # in the working directory, and among what is shipped
@@ -46,7 +46,7 @@ def load_config(
             without ``.yaml``.
         overrides: ``"section.key=value"``; the value is YAML, the later wins.
         own: What to do with classes of one's own: import them, because the user names them;
-            `mttl.config.own_parts.LEAVE` them out; or None: take them where they are trusted.
+            `mttl.config.plugin_section.LEAVE` them out; or None: take them where they are trusted.
         as_written: Leave `data.prefix: auto` as it is, which no model can be built from; otherwise
             the router says what it means.
 
@@ -74,10 +74,26 @@ def load_any_config(
     *,
     own: Mapping[str, str] | None = IMPORT,
     as_written: bool = False,
+    run: str | None = None,
 ) -> Section:
-    """Read a configuration of any world; its sections tell which. See `load_config`."""
-    listed = names.split("+") if isinstance(names, str) else names
-    joined = _join(listed)
+    """Read a configuration of any world; its sections tell which. See `load_config`.
+
+    Args:
+        names: As there; with a run, they may be empty, or parts of a configuration.
+        overrides: As there.
+        own: As there.
+        as_written: As there.
+        run: The folder of a run, whose configuration is the default.
+    """
+    listed = names.split("+") if isinstance(names, str) else list(names)
+    listed = [name for name in listed if name] if run is not None else listed
+    joined = _join(listed) if listed else None
+    if run is not None and (joined is None or not _is_whole(joined.tree)):
+        path = Path(run) / "config.yaml"
+        if not path.is_file():
+            raise ConfigError(f"'{run}' has no config.yaml: name a configuration with -c")
+        joined = _join([str(path), *listed])
+    joined = joined or _join(listed)
     _refuse_overruled(joined)
     tree, sources = joined.tree, joined.sources
     for text in overrides:
@@ -99,6 +115,16 @@ def load_any_config(
         if len(absent) > 1:
             told += f"\nName a whole configuration first, as {world.whole}+{'+'.join(listed)}"
         raise ConfigError(told) from None
+
+
+def _is_whole(tree: Tree) -> bool:
+    """Return whether a tree has all sections that a configuration of some world needs."""
+    return any(
+        all(
+            name in tree for name, field in world.schema.model_fields.items() if field.is_required()
+        )
+        for world in WORLDS
+    )
 
 
 def join_files(names: str, last: str) -> str:

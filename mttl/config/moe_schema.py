@@ -4,10 +4,10 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from mttl.config.own_parts import OwnKinds
+from mttl.config.plugin_section import OwnKinds
 from mttl.config.section import Fraction, NonNegative, Section, Seed, once
 from mttl.config.skills_schema import LowRankChange
-from mttl.own_classes import SKILLS, TOKEN_ROUTERS
+from mttl.plugins.classes import SKILLS, TOKEN_ROUTERS
 
 Stack = Literal["encoder", "decoder", "model"]
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from mttl.config.own_parts import own_kinds_in
+from mttl.config.plugin_section import own_kinds_in
 from mttl.config.section import kind_of, models_in
 from mttl.config.worlds import WORLDS
 from mttl.errors import ConfigError, nearest

@@ -4,9 +4,9 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from mttl.config.own_parts import OwnKinds
+from mttl.config.plugin_section import OwnKinds
 from mttl.config.section import Fraction, NonNegative, Section
-from mttl.own_classes import ROUTERS
+from mttl.plugins.classes import ROUTERS
 
 # Routers that do not know which task an example is of, whatever their settings.
 BLIND_TO_TASKS = ("shared", "average", "random", "smear", "retrieval", "none")

@@ -9,7 +9,7 @@ from mttl.config.capabilities import missing_features
 from mttl.config.data_schema import Data
 from mttl.config.moe_schema import MoE
 from mttl.config.optim_schema import Optim
-from mttl.config.own_parts import OwnKinds, OwnPart
+from mttl.config.plugin_section import OwnKinds, OwnPart
 from mttl.config.router_schema import Router
 from mttl.config.section import (
     AS_TRAINED,
@@ -25,7 +25,7 @@ from mttl.config.section import (
 )
 from mttl.config.skills_schema import Aggregation, Mixture, Skills, kinds_of
 from mttl.errors import nearest
-from mttl.own_classes import CALLBACKS, LOSSES
+from mttl.plugins.classes import CALLBACKS, LOSSES
 
 
 class Run(Section):
@@ -193,7 +193,7 @@ class Range(Section):
 
 
 class Search(Section):
-    """Which settings of adaptation, or of training (`optim.`), `pl_search.py` tries."""
+    """Which settings of adaptation, or of training (`optim.`), `mttl search` tries."""
 
     grid: dict[
         str, Annotated[list[int | float | bool | str], Field(min_length=1), AfterValidator(once)]

@@ -5,9 +5,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_serializer, model_validator
 
-from mttl.config.own_parts import OwnKinds
+from mttl.config.plugin_section import OwnKinds
 from mttl.config.section import Fraction, NonNegative, Section, Seed
-from mttl.own_classes import SKILLS
+from mttl.plugins.classes import SKILLS
 
 _NO_WEIGHTS: Mapping[str, str] = dict.fromkeys(
     ("merges", "averages"),
@@ -113,7 +113,7 @@ class Sparse(_AnySkills):
     block: PositiveInt = 16
     """Side of a block."""
     support: str = "random"
-    """Draw each skill's entries, or give all skills those of a file of sparse_finetune.py."""
+    """Draw each skill's entries, or give all skills those of a file of `mttl sparse`."""
     mix: Literal["auto", "deltas", "outputs"] = "auto"
     """Dense changes per example, sparse products, or what is faster."""
 

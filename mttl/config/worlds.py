@@ -9,7 +9,6 @@ from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.schema import Config
 from mttl.config.section import Section
 from mttl.errors import ConfigError
-from mttl.libraries import check_libraries
 
 
 @dataclass(frozen=True)
@@ -22,8 +21,6 @@ class World:
         section: The section that only they have.
         whole: The name of one that is shipped and whole, which parts are named behind.
         commands: ``"module.function"`` by command; imported when the command runs.
-        libraries: That must be installed.
-        extra: Of this package, which brings them.
     """
 
     title: str
@@ -31,8 +28,6 @@ class World:
     section: str
     whole: str
     commands: Mapping[str, str]
-    libraries: tuple[str, ...] = ()
-    extra: str = ""
 
     def run(self, command: str, config: Section, /, **options: Any) -> None:
         """Import a command and run it.
@@ -44,11 +39,9 @@ class World:
 
         Raises:
             ConfigError: If the world has no such command.
-            MttlError: If a library is missing.
         """
         if command not in self.commands:
             raise ConfigError(f"{self.title} has no {command}, only {', '.join(self.commands)}")
-        check_libraries(*self.libraries, extra=self.extra)
         module, _, function = self.commands[command].rpartition(".")
         getattr(importlib.import_module(module), function)(config, **options)
 
@@ -63,8 +56,6 @@ WORLDS = (
             "training": "mttl.babyai.train.train_babyai",
             "adaptation": "mttl.babyai.new_levels.adapt_run",
         },
-        ("gymnasium", "minigrid", "numba"),
-        "babyai",
     ),
     World(
         "a model for text-to-text tasks",
@@ -72,9 +63,9 @@ WORLDS = (
         "data",
         "crossfit.yaml",
         {
-            "training": "mttl.text.train_tasks.train",
-            "adaptation": "mttl.text.adapt_tasks.adapt_run",
-            "search": "mttl.text.search_settings.search_run",
+            "training": "mttl.commands.train_tasks.train",
+            "adaptation": "mttl.adaptation.adapt_tasks.adapt_run",
+            "search": "mttl.adaptation.search_settings.search_run",
         },
     ),
 )

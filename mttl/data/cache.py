@@ -23,8 +23,8 @@ from datasets import Dataset, DatasetInfo, Features
 from datasets.table import InMemoryTable
 
 from mttl.errors import TaskError
-from mttl.files import new_folder
-from mttl.reading import read_json, require_file
+from mttl.io.files import new_folder
+from mttl.io.reading import read_json, require_file
 
 _log = logging.getLogger(__name__)
 _ROWS, _ABOUT = "rows.arrow", "about.json"

@@ -21,10 +21,10 @@ from transformers import PreTrainedTokenizerBase
 
 from mttl.config.data_schema import Truncate
 from mttl.data.encode import Frame, TextEncoder
-from mttl.data.opening import Opening
+from mttl.data.prompt_prefix import Opening
 from mttl.data.user_text import UserText
 from mttl.errors import ConfigError
-from mttl.reading import reason
+from mttl.io.reading import reason
 
 # Words that no template holds, nor changes.
 _QUESTION, _ANSWER, _SYSTEM = "QuestionOfTheUser", "AnswerToTheUser", "TextOfTheSystem"

@@ -7,13 +7,13 @@ from pathlib import Path
 from mttl.config.data_schema import Data
 from mttl.config.load import resolve_folder, resolve_path
 from mttl.errors import ConfigError, TaskError
-from mttl.files import locked
-from mttl.gym.building.build_gym import build_task
-from mttl.gym.building.task_table import update_task_table
-from mttl.gym.folder import Gym
-from mttl.gym.partition import SIDES, Partition, load_partition, parse_partition
-from mttl.gym.task_file import load_tasks
-from mttl.shipped_files import shipped_folder
+from mttl.io.files import locked
+from mttl.io.shipped_files import shipped_folder
+from mttl.tasks.building.build_gym import build_task
+from mttl.tasks.building.task_table import update_task_table
+from mttl.tasks.folder import Gym
+from mttl.tasks.partition import SIDES, Partition, load_partition, parse_partition
+from mttl.tasks.task_file import load_tasks
 
 _log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from mttl.data.prompt_form import PromptForm
 from mttl.data.row_columns import lengths_of, numbers_of, pick
 from mttl.data.samplers import build_sampler, drawing
 from mttl.data.token_sampler import TokenBatchSampler, padding_share
-from mttl.gym.folder import Gym
+from mttl.tasks.folder import Gym
 
 _log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from mttl.config.data_schema import Truncate
-from mttl.data.opening import Opening
+from mttl.data.prompt_prefix import Opening
 from mttl.data.user_text import UserText
 from mttl.errors import ConfigError
 

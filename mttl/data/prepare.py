@@ -17,11 +17,11 @@ from transformers import PreTrainedTokenizerBase
 
 from mttl.data.cache import Write, cached, in_memory
 from mttl.data.encode import TextEncoder, tokenizer_identity
-from mttl.data.opening import Opening, check_codes
 from mttl.data.prompt_form import PromptForm
+from mttl.data.prompt_prefix import Opening, check_codes
 from mttl.errors import TaskError, nearest
-from mttl.gym.folder import SPLITS, Gym
-from mttl.gym.rows import Row, RowFile
+from mttl.tasks.folder import SPLITS, Gym
+from mttl.tasks.rows import Row, RowFile
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from mttl.config.data_schema import Data, Prefix, Template, Truncate, prefix_kin
 from mttl.config.section import Section
 from mttl.data.chat_encoder import ChatEncoder
 from mttl.data.encode import TextEncoder
-from mttl.data.opening import Opening, opening
+from mttl.data.prompt_prefix import Opening, opening
 from mttl.errors import ConfigError, TaskError
 
 

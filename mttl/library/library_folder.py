@@ -21,13 +21,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from mttl.checkpoints.inventory_files import read_tensors
 from mttl.errors import CheckpointError, ConfigError, nearest, some
-from mttl.files import GONE, FolderGoneError, locked, new_folder, write_text
-from mttl.inventory_files import read_tensors
+from mttl.io.files import GONE, FolderGoneError, locked, new_folder, write_text
+from mttl.io.reading import file_sha256, read_bytes, read_json, shown
+from mttl.io.safetensors_file import write_tensors
 from mttl.library.low_rank_change import LowRank
 from mttl.library.member_card import BaseModel, MemberCard, check_member_name, parse_card
-from mttl.reading import file_sha256, read_bytes, read_json, shown
-from mttl.safetensors_file import write_tensors
 
 FORMAT_VERSION = 1
 LIBRARY, CARD, WEIGHTS = "library.json", "card.json", "weights.safetensors"
@@ -100,7 +100,7 @@ class Library:
             if not names:
                 raise ConfigError(
                     f"'{self.folder}' has no member '{pattern}'.{nearest(pattern, self.hashes)} "
-                    f"It has {len(self.hashes)}: scripts/library.py list shows them"
+                    f"It has {len(self.hashes)}: mttl library list shows them"
                 )
             found |= dict.fromkeys(names)
         return list(found)
@@ -152,7 +152,7 @@ def open_library(folder: str | Path) -> Library:
     path = Path(folder) / LIBRARY
     if not path.exists():
         raise CheckpointError(
-            f"'{folder}' is no library: it has no {LIBRARY}. scripts/library.py add makes one"
+            f"'{folder}' is no library: it has no {LIBRARY}. mttl library add makes one"
         )
     facts = read_json(path, CheckpointError, dict)
     written = facts.get("format_version")

@@ -17,14 +17,14 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import AutoConfig
 
-from mttl.build.saved_run import SavedRun
+from mttl.assembly.saved_run import SavedRun
 from mttl.errors import CheckpointError, grouped
-from mttl.libraries import missing_libraries
+from mttl.io.reading import reason
 from mttl.library.low_rank_change import LowRank
 from mttl.merging.weights_folder import Weights
 from mttl.models.backbone import read_architecture
-from mttl.reading import reason
 from mttl.routing.context import Routing
+from mttl.runtime.libraries import missing_libraries
 from mttl.skills.skilled_model import SkilledModel
 
 # Logits of the probe by task, or by what else answers.

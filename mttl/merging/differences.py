@@ -9,9 +9,9 @@ import torch
 from transformers import AutoConfig, GenerationConfig
 
 from mttl.errors import CheckpointError, grouped
+from mttl.io.reading import read_json
 from mttl.merging.tensor_file import Entry
 from mttl.merging.weights_folder import Weights
-from mttl.reading import read_json
 
 # Settings that say how a model was made, trained or is used, and not what its weights mean.
 INCIDENTAL = (

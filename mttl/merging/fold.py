@@ -126,7 +126,7 @@ def require_plain(model: SkilledModel) -> None:
     if layers := model.token_layers():
         raise CheckpointError(
             f"tokens choose the experts of '{next(iter(layers))}', and no plain weights stand for "
-            "them. Answer with the run itself (pl_predict.py, scripts/serve.py)"
+            "them. Answer with the run itself (mttl predict, mttl serve)"
         )
 
 
@@ -140,7 +140,7 @@ def require_weights(path: str, layer: SkilledLayer) -> SkilledLinear:
         raise ValueError(
             f"the skills of '{path}' cannot be folded: they act on a {type(layer.base).__name__}, "
             "and no change of a weight does what they do. Answer with the run itself "
-            "(pl_predict.py, scripts/serve.py)"
+            "(mttl predict, mttl serve)"
         )
     return layer
 

@@ -12,20 +12,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.build.model import assemble
-from mttl.build.saved_settings import read_found_settings
-from mttl.checkpoint import SavedInventory, copy_saved, read_inventory
-from mttl.config.capabilities import require_features
-from mttl.errors import CheckpointError, ConfigError, grouped, nearest
-from mttl.merging.fold import is_transposed, require_plain, require_weights, task_mixing
-from mttl.merging.loaded_names import empty_model
-from mttl.merging.weights_folder import Weights
-from mttl.model_tensors import (
+from mttl.assembly.model import assemble
+from mttl.assembly.saved_settings import read_found_settings
+from mttl.checkpoints.model_tensors import (
     backbone_parameters,
     fingerprint,
     router_tensors,
     skill_tensors,
 )
+from mttl.checkpoints.saved_inventory import SavedInventory, copy_saved, read_inventory
+from mttl.config.capabilities import require_features
+from mttl.errors import CheckpointError, ConfigError, grouped, nearest
+from mttl.merging.fold import is_transposed, require_plain, require_weights, task_mixing
+from mttl.merging.loaded_names import empty_model
+from mttl.merging.weights_folder import Weights
 from mttl.skills.skilled_layer import SkilledLayer
 from mttl.skills.weights.sparse import place_supports, saved_supports
 
@@ -60,7 +60,7 @@ class MixtureChange:
             raise CheckpointError(
                 f"'{run}' was trained on a backbone in fewer bits ({settings.backbone.quantize}), "
                 f"not on the weights of '{folder}'; merge its task into a model first "
-                "(scripts/merge_task.py), and give that"
+                "(mttl merge-task), and give that"
             )
         try:
             model, _, _ = assemble(backbone, settings, saved.tasks, trained=True)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
-from mttl.config.explain import explain
+from mttl.config.config_errors import explain
 from mttl.config.load import read_yaml
 from mttl.config.section import Section, Seed
 from mttl.errors import ConfigError
@@ -111,7 +111,7 @@ class Base(Section):
     model: Text
     """Folder of a model, as transformers saves it."""
     fisher: Text | None = None
-    """File with its Fisher information; see scripts/estimate_fisher.py."""
+    """File with its Fisher information; see mttl fisher."""
 
 
 class Ingredient(Section):

@@ -20,10 +20,12 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, GenerationConfig
 
-from mttl import yaml12
-from mttl.build.build_backbone import build_tokenizer
+from mttl.assembly.build_backbone import build_tokenizer
 from mttl.errors import CheckpointError, ConfigError
-from mttl.files import new_folder
+from mttl.inference.prompt_export import Asking
+from mttl.io import yaml12
+from mttl.io.files import new_folder
+from mttl.io.reading import read_bytes
 from mttl.merging.changes import Change, DenseChange, Ranges, read_wide
 from mttl.merging.check_written import check_written, logits, read_model
 from mttl.merging.differences import fisher_differences, setting_differences, weight_differences
@@ -35,8 +37,6 @@ from mttl.merging.tensor_file import Entry, TensorFile, write_like
 from mttl.merging.weights_folder import Weights
 from mttl.models.backbone import load_tokenizer
 from mttl.models.generation import end_also_at, search_settings
-from mttl.prediction.asking import Asking
-from mttl.reading import read_bytes
 
 _log = logging.getLogger(__name__)
 _ABOUT = "Merged by a recipe, which stands in `merge.yaml`."

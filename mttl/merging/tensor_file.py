@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mttl.errors import CheckpointError
-from mttl.reading import parse_json, require_file
+from mttl.io.reading import parse_json, require_file
 
 DTYPES = {
     "F64": torch.float64,

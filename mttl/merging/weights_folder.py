@@ -10,9 +10,9 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from mttl.errors import CheckpointError
+from mttl.io.reading import check_name, read_json, reason
 from mttl.merging.loaded_names import LoadedNames
 from mttl.merging.tensor_file import Entry, TensorFile
-from mttl.reading import check_name, read_json, reason
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 AS_STORED = LoadedNames()

@@ -17,7 +17,6 @@ from jaxtyping import Float64, UInt8
 from torch import Tensor
 from torchmetrics import Metric
 
-from mttl import own_classes
 from mttl.errors import nearest
 from mttl.metrics.answer_scores import (
     best,
@@ -29,7 +28,8 @@ from mttl.metrics.answer_scores import (
 from mttl.metrics.metric_names import TaskMetric
 from mttl.metrics.rouge_l import rouge_l, rouge_l_or_same
 from mttl.metrics.text_metric import TextMetric, check_rows
-from mttl.own_classes import find_class, make
+from mttl.plugins import classes as own_classes
+from mttl.plugins.classes import find_class, make
 
 
 class NumberMetric(TextMetric):

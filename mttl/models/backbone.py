@@ -29,13 +29,13 @@ from transformers import (
 from mttl.aggregation.packed_weights import hold_still, stored
 from mttl.config.backbone_schema import Quantisation
 from mttl.errors import ConfigError, nearest
+from mttl.io.reading import read_json, require_file
 from mttl.models.quantised import (
     check_quantisation,
     check_stored,
     quantisation_settings,
     return_freed_memory,
 )
-from mttl.reading import read_json, require_file
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from transformers.quantizers.base import get_keys_to_not_convert
 
 from mttl.config.backbone_schema import Quantisation
 from mttl.errors import ConfigError
-from mttl.libraries import missing_libraries
+from mttl.runtime.libraries import missing_libraries
 
 # transformers loads onto a named device with accelerate alone.
 LIBRARIES: dict[Quantisation, tuple[str, ...]] = {
@@ -33,7 +33,7 @@ def check_quantisation(kind: Quantisation) -> None:
     if missing:
         raise ConfigError(
             f"backbone.quantize ('{kind}') needs {' and '.join(missing)}: "
-            "pip install 'mttl[quantised]'"
+            f"pip install {' '.join(missing)}"
         )
     if kind == "int4" and torch.cuda.is_available():
         raise ConfigError(

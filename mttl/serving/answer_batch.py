@@ -9,11 +9,11 @@ from torch import Tensor
 from transformers import StoppingCriteria
 
 from mttl.data.collate import pad_id_of, padded_inputs
+from mttl.inference.predictor import Predictor
 from mttl.models.generation import own_settings
-from mttl.prediction.predictor import Predictor
-from mttl.serving.growing_answer import GrowingAnswer
+from mttl.serving.generation_request import Piece, WantedAnswer
+from mttl.serving.stream_decoder import GrowingAnswer
 from mttl.serving.token_choice import TokenChoice
-from mttl.serving.wanted_answer import Piece, WantedAnswer
 
 
 def answer_batch(predictor: Predictor, wanted: Sequence[WantedAnswer]) -> None:

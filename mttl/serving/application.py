@@ -17,15 +17,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from mttl.errors import MttlError, nearest
-from mttl.reading import parse_json
+from mttl.io.reading import parse_json
+from mttl.serving.api_errors import Refusal
 from mttl.serving.chat_question import chat_question
-from mttl.serving.measures import Measures
+from mttl.serving.generation_request import Piece, WantedAnswer
+from mttl.serving.metrics import Measures
 from mttl.serving.protocol import ChatRequest, CompletionRequest, parse_request
-from mttl.serving.refusals import Refusal
 from mttl.serving.replies import Reply
 from mttl.serving.request_queue import RequestQueue
 from mttl.serving.served_task import ServedTask
-from mttl.serving.wanted_answer import Piece, WantedAnswer
 
 CLIENT_GONE = 499  # what proxies call it
 TRUNCATED = "X-Truncated-Tokens"

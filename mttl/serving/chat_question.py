@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from mttl.data.prompt_form import PromptForm
+from mttl.serving.api_errors import Refusal
 from mttl.serving.protocol import Message
-from mttl.serving.refusals import Refusal
 
 
 def chat_question(messages: Sequence[Message], form: PromptForm, task: str) -> str:

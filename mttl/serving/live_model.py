@@ -13,10 +13,10 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from mttl.prediction.predictor import Predictor
+from mttl.inference.predictor import Predictor
 from mttl.routing.task.given_rows import GivenRows
+from mttl.serving.api_errors import Refusal
 from mttl.serving.protocol import Part, Text
-from mttl.serving.refusals import Refusal
 from mttl.serving.served_task import ServedTask
 from mttl.serving.token_experts import token_experts
 from mttl.skills.attention import AttendedInventory

@@ -9,14 +9,14 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 
-from mttl.build.load_tasks import load_tasks
+from mttl.assembly.load_tasks import load_tasks
 from mttl.errors import MttlError
 from mttl.serving.application import Call, Limits, Service, arrivals
+from mttl.serving.generation_request import WantedAnswer
 from mttl.serving.live_model import LiveModel, LiveRequest
 from mttl.serving.protocol import parse_part
 from mttl.serving.run_server import LOCAL, answer_requests, listen, served_tasks
 from mttl.serving.served_task import ServedTask
-from mttl.serving.wanted_answer import WantedAnswer
 
 # The page holds all that it shows, and asks nobody but this server.
 HEADERS = {

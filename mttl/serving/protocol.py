@@ -18,8 +18,8 @@ from pydantic import (
 )
 
 from mttl.errors import nearest
-from mttl.reading import shown
-from mttl.serving.refusals import Refusal
+from mttl.io.reading import shown
+from mttl.serving.api_errors import Refusal
 
 MOST_ANSWERS = 128  # of one request
 

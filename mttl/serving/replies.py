@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mttl.serving.wanted_answer import Piece, ScoredToken
+from mttl.serving.generation_request import Piece, ScoredToken
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from mttl.prediction.predictor import Predictor
+from mttl.inference.predictor import Predictor
 from mttl.serving.answer_batch import answer_batch
-from mttl.serving.refusals import Refusal
-from mttl.serving.wanted_answer import Piece, WantedAnswer, fit_together
+from mttl.serving.api_errors import Refusal
+from mttl.serving.generation_request import Piece, WantedAnswer, fit_together
 
 logger = logging.getLogger(__name__)
 

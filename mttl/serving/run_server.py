@@ -10,16 +10,16 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from mttl.build.load_tasks import load_tasks
-from mttl.command import make_console
+from mttl.assembly.load_tasks import load_tasks
 from mttl.errors import ConfigError
-from mttl.prediction.predictor import Predictor
+from mttl.inference.predictor import Predictor
+from mttl.runtime.command import make_console
+from mttl.runtime.stop_signals import StopRequest, handling
 from mttl.serving.application import Limits, Service, allow_origins, make_application
-from mttl.serving.join_rows import join_rows
-from mttl.serving.measures import Measures
+from mttl.serving.metrics import Measures
 from mttl.serving.request_queue import RequestQueue
 from mttl.serving.served_task import ServedTask
-from mttl.stop_signals import StopRequest, handling
+from mttl.serving.shared_backbone import join_rows
 
 KEY_VARIABLE = "MTTL_API_KEY"
 LOCAL = ("127.0.0.1", "localhost", "::1")

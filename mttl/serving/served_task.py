@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from mttl.data.encode import TextEncoder
 from mttl.data.prompt_form import PromptForm
-from mttl.prediction.predictor import Predictor
+from mttl.inference.predictor import Predictor
+from mttl.serving.api_errors import Refusal
+from mttl.serving.generation_request import Piece, WantedAnswer
 from mttl.serving.protocol import MOST_ANSWERS, ChatRequest, CompletionRequest
-from mttl.serving.refusals import Refusal
-from mttl.serving.wanted_answer import Piece, WantedAnswer
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from mttl.serving.growing_answer import Score
-from mttl.serving.wanted_answer import WantedAnswer
+from mttl.serving.generation_request import WantedAnswer
+from mttl.serving.stream_decoder import Score
 
 
 class TokenChoice(LogitsProcessor):

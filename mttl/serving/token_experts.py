@@ -7,8 +7,8 @@ import torch
 from mttl.analysis.tokens.token_page import quoted
 from mttl.data.collate import pad, pad_id_of, padded_inputs
 from mttl.data.encode import TextEncoder
+from mttl.inference.predictor import Predictor
 from mttl.models.teacher_forcing import forced_inputs
-from mttl.prediction.predictor import Predictor
 
 
 @torch.no_grad()

@@ -6,8 +6,8 @@ from typing import Any
 from torch import nn
 
 from mttl.data.encode import TextEncoder
+from mttl.inference.batched_answers import answer_texts
 from mttl.models.backbone import is_decoder_only
-from mttl.prediction.batched_answers import answer_texts
 
 
 def answer_inputs(

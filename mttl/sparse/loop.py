@@ -10,12 +10,12 @@ import torch
 from rich.console import Console
 from rich.progress import TextColumn
 
+from mttl.checkpoints.checkpoint_file import not_finite
 from mttl.errors import ConfigError, StopRequested
-from mttl.files import write_atomic
-from mttl.progress_bar import SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_LOSSES, counting_bar
-from mttl.stop_signals import StopRequest, handling
-from mttl.torch_file import load_torch
-from mttl.training.saving.checkpoint_file import not_finite
+from mttl.io.files import write_atomic
+from mttl.io.torch_file import load_torch
+from mttl.runtime.progress_bar import SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_LOSSES, counting_bar
+from mttl.runtime.stop_signals import StopRequest, handling
 
 ADVICE = "The state of before is kept; lower the learning rate"
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from mttl.config.method_choices import check_density
+from mttl.config.enums import check_density
 
 Criterion = Literal["change", "magnitude", "movement", "fisher", "random"]
 CRITERIA: tuple[Criterion, ...] = ("change", "magnitude", "movement", "fisher", "random")

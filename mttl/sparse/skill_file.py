@@ -26,8 +26,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mttl.errors import CheckpointError
-from mttl.reading import parse_json, require_file
-from mttl.safetensors_file import write_tensors
+from mttl.io.reading import parse_json, require_file
+from mttl.io.safetensors_file import write_tensors
 
 FORMAT_VERSION = 1
 METADATA = "mttl_sparse_skill"
@@ -136,9 +136,7 @@ class SparseSkill:
         except (OSError, SafetensorError, ValueError) as error:
             raise CheckpointError(f"'{path}' is damaged or no safetensors file: {error}") from error
         if METADATA not in metadata:
-            raise CheckpointError(
-                f"'{path}' holds no sparse skill; scripts/sparse_finetune.py writes such files"
-            )
+            raise CheckpointError(f"'{path}' holds no sparse skill; mttl sparse writes such files")
         facts = parse_json(metadata[METADATA], f"'{path}', its metadata", CheckpointError, dict)
         if facts.get("format_version") != FORMAT_VERSION:
             raise CheckpointError(

@@ -10,7 +10,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
 
-from mttl.files import atomic_path
+from mttl.io.files import atomic_path
 
 
 class HistoryMonitor(Callback):

@@ -8,8 +8,8 @@ from lightning_fabric.utilities.rank_zero import rank_zero_only
 from pytorch_lightning.loggers.logger import Logger
 
 from mttl.errors import CheckpointError
-from mttl.files import write_table
-from mttl.reading import read_table, shown
+from mttl.io.files import write_table
+from mttl.io.reading import read_table, shown
 
 
 class MetricsFile(Logger):

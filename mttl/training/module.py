@@ -11,13 +11,13 @@ from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
 from mttl.aggregation.packed_weights import packed_layers
+from mttl.checkpoints.resuming import checkpoint_errors
+from mttl.checkpoints.whole_tensors import load_whole
 from mttl.config.optim_schema import Optim
 from mttl.errors import CheckpointError, ConfigError
-from mttl.sharding.whole_tensors import load_whole
-from mttl.torch_file import load_torch
+from mttl.io.torch_file import load_torch
+from mttl.runtime.processes import gathered
 from mttl.training.optim import build_optimizer, build_schedule
-from mttl.training.processes import gathered
-from mttl.training.saving.resuming import checkpoint_errors
 
 
 class ResumableModule(pl.LightningModule):

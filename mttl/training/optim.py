@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from mttl.config.optim_schema import Optim
 from mttl.errors import ConfigError
-from mttl.shares import share_of
+from mttl.io.exact_fraction import share_of
 from mttl.skills.weight_decay import decays
 
 ROLES = ("skills", "router", "token_router", "backbone")

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from mttl.files import write_table, write_text
-from mttl.gym.partition import MEAN
+from mttl.io.files import write_table, write_text
 from mttl.metrics.crossfit import score_answers
-from mttl.training.processes import gathered
+from mttl.runtime.processes import gathered
+from mttl.tasks.partition import MEAN
 from mttl.training.text_to_text import Prediction, TextToTextModule, mean_score
 
 

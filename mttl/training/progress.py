@@ -17,7 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from mttl.progress_bar import SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_LOSSES
+from mttl.runtime.progress_bar import SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_LOSSES
 
 
 class TrainingProgress(ProgressBar):

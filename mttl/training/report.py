@@ -1,6 +1,7 @@
 """Tables that a run prints, its baselines, and the routing weights behind its plots."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,18 +11,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from mttl.aggregation.packed_weights import count_entries
+from mttl.checkpoints.whole_tensors import is_first, whole_parameters
 from mttl.config.data_schema import Data
-from mttl.files import write_table
-from mttl.gym.folder import Gym
-from mttl.gym.partition import MEAN
-from mttl.metrics.baselines import copy_predictions, majority_prediction
+from mttl.io.files import write_table
 from mttl.metrics.crossfit import score_answers
 from mttl.moe.attach_experts import TokenLayers
 from mttl.routing.task.task_router import TaskRouter
-from mttl.sharding.whole_tensors import is_first, whole_parameters
 from mttl.skills.attach import Attachment
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.skilled_model import SkilledModel
+from mttl.tasks.folder import Gym
+from mttl.tasks.partition import MEAN
 from mttl.training.history_monitor import write_arrays
 from mttl.training.predictions import COLUMNS, Result, mean_result
 from mttl.training.routing_monitor import as_rows, head_names, routing_weights
@@ -179,3 +179,19 @@ def write_routing(
     if is_first():
         arrays = {"weights": weights, "probabilities": probabilities}
         write_arrays(path, **arrays, tasks=np.array(tasks), groups=np.array(heads))
+
+
+def copy_predictions(inputs: Sequence[str]) -> list[str]:
+    """Answer every input with itself."""
+    return list(inputs)
+
+
+def majority_prediction(outputs: Sequence[str]) -> str:
+    """Return the most frequent training answer; of equally frequent ones, the first seen.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    if not outputs:
+        raise ValueError("outputs is empty; the most frequent answer needs at least one")
+    return Counter(outputs).most_common(1)[0][0]

@@ -6,14 +6,13 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 
 from mttl.analysis.statistics import active_cells, discreteness, usage
+from mttl.checkpoints.whole_tensors import whole_parameters
 from mttl.routing.task.task_router import TaskRouter
-from mttl.sharding.whole_tensors import whole_parameters
-from mttl.training.boards.board import Board
-from mttl.training.boards.routing_image import routing_image
 from mttl.training.history_monitor import HistoryMonitor
+from mttl.training.loggers.experiment_logger import Board
 
 
 class RoutingMonitor(HistoryMonitor):
@@ -111,3 +110,22 @@ def routing_statistics(probabilities: torch.Tensor, groups: tuple[str, ...]) -> 
         values[f"{name}active_cells"] = active_cells(part)
         values[f"{name}usage"] = usage(part.clamp_min(0))
     return values
+
+
+CELL, GAP = 8, 4  # pixels
+COLOR = np.array([8, 48, 107])  # of the largest weight; no weight is white
+
+
+def routing_image(weights: Float[np.ndarray, "G T K"]) -> UInt8[np.ndarray, "H W 3"]:
+    """Return tasks by skills, the groups beside one another.
+
+    Args:
+        weights: Of groups, tasks and skills; a group is as dark as its weights are large beside the
+            largest of all.
+    """
+    shares = np.clip(weights / max(float(weights.max()), 1e-12), 0, 1)
+    cells = shares.repeat(CELL, axis=1).repeat(CELL, axis=2)
+    gap = np.zeros((cells.shape[1], GAP))
+    columns = [part for group in cells for part in (gap, group)][1:]
+    dark = np.concatenate(columns, axis=1)[..., None]
+    return (255 - dark * (255 - COLOR)).astype(np.uint8)

@@ -7,9 +7,9 @@ from types import FrameType
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
 
+from mttl.checkpoints.save_last import SaveLast
 from mttl.errors import StopRequested
-from mttl.stop_signals import StopRequest, handling
-from mttl.training.saving.save_last import SaveLast
+from mttl.runtime.stop_signals import StopRequest, handling
 
 
 class GracefulStop(Checkpoint):

@@ -12,26 +12,26 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from transformers import PreTrainedTokenizerBase
 
+from mttl.checkpoints.checkpoint_file import not_finite
+from mttl.checkpoints.whole_tensors import whole
 from mttl.config.optim_schema import AdamW, Optim
-from mttl.config.own_parts import OwnPart
+from mttl.config.plugin_section import OwnPart
 from mttl.config.schema import Generation
 from mttl.data.prompt_form import PromptForm
 from mttl.errors import ConfigError, TrainingError
+from mttl.inference.option_scorer import Ranker
+from mttl.inference.option_training import OptionTraining
 from mttl.metrics.crossfit import build_metric, computed
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import generate_texts, search_settings
 from mttl.models.teacher_forcing import forced_logits
-from mttl.moe.share_out import shared_parameters
-from mttl.own_classes import calling
-from mttl.ranking.option_training import OptionTraining
-from mttl.ranking.ranker import Ranker
+from mttl.moe.expert_parallel import shared_parameters
+from mttl.plugins.classes import calling
 from mttl.routing.context import Routing
-from mttl.sharding.shard_model import shard_model
-from mttl.sharding.whole_tensors import whole
 from mttl.skills.skilled_model import SkilledModel
+from mttl.training.distributed.shard_model import shard_model
+from mttl.training.distributed.shared_experts import SharesExperts
 from mttl.training.loss import answer_losses, at_places, divergences, example_means, global_mean
-from mttl.training.saving.checkpoint_file import not_finite
-from mttl.training.together.shared_experts import SharesExperts
 from mttl.training.token_balance import LOADS, token_loads
 
 

@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mttl.analysis.tokens.token_statistics import load_entropy
+from mttl.runtime.processes import gathered, rank
 from mttl.training.history_monitor import HistoryMonitor
-from mttl.training.processes import gathered, rank
 from mttl.training.token_balance import LOADS
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from mttl.analysis.tokens.token_counts import TokenCounts
 from mttl.analysis.tokens.token_record import write_token_record
+from mttl.checkpoints.whole_tensors import is_first
 from mttl.models.teacher_forcing import forced_inputs
 from mttl.routing.token.masks import TokenRecord
-from mttl.sharding.whole_tensors import is_first
 from mttl.training.text_to_text import TextToTextModule
 
 

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from mttl.command import positive
+from mttl.commands.options import positive
 
 if TYPE_CHECKING:  # the parent process of a benchmark never loads it
     from torch import nn

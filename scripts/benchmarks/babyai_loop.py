@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from envs.errors import LevelError
-from mttl.command import add_overrides, make_parser, positive
+from mttl.commands.options import CommandParser, add_overrides, positive
 from mttl.errors import ConfigError, MttlError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ PARTS = ("whole", "environments", "policy", "optimisation", "loop")
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    parser = make_parser("Where the time of a BabyAI training goes.")
+    parser = CommandParser(description="Where the time of a BabyAI training goes.")
     parser.add_argument("-c", "--config", default="babyai.yaml", help="(%(default)s)")
     add_overrides(parser, "settings that override the file")
     parser.add_argument("--rollouts", type=positive, default=8, help="(%(default)s)")

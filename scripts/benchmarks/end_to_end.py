@@ -6,7 +6,7 @@ All sides train adapters of rank 16 on all attention and feed-forward layers of 
 with random weights, of T5-small's or SmolLM2-135M's sizes, on the same CrossFit rows in the same
 number of batches, with AdamW and clipped gradients. Peers are trained by transformers' `Trainer`
 with dynamic padding, rows as drawn or grouped by length, and by a plain loop; ours is what
-`pl_train.py -c crossfit.yaml` does, without its checkpoints, and with a budget of tokens (few long
+`mttl train -c crossfit.yaml` does, without its checkpoints, and with a budget of tokens (few long
 rows or many short ones in a batch). Text is cut by a byte-level BPE of
 8,000 entries that was learned from the rows. A round is one training, its start included; figures
 are rows per second of processor time, and the floor is PEFT's LoRA under the `Trainer`.
@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
     if not settings.data.is_dir():
         print(
             f"no CrossFit files at '{settings.data}': name their folder with --data, or build them "
-            "with scripts/build_crossfit.py",
+            "with mttl build",
             file=sys.stderr,
         )
         return USER_MISTAKE
@@ -171,9 +171,9 @@ def configuration(variant: str, settings: argparse.Namespace) -> "Config":
 
 def data_of(config: "Config", n_rows: int) -> "TextToTextDataModule":
     """Return the batches of the rows that all sides train on."""
-    from mttl.build.build_backbone import build_tokenizer
+    from mttl.assembly.build_backbone import build_tokenizer
     from mttl.data.data_module import TextToTextDataModule
-    from mttl.gym.folder import Gym
+    from mttl.tasks.folder import Gym
 
     section: Any = config.backbone
     gym = Gym(str(config.data.dir))
@@ -190,9 +190,9 @@ def data_of(config: "Config", n_rows: int) -> "TextToTextDataModule":
 def _ours(variant: str, config: "Config", n_rows: int) -> Step:
     from pytorch_lightning.callbacks import Checkpoint
 
-    from mttl.build.model import build_model
-    from mttl.build.trainer import build_trainer
-    from mttl.training.run_folder import RunFolder
+    from mttl.assembly.model import build_model
+    from mttl.assembly.trainer import build_trainer
+    from mttl.checkpoints.run_folder import RunFolder
     from mttl.training.stopping import GracefulStop
     from mttl.training.text_to_text import TextToTextModule
 
@@ -257,7 +257,7 @@ def _peer(variant: str, config: "Config", n_rows: int) -> Step:
 def _adapters(variant: str, config: "Config", n_tasks: int) -> "nn.Module":
     from peft import LoraConfig, PolyConfig, get_peft_model
 
-    from mttl.build.build_backbone import build_backbone
+    from mttl.assembly.build_backbone import build_backbone
 
     section: Any = config.backbone
     backbone, kind = build_backbone(section), section.model_type

@@ -29,8 +29,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mttl.child_process import with_parent
-from mttl.files import write_text
+from mttl.io.files import write_text
+from mttl.runtime.child_process import with_parent
 
 ROOT = Path(__file__).parents[2]
 HERE = Path("scripts") / "benchmarks"

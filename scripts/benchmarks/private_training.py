@@ -127,7 +127,7 @@ def work(side: str, tasks: list[str], settings: argparse.Namespace) -> dict[str,
     import torch
     from datasets import disable_progress_bars
 
-    from mttl.build.model import build_model
+    from mttl.assembly.model import build_model
     from mttl.config.load import load_config
     from mttl.data.chosen_tasks import open_gym
     from mttl.data.data_module import TextToTextDataModule

@@ -22,7 +22,7 @@ from _common import Step, as_speed, parse_arguments, positive, report, run
 from _models import N_TASKS, add_adapters, make_backbone
 
 if TYPE_CHECKING:  # the parent process never loads these
-    from mttl.prediction.predictor import Predictor
+    from mttl.inference.predictor import Predictor
 
 FLOOR = "one process per task"
 PEFT, QUEUE, SERVER = "PEFT adapter_names", "ours, queue", "ours, HTTP"
@@ -72,7 +72,7 @@ def make_predictor(size: str, tokens: int) -> "Predictor":
     from transformers import PreTrainedTokenizerFast
 
     from mttl.data.prompt_form import PromptForm
-    from mttl.prediction.predictor import Predictor
+    from mttl.inference.predictor import Predictor
 
     backbone = make_backbone(size)
     model: Any = add_adapters(backbone, "ours H=1")
@@ -133,9 +133,9 @@ def adapter_names(predictor: "Predictor", settings: argparse.Namespace) -> Answe
     """Answer mixed batches by PEFT, with the mixture of every task as an adapter."""
     from peft import PeftModel
 
-    from mttl.interchange.lora_export import lora_adapter, mixture_adapter
-    from mttl.interchange.peft_folder import write_peft
     from mttl.merging.fold import task_mixing
+    from mttl.peft_format.lora_export import lora_adapter, mixture_adapter
+    from mttl.peft_format.peft_folder import write_peft
 
     base: Any = make_backbone(settings.size)
     endless(base)
@@ -167,9 +167,9 @@ def adapter_names(predictor: "Predictor", settings: argparse.Namespace) -> Answe
 
 def queue(predictor: "Predictor", settings: argparse.Namespace) -> Answer:
     """Answer by the server's queue, without the server."""
+    from mttl.serving.generation_request import Piece, WantedAnswer
     from mttl.serving.request_queue import RequestQueue
     from mttl.serving.run_server import served_tasks
-    from mttl.serving.wanted_answer import Piece, WantedAnswer
 
     waiting = RequestQueue(batch_size=BATCH, wait=0.005, most=10_000)
     served = served_tasks(dict.fromkeys(TASKS, predictor), most_tokens=1, truncate=False)
@@ -205,7 +205,7 @@ def server(predictor: "Predictor", settings: argparse.Namespace) -> Answer:
     import uvicorn
 
     from mttl.serving.application import Limits, Service, make_application
-    from mttl.serving.measures import Measures
+    from mttl.serving.metrics import Measures
     from mttl.serving.request_queue import RequestQueue
     from mttl.serving.run_server import listen, served_tasks
 
@@ -231,7 +231,7 @@ def server(predictor: "Predictor", settings: argparse.Namespace) -> Answer:
 
 def generated(predictor: "Predictor", texts: Sequence[str], generate: Any) -> list[str]:
     """Return answers in batches, as the project's own predictions are made."""
-    from mttl.prediction.batched_answers import answer_texts
+    from mttl.inference.batched_answers import answer_texts
 
     return answer_texts(
         generate,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # the parent process of a benchmark never loads these
     import torch
     from torch import Tensor
 
-    from mttl.build.model import Built
+    from mttl.assembly.model import Built
 
 VARIANTS = ("without skills", "with skills")
 SMALLEST = 1e-4  # singular values that count, as a share of the largest
@@ -170,7 +170,7 @@ def _dense(layer: Any) -> "tuple[Tensor, Tensor | None]":
 def _load(settings: argparse.Namespace) -> "Built":
     import torch
 
-    from mttl.build.model import load_run
+    from mttl.assembly.model import load_run
 
     torch.manual_seed(0)
     return load_run(settings.run)

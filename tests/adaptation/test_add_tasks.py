@@ -10,19 +10,20 @@ import pytest
 import torch
 
 import mttl
-from helpers.command import ROOT, load_recipe, read_csv
+from helpers.command import read_csv
 from helpers.new_tasks import train_source
 from mttl.adaptation.add_tasks import add_tasks
-from mttl.checkpoint import read_inventory, write_inventory
-from mttl.command import run_command
+from mttl.checkpoints.saved_inventory import read_inventory, write_inventory
+from mttl.commands import add_tasks as ADD
+from mttl.commands import plot as PLOT
 from mttl.errors import CheckpointError
-from mttl.prediction.predictor import Predictor
+from mttl.inference.predictor import Predictor
+from mttl.runtime.command import run_command
 
 STEPS = {"max_steps": 2, "eval_every": 1, "batch_size": 4}
 PAIRS = [(word, "b") for word in ("ab", "cab", "b", "ca", "bb", "ac", "cc", "abc")]
-ADD = load_recipe(ROOT / "scripts" / "add_tasks.py")
-PLOT = load_recipe(ROOT / "scripts" / "plot_routing.py")
-READING = importlib.import_module("routing_report.reading")
+
+READING = importlib.import_module("mttl.commands.routing_report.read_routing")
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from mttl.adaptation.few_shot import FewShotJob
 from mttl.adaptation.job import run_job, seeded
 from mttl.adaptation.settings import job_config
 from mttl.config.load import load_config
-from mttl.gym.folder import Gym
 from mttl.models.backbone import build_random, load_tokenizer
+from mttl.tasks.folder import Gym
 
 SETTINGS = job_config(
     load_config(

@@ -12,7 +12,7 @@ from helpers.backbones import batch
 from helpers.fragments import fragments, frozen_config, logits, trained
 from helpers.skills import spread
 from mttl.adaptation.modes import TRAINED_ROLES, adapted
-from mttl.build.model import Built
+from mttl.assembly.model import Built
 from mttl.config.section import AdaptMode, RowInit
 
 MODES = get_args(AdaptMode)

@@ -16,15 +16,16 @@ import mttl
 import mttl.adaptation.job
 import mttl.adaptation.modes
 from helpers.checksums import note_again
-from helpers.command import ROOT, load_recipe, train
+from helpers.command import ROOT, train
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
 from helpers.new_tasks import NEW, train_source
 from mttl.adaptation.fine_tune import fine_tune, score_batches
 from mttl.adaptation.new_tasks import Adaptation
 from mttl.adaptation.own_examples import write_examples
+from mttl.commands import adapt
 from mttl.config.load import dump_config, load_config
 from mttl.data.data_module import TextToTextDataModule
-from mttl.data.opening import task_code
+from mttl.data.prompt_prefix import task_code
 from mttl.errors import CheckpointError, ConfigError, TaskError
 from mttl.models.backbone import build_random
 
@@ -56,7 +57,7 @@ def test_the_call_and_the_command_agree(run: Path, tmp_path: Path) -> None:
     given = [f"adapt.{name}={value}" for name, value in STEPS.items()]
     config = str(run.parents[1] / "tiny.yaml")
     command = ["-c", config, "--from", str(run), "--out", str(tmp_path), "-k", *given]
-    assert load_recipe(ROOT / "pl_finetune.py").main([*command, "--tasks", "first"]) == 0
+    assert adapt.main([*command, "--tasks", "first"]) == 0
     rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     called = mttl.adapt(run, tasks=["first"], **STEPS)
     assert [result.row() for result in called] == rows

@@ -13,9 +13,9 @@ from helpers.skills import skilled
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.results import Results, check_folder, check_rows
 from mttl.adaptation.shard import Shard
-from mttl.checkpoint import save_inventory
+from mttl.checkpoints.inventory_files import inventory_digest
+from mttl.checkpoints.saved_inventory import save_inventory
 from mttl.errors import ConfigError, MttlError
-from mttl.inventory_files import inventory_digest
 from mttl.skills import SkilledModel
 
 SETTINGS = "adapt:\n  lr: 0.1\n"

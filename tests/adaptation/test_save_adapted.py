@@ -11,14 +11,14 @@ from safetensors.torch import load_file, save_file
 
 import mttl
 from helpers.checksums import note_again
-from helpers.command import ROOT, load_recipe, read_csv
+from helpers.command import read_csv
 from helpers.new_tasks import NEW, train_source
 from mttl.adaptation.adapted_model import AdaptedModel
 from mttl.adaptation.add_tasks import add_tasks
-from mttl.checkpoint import read_inventory
+from mttl.checkpoints.inventory_files import CHECKSUMS
+from mttl.checkpoints.saved_inventory import read_inventory
 from mttl.errors import CheckpointError
-from mttl.inventory_files import CHECKSUMS
-from mttl.prediction.predictor import Predictor
+from mttl.inference.predictor import Predictor
 
 STEPS = {"max_steps": 2, "eval_every": 1, "batch_size": 4}
 PAIRS = [(word, "b") for word in ("ab", "cab", "b", "ca", "bb", "ac", "cc", "abc")]
@@ -109,13 +109,15 @@ def test_it_is_adapted_again_merged_and_kept_again(kept: Path, run: Path, tmp_pa
     again = mttl.adapt_to(kept, PAIRS, task="newer", mode="router_only", config=config, **STEPS)
     again.save(tmp_path / "newer")
     assert torch.equal(logits(mttl.load(tmp_path / "newer")), logits(again.predictor))
-    merge = load_recipe(ROOT / "scripts" / "merge_task.py")
+    from mttl.commands import merge_task as merge
+
     assert merge.main([str(kept), "--task", "new", "--out", str(tmp_path / "model")]) == 0
     assert (tmp_path / "model" / "model.safetensors").is_file()
 
 
 def test_the_command_keeps_every_job(run: Path, tmp_path: Path) -> None:
-    command = load_recipe(ROOT / "pl_finetune.py")
+    from mttl.commands import adapt as command
+
     config, out = str(run.parents[1] / "tiny.yaml"), tmp_path / "out"
     given = ["-c", config, "--from", str(run), "--out", str(out), "--tasks", "first"]
     given += ["-k", *(f"adapt.{name}={value}" for name, value in STEPS.items())]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from mttl import yaml12
 from mttl.adaptation.few_shot import FewShotResult
 from mttl.adaptation.results import Results
 from mttl.adaptation.search import (
@@ -21,6 +20,7 @@ from mttl.adaptation.search import (
     write_trials,
 )
 from mttl.errors import MttlError
+from mttl.io import yaml12
 
 
 def trial(lr: float, **scores: list[float]) -> Trial:

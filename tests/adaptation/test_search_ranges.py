@@ -11,7 +11,7 @@ from mttl.adaptation.search import Values
 from mttl.adaptation.search_ranges import search_ranges
 from mttl.config.schema import Range
 from mttl.errors import ConfigError
-from mttl.files import locked
+from mttl.io.files import locked
 
 JOBS = [FewShotJob("a", 13, 1)]
 RANGES = {"lr": Range(low=1e-4, high=1e-1, log=True), "steps": Range(low=10, high=20)}
@@ -110,5 +110,5 @@ def test_neighbouring_seeds_share_no_draw(tmp_path: Path) -> None:
 
 def test_what_is_not_installed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(ConfigError, match=r"pip install 'mttl\[search\]'"):
+    with pytest.raises(ConfigError, match="pip install optuna"):
         search(tmp_path / "journal", Evaluator(), 1)

@@ -16,7 +16,7 @@ from mttl.aggregation.packed_weights import (
     packed_layers,
     stored,
 )
-from mttl.model_tensors import fingerprint
+from mttl.checkpoints.model_tensors import fingerprint
 
 I, O, N = 64, 96, 5  # noqa: E741
 # How far a normal weight moves: half a step of 16 (15 even, or 16 at quantiles) or 255 levels.

@@ -46,7 +46,7 @@ def test_umap_gets_few_neighbours_and_a_seed(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow
 def test_umap_itself_separates_two_kinds_of_tasks() -> None:
-    pytest.importorskip("umap", reason="needs umap-learn: pip install 'mttl[umap]'")
+    pytest.importorskip("umap", reason="needs umap-learn: pip install umap-learn")
     generator = np.random.default_rng(0)
     kinds = np.repeat([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]], 10, axis=0)
     points = umap_projection(kinds[None] + generator.normal(scale=0.05, size=(2, 20, 3)))

@@ -1,4 +1,4 @@
-"""`pl_train.py` with rl.demonstrations: policies that learn from a record, and films of them."""
+"""`mttl train` with rl.demonstrations: policies that learn from a record, and films of them."""
 
 from pathlib import Path
 
@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mttl import yaml12
+from mttl.commands import babyai_film as FILM
+from mttl.io import yaml12
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
 from envs.demonstration_file import save_demonstrations
 from envs.demonstrations import record_demonstrations
 from helpers.babyai import LEVELS, TINY
-from helpers.command import ROOT, column, load_recipe, read_csv, start, train
+from helpers.command import column, read_csv, start, train
 from helpers.interruption import assert_same_run, interrupted
 from mttl.babyai.build_policy import load_policies
 from mttl.babyai.evaluate import play_episode, play_levels
-from mttl.command import USER_MISTAKE, run_command
+from mttl.checkpoints.run_folder import RunFolder
 from mttl.errors import CheckpointError, ConfigError
-from mttl.training.run_folder import RunFolder
+from mttl.runtime.command import USER_MISTAKE, run_command
 
-FILM = load_recipe(ROOT / "scripts" / "film_policy.py")
 SEED = 5  # of evaluation
 N_PASSES = 3
 N_BATCHES = 3  # of a pass: 10 demonstrations of the level that has most, 4 in a batch

@@ -73,7 +73,7 @@ def test_levels_that_are_missing_are_told_with_those_that_are_there(path: Path) 
     assert "record.npz' has none of GoTo, Pickup, only of GoToObjS4 (5), GoToObj (5), " in str(
         caught.value
     )
-    assert "scripts/record_demonstrations.py" in str(caught.value)
+    assert "mttl babyai record" in str(caught.value)
 
 
 def test_a_missing_file_is_told_with_what_is_there_instead(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`pl_finetune.py` with a section rl: new levels, in every mode."""
+"""`mttl adapt` with a section rl: new levels, in every mode."""
 
 import json
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from helpers.babyai import TINY
-from helpers.command import ROOT, column, load_recipe
-from mttl import yaml12
+from helpers.command import column, load_recipe
+from mttl.io import yaml12
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
@@ -39,7 +39,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def finetune(run: Path, *arguments: str) -> int:
     config = str(run.parent / "tiny.yaml")
-    recipe = load_recipe(ROOT / "pl_finetune.py")
+    from mttl.commands import adapt as recipe
+
     return recipe.main(["-c", config, "--from", str(run), *arguments])
 
 

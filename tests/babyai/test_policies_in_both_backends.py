@@ -14,7 +14,7 @@ import torch
 from scipy import stats
 
 from helpers.babyai import TINY
-from mttl import yaml12
+from mttl.io import yaml12
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 pytest.importorskip("envpool", reason="needs the extra `envpool`")

@@ -17,7 +17,7 @@ class Case:
 
     Args:
         name: Of the case.
-        commands: Scripts with their arguments, run one after another.
+        commands: Of ``mttl``, with their arguments, run one after another.
         makes: The folders that they leave.
         needs: The cases whose folders have to be there.
         files: Files that the commands read, by name, and their texts.
@@ -35,10 +35,7 @@ class Case:
 
 def train(name: str, settings: str, config: str = "crossfit.yaml+backbone/tiny_t5.yaml") -> str:
     """Return the command that trains on the CPU, into ``runs/NAME``."""
-    return (
-        f"pl_train.py -c {config} -k run.dir=runs run.name={name} trainer.accelerator=cpu "
-        f"{settings}"
-    )
+    return f"train -c {config} -k run.dir=runs run.name={name} trainer.accelerator=cpu {settings}"
 
 
 RECIPE = """\
@@ -81,7 +78,7 @@ CASES = (
     Case(
         "adaptation",
         (
-            "pl_finetune.py -c crossfit.yaml --from runs/text --tasks gerund_past,date_de_iso "
+            "adapt -c crossfit.yaml --from runs/text --tasks gerund_past,date_de_iso "
             "--out adapted -k adapt.max_steps=5 data.max_eval_rows=8",
         ),
         ("adapted",),
@@ -90,7 +87,7 @@ CASES = (
     Case(
         "new level",
         (
-            "pl_finetune.py -c babyai.yaml --from runs/babyai --tasks GoToLocalS6N2 --out adapted "
+            "adapt -c babyai.yaml --from runs/babyai --tasks GoToLocalS6N2 --out adapted "
             "-k adapt.n_updates=3 rl.n_slots=4 rl.evaluation.n_episodes=4",
         ),
         ("adapted",),
@@ -99,9 +96,9 @@ CASES = (
     Case(
         "merged tasks",
         (
-            "scripts/merge_task.py runs/text --average --out average",
+            "merge-task runs/text --average --out average",
             *(
-                f"scripts/merge_task.py runs/text --task {task} --out {out}"
+                f"merge-task runs/text --task {task} --out {out}"
                 for task, out in zip(TASKS, ("task", "other"), strict=True)
             ),
         ),
@@ -110,7 +107,7 @@ CASES = (
     ),
     Case(
         "merged models",
-        ("scripts/merge_skills.py recipe.yaml --out merged",),
+        ("merge recipe.yaml --out merged",),
         ("merged",),
         needs=("merged tasks",),
         files=(("recipe.yaml", RECIPE),),
@@ -118,8 +115,8 @@ CASES = (
     Case(
         "exports",
         (
-            f"scripts/export_peft.py runs/text --task {TASKS[0]} --out lora",
-            "scripts/export_peft.py runs/text --inventory --out poly",
+            f"export runs/text --task {TASKS[0]} --out lora",
+            "export runs/text --inventory --out poly",
         ),
         ("lora", "poly"),
         needs=("text",),

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from mttl import yaml12
+from mttl.io import yaml12
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from checkouts.cases import BY_NAME, Case
 from mttl.errors import ConfigError, MttlError
-from mttl.progress_bar import counting_bar
+from mttl.runtime.progress_bar import counting_bar
 
 WORKERS = 2  # cases that run at once, with one thread each
 POLL = 0.05  # seconds between two looks for the file at which to stop
@@ -126,10 +126,9 @@ def _run(job: Job, needs: list["Future[None]"]) -> None:
     for name, text in case.files:
         (place / name).write_text(text)
     for command in case.commands:
-        script, *arguments = shlex.split(command)
         with (place / "log.txt").open("a") as log:
             process = subprocess.Popen(
-                [sys.executable, str(job.side.checkout / script), *arguments],
+                [sys.executable, "-m", "mttl", *shlex.split(command)],
                 cwd=place, env=_environment(job.side.checkout), stdout=log, stderr=log,
             )  # fmt: skip
             try:

@@ -16,7 +16,7 @@ from mttl.config.load import (
     resolve_folder,
     resolve_path,
 )
-from mttl.config.tree import merge
+from mttl.config.merge_tree import merge
 from mttl.errors import ConfigError
 
 Writer = Callable[[str], str]

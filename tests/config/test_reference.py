@@ -3,11 +3,11 @@
 import pytest
 
 from helpers.command import ROOT, load_recipe
-from mttl.command import USER_MISTAKE, run_command
-from mttl.config.explain import models_in
+from mttl.config.config_errors import models_in
 from mttl.config.reference import reference
 from mttl.config.section import Section
 from mttl.config.worlds import WORLDS
+from mttl.runtime.command import USER_MISTAKE, run_command
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import get_args
 import pytest
 
 from helpers.command import ROOT
-from mttl.build.build_moe import TOKEN_ROUTERS
-from mttl.build.expert_matrix import read_expert_matrix
+from mttl.assembly.build_moe import TOKEN_ROUTERS
+from mttl.assembly.expert_matrix import read_expert_matrix
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import (
     configs_dir,
@@ -19,8 +19,8 @@ from mttl.config.load import (
 )
 from mttl.config.moe_schema import TokenExperts
 from mttl.errors import ConfigError
-from mttl.gym.table import crossfit, ontology
 from mttl.skills import KINDS
+from mttl.tasks.table import crossfit, ontology
 
 FILES = sorted(path.relative_to(configs_dir()).as_posix() for path in configs_dir().rglob("*.yaml"))
 MAIN = [name for name in FILES if "/" not in name]

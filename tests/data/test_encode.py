@@ -8,7 +8,7 @@ from mttl.data.encode import (
     tokenizer_identity,
     wants_leading_space,
 )
-from mttl.data.opening import Opening
+from mttl.data.prompt_prefix import Opening
 from mttl.errors import ConfigError
 
 

@@ -6,11 +6,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from mttl.data import prepare as module
-from mttl.data.opening import task_code
 from mttl.data.prompt_form import PromptForm
+from mttl.data.prompt_prefix import task_code
 from mttl.errors import TaskError
-from mttl.gym.folder import Gym
-from mttl.gym.rows import line_of
+from mttl.tasks.folder import Gym
+from mttl.tasks.rows import line_of
 
 DEFAULTS = {"max_input_length": 64, "max_output_length": 16}
 

@@ -6,8 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("minigrid", reason="needs the extra `babyai`")
-
 from envs.levels import PAPER_LEVELS
 from envs.local import LocalVectorEnv
 from envs.saved_state import SavedState

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from helpers.chat_templates import INSTRUCTION, save_tokenizer
 from helpers.command import train
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
-from mttl.prediction.model_card import QUESTION
+from mttl.inference.model_card import QUESTION
 
 QUESTIONS = ["ab", "c", "abca", "is it so?", "a\nb.", "cb", "aaab", "b c"]
 # Random weights that are large: answers depend on the question without any training.

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from mttl.inventory_files import CHECKSUMS, checksums
+from mttl.checkpoints.inventory_files import CHECKSUMS, checksums
 
 
 def note_again(skills: Path) -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from mttl.training.run_folder import RunFolder
+from mttl.checkpoints.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "pl_train.py"

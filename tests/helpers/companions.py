@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from mttl.child_process import end_process
-from mttl.training.together import links
-from mttl.training.together.links import ENDED, FAILED, Watch, meet
+from mttl.runtime.child_process import end_process
+from mttl.training.distributed import peer_watchdog_links as links
+from mttl.training.distributed.peer_watchdog_links import ENDED, FAILED, Watch, meet
 
 
 def work(rank: int, folder: str, case: str, lost: int, n_processes: int) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mttl.build import model_hub
+from mttl.checkpoints import model_hub
 
 
 class FakeRepositories:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from helpers.backbones import batch, fill
 from mttl.adaptation.modes import parts_by_role
-from mttl.build.model import Built, build_model
+from mttl.assembly.model import Built, build_model
 from mttl.config.load import configs_dir, load_config
 from mttl.config.schema import Config
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mttl.gym.folder import Gym
+from mttl.tasks.folder import Gym
 
 GymMaker = Callable[..., Gym]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mttl import yaml12
+from mttl.io import yaml12
 
 # The task `number` is scored by a correlation: undefined for a model that writes no number.
 TASKS: dict[str, tuple[str, Callable[[str], str]]] = {

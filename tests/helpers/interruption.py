@@ -12,7 +12,7 @@ from pytorch_lightning import Callback, Trainer
 from safetensors.torch import load_file
 
 import mttl.babyai.train as world
-from mttl.training.run_folder import RunFolder
+from mttl.checkpoints.run_folder import RunFolder
 from mttl.training.stopping import StopRequested
 
 

@@ -5,7 +5,7 @@ import os
 import time
 from pathlib import Path
 
-from mttl.gym.building.build_gym import Outcome
+from mttl.tasks.building.build_gym import Outcome
 
 
 def play(task, out: Path, samples, raw, on_rows):

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from functools import cache
 
 from helpers.command import ROOT
-from mttl.command import COMMANDS
+from mttl.commands import COMMANDS, MORE
 
-PAGES = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md")))
+DOCS = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md")))
+STUDIES = tuple(
+    sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("scripts/**/README.md"))
+)
+PAGES = DOCS + STUDIES
 _CHUNK = re.compile(r"```.*?^```$|(?:(?!```)[^\n]+\n?)+", re.DOTALL | re.MULTILINE)
 _SPAN = re.compile(r"`((?:python|mttl) [^`…]*)`")
 _FIGURE = re.compile(r"""^ *(?:!\[[^\]]*\]\(|<img src=")([^)"]+)""", re.MULTILINE)
@@ -79,6 +83,14 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
 
 
+def _command(words: list[str]) -> tuple[str, int]:
+    """Return the file of a command of ``mttl``, and how many words name it."""
+    known = COMMANDS | MORE
+    n_words = 2 if " ".join(words) in known else 1
+    name = " ".join(words[:n_words])
+    return f"mttl/commands/{known[name]}.py" if name in known else "", n_words
+
+
 def _hidden(block: re.Match[str]) -> str:
     return re.sub(r"[^\n]", "-", block[0])
 
@@ -108,15 +120,15 @@ def _of_lines(block: str) -> Iterator[Command]:
 
 def _of_words(words: list[str]) -> Iterator[Command]:
     for number, word in enumerate(words[:-1]):
-        following = words[number + 1]
-        script = following if word == "python" else None
-        if word == "mttl" and (number == 0 or words[number - 1] in ("&&", ";", "do", "|")):
-            script = COMMANDS.get(following)
-        if script is None or not script.endswith(".py"):
+        begins = number == 0 or words[number - 1] in ("&&", ";", "do", "|", "python")
+        script, n_words = words[number + 1] if word == "python" else "", 1
+        if word == "mttl" and begins:
+            script, n_words = _command(words[number + 1 : number + 3])
+        if not script.endswith(".py"):
             continue
         own: list[str] = []
         stdin = None
-        rest = iter(words[number + 2 :])
+        rest = iter(words[number + 1 + n_words :])
         for one in rest:
             if one in ("&&", ";", "|", "&"):
                 break

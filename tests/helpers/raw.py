@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mttl.gym.task import Holdout, Source, Task
+from mttl.tasks.task import Holdout, Source, Task
 
 ROW = {"text": "a", "label": 0}
 

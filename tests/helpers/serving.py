@@ -14,7 +14,7 @@ import uvicorn
 from helpers.command import train
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
 from mttl.serving.application import Limits, Service
-from mttl.serving.measures import Measures
+from mttl.serving.metrics import Measures
 from mttl.serving.request_queue import RequestQueue
 from mttl.serving.run_server import listen, served_tasks, uvicorn_settings
 

@@ -17,12 +17,12 @@ from torch.nn.functional import cross_entropy
 from helpers.backbones import batch, fill, tiny_llama, tiny_t5
 from helpers.experts import token_model
 from helpers.skills import INVENTORIES, OTHERS, PLACED, attach_kind, kind_class, make_kind, spread
+from mttl.checkpoints.whole_tensors import for_first, is_first, load_whole, whole, whole_parameters
 from mttl.models.teacher_forcing import forced_logits
 from mttl.routing import PolytroponRouter, RoutingSlot, TaskRouter
 from mttl.routing.task.priors import RoutingPrior
-from mttl.sharding.shard_model import shard_model
-from mttl.sharding.whole_tensors import for_first, is_first, load_whole, whole, whole_parameters
 from mttl.skills import KINDS, SkilledModel, attach_skills
+from mttl.training.distributed.shard_model import shard_model
 
 WORLD, STEPS, RATE, NORM = 2, 2, 0.1, 0.5
 PRIOR = RoutingPrior(ibp_alpha=2.0, ibp_weight=0.1)

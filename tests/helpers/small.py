@@ -10,9 +10,11 @@ from unittest import mock
 
 from helpers.command import ROOT, load_recipe
 from helpers.printed import Command
-from mttl.command import run_command
+from mttl.commands.train import parse
 from mttl.config.load import load_any_config
+from mttl.runtime.command import run_command
 
+TRAIN = ("train", "pl_train")
 TABLE = "input\nwalk\nknit\n"  # what is asked
 TASKS = ("verb_past", "noun_plural", "verb_third", "plural_lemma")
 PARTITION = {"train": list(TASKS), "dev": [], "test": ["third_past"]}
@@ -24,37 +26,29 @@ GAME = ["trainer.max_epochs=1", "rl.n_slots=4", "rl.evaluation.n_episodes=1"]
 ROUND = ["--size", "tiny", "--rounds", "1", "--warmup", "1"]
 MORE = {
     "ablate": ["--rows", "2"],
-    "record_demonstrations": ["--episodes", "2"],
+    "babyai_record": ["--episodes", "2"],
     "compare": ["--seeds", "13", "--steps", "2", "--adapt-steps", "1", "--samples", "13"],
-    "forgetting": ["--planted", "verb_past", "--others", "noun_plural", "--seeds", "13"],
-    "sample_efficiency": ["--methods", "polytropon", "shared", "--seeds", "13", "--rollouts", "1"],
     "step_time": [*ROUND, "--only", "ours H=1"],
     "generation": [*ROUND, "--only", "ours H=1", "--rows", "16", "--tokens", "2"],
-    "member_mixing": ["--tasks", "2", "--rows", "2"],
-    "compare_library": ["--rows", "polytropon", "own", "retrieval", "--seen", "1"],
     "serving": [*ROUND, "--only", "ours, queue", "--requests", "16", "--tokens", "2"],
 }
 COMPARED = ["--methods", "polytropon", "shared", "--modes", "router_only"]
-KINDS = ["--skills", "lora", "bitfit"]
 MORE["compare"] += ["-k", "data.validation=none", "data.max_eval_rows=2", *FEW_TASKS]
-MORE["compare_library"] += ["--tasks", "third_past", "--steps", "2", "--adapt-steps", "1"]
-MORE["compare_library"] += ["-k", "data.validation=none", "data.max_eval_rows=2", *FEW_TASKS]
-MORE["forgetting"] += ["--steps", "1", "--expert-steps", "1", "--fisher-rows", "4"]
-MORE["sample_efficiency"] += ["-k", *GAME[1:]]
 
 
 def shortened(script: str, words: list[str]) -> list[str]:
     """Return the words of a command with others that make it short."""
     name = Path(script).stem
-    if name == "pl_finetune":
+    if name == "adapt":
         more = ADAPT + FEW_TASKS
-    elif name == "pl_train" and "babyai.yaml" in words:
+    elif name in TRAIN and "babyai.yaml" in words:
         more = GAME
-    elif name == "pl_train":
+    elif name in TRAIN:
         more = SHORT + ([] if any(word.startswith("data.tasks=") for word in words) else FEW_TASKS)
     else:
-        few = (KINDS if "--skills" in words else COMPARED) if name == "compare" else ()
-        return [*words, *few, *MORE.get(name, ())]
+        if name == "compare" and not words[0].startswith("-"):  # finished runs
+            return words
+        return [*words, *(COMPARED if name == "compare" else ()), *MORE.get(name, ())]
     return [*words, "-k", *more]
 
 
@@ -67,8 +61,8 @@ def run_small(command: Command) -> None:
         assert subprocess.run([sys.executable, path, *words]).returncode == 0, command
         return
     module = load_recipe(path)
-    if command.script == "pl_train.py":  # a second reader has no such run
-        options = module.parse(words)
+    if path.stem in TRAIN:  # a second reader has no such run
+        options = parse(words)
         made = load_any_config(options.config, options.override).run
         shutil.rmtree(Path(made.dir) / made.name, ignore_errors=True)
     told = Path(command.stdin).read_text(encoding="utf-8") if command.stdin else TABLE

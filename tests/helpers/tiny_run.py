@@ -8,8 +8,8 @@ import pytest
 
 from helpers.command import column, train
 from helpers.gyms import TASKS, write_config, write_gym
-from mttl.build.model import load_run
-from mttl.training.run_folder import RunFolder
+from mttl.assembly.model import load_run
+from mttl.checkpoints.run_folder import RunFolder
 
 
 @pytest.fixture(scope="module")

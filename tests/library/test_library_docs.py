@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.command import ROOT, load_recipe
-from mttl.build.model import load_run
-from mttl.command import run_command
-from mttl.interchange.peft_folder import write_peft
+from helpers.command import ROOT
+from mttl.__main__ import main
+from mttl.assembly.model import load_run
+from mttl.peft_format.peft_folder import write_peft
+from mttl.runtime.command import run_command
 
 TASKS = ("third_past", "noun_plural", "verb_gerund")
 PATHS = ("encoder.block.0.layer.0.SelfAttention.q", "encoder.block.1.layer.0.SelfAttention.q")
@@ -29,7 +30,7 @@ SMALL = ["-k", *SMALL, "data.validation=none", "trainer.accelerator=cpu"]
 def commands() -> list[list[str]]:
     page = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
     lines = "\n".join(re.findall(r"^```\n(.*?)^```", page, re.MULTILINE | re.DOTALL)).splitlines()
-    return [shlex.split(line)[1:] for line in lines if line.startswith("python ")]
+    return [shlex.split(line)[1:] for line in lines if line.startswith("mttl ")]
 
 
 @pytest.fixture
@@ -56,10 +57,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_page_runs(here: Path) -> None:
     ran = commands()
     assert len(ran) >= 10
-    for script, *given in ran:
-        small = SMALL if script == "pl_train.py" else []
-        work = load_recipe(ROOT / script)
-        assert run_command(lambda: work.main([*given, *small])) == 0, (script, given)  # noqa: B023
+    for given in ran:
+        small = SMALL if given[0] == "train" else []
+        assert run_command(lambda: main([*given, *small])) == 0, given  # noqa: B023
     assert len((here / "answers.csv").read_text().splitlines()) == 3
     for name in ("clusters", "random"):
         with (here / f"{name}.csv").open(newline="") as file:

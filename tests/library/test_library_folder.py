@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from mttl.errors import CheckpointError, ConfigError
-from mttl.files import FolderGoneError
+from mttl.io.files import FolderGoneError
 from mttl.library import library_folder
 from mttl.library.library_folder import (
     Library,

@@ -1,5 +1,6 @@
 """A toy gym, two toy backbones, and every shipped fragment on them with every command."""
 
+import importlib
 import io
 import json
 import signal
@@ -14,16 +15,16 @@ import transformers
 from peft import PeftModel
 from pytorch_lightning import Callback
 
-import mttl.text.train_tasks as training
+import mttl.commands.train_tasks as training
 from helpers.backbones import batch, fill
-from helpers.command import ROOT, load_recipe
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
 from helpers.serving import serving
-from mttl.build.model import Built, load_run
-from mttl.command import COMMANDS, run_command
+from mttl.__main__ import ALL
+from mttl.assembly.model import Built, load_run
 from mttl.config.load import configs_dir
 from mttl.merging.fold import strip
 from mttl.models.backbone import build_random
+from mttl.runtime.command import run_command
 
 TASKS = ("copy", "reverse", "number")
 WORDS = ["ab", "bca"]
@@ -66,7 +67,7 @@ class StopAt(Callback):
 
 @cache
 def script(command: str) -> object:
-    return load_recipe(ROOT / COMMANDS[command])
+    return importlib.import_module(f"mttl.commands.{ALL[command]}")
 
 
 def _touch(figure: object, path: Path, **settings: object) -> None:
@@ -265,7 +266,7 @@ class Run:
 
     def plot(self) -> None:
         out = self.folder / "drawn"
-        command("plot", self.folder, "--out", out, "--html")
+        command("plot", self.folder, "--out", out)
         assert list(out.glob("*.png"))
 
     def explore(self) -> None:

@@ -1,5 +1,6 @@
 """What is written for others is read by them: a mismatch ends in status 2 and leaves nothing."""
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -7,33 +8,33 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers.cards import QUESTIONS, run_card
-from helpers.command import ROOT, load_recipe, train
+from helpers.command import train
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
-from mttl import yaml12
-from mttl.build.build_backbone import build_backbone
-from mttl.build.model import load_run
-from mttl.build.saved_run import SavedRun
-from mttl.command import USER_MISTAKE, run_command
+from mttl.assembly.build_backbone import build_backbone
+from mttl.assembly.model import load_run
+from mttl.assembly.saved_run import SavedRun
 from mttl.config.load import load_config
 from mttl.errors import CheckpointError
+from mttl.io import yaml12
 from mttl.merging.check_written import check_written, logits, rounding
 from mttl.models.backbone import build_random
+from mttl.runtime.command import USER_MISTAKE, run_command
 
 pytest.importorskip("peft")
 SCRIPTS = {
-    name: load_recipe(ROOT / "scripts" / f"{name}.py")
-    for name in ("merge_task", "merge_skills", "export_peft", "library", "compose_skills")
+    name: importlib.import_module(f"mttl.commands.{name}")
+    for name in ("merge_task", "merge", "export", "library", "compose")
 }
 MODEL, ADAPTER = "model.safetensors", "adapter_model.safetensors"
 ENDS = ("SelfAttention.o.weight", "A.weight", "_A")
 COMMANDS = {
     "merge-task": ("merge_task", "{run} --task copy", MODEL),
     "average": ("merge_task", "{run} --average", MODEL),
-    "merge": ("merge_skills", "{recipe}", MODEL),
-    "export": ("export_peft", "{run} --task copy", ADAPTER),
-    "cut off": ("export_peft", "{run} --task copy --rank 1", ADAPTER),
-    "all": ("export_peft", "{run} --all", ADAPTER),
-    "inventory": ("export_peft", "{run} --inventory", ADAPTER),
+    "merge": ("merge", "{recipe}", MODEL),
+    "export": ("export", "{run} --task copy", ADAPTER),
+    "cut off": ("export", "{run} --task copy --rank 1", ADAPTER),
+    "all": ("export", "{run} --all", ADAPTER),
+    "inventory": ("export", "{run} --inventory", ADAPTER),
     "library export": ("library", "export {library}", ADAPTER),
     "library run": ("library", "run {library} -c {config}", "skills.safetensors"),
 }

@@ -11,7 +11,7 @@ from helpers.checksums import note_again
 from helpers.command import train
 from helpers.gyms import TINY_T5, write_config, write_gym
 from helpers.stored_forms import store
-from mttl.build.model import load_run
+from mttl.assembly.model import load_run
 from mttl.errors import CheckpointError
 from mttl.merging.fold import fold, task_mixing
 from mttl.merging.loaded_names import LoadedNames

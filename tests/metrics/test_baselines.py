@@ -1,6 +1,6 @@
 import pytest
 
-from mttl.metrics.baselines import copy_predictions, majority_prediction
+from mttl.training.report import copy_predictions, majority_prediction
 
 
 def test_copy():

@@ -11,10 +11,10 @@ from torch import nn
 from helpers.backbones import VOCABULARY
 from helpers.quantised import FAMILIES, KINDS, require, save_backbone
 from mttl.aggregation.packed_weights import packed_layers
+from mttl.checkpoints.model_tensors import backbone_parameters, fingerprint
 from mttl.config.backbone_schema import Pretrained
 from mttl.errors import ConfigError
 from mttl.merging.dequantise import dequantise, quantisation_error
-from mttl.model_tensors import backbone_parameters, fingerprint
 from mttl.models.backbone import load_pretrained
 from mttl.models.quantised import check_quantisation
 
@@ -145,7 +145,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         "find_spec",
         lambda name, *given: None if name == "bitsandbytes" else find(name, *given),
     )
-    message = r"backbone\.quantize \('nf4'\) needs bitsandbytes: pip install 'mttl\[quantised\]'"
+    message = r"backbone\.quantize \('nf4'\) needs bitsandbytes: pip install bitsandbytes"
     with pytest.raises(ConfigError, match=message):
         check_quantisation("nf4")
     with pytest.raises(ConfigError, match=message):

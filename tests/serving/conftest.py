@@ -8,7 +8,7 @@ import pytest
 import mttl
 from helpers.gyms import TINY_T5
 from helpers.serving import BACKBONES, make_run, serving
-from mttl.build.model import Built
+from mttl.assembly.model import Built
 
 
 @pytest.fixture(scope="session")

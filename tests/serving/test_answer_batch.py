@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import mttl
-from mttl.build.model import Built
+from mttl.assembly.model import Built
 from mttl.serving.answer_batch import answer_batch
+from mttl.serving.generation_request import Piece, WantedAnswer
 from mttl.serving.run_server import served_tasks
-from mttl.serving.wanted_answer import Piece, WantedAnswer
 
 WORDS = ["ab", "c", "abca", "bb", "ca", "a", "cab", "bc"]
 

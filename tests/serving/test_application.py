@@ -17,11 +17,11 @@ import torch
 
 import mttl
 from helpers.command import ROOT, load_recipe
-from mttl.build.model import Built
+from mttl.assembly.model import Built
 from mttl.serving.answer_batch import answer_batch
 from mttl.serving.application import allow_origins
+from mttl.serving.generation_request import Piece
 from mttl.serving.replies import Reply
-from mttl.serving.wanted_answer import Piece
 
 WORDS = ["ab", "c", "abca", "bb", "ca", "a", "cab", "bc"]
 JSON = {"Content-Type": "application/json"}

@@ -16,7 +16,7 @@ import torch
 import mttl
 from helpers.gyms import TINY_LLAMA
 from helpers.serving import BACKBONES, Served, make_run, serving
-from mttl.build.model import Built
+from mttl.assembly.model import Built
 from mttl.routing.task.given_rows import GivenRows
 from mttl.serving.live_model import LiveModel, LiveRequest
 from mttl.serving.live_page import LivePage

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from mttl.data.prompt_form import PromptForm
+from mttl.serving.api_errors import Refusal
 from mttl.serving.chat_question import chat_question
 from mttl.serving.protocol import (
     NEUTRAL,
@@ -13,7 +14,6 @@ from mttl.serving.protocol import (
     StreamOptions,
     parse_request,
 )
-from mttl.serving.refusals import Refusal
 
 USER = {"role": "user", "content": "ab"}
 ASKED = {"model": "copy", "prompt": "ab"}

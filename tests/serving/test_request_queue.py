@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mttl.serving.refusals import Refusal
+from mttl.serving.api_errors import Refusal
+from mttl.serving.generation_request import Piece, WantedAnswer
 from mttl.serving.request_queue import RequestQueue
-from mttl.serving.wanted_answer import Piece, WantedAnswer
 
 ONE, OTHER = "one model", "another"
 

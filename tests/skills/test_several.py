@@ -10,7 +10,7 @@ from torch import nn
 from helpers.backbones import BACKBONES, batch, fill, tiny_bart, tiny_llama, tiny_t5
 from helpers.compare import relative_error
 from helpers.skills import gradients, spread
-from mttl.build.model import build_model
+from mttl.assembly.model import build_model
 from mttl.config.load import dump_config, load_config
 from mttl.errors import ConfigError
 from mttl.merging.fold import average_mixing, fold, strip, unfold

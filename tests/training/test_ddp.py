@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 from helpers.command import ROOT, arguments, column, load_recipe, read_csv, start, train
 from helpers.gyms import TASKS, write_config, write_gym
 from helpers.nodes import free_port, torchrun, train_on_two
-from mttl.torch_file import load_torch
-from mttl.training.run_folder import RunFolder
+from mttl.checkpoints.run_folder import RunFolder
+from mttl.io.torch_file import load_torch
 
 TWO = ("trainer.devices=2", "trainer.strategy=ddp", "data.batch_size=4")
 SHARDED = ("trainer.devices=2", "trainer.strategy=fsdp2", "data.batch_size=4")

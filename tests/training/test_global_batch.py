@@ -7,7 +7,7 @@ import torch
 
 from helpers.command import column, start, train
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
-from mttl.build.trainer import with_shared_batches
+from mttl.assembly.trainer import with_shared_batches
 from mttl.config.load import load_any_config, load_config
 from mttl.errors import ConfigError
 
@@ -108,7 +108,9 @@ def test_what_processes_cannot_share_is_refused(
 def test_it_is_refused_before_anything_is_loaded(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mttl.text.train_tasks.open_gym", lambda data: pytest.fail("read a gym"))
+    monkeypatch.setattr(
+        "mttl.commands.train_tasks.open_gym", lambda data: pytest.fail("read a gym")
+    )
     with pytest.raises(ConfigError, match=r"data.global_batch_size \(9\) must be a multiple of 2"):
         train(config, "odd", *TWO, "data.global_batch_size=9")
 

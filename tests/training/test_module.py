@@ -19,10 +19,10 @@ from mttl.babyai.policy_module import PolicyModule
 from mttl.config.optim_schema import AdamW
 from mttl.errors import CheckpointError, ConfigError
 from mttl.routing import PolytroponRouter
+from mttl.runtime.processes import gathered
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.composed.module_inventory import ModuleInventory
 from mttl.training.module import ResumableModule
-from mttl.training.processes import gathered
 from mttl.training.text_to_text import TextToTextModule
 
 

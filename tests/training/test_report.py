@@ -12,9 +12,9 @@ from rich.table import Table
 from helpers.backbones import tiny_t5
 from helpers.skills import spread
 from mttl.config.data_schema import Data
-from mttl.gym.folder import Gym
 from mttl.routing import PolytroponRouter, RoutingSlot
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
+from mttl.tasks.folder import Gym
 from mttl.training.predictions import Result
 from mttl.training.report import (
     attachment_table,

@@ -13,12 +13,12 @@ from pytorch_lightning.callbacks import Callback
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from mttl.checkpoints.checkpoint_file import CheckpointFile
+from mttl.checkpoints.save_last import SaveLast
 from mttl.data.loader import ResumableLoader
 from mttl.data.samplers import build_sampler
 from mttl.errors import StopRequested, TrainingError
 from mttl.training.metrics_file import MetricsFile
-from mttl.training.saving.checkpoint_file import CheckpointFile
-from mttl.training.saving.save_last import SaveLast
 from mttl.training.stopping import GracefulStop
 
 N_BATCHES = 12

@@ -27,7 +27,7 @@ from mttl.analysis.palette import category_looks
 from mttl.analysis.projection import on_components, principal_components
 from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.similarity import task_similarity
-from mttl.analysis.stability import group_agreement, match_skills, matched
+from mttl.analysis.skill_matching import group_agreement, match_skills, matched
 from mttl.analysis.tokens.token_page import token_data
 from mttl.analysis.tokens.token_record import TokenRoutingRecord
 from mttl.errors import TaskError

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from mttl.analysis.routing_record import read_arrays, read_course
 from mttl.errors import CheckpointError, MttlError
-from mttl.reading import MOST_LINE, parse_json, read_table, require_file, to_number
+from mttl.io.reading import MOST_LINE, parse_json, read_table, require_file, to_number
 
 # What would make the page large is thinned out.
 MOST_POINTS, MOST_ANSWERS, MOST_TEXT, MOST_ADAPTED = 120, 12, 240, 60

@@ -82,7 +82,7 @@ function chooseLayer(layer) {
   state.layer = layer;
   const run = runs[0];
   const agreed = run.agreement && `Groups of layers number their skills independently, so they are matched first, by their use: matched skills of two groups correlate ${run.agreement[0].toFixed(2)} on average (${run.agreement[1].toFixed(2)} by chance). `;
-  const asked = run.ablation ? "Beside the weights: what becomes of a task when the skill is switched off for it; red is worse. " : "Run scripts/ablate.py to see beside it what becomes of a task when a skill is switched off. ";
+  const asked = run.ablation ? "Beside the weights: what becomes of a task when the skill is switched off for it; red is worse. " : "Run mttl ablate to see beside it what becomes of a task when a skill is switched off. ";
   byId("skills-what").textContent = [agreed ?? "", asked, ...runs.map((other) => other.told)].join(" ");
   sides(byId("matrices"), drawMatrix);
   drawPanel();

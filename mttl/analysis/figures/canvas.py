@@ -11,7 +11,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.text import Text
 from matplotlib.textpath import text_to_path
 
-from mttl.files import atomic_path
+from mttl.io.files import atomic_path
 
 FONT = 8  # points
 TITLE = 10

@@ -17,7 +17,7 @@ from mttl.analysis.figures.trees import dendrogram, radial_dendrogram
 from mttl.analysis.layers import stack_of
 from mttl.analysis.projection import on_components, principal_components, umap_projection
 from mttl.analysis.routing_view import RoutingView
-from mttl.analysis.stability import match_skills, matched
+from mttl.analysis.skill_matching import match_skills, matched
 from mttl.errors import CheckpointError
 
 PANELS = 12  # groups of layers in one figure, at most
@@ -99,7 +99,7 @@ def ablation_map(view: RoutingView, found: Ablation) -> Figure:
     if (found.tasks, found.groups) != (record.tasks, record.groups):
         raise CheckpointError(
             f"what is in '{record.folder}' about skills that are switched off is of other tasks or "
-            "layers than its routing. Delete it, and run scripts/ablate.py again"
+            "layers than its routing. Delete it, and run mttl ablate again"
         )
     weights = matched(record.weights, found.pairs).mean(0)
     unit = "loss" if found.scores is None else "score, points"

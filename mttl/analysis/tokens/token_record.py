@@ -20,7 +20,7 @@ from mttl.analysis.routing_record import RoutingRecord, read_arrays
 from mttl.analysis.tokens.token_counts import Bigrams, TokenCounts
 from mttl.analysis.tokens.token_statistics import entropy_bits, load_entropy, mutual_information
 from mttl.errors import CheckpointError
-from mttl.files import atomic_path
+from mttl.io.files import atomic_path
 
 N_TOP = 10  # tokens listed for each expert
 START = "start"  # in the place of a token before the first

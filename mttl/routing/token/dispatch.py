@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mttl.io.exact_fraction import share_of
 from mttl.routing.token.choice import Assignment
-from mttl.shares import share_of
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class BitFitInventory(Inventory):
         """
         if bias is None:
             raise NotImplementedError(
-                "the layer has no bias, which bias skills are changes of (scripts/export_peft.py "
+                "the layer has no bias, which bias skills are changes of (mttl export "
                 "writes them for PEFT)"
             )
         return weight, bias + mix_blocks(self.bias, weights[None])[0]

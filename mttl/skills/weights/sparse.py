@@ -35,8 +35,8 @@ class SparseInventory(Inventory):
         mix: ``"deltas"`` spreads the changes out and builds one dense change per example, or one
             per distinct row of weights where the weights need no gradient (on a CPU); ``"outputs"``
             computes sparse products and builds none. ``"auto"`` takes what should be faster, by a
-            rule fitted to `scripts/benchmarks/sparse_mixing.py`: outputs for few entries and short
-            texts. Compiled models take deltas: sparse products cannot be compiled.
+            rule fitted to measured times: outputs for few entries and short texts. Compiled models
+            take deltas: sparse products cannot be compiled.
         init: How values begin: without effect (``"zero"``), or drawn (``"kaiming"``).
 
     Raises:

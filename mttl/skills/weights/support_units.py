@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mttl.config.method_choices import STRUCTURES
+from mttl.config.enums import STRUCTURES
 from mttl.errors import require_at_least, require_one_of
 
 

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mttl.config.method_choices import SCOPES, check_density
+from mttl.config.enums import SCOPES, check_density
 from mttl.errors import require_one_of
 from mttl.skills.weights.support_units import Units
 

@@ -14,20 +14,20 @@ import pytest
 
 import mttl
 from helpers.browser import ENTER, HOME, IN_A_BROWSER, RIGHT, UNNAMED, Page
-from helpers.command import ROOT, load_recipe
+from helpers.command import ROOT
 from helpers.new_tasks import NEW, train_source
 from helpers.serving import BACKBONES, make_run
+from mttl.__main__ import main
 
 pytestmark = IN_A_BROWSER
-EXPLORE = ROOT / "scripts" / "explore.py"
 TASKS = ["copy", "reverse", "number"]
 # Random weights that are large: answers depend on the question without any training.
 LARGE = ("backbone.initial_scale={'*': 3.0}", "trainer.val_check_interval=1")
 ADAPT = ("adapt.max_steps=4", "adapt.eval_every=2", "adapt.batch_size=4", "adapt.mode=router_only")
 
 
-def call(script: str, *given: object) -> None:
-    assert load_recipe(ROOT / script).main([str(argument) for argument in given]) == 0
+def call(*given: object) -> None:
+    assert main([str(argument) for argument in given]) == 0
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +35,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was ablated, and from which two tasks were adapted and kept."""
     folder = tmp_path_factory.mktemp("default")
     run = train_source(folder, settings=LARGE)
-    call("scripts/ablate.py", run, "--rows", 4)
+    call("ablate", run, "--rows", 4)
     given = ("-c", folder / "tiny.yaml", "--from", run, "--samples", 13, "--save", "-k", *ADAPT)
-    call("pl_finetune.py", *given)
+    call("adapt", *given)
     return run
 
 
@@ -46,7 +46,7 @@ def served(*given: object) -> Iterator[str]:
     """Serve a page in a process of its own; Ctrl-C ends it with a line."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
-        [sys.executable, str(EXPLORE), *map(str, given), "--serve", "--port", "0"],
+        [sys.executable, "-m", "mttl", "explore", *map(str, given), "--serve", "--port", "0"],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": path},
@@ -117,7 +117,7 @@ def look_around(page: Page, run: Path) -> None:
 
 def test_offline_it_can_be_clicked_through(driver: Any, run: Path, tmp_path: Path) -> None:
     path = tmp_path / "explore.html"
-    call("scripts/explore.py", run, "--html", path)
+    call("explore", run, "--html", path)
     page = Page(driver, path.as_uri())
     page.resize(1300)
     look_around(page, run)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.command import ROOT, load_recipe
 from mttl.analysis.explore.explore_page import (
     LIVE_PARTS,
     MOST_STEPS,
@@ -23,10 +22,10 @@ from mttl.analysis.explore.explore_page import (
 )
 from mttl.analysis.routing_record import RoutingHistory, RoutingRecord
 from mttl.analysis.routing_view import RoutingView
-from mttl.analysis.stability import matched
-from mttl.command import USER_MISTAKE, run_command
+from mttl.analysis.skill_matching import matched
+from mttl.commands import explore as SCRIPT
+from mttl.runtime.command import USER_MISTAKE, run_command
 
-SCRIPT = load_recipe(ROOT / "scripts" / "explore.py")
 NASTY = ("</script><script>alert(1)</script>", 'quo"ted & <b>bold</b>', "back\\slash '{{DATA}}'")
 
 
@@ -196,7 +195,8 @@ def test_what_is_served_is_one_run_and_says_why_it_cannot_answer(
             SCRIPT.main(list(given))
         assert told in capsys.readouterr().err
     monkeypatch.setattr(
-        "mttl.libraries.missing_libraries", lambda *names: [x for x in names if x == "uvicorn"]
+        "mttl.runtime.libraries.missing_libraries",
+        lambda *names: [x for x in names if x == "uvicorn"],
     )
     assert run_command(lambda: SCRIPT.main([run, "--serve"])) == USER_MISTAKE
-    assert "uvicorn must be installed: pip install 'mttl[serve]'" in capsys.readouterr().err
+    assert "uvicorn must be installed: pip install uvicorn" in capsys.readouterr().err

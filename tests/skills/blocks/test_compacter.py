@@ -8,9 +8,9 @@ import torch
 from helpers.adapterhub import adapterhub, mixed
 from helpers.backbones import batch, fill, tiny_llama, tiny_t5
 from helpers.skills import filled, mixing, skilled
+from mttl.checkpoints.model_tensors import skill_tensors
 from mttl.config.load import load_config
 from mttl.errors import ConfigError
-from mttl.model_tensors import skill_tensors
 from mttl.routing import RoutingSlot
 from mttl.skills import CompacterInventory, attach_skills
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from helpers.skills import filled, mixing
+from mttl.assembly.planning.fake_model import fake_model
 from mttl.config.load import load_config
-from mttl.planning.fake_model import fake_model
 from mttl.skills import KronABlockInventory, KronAInventory
 
 B, L, K = 5, 2, 3

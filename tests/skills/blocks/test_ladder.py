@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from helpers.backbones import BACKBONES, batch, fill
 from helpers.compare import relative_error
 from helpers.skills import attach_kind, gradients, mixing, skilled
-from mttl.build.model import build_model
+from mttl.assembly.model import build_model
 from mttl.config.load import load_config
 from mttl.errors import ConfigError
 from mttl.routing import RoutingSlot

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from helpers.backbones import fill
+from mttl.assembly.planning.fake_model import fake_model
 from mttl.config.load import load_config
-from mttl.planning.fake_model import fake_model
 from mttl.skills import SparseAdapterInventory
 
 I, O, K, F = 8, 12, 3, 20  # noqa: E741

@@ -12,7 +12,7 @@ from transformers import AttentionInterface, T5Config, T5ForConditionalGeneratio
 from helpers.backbones import BACKBONES, batch, fill, tiny_gpt2, tiny_llama, tiny_t5
 from helpers.compare import relative_error
 from helpers.skills import filled, mixing, skilled
-from mttl.build.model import build_model
+from mttl.assembly.model import build_model
 from mttl.config.load import load_config
 from mttl.errors import ConfigError
 from mttl.models.prefixed_attention import read_prefixes

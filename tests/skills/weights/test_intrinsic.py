@@ -10,8 +10,8 @@ from torch.func import functional_call
 
 from helpers.backbones import batch, fill, tiny_t5
 from helpers.skills import filled, mixing, spread
+from mttl.checkpoints.model_tensors import skill_tensors
 from mttl.merging.fold import fold, task_mixing
-from mttl.model_tensors import skill_tensors
 from mttl.routing import PolytroponRouter, RoutingSlot
 from mttl.skills import IntrinsicInventory, SkilledModel, attach_skills
 

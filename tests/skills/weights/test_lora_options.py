@@ -11,8 +11,8 @@ from helpers.command import train
 from helpers.compare import relative_error
 from helpers.gyms import write_config, write_gym
 from helpers.skills import filled, gradients, mixing
-from mttl.build.model import load_run
-from mttl.checkpoint import count_saved
+from mttl.assembly.model import load_run
+from mttl.checkpoints.saved_inventory import count_saved
 from mttl.merging.low_rank_factors import mixture_factors
 from mttl.routing import RoutingSlot, average_router, private_router
 from mttl.routing.token.choice import Assignment

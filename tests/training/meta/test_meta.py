@@ -13,12 +13,12 @@ import mttl
 from helpers.backbones import fill
 from helpers.command import column, train
 from helpers.gyms import TASKS, write_config, write_gym
-from mttl.build.model import build_model
+from mttl.assembly.model import build_model
+from mttl.checkpoints.run_folder import RunFolder
 from mttl.config.load import load_config
 from mttl.training.loss import global_mean
 from mttl.training.meta.meta_gradients import maml_gradients, reptile_gradients
 from mttl.training.meta.meta_module import MetaModule
-from mttl.training.run_folder import RunFolder
 from mttl.training.text_to_text import TextToTextModule
 
 ONE_TASK = ("data.sampler={kind: homogeneous}", "backbone.train=false")

@@ -1,0 +1,136 @@
+"""Adapt a trained inventory to new tasks, from a few examples each."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from mttl.adaptation.diverged import Diverged
+from mttl.adaptation.few_shot import FewShotJob, FewShotResult
+from mttl.adaptation.new_tasks import Adaptation
+from mttl.adaptation.plan import read_samples
+from mttl.adaptation.results import Results
+from mttl.adaptation.score_table import few_shot_table
+from mttl.adaptation.shard import Shard
+from mttl.adaptation.workers import start_workers
+from mttl.config.schema import Config
+from mttl.errors import ConfigError
+from mttl.runtime.command import make_console, only_warnings
+from mttl.runtime.progress_bar import counting_bar
+
+
+@only_warnings("mttl.data")  # of small files of every job
+def adapt_run(
+    config: Config,
+    *,
+    source: str,
+    tasks: str,
+    samples: str | None,
+    shard: Shard,
+    workers: int,
+    command: Sequence[str],
+    allow_seen: bool,
+    reference: str | None,
+    out: str | None,
+    backbone: str | None,
+    save: bool,
+) -> None:
+    """Adapt, score and print a table."""
+    console, status = make_console(), make_console(stderr=True)
+
+    # What to adapt, and to which tasks.
+    adaptation = Adaptation.of(
+        config,
+        source,
+        tasks,
+        samples=read_samples(samples),
+        allow_seen=allow_seen,
+        backbone=backbone,
+    )
+    jobs = adaptation.jobs
+    known = read_reference(reference) if reference else {}
+    name = f"adapt-{config.adapt.mode}"
+    folder = Path(out) if out else adaptation.folder(name)
+    adaptation.check_folder(folder, config)
+    if workers > 1:
+        start_workers(workers, shard, command)
+    results = Results(folder, shard)
+    models = folder / "models" if save else None
+    todo = [
+        job
+        for job in shard.share(jobs)
+        if job not in results.finished
+        or (models is not None and not model_folder(models, job).exists())
+    ]
+    diverged = Diverged()
+    if todo:
+        adaptation.to_device(shard.number)
+        with results.writing():
+            run_jobs(adaptation, config, todo, results, status, models, diverged)
+
+    ended = [results.finished[job] for job in jobs if job in results.finished]
+    title = f"Adaptation, mode {config.adapt.mode} (per cent)"
+    if len(ended) < len(jobs):
+        title += f"; {len(ended)} of {len(jobs)} jobs have ended"
+    if ended or not todo:
+        console.print(few_shot_table(ended, title, list(known.values())))
+    console.print(f"The results are in {folder}", highlight=False)
+    if models is not None:
+        console.print(f"The adapted tasks are in {models}", highlight=False)
+    diverged.report()
+
+
+def run_jobs(
+    adaptation: Adaptation,
+    config: Config,
+    todo: Sequence[FewShotJob],
+    results: Results,
+    status: Console,
+    models: Path | None,
+    diverged: Diverged,
+) -> None:
+    """Run jobs one after another and keep their results, and what they learned in ``models``."""
+    with counting_bar(status) as progress:
+        n_starts = adaptation.n_starts(config)
+        n_steps = n_starts * config.adapt.max_steps
+        bar = progress.add_task("adapting", total=len(todo) * n_steps)
+        for number, job in enumerate(todo, start=1):
+            result = None
+            with diverged.noted(job):
+                result = adaptation.run_job(
+                    job,
+                    config,
+                    on_step=lambda: progress.advance(bar),
+                    save=model_folder(models, job) if models is not None else None,
+                )
+            progress.update(bar, completed=number * n_steps)
+            if result is None:
+                status.print(f"{number} of {len(todo)}: {job}: diverged")
+                continue
+            if job not in results.finished:  # it may have been run before without being kept
+                results.add(result)
+            start = f"as {result.begun_as}" if result.begun_as else "at the mean row"
+            begun = f"; begun {start}" if result.begun_as or n_starts > 1 else ""
+            dev = "" if math.isnan(result.dev) else f"dev {100 * result.dev:.1f}, "
+            status.print(
+                f"{number} of {len(todo)}: {job}: "
+                f"{dev}test {100 * result.test:.1f} (step {result.step}){begun}"
+            )
+
+
+def model_folder(models: Path, job: FewShotJob) -> Path:
+    """Return where what a job has learned is kept."""
+    return models / f"{job.task}-{job.sample}-{job.seed}"
+
+
+def read_reference(name: str) -> dict[FewShotJob, FewShotResult]:
+    """Read the results to compare with.
+
+    Raises:
+        ConfigError: If the folder holds none.
+    """
+    finished = Results(Path(name)).finished
+    if not finished:
+        raise ConfigError(f"--reference '{name}' holds no results*.jsonl of an adaptation")
+    return finished

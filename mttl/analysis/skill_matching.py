@@ -1,0 +1,161 @@
+"""Whether two runs, or the layers of one, have the same skills.
+
+Skills have no names: the third of one run may be the fifth of another, and so with groups of
+layers. They are matched before anything is averaged.
+"""
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from mttl.analysis.permutation_test import Comparison, against_chance
+
+MOST_ROUNDS = 20
+
+
+def match_skills(
+    first: Float[np.ndarray, "G T K"], second: Float[np.ndarray, "G T K"]
+) -> Int[np.ndarray, "G K"]:
+    """Pair the skills of two runs, one to one, so that their tasks' weights correlate most.
+
+    Args:
+        first: Mixing weights of one run.
+        second: Those of the other, of the same tasks in the same order.
+
+    Returns:
+        For each group the skills of the second run in the order of the first's; see `matched`.
+
+    Raises:
+        ValueError: If the shapes differ.
+    """
+    return _assign(_correlations(_standardised(first), _standardised(second)))[0]
+
+
+def matched(
+    weights: Float[np.ndarray, "G T K"], pairs: Int[np.ndarray, "G K"]
+) -> Float[np.ndarray, "G T K"]:
+    """Return weights whose skills are reordered as `match_skills` says."""
+    return np.take_along_axis(weights, pairs[:, None, :], axis=2)
+
+
+def align_groups(weights: Float[np.ndarray, "G T K"]) -> Int[np.ndarray, "G K"]:
+    """Order the skills of every group of layers alike, so that a mean over groups means something.
+
+    Every group's skills are matched, one to one, to the mean of the groups that are matched
+    already, and then to the mean of all until nothing changes. Those that are used most come first.
+
+    Args:
+        weights: Mixing weights.
+
+    Returns:
+        For each group its skills in the common order; see `matched`.
+    """
+    rows = _standardised(weights)
+    pairs = np.tile(np.arange(weights.shape[2]), (len(weights), 1))
+    common = rows[:1].copy()
+    for group in range(1, len(rows)):
+        pairs[group] = _assign(_correlations(common, rows[group : group + 1]))[0][0]
+        common += matched(rows[group : group + 1], pairs[group : group + 1])
+    for _ in range(MOST_ROUNDS):
+        found = _assign(_correlations(np.broadcast_to(common, rows.shape), rows))[0]
+        if (found == pairs).all():
+            break
+        pairs, common = found, matched(rows, found).sum(0, keepdims=True)
+    use = matched(np.asarray(weights, dtype=np.float64), pairs).mean((0, 1))
+    return pairs[:, np.argsort(-use, kind="stable")]
+
+
+def group_agreement(
+    weights: Float[np.ndarray, "G T K"], *, n_permutations: int = 100, seed: int = 0
+) -> Comparison | None:
+    """Return how much matched skills of different groups of layers correlate, beside chance.
+
+    The baseline permutes the tasks of every group on its own, and matches again.
+
+    Args:
+        weights: Mixing weights.
+        n_permutations: Of the baseline.
+        seed: Of the baseline.
+
+    Returns:
+        The mean correlation over pairs of groups and skills; nothing for a single group.
+    """
+    if len(weights) == 1:
+        return None
+    generator = np.random.default_rng(seed)
+    permuted = [
+        _agreement(np.stack([generator.permutation(group) for group in weights]))
+        for _ in range(n_permutations)
+    ]
+    return against_chance(_agreement(weights), np.array(permuted))
+
+
+def skill_stability(
+    first: Float[np.ndarray, "G T K"],
+    second: Float[np.ndarray, "G T K"],
+    *,
+    n_permutations: int = 1000,
+    seed: int = 0,
+) -> tuple[Float[np.ndarray, "G"], Comparison]:
+    """Return how much the matched skills of two runs correlate, beside chance.
+
+    Matching finds correlation in noise too. The baseline permutes the tasks of the second run, the
+    same way in all groups, and matches again.
+
+    Args:
+        first: Mixing weights of one run.
+        second: Those of the other, of the same tasks in the same order.
+        n_permutations: Of the baseline.
+        seed: Of the baseline.
+
+    Returns:
+        The mean correlation of matched skills in every group, and its mean over groups compared
+        with the baseline. A skill that all tasks use alike correlates with none (0).
+
+    Raises:
+        ValueError: If the shapes differ.
+    """
+    one, other = _standardised(first), _standardised(second)
+    by_group = _assign(_correlations(one, other))[1]
+    generator = np.random.default_rng(seed)
+    permuted = [
+        _assign(_correlations(one, other[:, generator.permutation(one.shape[1])]))[1].mean()
+        for _ in range(n_permutations)
+    ]
+    return by_group, against_chance(by_group.mean(), np.array(permuted))
+
+
+def _agreement(weights: Float[np.ndarray, "G T K"]) -> float:
+    rows = matched(_standardised(weights), align_groups(weights))
+    total, n_groups = rows.sum(0), len(rows)
+    # Of all pairs of groups: what the sum has with itself, less every group with itself.
+    pairs = (total**2).sum(0) - (rows**2).sum((0, 1))
+    return float(pairs.mean() / (n_groups * (n_groups - 1)))
+
+
+def _standardised(weights: Float[np.ndarray, "G T K"]) -> Float[np.ndarray, "G T K"]:
+    """Columns less their mean, of length 1; constant ones are zero."""
+    centred = np.asarray(weights, dtype=np.float64)
+    centred = centred - centred.mean(1, keepdims=True)
+    norms = np.linalg.norm(centred, axis=1, keepdims=True)
+    return np.where(norms > 1e-9, centred / np.where(norms > 1e-9, norms, 1), 0)
+
+
+def _correlations(
+    one: Float[np.ndarray, "G T K"], other: Float[np.ndarray, "G T K"]
+) -> Float[np.ndarray, "G K K"]:
+    if one.shape != other.shape:
+        raise ValueError(
+            f"the runs' weights must have one shape, not {one.shape} and {other.shape}"
+        )
+    return np.swapaxes(one, 1, 2) @ other
+
+
+def _assign(
+    correlations: Float[np.ndarray, "G K K"],
+) -> tuple[Int[np.ndarray, "G K"], Float[np.ndarray, "G"]]:
+    """The best pairs of every group and their mean correlation (the Hungarian method)."""
+    from scipy.optimize import linear_sum_assignment
+
+    pairs = np.array([linear_sum_assignment(-table)[1] for table in correlations])
+    values = np.take_along_axis(correlations, pairs[:, :, None], axis=2)
+    return pairs, values.mean((1, 2))

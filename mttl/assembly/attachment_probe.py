@@ -1,0 +1,187 @@
+"""Whether skills work on a backbone: found out by running it, not by its name."""
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from mttl.data.collate import TrainCollator, padded_inputs
+from mttl.errors import ConfigError
+from mttl.models.backbone import is_decoder_only
+from mttl.models.teacher_forcing import forced_inputs
+from mttl.routing.context import Routing, RoutingSlot
+from mttl.skills.inputs.skilled_attention import SkilledAttention
+from mttl.skills.skilled_layer import SkilledLayer
+from mttl.training.packing_check import apart, evaluating
+
+_log = logging.getLogger(__name__)
+PROMPTS, N_ANSWER = (4, 7), 3  # tokens of the prompts of both rows, and of each answer
+WAYS = ("in training", "in generation, with a cache")  # one row alone is generated without
+
+
+class AttachmentProbe:
+    """Compares a backbone with skills to itself without: on two short rows.
+
+    Parameters, buffers, modes and random states stay as they are. Weights that are elsewhere (on
+    the meta device) are not asked, nor is a backbone that does not run here without skills. One
+    whose own rows are not apart is warned of.
+
+    Args:
+        backbone: The model, without skills as yet.
+    """
+
+    def __init__(self, backbone: PreTrainedModel) -> None:
+        self.backbone, self.name = backbone, type(backbone).__name__
+        self.plain: list[Tensor] | None = None
+        self.own = [0.0] * len(WAYS)  # how far rows are from being apart
+        if any(value.is_meta for value in backbone.parameters()):
+            return
+        try:
+            with evaluating(backbone), torch.no_grad():
+                self.plain, alone = self._run(2), self._run(1)
+        except Exception as error:  # it needs another device, say: skills are not to blame
+            _log.warning(
+                "skills are not tried out: this %s does not run here: %s", self.name, error
+            )
+            return
+        self.own = [apart(*rows) for rows in zip(self.plain, alone, strict=True)]
+        if max(self.own) > 1:
+            _log.warning(
+                "a row in a padded batch gets other answers than alone from this %s, without "
+                "skills too (%s): answer rows of one length, or one at a time",
+                *(self.name, WAYS[self.own.index(max(self.own))]),
+            )
+
+    def check(self, slot: RoutingSlot, kinds: str, promised: bool) -> None:
+        """Refuse skills that do not work where they were put.
+
+        | property | how it is found out |
+        |---|---|
+        | new skills change nothing | logits are compared; prefixes in the softmax are left out |
+        | every place has an effect | logits have gradients at its skills, away from their start |
+        | rows are apart | a short row in a padded batch, with a cache, equals the row alone |
+
+        Args:
+            slot: What the layers read.
+            kinds: Of the skills, for the message.
+            promised: Whether new skills are known to change nothing.
+
+        Raises:
+            ConfigError: If one of these does not hold.
+        """
+        if self.plain is None:
+            return
+        named = self.backbone.named_modules()
+        layers = {path: module for path, module in named if isinstance(module, SkilledLayer)}
+        skills = dict.fromkeys(v for m in layers.values() for v in m.inventory.parameters())
+        kept = [(value.detach().clone(), value.requires_grad) for value in skills]
+        try:
+            with evaluating(self.backbone):
+                fault = self._fault(layers, slot, promised, [*skills])
+        except MemoryError:
+            raise
+        except Exception as error:  # models answer what is new to them with errors of all sorts
+            fault = f"{error} ({type(error).__name__})"
+        finally:
+            for value, (before, trained) in zip(skills, kept, strict=True):
+                value.data.copy_(before)
+                value.requires_grad_(trained)
+        if fault:
+            raise ConfigError(
+                f"skills.kind ({kinds}) does not work on a {self.name}: {fault}. Choose other "
+                "skills.targets, a kind for linear layers (lora, ia3, bitfit), or another backbone"
+            )
+
+    def _fault(
+        self, layers: dict[str, SkilledLayer], slot: RoutingSlot, promised: bool, skills: list[Any]
+    ) -> str:
+        """Return what does not hold, or nothing; the skills are others afterwards."""
+        one, draw = next(iter(layers.values())).inventory, torch.Generator().manual_seed(0)
+        shape = 1 + max(layer.group for layer in layers.values()), 2, one.n_heads, one.n_skills
+        mixing = torch.rand(shape, generator=draw).softmax(-1).to(self.backbone.device)
+        loud = [layer for layer in layers.values() if not layer.inventory.neutral]
+        if promised and all(isinstance(layer, SkilledAttention) for layer in loud):
+            with torch.no_grad(), slot.use(_Watched(mixing, {id(layer) for layer in loud})):
+                fresh = self._run(2)
+            if not max(map(apart, fresh, self.plain or ())) <= 1:
+                return "new skills change what it computes, as parts of it are lost under them"
+
+        for value in skills:
+            noise = torch.randn(value.shape, generator=draw).to(value)
+            value.requires_grad_(True).data += noise * 0.3 / max(value.shape[-1:] or (1,)) ** 0.5
+        with torch.enable_grad(), slot.use(watched := _Watched(mixing)):
+            both = self._run(2)
+        with torch.no_grad(), slot.use(_Watched(mixing[:, :1])):
+            alone = self._run(1)
+        logits = both[0].float()
+        # What a layer merged, and the skills that it alone has: some compute with them as they are.
+        held = Counter(v for layer in layers.values() for v in layer.inventory.parameters())
+        own = {
+            path: [
+                *watched.found.get(id(layer), ()),
+                *(value for value in layer.inventory.parameters() if held[value] == 1),
+            ]
+            for path, layer in layers.items()
+        }
+        parts = [part for found in own.values() for part in found]
+        towards = torch.arange(logits.numel(), device=logits.device).sin().view(logits.shape)
+        found = torch.autograd.grad((logits * towards).sum(), parts, allow_unused=True)
+        gradients = zip(parts, found, strict=True)
+        live = {id(part) for part, value in gradients if value is not None and value.any()}
+        works: dict[str, bool] = {}
+        for path, used_by in own.items():  # of the experts of a block, a batch reaches some
+            name = re.sub(r"^(.*[._]\d+\..*[._])\d+(?=\.)", r"\1*", path)
+            works[name] = works.get(name, False) or not live.isdisjoint(map(id, used_by))
+        idle, used = ([name for name in works if works[name] is wanted] for wanted in (False, True))
+        if idle:
+            instead = f"; those at '{used[0]}' and {len(used) - 1} more have one" if used else ""
+            return f"skills at '{idle[0]}' and {len(idle) - 1} more have no effect{instead}"
+        for way, ours, theirs, most in zip(WAYS, both, alone, self.own, strict=True):
+            if not apart(ours.detach(), theirs) <= max(1, 4 * most):
+                return f"a row in a padded batch gets other answers than alone ({way})"
+        return ""
+
+    def _run(self, n_rows: int) -> list[Float[Tensor, "R L V"]]:
+        """Return the logits of the first rows in both ways; the tokens of answers are fixed."""
+        model: Any = self.backbone
+        decoder_only, pad_id = is_decoder_only(model), getattr(model.config, "pad_token_id", 0) or 0
+        n_ids = len(model.get_input_embeddings().weight)
+        # Special tokens, the first ones as a rule, have a meaning of their own for some models.
+        texts = [
+            [3 + index % max(1, n_ids - 3) for index in range(first, first + n_prompt + N_ANSWER)]
+            for first, n_prompt in enumerate(PROMPTS[:n_rows])
+        ]
+        rows = [{"input_ids": t[:-N_ANSWER], "labels": t[-N_ANSWER:], "task_id": 0} for t in texts]
+        forced = forced_inputs(model, TrainCollator(pad_id, 1, decoder_only)(rows))
+        asked = padded_inputs([t[:-N_ANSWER] for t in texts], pad_id, left=decoder_only)
+        start = asked["input_ids"].shape[1] if decoder_only else 1
+        found = model.generate(
+            **{name: value.to(model.device) for name, value in asked.items()},
+            **{"max_new_tokens": N_ANSWER, "min_new_tokens": N_ANSWER, "use_cache": n_rows > 1},
+            **{"do_sample": False, "num_beams": 1, "num_return_sequences": 1},
+            **{"output_logits": True, "return_dict_in_generate": True, "pad_token_id": pad_id},
+            prefix_allowed_tokens_fn=lambda row, ids: [texts[row][-N_ANSWER:][len(ids) - start]],
+        )
+        forced = {name: value.to(model.device) for name, value in forced.items()}
+        return [model(**forced, use_cache=False).logits, torch.stack(found.logits, 1)]
+
+
+class _Watched(Routing):
+    """Keeps what layers merged for it; some see prefixes of no keys."""
+
+    def __init__(self, mixing: Float[Tensor, "G B H K"], empty: Collection[int] = ()) -> None:
+        super().__init__(torch.arange(mixing.shape[1]), mixing)
+        self.empty = empty
+        self.found: dict[int, list[Tensor]] = {}
+
+    def merged(self, key: int, merge: Any) -> Any:
+        found = merge()
+        parts = [part for part in found if isinstance(part, Tensor) and part.requires_grad]
+        self.found.setdefault(key, []).extend(parts)
+        return tuple(part[..., :0] for part in found) if key in self.empty else found

@@ -1,0 +1,192 @@
+"""From skills that were trained apart to a model of ours, and to the folder of a run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mttl.assembly.build_backbone import (
+    backbone_name,
+    build_backbone,
+    build_tokenizer,
+    check_vocabulary,
+    places_of,
+)
+from mttl.assembly.model import assemble
+from mttl.assembly.saved_settings import ModelSettings
+from mttl.checkpoints.saved_inventory import save_inventory
+from mttl.config.backbone_schema import Pretrained
+from mttl.config.schema import Config
+from mttl.config.skills_schema import LoRA
+from mttl.data.prompt_form import PromptForm
+from mttl.errors import CheckpointError, grouped
+from mttl.io.files import new_folder, write_text
+from mttl.models.backbone import is_decoder_only
+from mttl.moe.attach_experts import TokenLayers
+from mttl.routing.task.polytropon import PolytroponRouter
+from mttl.skills.attach import Attachment
+from mttl.skills.inventory import Inventory
+from mttl.skills.skilled_model import SkilledModel
+from mttl.skills.targets import linear_features
+from mttl.skills.weights.lora import LoRAInventory
+from mttl.training.report import write_routing
+
+# Probability 1 or 0 to the last bit of single precision, yet with a gradient left.
+CERTAIN = 20.0
+
+
+@dataclass(frozen=True)
+class Imported:
+    """Skills on their backbone.
+
+    Attributes:
+        model: Backbone, skills and router.
+        attachment: Which layers have skills.
+        token_layers: Which layers route tokens among them, if any do.
+        tasks: Names of the tasks in the order of their ids.
+    """
+
+    model: SkilledModel
+    attachment: Attachment
+    token_layers: TokenLayers | None
+    tasks: tuple[str, ...]
+
+
+def build_imported(
+    settings: Config | ModelSettings,
+    layers: Mapping[str, tuple[Tensor, Tensor]],
+    tasks: Sequence[str],
+    *,
+    logits: Mapping[str, Tensor] | None = None,
+) -> Imported:
+    """Put imported low-rank skills on a backbone.
+
+    Args:
+        settings: Their sections skills and router, or moe, are of as many skills as there are, of
+            their rank, on their layers. Polytropon's router starts at the given logits, or, to
+            rounding, where the private one is.
+        layers: Stacked factors (K, I, r) and (K, O, r) by path of the layer.
+        tasks: Names of the tasks.
+        logits: Of every layer, (T, H, K).
+
+    Raises:
+        ConfigError: If the backbone cannot be loaded, or a section does not fit it.
+        CheckpointError: If layers do not fit it; they are listed.
+    """
+    backbone = settings.backbone
+    tokenizer = build_tokenizer(backbone)  # a run needs one, so it is better missed now
+    network = build_backbone(backbone)
+    check_vocabulary(backbone, tokenizer, network)
+    check_layers(network, layers)
+    model, attachment, token_layers = assemble(network, settings, tasks)
+    skilled = {path: (layer, layer.inventory) for path, layer in model.skilled_layers().items()}
+    with torch.no_grad():
+        for path, (layer, inventory) in skilled.items():
+            _fill(inventory, *layers[path])
+            if isinstance(model.router, PolytroponRouter):
+                own = CERTAIN * (2 * torch.eye(model.router.n_skills) - 1)[:, None]
+                model.router.logits[layer.group] = own if logits is None else logits[path]
+        for path, layer in model.token_layers().items():
+            _fill(layer.experts, *layers[path])
+            layer.read_members()
+    return Imported(model.eval(), attachment, token_layers, tuple(tasks))
+
+
+def imported_skills(
+    layers: Mapping[str, tuple[Tensor, Tensor]],
+    *,
+    mix: str,
+    per_task: bool = False,
+    n_heads: int = 1,
+    **settings: Any,
+) -> LoRA:
+    """Return the section of imported skills.
+
+    Args:
+        layers: Stacked factors (K, I, r) and (K, O, r) by path of the layer.
+        mix: How skills combine.
+        per_task: Whether each belongs to a task.
+        n_heads: Heads H.
+        **settings: What else skills take: ``scale``, or ``alpha``, ``rslora``, ``dropout``.
+    """
+    n_skills, _, rank = next(iter(layers.values()))[0].shape
+    return LoRA(
+        kind="lora",
+        n_skills="per_task" if per_task else n_skills,
+        n_heads=n_heads,
+        targets=list(layers),
+        rank=rank,
+        mix=mix,  # type: ignore[arg-type]
+        **settings,
+    )
+
+
+def _fill(inventory: Inventory, down: Tensor, up: Tensor) -> None:
+    assert isinstance(inventory, LoRAInventory)
+    inventory.down.copy_(down)
+    inventory.up.copy_(up)
+
+
+def save_imported(
+    out: Path,
+    imported: Imported,
+    backbone: Pretrained,
+    settings: Mapping[str, Any],
+    files: Mapping[str, str] | None = None,
+) -> None:
+    """Write the folder of a run.
+
+    Args:
+        out: A new folder; it appears whole or not at all.
+        imported: The model.
+        backbone: The section.
+        settings: What is needed to build the model again and to ask it.
+        files: Further texts, by name of their file.
+
+    Raises:
+        ConfigError: If the model cannot be asked in that form.
+    """
+    decoder_only = is_decoder_only(imported.model.backbone)
+    form = PromptForm.model_validate(settings["data"])
+    form.encoder(build_tokenizer(backbone), decoder_only=decoder_only)
+    with new_folder(out) as temporary:
+        save_inventory(
+            temporary / "skills",
+            imported.model,
+            imported.tasks,
+            backbone_name=backbone_name(backbone),
+            backbone_trained=False,
+            settings=settings,
+            places=places_of(backbone),
+        )
+        if groups := imported.attachment.groups:
+            path = temporary / "plots" / "routing.npz"
+            write_routing(path, imported.model.router, groups, imported.tasks)
+        for name, text in (files or {}).items():
+            write_text(temporary / name, text)
+
+
+def check_layers(network: nn.Module, layers: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    """Refuse skills of layers that a network lacks, or of another size.
+
+    Args:
+        network: The backbone.
+        layers: Stacked factors by path.
+
+    Raises:
+        CheckpointError: If there are such; they are listed.
+    """
+    modules = dict(network.named_modules())
+    absent = [path for path in layers if path not in modules]
+    present = [path for path in layers if path in modules]
+    sizes = {path: (down.shape[1], up.shape[1]) for path, (down, up) in layers.items()}
+    other = [path for path in present if linear_features(modules[path]) != sizes[path]]
+    wrong = {"these layers are missing": absent, "are not linear or of other sizes": other}
+    if problems := grouped(wrong):
+        raise CheckpointError(
+            f"the skills do not fit the backbone, in which {'; '.join(problems)}. Name the model "
+            "that they were trained on (--backbone)"
+        )

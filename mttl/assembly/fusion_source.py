@@ -1,0 +1,83 @@
+"""The second stage of training: attention over skills of an earlier run, or more steps of them."""
+
+import logging
+from typing import Any
+
+from mttl.assembly.build_router import count_skills
+from mttl.assembly.saved_settings import ModelSettings, read_settings
+from mttl.checkpoints.saved_inventory import load_skills, read_inventory
+from mttl.config.schema import Config
+from mttl.config.skills_schema import Fusion
+from mttl.errors import CheckpointError
+from mttl.skills.skilled_model import SkilledModel
+from mttl.skills.weights.sparse import place_supports, saved_supports
+
+_log = logging.getLogger(__name__)
+
+# Settings that do not change what the network computes.
+FREE = {"train", "gradient_checkpointing", "compile", "dtype"}
+
+
+def load_source(model: SkilledModel, config: Config) -> None:
+    """Give a model the skills, and the backbone, of the run that the configuration names, if any.
+
+    Args:
+        model: As built from the configuration.
+        config: Its sections backbone and skills, and for fusion ``data.prefix``, are those of the
+            run; its router may be another.
+
+    Raises:
+        CheckpointError: If there is no such run, or its sections differ; they are listed.
+    """
+    fusion = config.aggregation if isinstance(config.aggregation, Fusion) else None
+    name, source = "run.start", config.run.start
+    if fusion is not None:
+        name, source = "aggregation.source", fusion.source
+    if source is None:
+        return
+    saved = read_inventory(source)
+    settings = saved.meta["settings"]
+    if settings.get("aggregation", {}).get("kind") == "fusion":
+        raise CheckpointError(f"{name} '{source}' is a fusion itself; name the run of its skills")
+    built_from = read_settings(saved, ModelSettings)
+    theirs = {
+        "backbone": _without(settings.get("backbone", {}), FREE),
+        "skills": built_from.skills.model_dump(mode="json"),
+    }
+    if "n_skills" in theirs["skills"]:
+        theirs["skills"]["n_skills"] = count_skills(
+            theirs["skills"]["n_skills"], built_from.router, len(saved.tasks)
+        )
+    ours = {
+        "backbone": _without(config.backbone.model_dump(mode="json"), FREE),
+        "skills": config.skills.model_dump(mode="json") | {"n_skills": model.router.n_skills},
+    }
+    if fusion is not None:  # its skills stay as they are, and know one form of inputs
+        theirs["data"] = {"prefix": built_from.data.prefix}
+        ours["data"] = {"prefix": config.data.prefix}
+    differing = [
+        f"{section}.{key}: {values.get(key)!r} there, {ours[section].get(key)!r} here"
+        for section, values in theirs.items()
+        for key in sorted(values.keys() | ours[section].keys())
+        if values.get(key) != ours[section].get(key)
+    ]
+    if differing:
+        fragment = "aggregation/fusion.yaml" if fusion else "router/average.yaml"
+        raise CheckpointError(
+            f"the configuration is not that of {name} '{source}':\n"
+            + "\n".join(differing)
+            + f"\nStart from that run's own: -c {source}/config.yaml+{fragment}"
+        )
+    if built_from.data.prefix != config.data.prefix:  # refused above where it is a fusion
+        _log.warning(
+            "the skills of %s '%s' have read inputs with data.prefix=%s and go on with %s: give "
+            "-k data.prefix=%s to show them what they know",
+            *(name, source, built_from.data.prefix, config.data.prefix, built_from.data.prefix),
+        )
+    if config.skills.kind == "sparse":
+        place_supports(model.skilled_layers(), saved_supports(saved.skills))
+    load_skills(model, saved)
+
+
+def _without(settings: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name not in names}

@@ -1,0 +1,81 @@
+"""The model of a configuration without its weights: right in every shape, and of no bytes."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import PreTrainedModel
+
+from mttl.assembly.build_backbone import choose_trained, place_of
+from mttl.assembly.model import assemble
+from mttl.config.backbone_schema import Backbone
+from mttl.config.schema import Config
+from mttl.io.shipped_files import shipped_folder
+from mttl.models.backbone import build_random, read_architecture
+from mttl.skills.skilled_model import SkilledModel
+from mttl.skills.weights.sparse import SparseInventory
+
+# Models of the hub whose architecture ships in configs/sizes.
+SHIPPED = {"facebook/bart-large": "bart_large"}
+# Precisions of the trainer in which weights are not in single precision.
+WHOLE = {"bf16-true": torch.bfloat16, "16-true": torch.float16, "64-true": torch.float64}
+
+
+def fake_model(config: Config, tasks: Sequence[str]) -> SkilledModel:
+    """Return the model that a configuration describes, in training mode, with fake weights.
+
+    Of a pretrained backbone its ``config.json`` alone is read.
+
+    Raises:
+        ConfigError: If a part cannot be built; the message names the section.
+    """
+    with torch.device("meta"):
+        network = _network(config.backbone)
+        choose_trained(network, config.backbone.train)
+        model, *_ = assemble(network, config, tasks, trained=True)
+    dtype = WHOLE.get(config.trainer.precision)
+    if dtype is not None:
+        model.to(dtype)
+    _replace_tensors(model)
+    for module in model.modules():
+        if isinstance(module, SparseInventory):
+            # The shape of a sparse product depends on values: dense changes need at least as much.
+            module.sparse_products, module.mix = False, module.mix.replace("outputs", "auto")
+    if config.backbone.gradient_checkpointing:
+        model.enable_gradient_checkpointing()
+    return model.train()
+
+
+def _network(backbone: Backbone) -> PreTrainedModel:
+    if backbone.kind == "random":
+        return build_random(backbone.model_type, dict(backbone.config))
+    where = {"revision": backbone.revision, "gguf_file": backbone.gguf_file}
+    shipped = SHIPPED.get(backbone.name)
+    place = shipped_folder() / "configs" / "sizes" / shipped if shipped else place_of(backbone.name)
+    kind, settings = read_architecture(str(place), **where)
+    stored = getattr(settings, "dtype", None) or torch.float32
+    dtype = stored if backbone.dtype == "auto" else getattr(torch, backbone.dtype)
+    return kind.from_config(settings, dtype=dtype)
+
+
+def _replace_tensors(model: nn.Module) -> None:
+    """Put fake tensors of the CPU into the place of those on the meta device.
+
+    On the meta device itself other kernels would be chosen, which keep other tensors.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    copies: dict[int, Tensor] = {}  # tied weights stay tied
+
+    def copy(tensor: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
+        if id(tensor) not in copies:
+            with mode:
+                copies[id(tensor)] = make(torch.empty(tensor.shape, dtype=tensor.dtype))
+        return copies[id(tensor)]
+
+    for module in model.modules():
+        for name, value in module.named_parameters(recurse=False, remove_duplicate=False):
+            trained = value.requires_grad
+            setattr(module, name, copy(value, lambda t, y=trained: nn.Parameter(t, y)))
+        for name, value in module.named_buffers(recurse=False, remove_duplicate=False):
+            setattr(module, name, copy(value, lambda t: t))

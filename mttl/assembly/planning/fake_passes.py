@@ -1,0 +1,195 @@
+"""Passes of a model with fake weights, from which the peak of its memory follows.
+
+Nothing is computed: ids and masks are real, everything else has a shape only. Batches are as large
+as the settings allow: all rows, all at their greatest length, and one of them a token shorter, so
+that masks are made as for rows of different lengths.
+"""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
+
+from mttl.assembly.planning.peak_memory import LiveBytes
+from mttl.config.schema import Config
+from mttl.models.backbone import is_decoder_only
+from mttl.models.cache_argument import cache_argument
+from mttl.models.teacher_forcing import forced_logits
+from mttl.routing.context import Routing
+from mttl.routing.token import base
+from mttl.routing.token.balanced_assignment import square_scores
+from mttl.shapes import IGNORED
+from mttl.skills.skilled_model import SkilledModel
+from mttl.training.loss import answer_losses, global_mean
+
+MERGED, GRADIENTS, CACHE = "merged skills", "gradients", "cache"
+MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+
+
+def training_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
+    """Return what a training step needs beside weights and optimizer at its peak, by kind."""
+    data, trained = config.data, [p for p in model.parameters() if p.requires_grad]
+    n_in, n_out = data.max_input_length, data.max_output_length
+    decoder_only = is_decoder_only(model.backbone)
+    batch = _ids(data.batch_size, n_in + n_out if decoder_only else n_in)
+    labels = torch.ones(data.batch_size, n_out, dtype=torch.long)
+    if decoder_only:
+        labels = torch.cat([torch.full((data.batch_size, n_in), IGNORED), labels], 1)
+    batch["labels"] = labels
+    tasks = torch.arange(data.batch_size) % model.router.n_tasks
+    with _counted(model) as counter:
+        handles = [
+            p.register_post_accumulate_grad_hook(lambda p: counter.call(p.grad, GRADIENTS))
+            for p in trained
+        ]
+        # The second of several batches of a step finds the gradients of the first.
+        for _ in range(min(2, config.trainer.accumulate_grad_batches)):
+            with _autocast(config):
+                routing = model.route(tasks, inputs=batch)
+                with model.slot.use(routing):
+                    logits, targets, places = forced_logits(model.backbone, batch)
+                losses = answer_losses(logits, targets, places, config.optim.label_smoothing)
+                loss = global_mean(losses, targets) + model.router.prior_loss()
+                loss = loss + sum(routing.losses.values())
+            del logits, losses
+            loss.backward()
+        for parameter, handle in zip(trained, handles, strict=True):
+            parameter.grad = None
+            handle.remove()
+    return dict(counter.at_peak)
+
+
+@torch.no_grad()
+def generation_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
+    """Return what generating answers needs beside weights at its peak, by kind.
+
+    Args:
+        model: As from `mttl.assembly.planning.fake_model`.
+        config: Its configuration; ``data.eval_batch_size`` rows are in a batch.
+    """
+    data, n_beams = config.data, config.generation.num_beams
+    backbone: Any = model.backbone
+    cache: Any
+    n_rows = data.eval_batch_size * n_beams
+    prompts = _ids(data.eval_batch_size, data.max_input_length)
+    tasks = torch.arange(data.eval_batch_size) % model.router.n_tasks
+    was_training = model.training
+    model.eval()
+    with _counted(model) as counter, _autocast(config):
+        routing = model.route(tasks, inputs=prompts, expansion=n_beams, reuse_merged=True)
+        _tell_tasks_apart(routing, tasks)
+        with model.slot.use(routing):
+            mask = prompts["attention_mask"].repeat_interleave(n_beams, 0)
+            given: dict[str, Any] = {"attention_mask": mask, "use_cache": True}
+            if is_decoder_only(backbone):
+                cache = own = _cache(counter, backbone)
+                name = "input_ids"
+                first = prompts["input_ids"].repeat_interleave(n_beams, 0)
+                n_read = data.max_input_length + data.max_output_length
+                if "logits_to_keep" in inspect.signature(backbone.forward).parameters:
+                    given["logits_to_keep"] = 1
+            else:
+                states = backbone.get_encoder()(**prompts).last_hidden_state
+                given["encoder_outputs"] = BaseModelOutput(states.repeat_interleave(n_beams, 0))
+                del states
+                own, name = _cache(counter, backbone), "decoder_input_ids"
+                cache = EncoderDecoderCache(own, _cache(counter, backbone))
+                first, n_read = _ids(n_rows, 1)["input_ids"], data.max_output_length
+            given[cache_argument(backbone)] = cache
+            _choose(backbone(**given, **{name: first}).logits, n_beams)
+            # Then to the last token, with all before it in the cache.
+            with counter.counting(CACHE):
+                for layer in filter(lambda layer: layer.is_initialized, own.layers):
+                    layer.keys = _long(layer.keys, n_read - 1)
+                    layer.values = _long(layer.values, n_read - 1)
+            if is_decoder_only(backbone):
+                given["attention_mask"] = torch.ones(n_rows, n_read, dtype=torch.long)
+            _choose(backbone(**given, **{name: first[:, :1]}).logits, n_beams)
+            if n_beams > 1:
+                cache.reorder_cache(torch.arange(n_rows))
+    model.train(was_training)
+    return dict(counter.at_peak)
+
+
+@contextmanager
+def _counted(model: SkilledModel) -> Iterator[LiveBytes]:
+    """Count what lives, merged skills apart."""
+    counter = LiveBytes([*model.parameters(), *model.buffers()])
+    inventories = [layer.inventory for layer in model.skilled_layers().values()]
+    for inventory in inventories:
+
+        def merge(weights: Tensor, own: Any = inventory.merge) -> Any:
+            with counter.counting(MERGED):
+                return own(weights)
+
+        inventory.merge = merge
+    solve, base.balanced_assignment = base.balanced_assignment, _even_assignment
+    try:
+        with counter:
+            yield counter
+    finally:
+        base.balanced_assignment = solve
+        for inventory in inventories:
+            del inventory.merge
+
+
+def _even_assignment(scores: Tensor, *, method: str) -> Tensor:
+    """Take the memory of a balanced assignment without solving it."""
+    square_scores(scores.detach().double())
+    return torch.arange(len(scores)) % scores.shape[1]
+
+
+def _tell_tasks_apart(routing: Routing, tasks: Tensor) -> None:
+    """Give fake mixing weights values, by which skills may tell which examples are mixed alike."""
+    if isinstance(routing.mixing, FakeTensor):
+        shape, dtype = routing.mixing.shape, routing.mixing.dtype
+        numbers = (1 + tasks[: shape[1]]).to(dtype).view(1, -1, 1, 1)
+        routing.mixing = numbers.expand(shape).contiguous()
+        routing.weights = routing.mixing.unbind(0)
+
+
+def _ids(n_rows: int, length: int) -> dict[str, Tensor]:
+    ids = torch.ones(n_rows, length, dtype=torch.long)
+    mask = ids.clone()
+    if length > 1:
+        mask[0, 0] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def _autocast(config: Config) -> Any:
+    dtype = MIXED.get(config.trainer.precision)
+    return ExitStack() if dtype is None else torch.autocast("cpu", dtype)
+
+
+def _cache(counter: LiveBytes, backbone: Any) -> Any:
+    cache = DynamicCache(config=backbone.config.get_text_config(decoder=True))
+    update = cache.update
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        with counter.counting(CACHE):
+            return update(*args, **kwargs)
+
+    cache.update = counted
+    return cache
+
+
+def _long(tensor: Tensor, length: int) -> Tensor:
+    n_rows, n_heads, _, size = tensor.shape
+    return tensor.new_empty(n_rows, n_heads, max(length, 1), size)
+
+
+def _choose(logits: Tensor, n_beams: int) -> None:
+    """Make what `generate` makes of the scores of a token."""
+    scores = logits[:, -1, :].to(copy=True, dtype=torch.float32)
+    if n_beams > 1:
+        scores = scores.log_softmax(-1)
+        scores = (scores + scores.new_zeros(len(scores), 1)).view(-1, n_beams * scores.shape[-1])
+        scores.topk(2 * n_beams)
+    else:
+        scores.argmax(-1)

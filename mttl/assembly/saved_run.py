@@ -1,0 +1,189 @@
+"""A trained run as a folder that needs nothing else, here or on the model hub.
+
+| path | content |
+|---|---|
+| ``README.md`` | the card: tasks, scores, how to ask |
+| ``skills/`` | the whole inventory, of an adapted task too |
+| ``backbone/`` | the backbone, where it is a folder of this machine |
+| tokenizer files | the run's tokenizer |
+| ``config.yaml``, ``results.csv`` | of the run, if it has them |
+"""
+
+import copy
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+from mttl.assembly.build_backbone import backbone_name, place_of
+from mttl.assembly.saved_settings import ModelSettings
+from mttl.checkpoints.model_hub import make_repository, upload
+from mttl.checkpoints.saved_inventory import save_inventory
+from mttl.config.backbone_schema import Backbone
+from mttl.config.capabilities import require_features
+from mttl.errors import CheckpointError
+from mttl.inference.model_card import Card, scores_of
+from mttl.inference.predictor import Predictor
+from mttl.io.files import new_folder, write_text
+from mttl.io.yaml12 import dump, read_yaml
+from mttl.models.backbone import BYTE_TOKENIZER, is_decoder_only
+from mttl.skills.inputs.prefix import PrefixInventory
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedRun(Predictor):
+    """A model that was loaded from a run, and can be given away.
+
+    Attributes:
+        folder: The folder ``skills/`` that it was loaded from.
+        meta: The facts about it, as its ``meta.json`` says.
+        backbone: Where its backbone was found.
+    """
+
+    folder: Path | None = None
+    meta: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    backbone: Backbone | None = None
+
+    @property
+    def base(self) -> str:
+        """Its backbone: a folder, a name on the hub, or what it is.
+
+        Raises:
+            CheckpointError: If the model was not loaded from a run.
+        """
+        return place_of(backbone_name(self._loaded()[1]))
+
+    def require(self, **features: str) -> None:
+        """Refuse the run if one of its parts lacks a feature, given with who asks for it.
+
+        Raises:
+            CheckpointError: With every part and its reason; see `mttl.config.capabilities`.
+        """
+        require_features(ModelSettings.model_validate(self.meta["settings"]), features)
+
+    def save_pretrained(self, folder: str | Path, *, name: str | None = None) -> None:
+        """Write a folder that `mttl.from_pretrained` and every command read, wherever it lies.
+
+        A backbone with a name on the hub is not copied; a folder of this machine is. What is
+        written names it by its place in the folder.
+
+        Args:
+            folder: A new one; it appears whole or not at all.
+            name: What the card says it is loaded by; the folder itself by default.
+
+        Raises:
+            CheckpointError: If the model was not loaded from a run, or its ``config.yaml`` is
+                damaged.
+            FileExistsError: If there is something at ``folder`` already.
+        """
+        (source, backbone), base, places = self._loaded(), self.base, {}
+        with new_folder(folder) as new:
+            if backbone.kind == "pretrained" and Path(base).is_dir():
+                places["name"] = "backbone"
+                (new / "backbone").mkdir()
+                for file in sorted(path for path in Path(base).iterdir() if path.is_file()):
+                    shutil.copyfile(file, new / "backbone" / file.name)
+            tokenizer = backbone.tokenizer
+            if tokenizer not in (None, BYTE_TOKENIZER) and Path(place_of(tokenizer)).is_dir():
+                places["tokenizer"] = "."
+            backbone = backbone.model_copy(update=places)
+            section = {
+                "backbone": backbone.model_dump(mode="json"),
+                "skills": self.meta["settings"]["skills"],
+            }
+            self.tokenizer.save_pretrained(new)
+            save_inventory(
+                new / "skills",
+                self.model,
+                self.tasks,
+                backbone_name=backbone_name(backbone),
+                backbone_trained=self.meta["backbone"]["trained"],
+                settings=self.meta["settings"] | section,
+                places=places,
+            )
+            config, results = (source.parent / name for name in ("config.yaml", "results.csv"))
+            if config.is_file():
+                settings = read_yaml(config, CheckpointError)
+                if not isinstance(settings, dict):
+                    raise CheckpointError(
+                        f"'{config}' holds no sections with settings; copy it again, or remove it"
+                    )
+                write_text(new / config.name, dump(settings | section))
+            if results.is_file():
+                shutil.copyfile(results, new / results.name)
+            Card(
+                kind="skills",
+                place=name or str(folder),
+                base=f"{places['name']}/" if "name" in places else base,
+                about="Skills and a router over a frozen base, for several tasks."
+                if len(self.tasks) > 1
+                else "Skills over a base, for one task.",
+                tasks=self.tasks,
+                decoder_only=is_decoder_only(self.model.backbone),
+                scores=scores_of(source, self.tasks),
+            ).write(new)
+
+    def without_networks(self) -> Self:
+        """Return the run with plain prefixes in place of networks that compute them.
+
+        Training alone needs these networks (``skills.bottleneck``): answers stay as they are, and
+        adapting trains keys and values. All else is shared.
+
+        Raises:
+            CheckpointError: If the model was not loaded from a run.
+        """
+        self._loaded()
+        model = copy.deepcopy(self.model, {id(part): part for part in self.model.parameters()})
+        for module in model.modules():
+            if isinstance(module, PrefixInventory):
+                module.drop_network()
+        settings = self.meta["settings"]
+        plain = settings | {"skills": _without_bottleneck(settings["skills"])}
+        return replace(self, model=model, meta=dict(self.meta) | {"settings": plain})
+
+    def push_to_hub(
+        self,
+        name: str,
+        *,
+        private: bool = False,
+        token: str | None = None,
+        message: str = "Upload a run of mttl",
+    ) -> str:
+        """Write what `save_pretrained` writes into a repository of the model hub.
+
+        Args:
+            name: ``"OWNER/NAME"``, or the name of one's own; made if there is none.
+            private: Whether a new one is.
+            token: That may write; by default that of `hf auth login`.
+            message: Of the commit.
+
+        Returns:
+            The address of the commit.
+
+        Raises:
+            CheckpointError: If the model was not loaded from a run.
+            ConfigError: If the hub refuses.
+        """
+        self._loaded()
+        repository = make_repository(name, private=private, token=token)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary) / "run"
+            self.save_pretrained(folder, name=repository)
+            return upload(folder, repository, token=token, message=message)
+
+    def _loaded(self) -> tuple[Path, Backbone]:
+        if self.folder is None or self.backbone is None:
+            raise CheckpointError(
+                "only a run that was loaded can be saved: train it (mttl train), then mttl.load it"
+            )
+        return self.folder, self.backbone
+
+
+def _without_bottleneck(skills: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a section `skills` whose prefixes, alone or among several kinds, are plain."""
+    plain: dict[str, Any] = {"bottleneck": None} if "bottleneck" in skills else {}
+    if "kinds" in skills:
+        plain["kinds"] = [_without_bottleneck(one) for one in skills["kinds"]]
+    return dict(skills) | plain

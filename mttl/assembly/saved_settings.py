@@ -1,0 +1,133 @@
+"""The settings in a saved inventory: what is needed to build its model again."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from mttl.assembly.build_backbone import found_again
+from mttl.checkpoints.saved_inventory import SavedInventory, read_inventory
+from mttl.config.backbone_schema import Backbone
+from mttl.config.moe_schema import MoE
+from mttl.config.router_schema import Router
+from mttl.config.schema import Generation
+from mttl.config.section import Section
+from mttl.config.skills_schema import Aggregation, Mixture, Skills
+from mttl.config.train_only_keys import of_training, read_instead
+from mttl.data.prompt_form import PromptForm
+from mttl.errors import CheckpointError, ConfigError
+from mttl.plugins.classes import OwnClassError
+
+S = TypeVar("S", bound=Section)
+# What adaptation takes from the run that it adapts, whatever its configuration says.
+OF_THE_RUN = ("backbone", "policy", "skills", "router", "moe", "aggregation")
+_ABSENT = object()
+
+
+class ModelSettings(Section):
+    """What a language model with skills is built from."""
+
+    backbone: Backbone
+    """The language model."""
+    skills: Skills
+    """The inventory."""
+    router: Router
+    """Who uses which skills."""
+    moe: MoE | None = None
+    """Experts that tokens choose."""
+    aggregation: Aggregation = Mixture()
+    """How the chosen skills combine."""
+    data: PromptForm = PromptForm()
+    """How rows became text in training."""
+    generation: Generation = Generation()
+    """How answers were searched in evaluation."""
+    precision: str = "32-true"
+    """Of the arithmetic in training and evaluation."""
+
+
+def read_found_settings(saved: SavedInventory) -> ModelSettings:
+    """Return the settings of a saved model, with the backbone's folders where they are now.
+
+    Raises:
+        CheckpointError: If they do not validate.
+    """
+    settings = read_settings(saved, ModelSettings)
+    places = saved.meta["backbone"].get("places", {})
+    found = found_again(settings.backbone, places, saved.folder.parent)
+    return settings.model_copy(update={"backbone": found})
+
+
+def read_settings(
+    saved: SavedInventory, schema: type[S], own: Mapping[str, str] | None = None
+) -> S:
+    """Return the validated settings of a saved inventory; ``own`` is as for `load_config`.
+
+    Raises:
+        CheckpointError: If they do not validate.
+    """
+    try:
+        return schema.model_validate(saved.meta["settings"], context=own)
+    except ValidationError as error:
+        for mistake in error.errors(include_url=False):
+            cause = mistake.get("ctx", {}).get("error")
+            if isinstance(cause, OwnClassError):
+                raise CheckpointError(f"'{saved.folder / 'meta.json'}': {cause}") from error
+        raise CheckpointError(
+            f"'{saved.folder / 'meta.json'}' has settings that this mttl does not know. Load it "
+            f"with the mttl that wrote it ({saved.meta['libraries']['mttl']}): {error}"
+        ) from error
+
+
+def check_overrides(run: str | Path, config: Section, overrides: Sequence[str]) -> None:
+    """Refuse settings of a command line that the run has otherwise, and that would change nothing.
+
+    Args:
+        run: The folder of the trained run.
+        config: The configuration, with the settings of the command line.
+        overrides: These, as ``section.key=value``.
+
+    Raises:
+        CheckpointError: If the folder holds no trained run.
+        ConfigError: If one of them is of a section that is the run's, or of how rows look, and
+            differs from it, or only training reads it.
+    """
+    given = {
+        name.strip(): value.strip() for name, _, value in (x.partition("=") for x in overrides)
+    }
+    adapt = type(dict(config)["adapt"])
+    for name in given:
+        if of_training(name, adapt):
+            own = read_instead(name, adapt)
+            raise ConfigError(
+                f"'{name}' is for training, and adaptation does not read it. "
+                f"{f'Set {own}' if own else 'Leave it out'}"
+            )
+    # How rows look; what `auto` means for it is the run's.
+    form = [f"data.{field}" for field in PromptForm.model_fields]
+    form = [name for name in form if given.get(name) not in (None, "auto")]
+    names = [name for name in given if name.partition(".")[0] in OF_THE_RUN or name in form]
+    if not names:
+        return
+    wanted, trained = config.model_dump(mode="json"), read_inventory(run).meta["settings"]
+    for name in names:
+        here, there = _value(wanted, name), _value(trained, name)
+        unknown = name in form and there is _ABSENT  # earlier versions did not write it down
+        if here != there and not unknown:
+            has = "has no such setting"
+            if there is not _ABSENT:
+                has = f"was trained with {json.dumps(there, ensure_ascii=False)}"
+            advice = "Leave it out"
+            if name == "backbone.name":
+                advice = "Leave it out; a backbone that has moved is named by --backbone DIR"
+            raise ConfigError(
+                f"'{name}' ({json.dumps(here, ensure_ascii=False)}) cannot be set in adaptation: "
+                f"the run '{run}' {has}. {advice}"
+            )
+
+
+def _value(tree: Any, name: str) -> Any:
+    for key in name.split("."):
+        tree = tree.get(key, _ABSENT) if isinstance(tree, dict) else _ABSENT
+    return tree

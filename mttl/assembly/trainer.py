@@ -1,0 +1,215 @@
+"""The Lightning trainer that a configuration describes."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from pytorch_lightning import Trainer
+from pytorch_lightning.callbacks import Callback, EarlyStopping
+from pytorch_lightning.loggers import Logger
+
+from mttl.assembly.model import Built
+from mttl.checkpoints.checkpoint_file import CheckpointFile
+from mttl.checkpoints.run_folder import RunFolder
+from mttl.checkpoints.run_lock import RunLock
+from mttl.checkpoints.save_best import SaveBest
+from mttl.checkpoints.save_last import SaveLast
+from mttl.checkpoints.shared_steps import SharedSteps
+from mttl.config.babyai_schema import BabyAIConfig
+from mttl.config.router_schema import Categorical, Polytropon, Router
+from mttl.config.schema import Config
+from mttl.config.schema import Trainer as TrainerSection
+from mttl.errors import ConfigError
+from mttl.runtime.libraries import check_libraries
+from mttl.training.annealing import TemperatureAnnealing
+from mttl.training.distributed.peer_watchdog import Companions
+from mttl.training.distributed.sharded_strategy import ShardedStrategy
+from mttl.training.distributed.shared_experts import ExpertSharing
+from mttl.training.loggers.step_monitor import StepMonitor
+from mttl.training.loggers.tensor_board import TensorBoard
+from mttl.training.loggers.weights_and_biases import WeightsAndBiases
+from mttl.training.metrics_file import MetricsFile
+from mttl.training.progress import TrainingProgress
+from mttl.training.routing_monitor import RoutingMonitor
+from mttl.training.stopping import GracefulStop
+from mttl.training.token_balance import BiasBalancing
+from mttl.training.token_monitor import TokenMonitor
+
+BOARDS = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+
+
+def build_trainer(
+    config: Config, folder: RunFolder, built: Built, *, resumed_step: int = 0
+) -> Trainer:
+    """Return a trainer with the callbacks and loggers of a run.
+
+    Args:
+        config: The configuration; its sections trainer, router and run are read.
+        folder: Where the run writes.
+        built: The model; names of tasks and groups are read.
+        resumed_step: The step that a resumed run continues from.
+    """
+    callbacks = _callbacks(config, folder, built)
+    if config.data.global_batch_size is not None:
+        callbacks = [SharedSteps(), *callbacks]
+    return _make_trainer(config.trainer, folder, callbacks, resumed_step)
+
+
+def build_policy_trainer(
+    config: BabyAIConfig,
+    folder: RunFolder,
+    levels: Sequence[str],
+    groups: Sequence[str],
+    monitor: Callback,
+    *,
+    every_n_steps: int,
+    resumed_step: int = 0,
+) -> Trainer:
+    """Return a trainer with the callbacks and loggers of a run with policies.
+
+    Args:
+        config: The configuration; its sections trainer, router and run are read.
+        folder: Where the run writes.
+        levels: Their names.
+        groups: Names of the routed groups.
+        monitor: Says how well the policies do.
+        every_n_steps: Steps between two checkpoints, and between two records of the routing.
+        resumed_step: The step that a resumed run continues from.
+    """
+    last = SaveLast(folder.last, every_n_steps)
+    callbacks: list[Callback] = [
+        TrainingProgress(),
+        RoutingMonitor(folder.plots, tuple(groups), tuple(levels), every_n_steps),
+        monitor,
+        *_annealing(config.router),
+        last,
+        GracefulStop(last),
+    ]
+    return _make_trainer(config.trainer, folder, callbacks, resumed_step)
+
+
+def _make_trainer(
+    section: TrainerSection, folder: RunFolder, callbacks: list[Callback], resumed_step: int
+) -> Trainer:
+    if section.loggers:
+        check_libraries(*section.loggers)
+        callbacks = [*callbacks, StepMonitor(section.log_every_n_steps)]
+    boards = [BOARDS[name](folder.path, resumed_step) for name in section.loggers]
+    loggers: list[Logger] = [MetricsFile(folder.metrics, keep_until=resumed_step), *boards]
+    settings = section.model_dump(exclude={"loggers", "early_stopping", "callbacks"})
+    if settings["val_check_interval"] is None:
+        settings.pop("val_check_interval")
+    if section.strategy == "fsdp2":
+        # What is put together in inference mode could not be trained afterwards.
+        settings |= {"strategy": ShardedStrategy(), "inference_mode": False}
+    if isinstance(settings.get("val_check_interval"), int):
+        # An interval in steps counts over the whole run, not within an epoch.
+        settings["check_val_every_n_epoch"] = None
+    first = [Companions(), RunLock(folder)]  # others are told where one of the rest fails
+    return _lightning_trainer(
+        **settings,
+        default_root_dir=folder.path,
+        logger=loggers,
+        # Those of one's own first: the last ones save the state of all.
+        callbacks=[*first, *(own.make() for own in section.callbacks), *callbacks],
+        plugins=[CheckpointFile()],
+        # Batches are dealt to the processes by the data module.
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+    )
+
+
+def with_shared_batches(config: Config, n_processes: int | None = None) -> Config:
+    """Return a configuration in which each process knows its part of ``data.global_batch_size``.
+
+    Args:
+        config: As the user gave it; returned as it is where no such size is given.
+        n_processes: By default as many as the section trainer has here.
+
+    Returns:
+        The configuration with the most rows of a batch, the batches per optimizer step, and the
+        steps between two validations in such batches.
+
+    Raises:
+        ConfigError: If the processes cannot have equally many rows, or the section trainer asks
+            for devices that are not there.
+    """
+    n_rows, section = config.data.global_batch_size, config.trainer
+    if n_rows is None:
+        return config
+    if n_processes is None:
+        shared = {"accelerator", "devices", "num_nodes", "strategy", "precision"}
+        settings = section.model_dump(include=shared)
+        if section.strategy == "fsdp2":  # of as many processes
+            settings |= {"strategy": "ddp", "precision": "32-true"}
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        n_processes = _lightning_trainer(**settings, **quiet).world_size
+    own, rest = divmod(n_rows, n_processes)
+    if rest or not own:
+        near = [parts * n_processes for parts in (own, own + 1) if parts]
+        raise ConfigError(
+            f"data.global_batch_size ({n_rows}) must be a multiple of {n_processes}, the number of "
+            f"processes (trainer.devices on each of trainer.num_nodes machines): take "
+            f"{' or '.join(map(str, near))}, or other devices"
+        )
+    n_parts = math.ceil(own / config.data.batch_size)
+    interval = section.val_check_interval
+    trainer = {
+        "accumulate_grad_batches": n_parts,
+        "val_check_interval": interval * n_parts if isinstance(interval, int) else interval,
+    }
+    return config.model_copy(
+        update={
+            "data": config.data.model_copy(update={"batch_size": math.ceil(own / n_parts)}),
+            "trainer": section.model_copy(update=trainer),
+        }
+    )
+
+
+def _lightning_trainer(**settings: Any) -> Trainer:
+    try:
+        return Trainer(**settings, enable_model_summary=False)
+    except (ValueError, TypeError, ModuleNotFoundError, RuntimeError) as error:
+        raise ConfigError(f"section trainer: {error}") from error
+    except Exception as error:
+        # Lightning's MisconfigurationException derives from Exception alone.
+        if type(error).__name__ != "MisconfigurationException":
+            raise
+        raise ConfigError(f"section trainer: {error}") from error
+
+
+def _annealing(router: Router) -> list[Callback]:
+    if not isinstance(router, Polytropon | Categorical):
+        return []
+    if router.final_temperature is not None:
+        return [TemperatureAnnealing(router.temperature, router.final_temperature)]
+    return []
+
+
+def _callbacks(config: Config, folder: RunFolder, built: Built) -> list[Callback]:
+    callbacks: list[Callback] = [TrainingProgress()]
+    if built.attachment.groups and config.aggregation.kind == "mixture":  # else no router learns
+        callbacks.append(RoutingMonitor(folder.plots, built.attachment.groups, built.tasks))
+    callbacks += _annealing(config.router)
+    if config.moe is not None:
+        layers = tuple(built.model.token_layers())
+        callbacks.append(TokenMonitor(folder.plots, layers, config.trainer.log_every_n_steps))
+        if config.moe.balance.bias:
+            callbacks.append(BiasBalancing())
+        if config.moe.parallel:
+            callbacks.append(ExpertSharing())
+    if config.data.validation != "none":
+        # Right after a validation, so that it is in the state that is saved next.
+        callbacks.append(SaveBest(folder.best))
+        if config.trainer.early_stopping is not None:
+            callbacks.append(
+                EarlyStopping(
+                    "val/score",
+                    mode="max",
+                    patience=config.trainer.early_stopping,
+                    check_on_train_epoch_end=False,
+                )
+            )
+    # Last, so that the state of all others is in what they save.
+    last = SaveLast(folder.last)
+    return [*callbacks, last, GracefulStop(last)]

@@ -1,1 +1,0 @@
-"""From a validated configuration to a model: one assembly."""

@@ -1,0 +1,1 @@
+"""Everything that saves and loads a run."""

@@ -1,0 +1,80 @@
+"""Folders of runs on the model hub, through its own client."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from huggingface_hub import HfApi, snapshot_download
+
+from mttl.errors import ConfigError
+from mttl.io.reading import reason
+
+_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def download(
+    name: str,
+    what: str,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    only: Sequence[str] | None = None,
+) -> Path:
+    """Return the local copy of a repository.
+
+    Args:
+        name: Owner and name.
+        what: It holds, for messages.
+        revision: Branch, tag or commit.
+        token: Of a private one; by default that of `hf auth login`.
+        only: Patterns of the files that are needed; all by default.
+
+    Raises:
+        ConfigError: If it cannot be had.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"'{name}' is no folder, and cannot be the name of {what} on the hub: OWNER/NAME"
+        )
+    files = None if only is None else list(only)
+    try:
+        return Path(snapshot_download(name, revision=revision, token=token, allow_patterns=files))
+    except Exception as error:  # the client's errors have no common base
+        raise ConfigError(
+            f"'{name}' is no folder here and could not be loaded from the model hub: "
+            f"{reason(error)} Where the hub can be reached, run `hf download {name} --local-dir "
+            "DIR`, and load DIR"
+        ) from error
+
+
+def make_repository(name: str, *, private: bool, token: str | None) -> str:
+    """Make a repository, unless there is one; return its full name.
+
+    Raises:
+        ConfigError: If the hub refuses.
+    """
+    try:
+        return HfApi(token=token).create_repo(name, private=private, exist_ok=True).repo_id
+    except Exception as error:
+        raise _refused(name, error) from error
+
+
+def upload(folder: Path, name: str, *, token: str | None, message: str) -> str:
+    """Write a folder into a repository; return the address of the commit.
+
+    Raises:
+        ConfigError: If the hub refuses.
+    """
+    try:
+        api = HfApi(token=token)
+        done = api.upload_folder(repo_id=name, folder_path=folder, commit_message=message)
+    except Exception as error:
+        raise _refused(name, error) from error
+    return str(done.commit_url)
+
+
+def _refused(name: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"'{name}' could not be written to the model hub: {reason(error)} Log in with a token that "
+        "may write (`hf auth login`, or token=...), or use save_pretrained and upload the folder"
+    )

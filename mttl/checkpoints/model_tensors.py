@@ -1,0 +1,111 @@
+"""The tensors of a model by the part they belong to, and a fingerprint of what is not trained."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from mttl.aggregation.packed_weights import is_packed, stored
+from mttl.checkpoints.whole_tensors import whole
+from mttl.moe.layer import MoELayer
+from mttl.skills.composed.composed_model import ComposedModel
+from mttl.skills.skilled_layer import SkilledLayer
+from mttl.skills.skilled_model import SkilledModel
+
+Model = SkilledModel | ComposedModel
+
+
+# How the names of token routers begin.
+TOKENS = "tokens."
+
+
+# Values of each tensor that enter the fingerprint.
+SAMPLED_VALUES = 256
+
+
+def skill_tensors(model: Model) -> dict[str, Tensor]:
+    """Return the skills of every layer by ``<path of the layer>.<parameter>``.
+
+    What layers share stands under the first of them.
+    """
+    if isinstance(model, ComposedModel):
+        return {name: tensor.detach() for name, tensor in model.inventory.state_dict().items()}
+    parts = {path: layer.inventory for path, layer in model.skilled_layers().items()}
+    for path, layer in model.token_layers().items():
+        parts[f"{path}.experts"] = layer.experts
+        if layer.shared is not None:
+            parts[f"{path}.shared"] = layer.shared
+    tensors: dict[int, tuple[str, Tensor]] = {}
+    for path, part in parts.items():
+        for name, tensor in part.state_dict(keep_vars=True).items():
+            tensors.setdefault(id(tensor), (f"{path}.{name}", tensor))
+    return {name: tensor.detach() for name, tensor in tensors.values()}
+
+
+def router_tensors(model: Model) -> dict[str, Tensor]:
+    """Return parameters and buffers of the task router, and of the token routers by their layer."""
+    tensors = {name: tensor.detach() for name, tensor in model.router.state_dict().items()}
+    if isinstance(model, SkilledModel):
+        for path, layer in model.token_layers().items():
+            for name, tensor in layer.router.state_dict().items():
+                tensors[f"{TOKENS}{path}.{name}"] = tensor.detach()
+    return tensors
+
+
+def own_parameters(model: Model) -> dict[str, Tensor]:
+    """Return what a model has besides skills and router, by name."""
+    if isinstance(model, ComposedModel):
+        return {name: value.detach() for name, value in model.base.named_parameters()}
+    return backbone_parameters(model.backbone)
+
+
+def backbone_parameters(backbone: nn.Module) -> dict[str, Tensor]:
+    """Return the backbone's own parameters under the names they have without skills.
+
+    Tied parameters appear once.
+    """
+    # What stands under a layer that takes the place of a module is its own, but for that module.
+    added = [
+        f"{path}." if path else ""
+        for path, module in backbone.named_modules()
+        if isinstance(module, SkilledLayer | MoELayer)
+    ]
+    return {
+        # A packed weight without its scales says nothing; it is frozen, and stays as it is.
+        _name_without(name, added): parameter if is_packed(parameter) else parameter.detach()
+        for name, parameter in backbone.named_parameters()
+        if not any(name.startswith(path) and not name.startswith(f"{path}base.") for path in added)
+    }
+
+
+def _name_without(name: str, added: Sequence[str]) -> str:
+    for path in sorted(added, key=len, reverse=True):  # from the inside out
+        if name.startswith(f"{path}base."):
+            name = path + name.removeprefix(f"{path}base.")
+    return name
+
+
+def fingerprint(
+    parameters: Mapping[str, Tensor], *, values: bool, values_of: Mapping[str, Tensor] | None = None
+) -> str:
+    """Return a hash of names and shapes, and of a sample of the values.
+
+    Values are read in bfloat16, so that a backbone loaded in half precision is still the same one;
+    of packed weights they are the scales.
+
+    Args:
+        parameters: The backbone's parameters.
+        values_of: Where their values are, if not there.
+        values: Whether their values matter; they do not where they are saved themselves.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(parameters):
+        shape, tensor = stored((values_of or parameters)[name])
+        tensor = whole(tensor) if values else tensor
+        digest.update(f"{name} {shape}\n".encode())
+        if values and tensor.numel():
+            step = max(1, tensor.numel() // SAMPLED_VALUES)
+            sample = tensor.flatten()[::step].to("cpu", torch.bfloat16).contiguous()
+            digest.update(sample.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

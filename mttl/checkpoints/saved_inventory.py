@@ -1,0 +1,345 @@
+"""The trained inventory on disk: what later work starts from.
+
+A folder ``skills/`` holds
+
+| file | content |
+|---|---|
+| ``skills.safetensors`` | the skills of every layer, ``<path of the layer>.<parameter>`` |
+| ``router.safetensors`` | parameters and buffers of the router |
+| ``backbone.safetensors`` | the backbone's parameters, only where it was trained |
+| ``tasks.json`` | names of the tasks in the order of their ids |
+| ``meta.json`` | format version, the backbone's fingerprint, libraries, settings, checksums |
+
+Layers whose tokens choose experts have ``<path>.experts.<parameter>`` and, for the one that is
+always on, ``<path>.shared.<parameter>`` among the skills, and ``tokens.<path>.<parameter>`` among
+what the routers have.
+
+The folder of an adapted task holds what differs from the inventory that it was adapted from, and in
+``meta.json`` where that is, and its digest; it reads as the whole.
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mttl.checkpoints.inventory_files import (
+    ADAPTED_VERSION,
+    FORMAT_VERSION,
+    SOURCE,
+    inventory_digest,
+    libraries,
+    read_facts,
+    read_names,
+    read_tensors,
+    write_facts,
+)
+from mttl.checkpoints.inventory_folder import find_inventory, inventory_folder
+from mttl.checkpoints.model_tensors import (
+    Model,
+    fingerprint,
+    own_parameters,
+    router_tensors,
+    skill_tensors,
+)
+from mttl.checkpoints.whole_tensors import for_first, is_first
+from mttl.errors import CheckpointError, grouped
+from mttl.io.files import new_folder
+from mttl.io.safetensors_file import write_tensors
+from mttl.skills.attention import AttendedInventory
+from mttl.skills.skilled_model import SkilledModel
+
+
+@dataclass(frozen=True)
+class SavedInventory:
+    """A folder ``skills/`` as read from disk."""
+
+    folder: Path
+    meta: dict[str, Any]
+    tasks: tuple[str, ...]
+    skills: dict[str, Tensor]
+    router: dict[str, Tensor]
+    backbone: dict[str, Tensor] | None
+
+    @property
+    def places(self) -> dict[str, dict[str, str]]:
+        """Where folders of the backbone are, as an entry of the facts about it; maybe none."""
+        noted = self.meta["backbone"].get("places", {})
+        found = {key: str((self.folder.parent / place).resolve()) for key, place in noted.items()}
+        return {"places": found} if found else {}
+
+
+def save_inventory(
+    folder: str | Path,
+    model: Model,
+    tasks: Sequence[str],
+    *,
+    backbone_name: str,
+    backbone_trained: bool,
+    settings: Mapping[str, Any],
+    places: Mapping[str, str] | None = None,
+) -> None:
+    """Write a folder ``skills/``, whole or not at all.
+
+    The processes of a sharded training must call it together; the first one writes.
+
+    Args:
+        folder: Where; an earlier one is replaced once the new one is complete.
+        model: Backbone, skills and router; of a policy the common parameters are the backbone.
+        tasks: Names of the tasks in the order of their ids.
+        backbone_name: What the backbone is called, for people.
+        backbone_trained: Whether its weights changed and have to be kept.
+        settings: What is needed to build the same model again; must be JSON.
+        places: Folders that the settings of the backbone name, by setting, wherever they are read.
+    """
+    parameters = own_parameters(model)
+    meta: dict[str, Any] = {
+        "format_version": FORMAT_VERSION,
+        "backbone": {
+            "name": backbone_name,
+            "trained": backbone_trained,
+            "fingerprint": fingerprint(parameters, values=not backbone_trained),
+            **({"places": dict(places)} if places else {}),
+        },
+        "libraries": libraries(),
+        "settings": dict(settings),
+    }
+    tensors = [skill_tensors(model), router_tensors(model), parameters if backbone_trained else {}]
+    skills, router, backbone = (
+        {name: for_first(tensor) for name, tensor in part.items()} for part in tensors
+    )
+    if is_first():
+        parts = skills, router, backbone if backbone_trained else None
+        write_inventory(SavedInventory(Path(folder), meta, tuple(tasks), *parts))
+
+
+def write_inventory(inventory: SavedInventory) -> None:
+    """Write an inventory to its folder, whole or not at all; an earlier one there is replaced."""
+    with new_folder(inventory.folder, replace=True) as new:
+        write_tensors(new / "skills.safetensors", inventory.skills)
+        write_tensors(new / "router.safetensors", inventory.router)
+        if inventory.backbone is not None:
+            write_tensors(new / "backbone.safetensors", inventory.backbone)
+        write_facts(new, inventory.meta, inventory.tasks)
+
+
+def save_adapted_inventory(
+    folder: Path,
+    model: SkilledModel,
+    task: str,
+    source: SavedInventory,
+    *,
+    place: Path,
+    backbone_trained: bool,
+    settings: Mapping[str, Any],
+) -> None:
+    """Write what an adapted model has besides the inventory that it was adapted from.
+
+    Args:
+        folder: Where; a folder that is part of one that is written whole.
+        model: The adapted model; its router knows the one task.
+        task: Its name.
+        source: The inventory.
+        place: Where the folder will be in the end.
+        backbone_trained: Whether adaptation trained the backbone too.
+        settings: As for `save_inventory`.
+    """
+    trained = backbone_trained or source.backbone is not None
+    parameters = own_parameters(model)
+    backbone = {
+        "name": source.meta["backbone"]["name"],
+        "trained": trained,
+        "fingerprint": fingerprint(parameters, values=not trained),
+        **source.places,
+    }
+    origin = source.folder.resolve()
+    meta = {
+        "format_version": ADAPTED_VERSION,
+        "backbone": backbone,
+        "libraries": libraries(),
+        "settings": dict(settings),
+        SOURCE: {
+            "path": str(origin),
+            "relative": os.path.relpath(origin, place.resolve()),
+            "inventory": inventory_digest(source.folder),
+        },
+    }
+    folder.mkdir(parents=True)
+    write_tensors(folder / "router.safetensors", router_tensors(model))
+    parts = {"skills": (skill_tensors(model), source.skills)}
+    if backbone_trained:
+        parts["backbone"] = (parameters, source.backbone or {})
+    for name, (now, before) in parts.items():
+        changed = {
+            key: value
+            for key, value in now.items()
+            if key not in before or not torch.equal(value.cpu(), before[key].to(value.dtype))
+        }
+        if changed:
+            write_tensors(folder / f"{name}.safetensors", changed)
+    write_facts(folder, meta, [task])
+
+
+def read_inventory(folder: str | Path, source: str | Path | None = None) -> SavedInventory:
+    """Read a folder ``skills/``, or the run folder around it.
+
+    Args:
+        folder: The folder. That of an adapted task is read together with what it was adapted from.
+        source: Where that is now, if it was moved.
+
+    Raises:
+        CheckpointError: If it is no such folder, a file is missing or damaged, the format is not
+            this version's, or what a task was adapted from is missing or another.
+    """
+    folder = inventory_folder(folder)
+    meta = read_facts(folder)
+    if source is not None and SOURCE not in meta:
+        raise CheckpointError(f"'{folder}' is no adapted task, and needs no run beside it")
+    base = _read_source(folder, meta[SOURCE], source) if SOURCE in meta else None
+    trained = meta["backbone"]["trained"]
+    return SavedInventory(
+        folder=folder,
+        meta=meta,
+        tasks=read_names(folder),
+        skills=_read_part(folder, "skills", base and base.skills),
+        router=_read_part(folder, "router", None),
+        backbone=_read_part(folder, "backbone", base and (base.backbone or {}))
+        if trained
+        else None,
+    )
+
+
+def _read_part(folder: Path, name: str, below: dict[str, Tensor] | None) -> dict[str, Tensor]:
+    """Read tensors; of an adapted task, what differs goes over those below, if anything does."""
+    path = folder / f"{name}.safetensors"
+    if below is not None and not path.exists():
+        return below
+    return (below or {}) | read_tensors(path)
+
+
+def _read_source(
+    folder: Path, origin: Mapping[str, str], given: str | Path | None
+) -> SavedInventory:
+    """Read the inventory that a task was adapted from."""
+    places = [folder / origin["relative"], Path(origin["path"])] if given is None else [Path(given)]
+    skills = find_inventory(*places)
+    if skills is None:
+        raise CheckpointError(
+            f"'{folder}' was adapted from the inventory in '{given or origin['path']}', which is "
+            "not there. Name the run with --from RUN (run= in a call), or copy it there"
+        )
+    digest = inventory_digest(skills)
+    if digest != origin["inventory"]:
+        raise CheckpointError(
+            f"'{folder}' was adapted from another inventory ({origin['inventory'][:12]}) than the "
+            f"one in '{skills}' ({digest[:12]}): of another run, or of this one before it was "
+            "trained on. Name the right run, or adapt again"
+        )
+    return read_inventory(skills)
+
+
+def load_into(model: Model, saved: SavedInventory) -> None:
+    """Copy a saved inventory into a model built with the same settings.
+
+    Raises:
+        CheckpointError: If the backbone is another one, or tensors are missing, unexpected or of
+            another shape; nothing is copied then, and the message lists them by cause.
+    """
+    targets = {"skills": skill_tensors(model), "router": router_tensors(model)}
+    _load(model, saved, targets)
+
+
+def load_skills(model: SkilledModel, saved: SavedInventory) -> None:
+    """Copy the skills of an earlier run, and its backbone, into a model; its router is left out.
+
+    Args:
+        model: A model with inventories of the run's kinds, or with attention over such.
+        saved: The run.
+
+    Raises:
+        CheckpointError: As for `load_into`.
+    """
+    skills = {
+        f"{path}.{name}": tensor.detach()
+        for path, layer in model.skilled_layers().items()
+        if isinstance(layer.inventory, AttendedInventory)
+        for name, tensor in layer.inventory.skills.state_dict().items()
+    }
+    _load(model, saved, {"skills": skills or skill_tensors(model)})
+
+
+def _load(model: Model, saved: SavedInventory, targets: dict[str, dict[str, Tensor]]) -> None:
+    parameters = own_parameters(model)
+    trained = saved.backbone is not None
+    found = fingerprint(parameters, values=not trained)
+    expected = saved.meta["backbone"]["fingerprint"]
+    if found != expected:
+        raise CheckpointError(
+            f"'{saved.folder}' was trained on the backbone '{saved.meta['backbone']['name']}' "
+            f"(fingerprint {expected[:12]}), not on this one ({found[:12]}). Its weights "
+            "must be the same ones"
+        )
+    copy_saved(saved, targets | ({"backbone": parameters} if trained else {}))
+
+
+def copy_saved(saved: SavedInventory, targets: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Copy tensors of an inventory into those of a model, all or none.
+
+    Args:
+        saved: The inventory.
+        targets: Those of ``"skills"``, ``"router"`` and ``"backbone"`` by name, or of some of them.
+
+    Raises:
+        CheckpointError: If names or shapes differ; the message lists them.
+    """
+    sources = {part: getattr(saved, part) for part in targets}
+    problems = [
+        problem for part in targets for problem in _compare(part, targets[part], sources[part])
+    ]
+    if problems:
+        raise CheckpointError(f"'{saved.folder}' does not fit the model:\n" + "\n".join(problems))
+    with torch.no_grad():
+        for part, tensors in targets.items():
+            for name, tensor in tensors.items():
+                tensor.copy_(sources[part][name])
+
+
+def count_saved(path: Path, beginning: str = "") -> int:
+    """Return the number of parameters in a safetensors file, from its header alone.
+
+    Single numbers are settings, such as a temperature, whole numbers are places, such as those of
+    sparse skills, and `start_…` is what skills began with: none are counted.
+
+    Args:
+        path: The file.
+        beginning: Count those only whose names begin so.
+    """
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    shapes = [
+        entry["shape"]
+        for name, entry in header.items()
+        if name != "__metadata__"
+        and name.startswith(beginning)
+        and not name.rpartition(".")[2].startswith("start_")
+        and entry["dtype"].startswith(("F", "BF"))
+    ]
+    return sum(math.prod(shape) for shape in shapes if shape)
+
+
+def _compare(part: str, targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> list[str]:
+    missing = sorted(set(targets) - set(sources))
+    unexpected = sorted(set(sources) - set(targets))
+    shapes = [
+        f"{name} {tuple(sources[name].shape)} instead of {tuple(targets[name].shape)}"
+        for name in sorted(set(targets) & set(sources))
+        if targets[name].shape != sources[name].shape
+    ]
+    causes = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
+    return [f"{part}, {line}" for line in grouped(causes)]

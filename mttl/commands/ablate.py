@@ -1,0 +1,135 @@
+"""Show what a skill is: switch every skill off, and see what becomes of every task.
+
+mttl ablate runs/crossfit
+mttl ablate runs/crossfit --loss --rows 32
+mttl ablate runs/crossfit --per-group --loss --out runs/crossfit/ablation-groups
+
+A skill is switched off by setting its mixing weight to 0, for all tasks at once: each is scored by
+its own development rows. The other weights stay what they are, so that what the skill adds is gone
+and nothing else has changed; with --share they take over its weight, so that rows keep their sum,
+which asks how well the others do in its place.
+
+Groups of layers number their skills independently. By default they are matched by their use first
+(see `skill_matching.align_groups`) and switched off in all groups together; where groups
+agree on little, which is told, --per-group switches a skill off in one group at a time. An
+interrupted command goes on where it was. OUT gets results.jsonl, ablation.npz and the figure
+ablation, which shows the matrix beside the routing.
+"""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mttl.commands.options import (
+    WORK,
+    WRITTEN,
+    add_backbone,
+    add_source,
+    make_parser,
+    positive,
+)
+from mttl.runtime.command import make_console
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from mttl.analysis.ablation_record import Ablation
+    from mttl.analysis.routing_view import RoutingView
+
+MOST_SHOWN = 4
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Switch off, draw and print; return the exit status."""
+    options = parse(arguments)
+    from mttl.analysis.ablation_record import FILE, FOLDER, read_ablation
+    from mttl.analysis.figures import ablation_map, save_figure
+    from mttl.analysis.skill_matching import group_agreement
+    from mttl.commands.ablate_skills import ablate
+    from mttl.commands.routing_report.read_routing import read_view
+
+    run = Path(options.run)
+    out = Path(options.out) if options.out else run / FOLDER
+    view = read_view(run)  # a run that has no routing to show ends here, before it is loaded
+    ablate(
+        *(run, out),
+        loss_only=options.loss,
+        per_group=options.per_group,
+        share=options.share,
+        n_rows=options.rows,
+        backbone=options.backbone,
+    )
+    found = read_ablation(out / FILE)
+    assert found is not None
+    console = make_console()
+    console.print(ablation_table(found))
+    agreement = group_agreement(view.record.weights)
+    if agreement is not None and not options.per_group:
+        console.print(
+            f"Skills that were matched across {len(found.groups)} groups of layers correlate "
+            f"{agreement.value:.3f} (chance {agreement.mean:.3f}, 95th percentile "
+            f"{agreement.percentile_95:.3f}, p {agreement.p_value:.3f})",
+            markup=False,
+        )
+    if not options.per_group:
+        console.print(use_and_effect(view, found), markup=False)
+        save_figure(ablation_map(view, found), out / "ablation")
+    console.print(f"The matrix is in {out}", markup=False)
+    return 0
+
+
+def ablation_table(found: "Ablation") -> "Table":
+    """Return which tasks lose most by every skill: the mean over parts of the network."""
+    import numpy as np
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=f"Change of the {found.quantity} without a skill", title_justify="left")
+    for name in ("layers", "skill"):
+        table.add_column(name, overflow="fold")
+    table.add_column("mean over tasks", justify="right")
+    table.add_column("tasks that change most for the worse", overflow="fold")
+    places = 3 if found.scores is None else 1
+    worse = found.losses if found.scores is None else -found.scores
+    for part, layers in enumerate(found.layers):
+        for skill in range(worse.shape[2]):
+            order = np.argsort(-worse[part, :, skill], kind="stable")[:MOST_SHOWN]
+            changes = found.changes[part, :, skill]
+            shown = (f"{escape(found.tasks[task])} {changes[task]:+.{places}f}" for task in order)
+            mean = f"{changes.mean():+.{places}f}"
+            table.add_row(escape(layers), str(skill), mean, ", ".join(shown))
+    return table
+
+
+def use_and_effect(view: "RoutingView", found: "Ablation") -> str:
+    """Say how far the skills that a task uses are those that it needs."""
+    import numpy as np
+
+    from mttl.analysis.skill_matching import matched
+
+    weights = matched(view.record.weights, found.pairs).mean(0)
+    harm = found.losses[0] if found.scores is None else -found.scores[0]
+    n_tasks, n_skills = weights.shape
+    told = "Weights and what it costs to be without the skill"
+    if min(weights.std(), harm.std()) > 0:
+        told += f" correlate {np.corrcoef(weights.ravel(), harm.ravel())[0, 1]:.2f}"
+    same = int((weights.argmax(1) == harm.argmax(1)).sum())
+    return (
+        f"{told}; for {same} of {n_tasks} tasks the skill with most weight is the one that costs "
+        f"most (1 of {n_skills} by chance)"
+    )
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = make_parser("ablate", __doc__)
+    add_source(parser, dest="run", help="the folder of a run on text that has ended")
+    add_backbone(parser)
+    add = parser.group(WORK).add_argument
+    add("--loss", action="store_true", help="the loss alone: no answers, which take longer")
+    add("--per-group", action="store_true", help="one group of layers at a time")
+    add("--share", action="store_true", help="share the skill's weight among the others")
+    add("--rows", type=positive, metavar="N", help="of every task (as many as in validation)")
+    out = parser.group(WRITTEN)
+    out.add_argument("--out", metavar="DIR", help="where to write (RUN/ablation)")
+    return parser.parse_args(arguments)

@@ -1,0 +1,348 @@
+"""What a skill is: how every task fares where the skill is switched off for it.
+
+Switching off sets a skill's mixing weight to 0 and leaves the others as they are: what the skill
+adds is gone, and nothing else changes. Sharing its weight among the others, so that rows keep their
+sum, asks something else: how well the others do in its place. Groups of layers number their skills
+independently, so that skills are matched across groups before one is switched off in all.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from datasets import Dataset
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from mttl.adaptation.result_lines import ResultLines
+from mttl.analysis.skill_matching import align_groups
+from mttl.assembly.model import Built, load_run
+from mttl.checkpoints.inventory_files import inventory_digest
+from mttl.checkpoints.run_folder import changed_settings
+from mttl.config.capabilities import require_features
+from mttl.config.load import load_any_config
+from mttl.config.plugin_section import LEAVE
+from mttl.config.schema import Config
+from mttl.data.chosen_tasks import open_gym
+from mttl.data.collate import EvalCollator, pad_id_of
+from mttl.data.data_module import TextToTextDataModule
+from mttl.data.evaluation import evaluation_batches
+from mttl.data.row_columns import lengths_of, numbers_of, pick
+from mttl.errors import CheckpointError, ConfigError
+from mttl.inference.task_options import wanted_options
+from mttl.io.files import write_text
+from mttl.io.reading import MOST_YAML, check_count, check_name, read_text
+from mttl.io.yaml12 import dump
+from mttl.metrics.crossfit import score_answers
+from mttl.models.backbone import is_decoder_only
+from mttl.routing.task.task_router import TaskRouter
+from mttl.runtime.command import make_console
+from mttl.runtime.gpus import device_of
+from mttl.runtime.progress_bar import counting_bar
+from mttl.training.history_monitor import write_arrays
+from mttl.training.loss import example_means
+from mttl.training.routing_monitor import as_rows, head_names
+from mttl.training.text_to_text import Prediction, TextToTextModule
+
+# What is not a number of a skill: nothing is switched off.
+NONE = -1
+ALL_LAYERS = "all layers"
+
+
+class Switch(NamedTuple):
+    """A skill that is switched off, and where; the skill `NONE` is the model as it is."""
+
+    layers: str
+    skill: int
+
+
+@dataclass(frozen=True)
+class SwitchedOff:
+    """How tasks fare under a switch.
+
+    Attributes:
+        layers: Where the skill is off: `ALL_LAYERS`, or a group.
+        skill: Its number.
+        losses: The mean loss over rows by task; only of tasks that use the skill.
+        scores: The score likewise; empty where answers were not asked for.
+    """
+
+    layers: str
+    skill: int
+    losses: Mapping[str, float]
+    scores: Mapping[str, float | None]
+
+    @property
+    def job(self) -> Switch:
+        """The switch."""
+        return Switch(self.layers, self.skill)
+
+    def row(self) -> dict[str, Any]:
+        """Return what is written down; an undefined score is null."""
+        return asdict(self)
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """Read back what `row` returned.
+
+        Raises:
+            ValueError: If a value is of another type.
+        """
+        found = cls(**row)
+        check_name(found.layers, "layers", CheckpointError)
+        check_count(found.skill - NONE, "skill")
+        for name in ("losses", "scores"):
+            values = getattr(found, name)
+            if not isinstance(values, dict):
+                raise ValueError(f"{name} must be an object of tasks, not {values!r}")
+            for task, value in values.items():
+                known = type(value) in (int, float) and math.isfinite(value)
+                if not known and not (value is None and name == "scores"):
+                    raise ValueError(f"{name} of '{task}' must be a number, not {value!r}")
+        return found
+
+
+def ablate(
+    run: Path,
+    out: Path,
+    *,
+    loss_only: bool = False,
+    per_group: bool = False,
+    share: bool = False,
+    n_rows: int | None = None,
+    backbone: str | None = None,
+) -> None:
+    """Switch off skill after skill, and write what came of it; what is there is not repeated.
+
+    Args:
+        run: The folder of a run that has ended.
+        out: Where ``results.jsonl``, ``settings.yaml`` and at the end ``ablation.npz`` go.
+        loss_only: Compute losses, and no answers, which take longer.
+        per_group: Switch off every skill in one group of layers at a time, rather than in all.
+        share: Give the weight of the skill to the others, in proportion to theirs.
+        n_rows: Development rows of every task and sample; as in validation by default.
+        backbone: Where a pretrained backbone is now.
+
+    Raises:
+        CheckpointError: If the run keeps no configuration, or no skills that tasks mix.
+        ConfigError: If the folder holds results of other settings, or of another inventory.
+    """
+    built, config = load_run(run, backbone=backbone), _settings_of(run)
+    require_features(config, {"ablates": "ablate"})
+    rows = config.data.max_eval_rows if n_rows is None else n_rows
+    data = config.data.model_copy(update={"max_eval_rows": rows, "cache_dir": None})
+    assert built.folder is not None
+    digest = inventory_digest(built.folder)
+    asked = {"loss_only": loss_only, "per_group": per_group, "share": share, "rows": rows}
+    results = ResultLines(out / "results.jsonl", SwitchedOff)
+    with results.writing():
+        _keep(out / "settings.yaml", {**asked, "inventory": digest}, bool(results.finished))
+        study = _Study.of(built, config, data, scored=not loss_only, share=share)
+        study.run(results, per_group=per_group)
+        study.write(out / "ablation.npz", results, per_group=per_group)
+
+
+@dataclass(frozen=True)
+class _Study:
+    """A loaded run, its development rows, and the common order of its skills."""
+
+    module: TextToTextModule
+    built: Built
+    rows: Dataset
+    batch_size: int
+    scored: bool
+    share: bool
+    weights: Float[np.ndarray, "GH T K"]
+    pairs: Int[np.ndarray, "GH K"]
+
+    @classmethod
+    def of(cls, built: Built, config: Config, data: Any, *, scored: bool, share: bool) -> Self:
+        gym, tasks, model = open_gym(config.data), list(built.tasks), built.model
+        module = TextToTextModule(
+            *(model, built.tokenizer, {task: gym.metric(task) for task in tasks}),
+            generation=config.generation,
+            max_output_length=built.form.max_output_length,
+        )
+        options = wanted_options(gym, tasks, config.data.samples, config.generation.mode)
+        module.offer(options, built.form, per_token=config.generation.per_token)
+        module.to(device_of()).eval()
+        rows = TextToTextDataModule(
+            *(gym, tasks, built.tokenizer, data), decoder_only=is_decoder_only(model.backbone)
+        ).prepared("dev")
+        weights = as_rows(model.router.matrix())
+        pairs = align_groups(weights)
+        return cls(module, built, rows, data.eval_batch_size, scored, share, weights, pairs)
+
+    @property
+    def groups(self) -> list[str]:
+        """Names of the groups, each head one of its own."""
+        return head_names(self.built.attachment.groups, len(self.weights))
+
+    def switches(self, *, per_group: bool) -> list[Switch]:
+        """Return every switch, beginning with none."""
+        layers = self.groups if per_group else [ALL_LAYERS]
+        n_skills = self.weights.shape[2]
+        off = [Switch(name, skill) for name in layers for skill in range(n_skills)]
+        return [Switch(ALL_LAYERS, NONE), *off]
+
+    def cells(self, switch: Switch) -> Float[np.ndarray, "GH K"]:
+        """Return what mixing weights are multiplied by: 0 where the skill is off.
+
+        A skill's number is its place in the common order where it is switched off in all groups,
+        and its own where it is in one.
+        """
+        mask = np.ones((len(self.weights), self.weights.shape[2]), dtype=np.float32)
+        if switch.layers == ALL_LAYERS and switch.skill != NONE:
+            mask[np.arange(len(mask)), self.pairs[:, switch.skill]] = 0
+        elif switch.skill != NONE:
+            mask[self.groups.index(switch.layers), switch.skill] = 0
+        return mask
+
+    def users(self, switch: Switch) -> list[int]:
+        """Return the tasks whose weights a switch changes; all that prompts route."""
+        if switch.skill == NONE or "prompts" in self.module.model.router.seen:
+            return list(range(self.weights.shape[1]))
+        off = self.cells(switch) == 0
+        return np.flatnonzero(self.weights.swapaxes(1, 2)[off].any(0)).tolist()
+
+    def run(self, results: ResultLines[SwitchedOff], *, per_group: bool) -> None:
+        """Compute what is missing."""
+        left = [s for s in self.switches(per_group=per_group) if s not in results.finished]
+        with counting_bar(make_console(stderr=True)) as progress:
+            bar = progress.add_task("skills switched off", total=len(left))
+            for switch in left:
+                results.add(self.measure(switch))
+                progress.advance(bar)
+
+    def measure(self, switch: Switch) -> SwitchedOff:
+        """Compute losses, and scores if they are asked for, under a switch."""
+        names, users = self.module.tasks, self.users(switch)
+        losses: dict[int, list[float]] = {task: [] for task in users}
+        answers: dict[int, list[Prediction]] = {task: [] for task in users}
+        router = self.module.model.router
+        with switched_off(router, torch.from_numpy(self.cells(switch)), share=self.share):
+            for batch in self._batches(users):
+                found, labels, _ = self.module.nll(batch)
+                for task, loss in zip(
+                    batch["task_ids"].tolist(), example_means(found, labels).tolist(), strict=True
+                ):
+                    losses[task].append(loss)
+                for row in self.module.predict(batch) if self.scored else ():
+                    answers[row.task_id].append(row)
+        scores = {names[task]: self._score(task, rows) for task, rows in answers.items() if rows}
+        means = {names[task]: float(np.mean(rows)) for task, rows in losses.items() if rows}
+        return SwitchedOff(*switch, means, scores)
+
+    def _score(self, task: int, rows: Sequence[Prediction]) -> float | None:
+        texts, references = zip(*((row.prediction, row.references) for row in rows), strict=True)
+        score = score_answers(self.module.metric_names[task], texts, references)
+        return score if math.isfinite(score) else None
+
+    def _batches(self, tasks: Sequence[int]) -> Iterator[dict[str, Any]]:
+        """Yield the rows of some tasks; the rows of a batch are alike in length."""
+        if not tasks:
+            return
+        rows = pick(self.rows, np.flatnonzero(np.isin(numbers_of(self.rows, "task_id"), tasks)))
+        collate = EvalCollator(
+            *(pad_id_of(self.built.tokenizer), len(self.built.tasks)),
+            is_decoder_only(self.module.model.backbone),
+        )
+        lengths = lengths_of(rows, "input_ids")
+        loader = DataLoader(
+            rows,  # pyright: ignore
+            batch_sampler=evaluation_batches(lengths, batch_size=self.batch_size),  # pyright: ignore
+            collate_fn=collate,
+        )
+        with torch.no_grad(), self.built.precision.forward_context():
+            for batch in loader:
+                yield self.module.transfer_batch_to_device(batch, self.module.device, 0)
+
+    def write(self, path: Path, results: ResultLines[SwitchedOff], *, per_group: bool) -> None:
+        """Write the changes as arrays (P, T, K): of parts of the network, tasks and skills."""
+        tasks, n_skills = self.module.tasks, self.weights.shape[2]
+        before = results.finished[Switch(ALL_LAYERS, NONE)]
+        layers = self.groups if per_group else [ALL_LAYERS]
+        arrays: dict[str, np.ndarray] = {}
+        for name in ("losses", "scores") if self.scored else ("losses",):
+            # An undefined score counts as 0, as in every mean of ours.
+            start = np.array([getattr(before, name)[task] or 0 for task in tasks])
+            arrays[f"{name}_before"] = start
+            arrays[name] = np.array(
+                [
+                    [
+                        _changes(getattr(results.finished[Switch(part, skill)], name), tasks, start)
+                        for skill in range(n_skills)
+                    ]
+                    for part in layers
+                ]
+            ).swapaxes(1, 2)
+        arrays |= {"tasks": np.array(tasks), "layers": np.array(layers)}
+        write_arrays(path, **arrays, groups=np.array(self.groups), pairs=self.pairs)
+
+
+def _changes(
+    found: Mapping[str, float | None], tasks: Sequence[str], before: Float[np.ndarray, "T"]
+) -> list[float]:
+    """Return the change of every task; none where the switch does not touch it."""
+    return [
+        (found[task] or 0) - start if task in found else 0.0
+        for task, start in zip(tasks, before.tolist(), strict=True)
+    ]
+
+
+@contextmanager
+def switched_off(
+    router: TaskRouter, cells: Float[Tensor, "GH K"], *, share: bool = False
+) -> Iterator[None]:
+    """Multiply a router's mixing weights inside a ``with`` block.
+
+    Args:
+        router: Any.
+        cells: By what, the same for all examples; 0 where a skill is off.
+        share: Give the weight that is taken to the other skills of the row, in proportion to
+            theirs; a row without another stays 0.
+    """
+
+    def off(module: TaskRouter, given: Any, weights: Float[Tensor, "G B H K"]) -> Tensor:
+        mask = cells.to(weights).view(weights.shape[0], 1, weights.shape[2], weights.shape[3])
+        left = weights * mask
+        if share:
+            total, rest = weights.sum(-1, keepdim=True), left.sum(-1, keepdim=True)
+            left = left * torch.where(rest != 0, total / torch.where(rest != 0, rest, 1), 1)
+        return left
+
+    handle = router.register_forward_hook(off)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _settings_of(run: Path) -> Config:
+    path = run / "config.yaml"
+    config = load_any_config([str(path)], own=LEAVE) if path.is_file() else None
+    if not isinstance(config, Config):
+        raise CheckpointError(
+            f"'{run}' has no config.yaml of a training on text, which says where its development "
+            "rows are: give the folder of such a run"
+        )
+    return config
+
+
+def _keep(path: Path, ours: dict[str, Any], begun: bool) -> None:
+    """Note what results are made from, or refuse to mix them with others."""
+    if begun:
+        before = read_text(path, ConfigError, MOST_YAML) if path.is_file() else ""
+        changed = changed_settings(before, dump(ours), ignore=())
+        if changed:
+            raise ConfigError(
+                f"the results in '{path.parent}' were made with other settings: "
+                f"{', '.join(changed)}. Use those, or another folder with --out"
+            )
+    write_text(path, dump(ours))

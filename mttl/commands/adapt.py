@@ -1,0 +1,51 @@
+"""Adapt a trained inventory to new tasks, from a few examples each.
+
+mttl adapt -c crossfit.yaml --from runs/crossfit
+mttl adapt -c crossfit.yaml --from runs/crossfit --tasks dev -k adapt.mode=router_only
+mttl adapt -c crossfit.yaml --from runs/crossfit --tasks third_past --save
+mttl adapt -c babyai.yaml --from runs/babyai --tasks GoToRedBall,GoToLocalS6N2
+
+Of the configuration, the sections data, generation, optim and adapt are read; backbone, skills and
+router are those of the run.
+"""
+
+import argparse
+import sys
+
+from mttl.commands.options import READ, WRITTEN, add_config, add_run, add_shares, make_parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Adapt, score and print a table; return the exit status."""
+    given = sys.argv[1:] if arguments is None else arguments
+    options = vars(parse(given))
+    from mttl.checkpoints.inventory_folder import inventory_folder
+    from mttl.config.load import load_any_config
+    from mttl.config.worlds import world_of
+
+    overrides = options.pop("override")
+    config = load_any_config(options.pop("config") or "", overrides, run=options["source"])
+    inventory_folder(options["source"])
+    from mttl.assembly.saved_settings import check_overrides
+
+    check_overrides(options["source"], config, overrides)
+    command = [sys.executable, "-m", "mttl", "adapt", *given]
+    world_of(config).run("adaptation", config, command=command, **options)
+    return 0
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = make_parser("adapt", __doc__)
+    add_config(parser, required=False)
+    add_run(parser, tasks="test", out="results (RUN/adapt-MODE)")
+    add_shares(parser)
+    parser.group(WRITTEN).add_argument(
+        "--save",
+        action="store_true",
+        help="keep what every job has learned, in OUT/models/TASK-SAMPLE-SEED",
+    )
+    parser.group(READ).add_argument(
+        "--reference", metavar="DIR", help="results to state the average relative gain over"
+    )
+    return parser.parse_args(arguments)

@@ -1,0 +1,86 @@
+"""Add adapted tasks to the run that they were adapted from: one inventory answers all of them.
+
+mttl add-tasks runs/crossfit --adapted runs/crossfit/models/past --out runs/more
+
+The new folder is a run: what takes a run takes it. The old one is left as it is.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mttl.commands.options import WRITTEN, add_adapted, add_no_probe, add_source, make_parser
+from mttl.errors import CheckpointError, ConfigError
+from mttl.io.files import new_folder, write_table, write_text
+from mttl.io.reading import MOST_YAML, read_table, read_text
+from mttl.runtime.command import make_console
+
+if TYPE_CHECKING:
+    from mttl.checkpoints.run_folder import RunFolder
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Add and write; return the exit status."""
+    options = parse(arguments)
+    out = Path(options.out)
+    if out.exists():
+        raise ConfigError(f"--out '{out}' exists already; name a new folder, or remove it")
+    # Mistakes in the options are told before they are imported.
+    from mttl.adaptation.add_tasks import add_tasks
+    from mttl.assembly.model import load_run
+    from mttl.checkpoints.run_folder import RunFolder
+    from mttl.checkpoints.saved_inventory import read_inventory, write_inventory
+    from mttl.merging.check_written import check_written, task_answers
+    from mttl.training.report import write_routing
+
+    run = read_inventory(options.run)
+    adapted = [read_inventory(folder, options.run) for folder in options.adapted]
+    with new_folder(out) as temporary:
+        files = RunFolder(temporary)
+        inventory = add_tasks(files.skills, run, adapted)
+        write_inventory(inventory)
+        answers = {}
+        for folder in () if options.no_probe else (options.run, *options.adapted):
+            source = None if folder == options.run else options.run
+            built = load_run(folder, run=source, backbone=options.backbone)
+            answers |= task_answers(built.model, built.tasks)
+        copy_scores([RunFolder(part.folder.absolute().parent) for part in (run, *adapted)], files)
+        built = load_run(temporary, backbone=options.backbone)
+        check_written(temporary, built, answers)
+        if groups := built.attachment.groups:
+            write_routing(files.plots / "routing.npz", built.model.router, groups, built.tasks)
+    n_tasks, n_skills = len(inventory.tasks), built.model.router.n_skills
+    make_console().print(f"{n_tasks} tasks and {n_skills} skills are in {out}", markup=False)
+    return 0
+
+
+def copy_scores(parts: "Sequence[RunFolder]", new: "RunFolder") -> None:
+    """Keep the settings of the run, the first of the parts, and the scores of all tasks.
+
+    Means are left out: they are of fewer tasks.
+    """
+    if parts[0].config.is_file():
+        write_text(new.config, read_text(parts[0].config, CheckpointError, MOST_YAML))
+    from mttl.tasks.partition import MEAN
+
+    tables = [part.results for part in parts if part.results.is_file()]
+    rows = [
+        row
+        for table in tables
+        for row in read_table(table, CheckpointError, ["task"])
+        if row["task"] != MEAN
+    ]
+    if rows:
+        write_table(new.results, list(rows[0]), rows)
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = make_parser("add-tasks", __doc__)
+    add_source(parser, dest="run")
+    add_adapted(parser, required=True)
+    add = parser.group(WRITTEN).add_argument
+    add("--out", required=True, metavar="DIR", help="where to write; a new folder")
+    add_no_probe(parser)
+    return parser.parse_args(arguments)

@@ -1,0 +1,125 @@
+"""Film episodes of evaluation as the trained policies of a run play them.
+
+mttl babyai film runs/babyai --level GoToObj --out goto.gif
+mttl babyai film runs/babyai --level GoToObj --episode 3 --episode 8 --out goto.gif
+mttl babyai film runs/babyai --level GoToObj --level GoToLocal --out levels.gif
+
+Episode N is the one that evaluation after training counts as its N-th, from 0. Several episodes are
+filmed to goto-3.gif and goto-8.gif; several levels stand in one film, in a grid. Below the picture
+stand mission, step and action, and bars: how much of each skill the policy of the level uses.
+"""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from envs.errors import LevelError
+from envs.files import FILM_ENDINGS
+from envs.levels import find_level
+from mttl.commands.options import WORK, WRITTEN, add_source, make_parser, natural
+from mttl.errors import MttlError
+from mttl.runtime.command import make_console
+
+if TYPE_CHECKING:
+    from mttl.skills.composed.composed_model import ComposedModel
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Play and film all episodes asked for."""
+    options = parse(arguments)
+    if options.out.suffix not in FILM_ENDINGS:
+        raise MttlError(f"'{options.out}' must end in {' or '.join(FILM_ENDINGS)}")
+    levels = list(dict.fromkeys(options.level))
+    episodes = list(dict.fromkeys(options.episode or [0]))
+    if len(levels) > 1 and len(episodes) > 1:
+        raise MttlError("--episode: a film of several levels is of one episode of each; name one")
+    from envs.episodes import episode_seed
+    from envs.film import Episode, film
+    from mttl.babyai.build_policy import load_policies
+    from mttl.babyai.evaluate import play_episode
+
+    model, known = load_policies(options.run)
+    for level in levels:
+        if level not in known:
+            raise MttlError(explain_level(level, options.run, known))
+    seed = evaluation_seed(options.run)
+    choose = "sampled" if options.sampled else "greedy"
+    console = make_console()
+    shares = skill_shares(model)
+    for number in episodes:
+        path = options.out
+        if len(episodes) > 1:
+            path = path.with_stem(f"{path.stem}-{number}")
+        played = []
+        for level in levels:
+            task = known.index(level)
+            policy = model.task_module(task)
+            actions, success = play_episode(policy, level, number, seed=seed, choose=choose)
+            begun = episode_seed(seed, level, number)
+            played.append(Episode(level, begun, actions, shares[task], success))
+            outcome = "success" if success else "no success"
+            console.print(
+                f"{level}, episode {number}: {outcome} in {len(actions)} steps, {path}",
+                soft_wrap=True,
+            )
+        try:
+            film(played, path)
+        except ImportError as error:
+            raise MttlError(str(error)) from error
+    return 0
+
+
+def skill_shares(model: "ComposedModel") -> list[list[float]]:
+    """Return how much of each skill every level uses: a mean over groups, skills matched."""
+    from mttl.analysis.skill_matching import align_groups, matched
+    from mttl.training.routing_monitor import as_rows
+
+    weights = as_rows(model.router.matrix())
+    return matched(weights, align_groups(weights)).mean(0).tolist()
+
+
+def explain_level(level: str, run: Path, levels: tuple[str, ...]) -> str:
+    """Return why a level cannot be played."""
+    try:
+        find_level(level)
+    except LevelError as error:
+        return f"--level: {error}"
+    return f"--level: '{run}' has no policy for {level}, only for {', '.join(levels)}"
+
+
+def evaluation_seed(run: Path) -> int:
+    """Return the seed of the run's episodes of evaluation; the usual one for skills alone."""
+    from mttl.checkpoints.saved_inventory import read_inventory
+    from mttl.config.babyai_schema import BabyAIConfig, Evaluation
+    from mttl.config.load import load_any_config
+
+    path = read_inventory(run).folder.absolute().parent / "config.yaml"
+    if not path.is_file():
+        return Evaluation().seed
+    config = load_any_config([str(path)], own=None)
+    evaluation = config.rl.evaluation if isinstance(config, BabyAIConfig) else Evaluation()
+    return evaluation.seed
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = make_parser("babyai film", __doc__)
+    add_source(parser, dest="run", help="folder of the run, or its skills/")
+    add = parser.group(WORK).add_argument
+    add(
+        "--level",
+        action="append",
+        required=True,
+        help="one that the run was trained on; may be repeated",
+    )
+    add(
+        "--episode",
+        type=natural,
+        action="append",
+        metavar="N",
+        help="which episode (0); may be repeated",
+    )
+    add("--sampled", action="store_true", help="draw actions instead of taking the most likely")
+    out = parser.group(WRITTEN).add_argument
+    out("--out", type=Path, required=True, metavar="FILE", help="film to write, .gif or .mp4")
+    return parser.parse_args(arguments)

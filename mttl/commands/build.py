@@ -1,0 +1,224 @@
+"""Build CrossFit's few-shot tasks from their sources, and verify that the files are as published.
+
+    mttl build                                   # all 160, from the hub
+    mttl build --partition random --workers 8
+    mttl build --tasks glue-rte boolq --samples 100 13
+    mttl build --raw DIR                         # from JSON Lines in a folder
+    mttl build --config my_tasks.yaml            # tasks of one's own
+    mttl build --status                          # what is on disk
+
+What is complete is not built again; a task that cannot be built stops no other. Exit codes: 0 done,
+1 `--verify` found missing or other files, 2 a task is unavailable or failed, or a mistake in the
+options, 130 after Ctrl-C. Whatever ends it, finished tasks are kept and no file is half written.
+"""
+
+import argparse
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.progress import TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from mttl.commands.options import READ, WORK, WRITTEN, make_parser, processes
+from mttl.errors import TaskError, nearest
+from mttl.io.files import locked
+from mttl.runtime.command import FAULT, SUCCESS, USER_MISTAKE, make_console
+from mttl.runtime.progress_bar import counting_bar
+
+if TYPE_CHECKING:
+    from mttl.tasks.building.build_gym import Outcome
+    from mttl.tasks.task import Task
+
+COMPLETE = ("verified", "built", "differs")
+COLOURS = {"verified": "green", "built": "green", "differs": "yellow"}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Build, verify or show tasks, and print a table of them."""
+    options = parse(arguments)
+    out = Path(options.out)
+    from mttl.tasks.building.build_gym import check_task
+    from mttl.tasks.sampling import SAMPLES
+
+    samples: list[int] = list(dict.fromkeys(options.samples or SAMPLES))
+    tasks = choose(options.tasks, options.partition, options.config)
+    if options.status:
+        print_status(tasks, out, samples)
+        return SUCCESS
+    if options.verify:
+        outcomes = [check_task(task, out, samples=samples) for task in tasks]
+        print_outcomes(outcomes)
+        return SUCCESS if all(o.status in ("verified", "built") for o in outcomes) else FAULT
+    raw = None if options.raw is None else Path(options.raw)
+    if raw is not None and not raw.is_dir():
+        raise TaskError(f"--raw: there is no folder '{raw}'")
+    if raw is None and any(task.source.path and not task.source.unavailable for task in tasks):
+        look_for_hub()
+    refusal = TaskError(f"another build works on '{out}'; wait for it, or end it.")
+    with locked(out / ".lock", refusal):
+        outcomes = build(tasks, out, samples, raw, options.workers)
+    return SUCCESS if all(outcome.status in COMPLETE for outcome in outcomes) else USER_MISTAKE
+
+
+def choose(names: Sequence[str] | None, partition: str | None, config: str | None) -> "list[Task]":
+    """Return the tasks that the options name.
+
+    Args:
+        names: Of tasks.
+        partition: A file of tasks.
+        config: A file that defines tasks of one's own.
+
+    Returns:
+        Those named by any of the three; all of CrossFit's where there is none.
+
+    Raises:
+        TaskError: If a name is unknown.
+    """
+    from mttl.tasks.table import crossfit
+    from mttl.tasks.task_file import load_tasks
+
+    own = {} if config is None else load_tasks(config)
+    known = {**crossfit(), **own}
+    wanted = list(names or ())
+    if partition is not None:
+        wanted += read_partition(partition)
+    if not wanted:
+        return list((own or known).values())
+    for name in wanted:
+        if name not in known:
+            raise TaskError(f"there is no task '{name}'.{nearest(name, known)}")
+    return [known[name] for name in dict.fromkeys([*wanted, *own])]
+
+
+def read_partition(name: str) -> list[str]:
+    """Return the tasks of a partition: a file, or the name of one under ``configs/partitions``."""
+    # They bring PyTorch, which the processes that import this script should not wait for.
+    from mttl.config.load import resolve_path
+    from mttl.tasks.partition import load_partition
+
+    path = resolve_path(
+        name if name.endswith(".json") else f"partitions/{name}.json", "--partition"
+    )
+    sides = load_partition(path)
+    return [*sides.train, *sides.dev, *sides.test]
+
+
+def look_for_hub() -> None:
+    """Ask the hub once; where it does not answer, let no task wait for it."""
+    from mttl.tasks.building.hub import hub_in_reach
+
+    if "HF_HUB_OFFLINE" not in os.environ and not hub_in_reach():
+        os.environ["HF_HUB_OFFLINE"] = "1"  # read by the library, here and in other processes
+        console = make_console(stderr=True)
+        console.print("the hub does not answer: only what was fetched before can be read")
+
+
+def build(
+    tasks: "list[Task]", out: Path, samples: list[int], raw: Path | None, n_workers: int
+) -> "list[Outcome]":
+    """Build tasks with a progress bar; however it ends, print what became of them."""
+    from mttl.tasks.building.build_many import build_many
+    from mttl.tasks.building.task_table import update_task_table
+
+    console = make_console(stderr=True)
+    outcomes: list[Outcome] = []
+    n_rows = 0
+    try:
+        with counting_bar(
+            console,
+            TextColumn("left;"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[rows]:,} rows {task.fields[name]}"),
+        ) as progress:
+            bar = progress.add_task("building", total=len(tasks), rows=0, name="")
+
+            def count_rows(name: str, n: int) -> None:
+                nonlocal n_rows
+                n_rows += n
+                progress.update(bar, rows=n_rows, name=name)
+
+            for outcome in build_many(
+                tasks, out, samples=samples, raw=raw, n_workers=n_workers, on_rows=count_rows
+            ):
+                outcomes.append(outcome)
+                progress.advance(bar)
+                if not console.is_terminal:
+                    console.print(f"{outcome.task}: {outcome.status}", markup=False)
+    finally:
+        held = {outcome.task for outcome in outcomes if outcome.status in COMPLETE}
+        if held:
+            update_task_table(out, [task for task in tasks if task.name in held])
+        if outcomes:
+            print_outcomes(sorted(outcomes, key=lambda outcome: outcome.task))
+    return outcomes
+
+
+def print_outcomes(outcomes: "Sequence[Outcome]") -> None:
+    """Print what became of tasks, and how many of each."""
+    table = Table("task", "status", "")
+    for outcome in outcomes:
+        colour = COLOURS.get(outcome.status, "red")
+        words = [*(["was there"] if outcome.skipped else []), *filter(None, [outcome.detail])]
+        table.add_row(outcome.task, f"[{colour}]{outcome.status}", escape("; ".join(words)))
+    console = make_console()
+    console.print(table)
+    counts = Counter(outcome.status for outcome in outcomes)
+    console.print(", ".join(f"{n} {status}" for status, n in counts.most_common()))
+
+
+def print_status(tasks: "list[Task]", out: Path, samples: list[int]) -> None:
+    """Print how many files of each task are there, without reading them."""
+    from mttl.tasks.building.build_gym import count_files
+
+    table = Table("task", "files", "", "category", "metric")
+    n_complete = 0
+    for task in tasks:
+        n_files, n_wanted = count_files(task, out, samples)
+        n_complete += n_files == n_wanted
+        word = "complete" if n_files == n_wanted else "incomplete" if n_files else "absent"
+        table.add_row(task.name, f"{n_files} of {n_wanted}", word, task.category, task.metric)
+    console = make_console()
+    console.print(table)
+    console.print(f"{n_complete} of {len(tasks)} tasks are complete in {out}", markup=False)
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = make_parser("build", __doc__)
+    add = parser.group(READ).add_argument
+    add("--tasks", nargs="+", metavar="TASK", help="(all)")
+    add("--partition", metavar="NAME", help="its tasks: a name, or a JSON file")
+    add("--config", metavar="FILE", help="a YAML file of tasks of one's own")
+    add("--samples", type=natural, nargs="+", metavar="N", help="seeds (all five)")
+    add(
+        "--raw",
+        metavar="DIR",
+        help="read DIR/<data set>__<configuration>/<split>.jsonl[.gz] in place of the hub",
+    )
+    work = parser.group(WORK)
+    work.add_argument(
+        "--workers",
+        type=processes,
+        default=min(4, os.cpu_count() or 1),
+        metavar="N",
+        help="processes (%(default)s)",
+    )
+    mode = work.add_mutually_exclusive_group()
+    mode.add_argument(
+        "--verify", action="store_true", help="build nothing: compare what is there with the sums"
+    )
+    mode.add_argument("--status", action="store_true", help="build nothing: show what is there")
+    out = parser.group(WRITTEN)
+    out.add_argument("--out", default="data/crossfit", metavar="DIR", help="the gym (%(default)s)")
+    return parser.parse_args(arguments)
+
+
+def natural(text: str) -> int:
+    """Read a seed."""
+    if not text.isdecimal() or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(f"'{text}' must be a whole number from 0 to 2^32 - 1")
+    return int(text)

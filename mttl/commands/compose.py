@@ -1,0 +1,123 @@
+"""Put sparse skills on a model, θ0 + φ1 + φ2 …, and save or score what they make of it.
+
+mttl compose --model t5-small --skills french.safetensors task.safetensors --out models/composed
+mttl compose --model t5-small --skills french.safetensors task.safetensors --score verb_past
+
+A weight may follow a file: task.safetensors=0.5. Files of other models are refused with a list of what
+differs. The order of the skills does not matter.
+"""  # noqa: E501
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mttl.commands.options import READ, WRITTEN, add_no_probe, make_parser
+from mttl.errors import ConfigError
+from mttl.io.files import new_folder
+from mttl.runtime.command import make_console
+from mttl.runtime.progress_bar import counting_bar
+from mttl.tasks.folder import SPLITS, Gym
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Load, compose, and do what is asked."""
+    options = parse(arguments)
+    out = None if options.out is None else Path(options.out)
+    if out is None and options.score is None:
+        raise ConfigError("nothing to do: give --out, --score or both")
+    if out is not None and out.exists():
+        raise ConfigError(f"'{out}' exists; choose another --out or delete it")
+    skills = [read_weight(given) for given in options.skills]
+    from mttl.merging.check_written import check_written, logits
+    from mttl.models.backbone import load_pretrained, load_tokenizer
+    from mttl.sparse.composition import SparseComposition
+    from mttl.sparse.skill_file import SparseSkill
+
+    model = load_pretrained(options.model)
+    tokenizer = load_tokenizer(options.tokenizer or options.model)
+    composition = SparseComposition(model)
+    for path, weight in skills:
+        composition.apply(str(path), SparseSkill.load(path), weight=weight)
+    if options.score is not None:
+        value, metric, n_rows = score(options, model, tokenizer)
+        make_console().print(
+            f"{options.score}, {options.split} rows: {metric} {100 * value:.1f} % of {n_rows}"
+        )
+    if out is not None:
+        with new_folder(out) as folder:
+            model.save_pretrained(folder)
+            check_written(folder, model, {} if options.no_probe else {"composition": logits(model)})
+            tokenizer.save_pretrained(folder)
+        make_console().print(f"The model is in {out}", markup=False)
+    return 0
+
+
+def read_weight(given: str) -> tuple[Path, float]:
+    """Split ``FILE=WEIGHT``; the weight is 1 where it is not given."""
+    path, equals, weight = given.rpartition("=")
+    if not equals:
+        return Path(given), 1.0
+    try:
+        return Path(path), float(weight)
+    except ValueError as error:
+        raise ConfigError(f"--skills '{given}': '{weight}' is no number") from error
+
+
+def score(
+    options: argparse.Namespace, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase"
+) -> tuple[float, str, int]:
+    """Return the score of a task, its metric, and the number of rows."""
+    import torch
+
+    from mttl.data.encode import TextEncoder
+    from mttl.metrics.crossfit import score_answers
+    from mttl.models.backbone import is_decoder_only
+    from mttl.sparse.answers import answer_inputs
+
+    gym = Gym(options.gym)
+    rows = gym.rows(options.score, options.split, options.sample)
+    encoder = TextEncoder(
+        tokenizer,
+        decoder_only=is_decoder_only(model),
+        max_input_length=options.max_length,
+        max_output_length=options.max_output_length,
+    )
+    if torch.cuda.is_available():
+        torch.nn.Module.cuda(model)
+    prefix = f"[{options.score}] " if options.prefix else ""
+    status = make_console(stderr=True)
+    with counting_bar(status) as bars:
+        bar = bars.add_task("answering", total=len(rows))
+        answers = answer_inputs(
+            model,
+            encoder,
+            [prefix + row.input for row in rows],
+            max_new_tokens=options.max_output_length,
+            on_rows=lambda n: bars.advance(bar, n),
+        )
+    metric = gym.metric(options.score)
+    value = score_answers(metric, answers, [row.outputs for row in rows])
+    return value, metric, len(rows)
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = make_parser("compose", __doc__)
+    add = parser.group(READ).add_argument
+    add("--model", required=True, help="name on the hub, or a folder")
+    add("--tokenizer", help="another than the model's own: a name, a folder, or byte")
+    add("--skills", nargs="+", required=True, metavar="FILE[=WEIGHT]", help="sparse skills")
+    parser.group(WRITTEN).add_argument("--out", help="folder of the composed model")
+    add_no_probe(parser)
+    add = parser.group("how it is scored").add_argument
+    add("--score", metavar="TASK", help="answer a task of a gym")
+    add("--gym", default="data/lexical", help="folder of the gym (%(default)s)")
+    add("--sample", type=int, default=100, help="few-shot sample of the task (%(default)s)")
+    add("--split", choices=SPLITS, default="test", help="(%(default)s)")
+    add("--prefix", action="store_true", help="put [task] before every input")
+    add("--max-length", type=int, default=256, help="most tokens of an input (%(default)s)")
+    add("--max-output-length", type=int, default=64, help="of an answer (%(default)s)")
+    return parser.parse_args(arguments)

@@ -1,0 +1,102 @@
+"""Make a page to look around in one run, or in several side by side: one file, offline.
+
+mttl explore runs/crossfit
+mttl explore runs/seed13 runs/seed14 --html both.html
+mttl explore runs/crossfit --serve
+
+The page opens with the scores of all tasks beside baselines, curves of training, the map and the
+tree of tasks, and the skills. A task that is clicked shows its skills layer by layer, the tasks
+nearest to it, right and wrong answers. What mttl ablate found stands beside the routing, and
+tasks that were adapted and kept (mttl adapt --save) move through the map. Skills of a further
+run are matched to those of the first. The page needs no network; by default it goes to
+RUN/plots/explore.html.
+
+With --serve the page can ask the run, too: a question is answered with the skills of a task, of a
+mixture of tasks, or with weights of one's own, and its tokens are coloured by the experts that took
+them, where tokens choose experts. The page is then at http://127.0.0.1:8000/ until Ctrl-C, and no
+file is written. It needs `pip install fastapi uvicorn`.
+"""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mttl.commands.options import READ, WRITTEN, add_adapted, add_address, make_parser
+from mttl.runtime.command import make_console
+from mttl.runtime.libraries import check_libraries
+
+if TYPE_CHECKING:
+    from mttl.analysis.explore.explore_page import Explored
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the page, or serve it; return the exit status."""
+    options = parse(arguments)
+    if options.serve:
+        check_libraries("fastapi", "uvicorn")
+        serve(options)
+        return 0
+    path = Path(options.html or Path(options.runs[0]) / "plots" / "explore.html")
+    write_page([Path(run) for run in options.runs], path)
+    make_console().print(f"The page is {path}: open it in a browser", markup=False, soft_wrap=True)
+    return 0
+
+
+def write_page(runs: list[Path], path: Path) -> None:
+    """Write the page of some runs."""
+    from mttl.analysis.explore.explore_page import explore_page
+    from mttl.io.files import write_text
+
+    write_text(path, explore_page([read(run) for run in runs]))
+
+
+def serve(options: argparse.Namespace) -> None:
+    """Serve the page of a run."""
+    from mttl.analysis.explore.explore_page import explore_page
+    from mttl.serving.live_page import serve_page
+
+    (run,) = options.runs
+    shown = read(Path(run))
+    serve_page(
+        run,
+        options.adapted,
+        options.backbone,
+        host=options.host,
+        port=options.port,
+        pairs=shown.view.pairs,
+        make_page=lambda facts: explore_page([shown], facts),
+    )
+
+
+def read(run: Path) -> "Explored":
+    """Return what the page shows of a run."""
+    from mttl.analysis.explore.explore_page import Explored
+    from mttl.analysis.tokens.token_record import has_token_record, read_token_record
+    from mttl.commands.routing_report.read_routing import read_view
+
+    return Explored(read_view(run), read_token_record(run) if has_token_record(run) else None)
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = make_parser("explore", __doc__)
+    runs = parser.group(READ)
+    runs.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs that have ended")
+    add_adapted(parser)
+    served = parser.group("served")
+    served.add_argument(
+        "--serve", action="store_true", help="serve the page with the run behind it"
+    )
+    add_address(served)
+    out = parser.group(WRITTEN)
+    out.add_argument("--html", metavar="FILE", help="where to write (RUN/plots/explore.html)")
+    options = parser.parse_args(arguments)
+    if options.serve and (len(options.runs) > 1 or options.html):
+        parser.error("--serve answers from one run and writes no file: name one, without --html")
+    alone = ("adapted", "backbone", "host", "port")
+    given = [name for name in alone if getattr(options, name) != parser.get_default(name)]
+    if given and not options.serve:
+        parser.error(f"--{given[0]} is for a page that is served: add --serve, or leave it out")
+    if len({Path(run).resolve() for run in options.runs}) < len(options.runs):
+        parser.error("a run is named twice: name each once")
+    return options

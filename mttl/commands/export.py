@@ -1,0 +1,222 @@
+"""Write a run's skills as an adapter of PEFT or AdapterHub, or as several over one base.
+
+mttl export runs/crossfit --task verb_past --out adapters/verb_past
+mttl export runs/crossfit --task verb_past --rank 8 --out adapters/small
+mttl export runs/crossfit --all --out adapters
+mttl export runs/crossfit --inventory --out adapters/poly
+
+A task's mixture, the average of all skills or a single skill becomes an adapter of the kind that
+computes the same: PEFT's LoRA, IA3, LoKr, BEFT, LN tuning, prompt or prefix tuning, or AdapterHub's
+bottleneck adapter. The whole inventory with its router becomes a Poly adapter. A backbone that the
+run has trained itself is written into OUT/base_model, and the adapter names it; with --all the
+adapters OUT/TASK of all tasks share it. Beside each stand a tokenizer whose chat template asks as
+in training, the run's search, and a card with lines to copy.
+"""
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from mttl.commands.options import WORK, WRITTEN, add_backbone, add_no_probe, add_source, make_parser
+from mttl.errors import ConfigError
+from mttl.io.files import new_folder
+from mttl.runtime.command import make_console
+
+if TYPE_CHECKING:
+    from mttl.assembly.model import Built
+    from mttl.inference.model_card import Kind
+    from mttl.library.low_rank_change import LowRank
+    from mttl.merging.check_written import Answers
+    from mttl.peft_format.skill_formats import SkillAdapter
+
+BASE, EXACT = "base_model", "exact"
+
+
+class Export(NamedTuple):
+    """An adapter to write.
+
+    Attributes:
+        folder: Where in the folder that is written; empty for that one.
+        kind: ``"lora"`` (any of PEFT's), ``"bottleneck"`` or ``"poly"``.
+        tasks: That it answers.
+        about: What it is, in a sentence.
+        exact: Whether nothing was cut off.
+        adapter: Its files.
+        answers: That it should give to the probe; none leaves that out.
+    """
+
+    folder: str
+    kind: "Kind"
+    tasks: Sequence[str]
+    about: str
+    exact: bool
+    adapter: "SkillAdapter"
+    answers: "Answers"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Export; return the exit status."""
+    options = parse(arguments)
+    out = Path(options.out)
+    if out.exists():
+        raise ConfigError(f"--out '{out}' exists already; name a new folder, or remove it")
+    if options.rank is not None and options.inventory:
+        raise ConfigError("--rank is for a single mixture: leave it out with --inventory")
+    from mttl.assembly.model import load_run
+    from mttl.inference.model_card import scores_of
+    from mttl.inference.prompt_export import Asking
+    from mttl.merging.check_written import check_written, logits
+    from mttl.merging.fold import strip, unfold
+    from mttl.peft_format.base_facts import lasting_name
+
+    built = load_run(options.run, backbone=options.backbone)
+    if options.inventory or options.task or options.all:
+        built.require(**{"exports_inventory" if options.inventory else "exports_lora": "export"})
+    check_names(built.tasks if options.all else ())
+    trained = built.meta["backbone"]["trained"]
+    base = str((out / BASE).resolve()) if trained else lasting_name(built.base)
+    # What the run scored, it scored with the mixtures of its tasks.
+    mixed = options.average or options.skill is not None
+    scores = () if mixed else scores_of(options.run, built.tasks)
+    cut = f" Cut off at rank {options.rank}"
+    cut += "; the scores are of the run at full rank." if scores else "."
+    exact, kind = True, "lora"
+    with new_folder(out) as temporary:
+        for export in exports(built, options, base):
+            folder, exact = temporary / export.folder, exact and export.exact
+            export.adapter.write(folder)
+            if export.adapter.library == "peft":
+                bare = strip(built.model)
+                check_written(folder, bare.backbone, export.answers, export.adapter.tensors)
+                unfold(bare)
+            asking, kind = Asking.of(built, export.tasks), export.kind
+            asking = replace(asking, search={**asking.search, **export.adapter.search})
+            asking.write(
+                folder,
+                kind,
+                place=str(Path(options.out) / export.folder),
+                base=base,
+                about=export.about + ("" if export.exact else cut),
+                scores=[row for row in scores if row["task"] in export.tasks],
+            )
+        if options.all:
+            Asking.of(built, built.tasks).write(
+                temporary,
+                "loras" if kind == "lora" else "bottlenecks",
+                place=options.out,
+                base=base,
+                about=f"The tasks of `{options.run}` as adapters over one base."
+                + ("" if exact else cut),
+                scores=scores,
+            )
+        if trained:
+            bare = strip(built.model).backbone
+            bare.save_pretrained(temporary / BASE)  # type: ignore[operator]
+            built.tokenizer.save_pretrained(temporary / BASE)
+            check_written(temporary / BASE, bare, {} if options.no_probe else {BASE: logits(bare)})
+    what = "adapters are" if options.all else "adapter is"
+    make_console().print(f"The {what} in {out}; README.md there says how to ask", markup=False)
+    return 0
+
+
+def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[Export]:
+    """Return what the options name, one after another, and say how exact it is."""
+    from mttl.merging.check_written import changed_answer, mixture_answer, task_answers
+    from mttl.merging.fold import average_mixing, strip, task_mixing, unfold
+    from mttl.models.backbone import is_decoder_only
+    from mttl.peft_format.lora_export import skill_mixing
+    from mttl.peft_format.poly import poly_checkpoint
+    from mttl.peft_format.skill_formats import SkillAdapter, skill_adapter
+
+    console, model, run = make_console(), built.model, f"`{options.run}`"
+    if options.inventory:
+        task_type = "CAUSAL_LM" if is_decoder_only(model.backbone) else "SEQ_2_SEQ_LM"
+        config, tensors = poly_checkpoint(model, base=base, task_type=task_type)
+        console.print(f"A Poly adapter of {config['n_skills']} skills for the tasks, by id:")
+        for task_id, task in enumerate(built.tasks):
+            console.print(f"  {task_id} {task}", markup=False)
+        about = f"All skills of {run} with their router."
+        if built.search["num_beams"] > 1:
+            about += " The run was evaluated with beams, which PEFT's Poly cannot; this is greedy."
+        adapter = SkillAdapter("peft", config, tensors, {})
+        answers = {} if options.no_probe else task_answers(model, built.tasks)
+        yield Export("", "poly", built.tasks, about, True, adapter, answers)
+        return
+    for name in built.tasks if options.all else [options.task]:
+        tasks = built.tasks if name is None else [name]
+        if name is not None:
+            mixing = task_mixing(model.router, int(built.task_ids([name])))
+            about = f"The task `{name}` of {run}."
+        elif options.average:
+            mixing, about = average_mixing(model.router), f"The average of all skills of {run}."
+        else:
+            mixing = skill_mixing(model, options.skill)
+            about = f"Skill {options.skill} of {run} alone."
+        adapter = skill_adapter(model, mixing, options.rank, base=base, name=name or "skills")
+        peft = adapter.config.get("peft_type")
+        what = f"an adapter of PEFT's {peft}" if peft else "an adapter of AdapterHub"
+        if adapter.factors:
+            what = f"a LoRA adapter of rank {adapter.config['r']}"
+        told = accuracy(adapter.factors)
+        what = f"{name}: {what}" if options.all else what[0].upper() + what[1:]
+        console.print(f"{what}, {told}", markup=False)
+        folder = name or "" if options.all else ""
+        if adapter.note:
+            console.print(adapter.note.strip(), markup=False)
+        answers, exact = {}, told == EXACT
+        if exact and not options.no_probe:
+            answers = {tasks[0]: mixture_answer(model, mixing)}
+        elif not options.no_probe:  # what is left of it
+            bare = strip(model)
+            answers = {tasks[0]: changed_answer(bare.backbone, adapter.factors)}
+            unfold(bare)
+        kind = "lora" if peft else "bottleneck"
+        yield Export(folder, kind, tasks, about + adapter.note, exact, adapter, answers)
+
+
+def check_names(tasks: Sequence[str]) -> None:
+    """See that every task can have a folder of its name beside that of the base."""
+    for task in tasks:
+        if task in (BASE, "..") or Path(task).name != task:
+            raise ConfigError(
+                f"the task '{task}' cannot have a folder of its name beside '{BASE}'; export the "
+                "tasks one by one (--task)"
+            )
+
+
+def accuracy(adapter: "Mapping[str, LowRank]") -> str:
+    """Say what was cut off: over all layers, and where most."""
+    from mttl.merging.low_rank_factors import relative_error
+
+    error = relative_error(list(adapter.values()))
+    if not error:
+        return EXACT
+    errors = {path: relative_error([part]) for path, part in adapter.items()}
+    worst = max(errors, key=errors.__getitem__)
+    largest = f"largest {errors[worst]:.2e}, of {worst}"
+    return f"relative error of the weight changes {error:.2e} ({largest})"
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = make_parser("export", __doc__)
+    add_source(parser, dest="run")
+    add_backbone(parser)
+    which = parser.group("what is exported").add_mutually_exclusive_group(required=True)
+    which.add_argument("--task", metavar="NAME", help="the mixture of a task of the run")
+    which.add_argument("--all", action="store_true", help="every task, over one base")
+    which.add_argument("--average", action="store_true", help="all skills alike")
+    which.add_argument("--skill", type=int, metavar="K", help="one skill alone, from 0")
+    which.add_argument("--inventory", action="store_true", help="all skills and the router")
+    parser.group(WORK).add_argument(
+        "--rank",
+        type=int,
+        metavar="R",
+        help="largest rank; what exceeds it is cut off by SVD (what an exact copy takes)",
+    )
+    out = parser.group(WRITTEN)
+    out.add_argument("--out", required=True, metavar="DIR", help="where to write; a new folder")
+    add_no_probe(parser)
+    return parser.parse_args(arguments)

@@ -1,0 +1,140 @@
+"""Estimate the diagonal Fisher information of a model on tasks of a gym, for merging by it.
+
+mttl fisher --model models/expert --tasks verb_past --out expert.safetensors
+
+By default it is the empirical one: the mean over rows of the squared gradient of log p(answer |
+input), each row's own. The file holds a tensor per parameter, under its name in the model.
+"""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mttl.commands.options import READ, WORK, WRITTEN, make_parser, natural, positive
+from mttl.config.enums import GRADIENTS
+from mttl.errors import ConfigError, TrainingError
+from mttl.runtime.command import make_console
+from mttl.runtime.progress_bar import counting_bar
+from mttl.tasks.folder import SPLITS, Gym
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+LABELS = ("reference", "sampled")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Read model and rows, estimate, and write the file."""
+    options = parse(arguments)
+    _check(options)
+    import torch
+
+    from mttl.aggregation.fisher import diagonal_fisher
+    from mttl.io.safetensors_file import write_tensors
+    from mttl.merging.likelihood import answer_log_likelihood, likelihood_batch, sample_targets
+    from mttl.models.backbone import load_pretrained
+
+    model = load_pretrained(options.model).requires_grad_(False)
+    model.set_attn_implementation("eager")  # gradients of several rows at once need it
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model.to(device)  # type: ignore[arg-type]
+    batches = read_batches(options, model)
+    n_rows = sum(len(batch["labels"]) for batch in batches)
+    log_likelihood = answer_log_likelihood(model, traceable=options.at_once > 1)
+    generator = torch.Generator(device).manual_seed(options.seed)
+    status = make_console(stderr=True)
+    with counting_bar(status) as progress:
+        bar = progress.add_task("rows", total=n_rows)
+
+        def targets(batch: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+            made = likelihood_batch(model, {key: value.to(device) for key, value in batch.items()})
+            drawn = options.labels == "sampled"
+            return sample_targets(model, made, generator) if drawn else made
+
+        try:
+            found = diagonal_fisher(
+                model,
+                log_likelihood,
+                (targets(batch) for batch in batches),
+                gradients=options.gradients,
+                at_once=options.at_once,
+                on_batch=lambda count: progress.advance(bar, count),
+            )
+        except ValueError as error:
+            raise TrainingError(f"'{options.model}': {error}") from error
+    metadata = {
+        "format": "pt",
+        "labels": options.labels,
+        "gradients": options.gradients,
+        "n_rows": str(n_rows),
+        "tasks": " ".join(options.tasks),
+    }
+    write_tensors(options.out, {name: value.cpu() for name, value in found.items()}, metadata)
+    make_console().print(f"Fisher information on {n_rows} rows is in {options.out}", markup=False)
+    return 0
+
+
+def read_batches(options: argparse.Namespace, model: "PreTrainedModel") -> list[dict[str, Any]]:
+    """Return the rows in batches, drawn from all tasks alike where not all are taken."""
+    import torch
+
+    from mttl.config.load import resolve_folder
+    from mttl.data.collate import TrainCollator, pad_id_of
+    from mttl.data.prepare import prepare
+    from mttl.data.prompt_form import PromptForm
+    from mttl.models.backbone import is_decoder_only, load_tokenizer
+
+    tokenizer = load_tokenizer(options.tokenizer or options.model)
+    rows = prepare(
+        Gym(resolve_folder(options.gym)),
+        options.tasks,
+        options.split,
+        options.samples,
+        tokenizer,
+        decoder_only=is_decoder_only(model),
+        form=PromptForm(
+            max_input_length=options.max_input_length,
+            max_output_length=options.max_output_length,
+            prefix="name" if options.prefix else "none",
+        ),
+    )
+    generator = torch.Generator().manual_seed(options.seed)
+    order = torch.randperm(len(rows), generator=generator)[: options.rows].tolist()
+    collate = TrainCollator(pad_id_of(tokenizer), len(options.tasks), is_decoder_only(model))
+    return [
+        collate([rows[place] for place in order[start : start + options.batch_size]])
+        for start in range(0, len(order), options.batch_size)
+    ]
+
+
+def _check(options: argparse.Namespace) -> None:
+    if Path(options.out).suffix != ".safetensors":
+        raise ConfigError(f"--out '{options.out}' must end in .safetensors")
+    if Path(options.out).exists():
+        raise ConfigError(f"--out '{options.out}' exists already; choose another, or delete it")
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = make_parser("fisher", __doc__)
+    add = parser.group(READ).add_argument
+    add("--model", required=True, metavar="DIR", help="folder of a model")
+    add("--tokenizer", metavar="NAME", help="its tokenizer, if not in the folder; or byte")
+    add("--gym", default="data/lexical", metavar="DIR", help="folder of tasks (%(default)s)")
+    add("--tasks", required=True, nargs="+", metavar="TASK", help="of the gym")
+    add("--split", choices=SPLITS, default="train", help="of their files (%(default)s)")
+    add("--samples", type=int, nargs="+", default=[100], metavar="N", help="(%(default)s)")
+    add("--max-input-length", type=positive, default=64, help="in tokens (%(default)s)")
+    add("--max-output-length", type=positive, default=36, help="in tokens (%(default)s)")
+    add("--prefix", action="store_true", help="put [task] before every input")
+    add = parser.group(WORK).add_argument
+    add("--rows", type=positive, default=512, help="how many, drawn at random (%(default)s)")
+    add("--labels", choices=LABELS, default="reference", help="the rows', or drawn by the model")
+    add("--gradients", choices=GRADIENTS, default="example", help="whose are squared (%(default)s)")
+    add("--batch-size", type=positive, default=16, help="rows per batch (%(default)s)")
+    add("--at-once", type=positive, default=8, help="gradients in memory; 1 suits any model")
+    add("--seed", type=natural, default=13, help="of rows and labels (%(default)s)")
+    out_help = "a new file, .safetensors"
+    parser.group(WRITTEN).add_argument("--out", required=True, metavar="FILE", help=out_help)
+    return parser.parse_args(arguments)

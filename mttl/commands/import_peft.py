@@ -1,0 +1,183 @@
+"""Make a run of skills that PEFT trained, to route, adapt, merge and draw them as one's own.
+
+mttl import adapters/past adapters/plural --out runs/imported
+mttl import adapters --router polytropon --out runs/imported
+mttl import adapters/poly --tasks verb_past,noun_plural --out runs/imported
+
+Several LoRA adapters of one model become the skills of an inventory, one each, padded to the
+largest rank; every adapter is a task that uses its skill alone. One Poly adapter becomes the
+inventory that it is. The result is a folder for `load_run`, mttl adapt and the other scripts.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mttl.commands.options import READ, WORK, WRITTEN, make_parser, positive
+from mttl.errors import CheckpointError, ConfigError
+from mttl.runtime.command import make_console
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mttl.peft_format.peft_folder import PeftFolder
+
+    Layers = dict[str, tuple[Tensor, Tensor]]
+    # Stacked factors, names of the tasks, the sections skills and router, and given logits.
+    Import = tuple[Layers, list[str], dict[str, Any], dict[str, Tensor] | None]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Import; return the exit status."""
+    options = parse(arguments)
+    out = Path(options.out)
+    if out.exists():
+        raise ConfigError(f"--out '{out}' exists already; name a new folder, or remove it")
+    if options.system is not None and options.template != "chat":
+        raise ConfigError("--system is a part of chats: give --template chat, or leave it out")
+    from mttl.assembly.build_imported import build_imported, save_imported
+    from mttl.assembly.saved_settings import ModelSettings
+    from mttl.config.backbone_schema import Pretrained
+    from mttl.data.prompt_form import PromptForm
+    from mttl.peft_format.lora_import import without_base
+    from mttl.peft_format.member_sources import adapters_in
+    from mttl.peft_format.peft_folder import read_peft
+    from mttl.training.report import attachment_table
+
+    folders = [read_peft(path) for name in options.adapters for path in adapters_in(Path(name))]
+    base = base_model(folders, options.backbone)
+    folders = [without_base(folder, base) for folder in folders]
+    backbone = Pretrained(kind="pretrained", name=base, tokenizer=options.tokenizer)
+    names = options.tasks.split(",") if options.tasks else None
+    form = PromptForm(
+        prefix="name" if options.prefix else "none",
+        template=options.template,
+        system=options.system,
+        max_input_length=options.max_input_length,
+        max_output_length=options.max_output_length,
+    )
+    if folders[0].config["peft_type"] == "POLY":
+        layers, tasks, sections, logits = import_poly(folders, names, options)
+    else:
+        layers, tasks, sections, logits = import_loras(folders, names, options)
+    settings = ModelSettings(backbone=backbone, data=form, **sections)
+    imported = build_imported(settings, layers, tasks, logits=logits)
+    written = settings.model_dump(mode="json", include={"backbone", "data", *sections})
+    save_imported(out, imported, backbone, written)
+    console = make_console()
+    console.print(attachment_table(imported.attachment, imported.model, is_trained=False))
+    console.print(f"The run is in {out}", markup=False)
+    return 0
+
+
+def import_poly(
+    folders: "Sequence[PeftFolder]", names: list[str] | None, options: argparse.Namespace
+) -> "Import":
+    """Return what a Poly adapter holds."""
+    from mttl.assembly.build_imported import imported_skills
+    from mttl.config.router_schema import Polytropon
+    from mttl.peft_format.poly import read_poly
+
+    if len(folders) != 1:
+        raise ConfigError("a Poly adapter is a whole inventory: import it alone")
+    for option in ("router", "mix"):
+        if getattr(options, option) is not None:
+            raise ConfigError(f"--{option} is for LoRA adapters: a Poly adapter has its own")
+    poly = read_poly(folders[0])
+    first = next(iter(poly.values()))
+    tasks = named(names, [f"task{number}" for number in range(len(first.logits))])
+    layers = {path: (layer.down, layer.up) for path, layer in poly.items()}
+    skills = imported_skills(
+        layers, n_heads=first.logits.shape[1], scale=1 / first.down.shape[2], mix="factors"
+    )
+    sections = {"skills": skills, "router": Polytropon(kind="polytropon")}
+    return layers, tasks, sections, {path: layer.logits for path, layer in poly.items()}
+
+
+def import_loras(
+    folders: "Sequence[PeftFolder]", names: list[str] | None, options: argparse.Namespace
+) -> "Import":
+    """Return what several LoRA adapters hold."""
+    from mttl.assembly.build_imported import imported_skills
+    from mttl.config.router_schema import Polytropon, Private
+    from mttl.library.stacking import stack_members
+    from mttl.peft_format.lora_import import common_settings, read_lora
+
+    common = common_settings(folders)
+    adapters = [read_lora(folder, scaled=common is None) for folder in folders]
+    tasks = named(names, [folder.path.resolve().name for folder in folders])
+    try:
+        layers = stack_members(adapters)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+    private = options.router != "polytropon"
+    scaling = common or {"scale": 1.0}
+    sections = {
+        "skills": imported_skills(
+            layers, mix=options.mix or "outputs", per_task=private, **scaling
+        ),
+        "router": Private(kind="private") if private else Polytropon(kind="polytropon"),
+    }
+    return layers, tasks, sections, None
+
+
+def base_model(folders: "Sequence[PeftFolder]", given: str | None) -> str:
+    """Return the name of the model below the adapters."""
+    if given is not None:
+        return given
+    bases = {folder.config.get("base_model_name_or_path") for folder in folders}
+    if len(bases) > 1:
+        found = ", ".join(f"'{base}'" for base in sorted(map(str, bases)))
+        raise ConfigError(
+            f"the adapters name different base models: {found}. Skills of one inventory need the "
+            "same; if these are one model under several names, say which (--backbone)"
+        )
+    (base,) = bases
+    if not base:
+        raise ConfigError("the adapter does not name its base model; give it (--backbone)")
+    return base
+
+
+def named(given: list[str] | None, own: list[str]) -> list[str]:
+    """Return the names of the tasks."""
+    names = own if given is None else given
+    if len(names) != len(own):
+        raise ConfigError(f"--tasks names {len(names)} tasks; there are {len(own)}")
+    if len(set(names)) < len(names) or not all(names):
+        raise ConfigError(
+            f"the tasks need names that differ, not {', '.join(names)}; give them (--tasks a,b)"
+        )
+    return names
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = make_parser("import", __doc__)
+    out = parser.group(WRITTEN)
+    out.add_argument("--out", required=True, metavar="RUN", help="where to write; a new folder")
+    add = parser.group(READ).add_argument
+    add("adapters", nargs="+", metavar="DIR", help="folders of PEFT, or a folder of them")
+    add("--backbone", metavar="NAME", help="the base model (as the adapters say)")
+    add("--tokenizer", metavar="NAME", help="another one than the base model's")
+    add("--tasks", metavar="A,B", help="names of the tasks (those of the folders)")
+    add = parser.group(WORK).add_argument
+    add(
+        "--router",
+        choices=("private", "polytropon"),
+        help="LoRA: who uses which skills; polytropon can be trained (private)",
+    )
+    add(
+        "--mix",
+        choices=("outputs", "deltas", "factors"),
+        help="LoRA: how skills combine where a task uses several (outputs)",
+    )
+    add = parser.group("how inputs are asked").add_argument
+    add("--prefix", action="store_true", help="inputs begin with [task], as with data.prefix=name")
+    add("--template", choices=("plain", "chat"), default="plain", help="how inputs are asked")
+    add("--system", metavar="TEXT", help="system text of the chats")
+    longest = "most tokens of an {} (%(default)s)"
+    for name, default in (("input", 512), ("output", 64)):
+        help = longest.format(name)
+        add(f"--max-{name}-length", type=positive, default=default, metavar="N", help=help)
+    return parser.parse_args(arguments)

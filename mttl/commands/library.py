@@ -1,0 +1,413 @@
+"""Keep a library of skills: low-rank adapters of one model, each in a folder with a card.
+
+mttl library add skills 'adapters/*' someone/some-lora --licence mit
+mttl library add skills runs/private --rank 8
+mttl library list skills
+mttl library show skills verb_past
+mttl library remove skills 'old_*'
+mttl library run skills -c crossfit.yaml+router/private.yaml --out runs/library
+mttl library export skills verb_past --out adapters/again
+mttl library cluster skills --out clusters.csv
+
+Members come from folders of PEFT, from runs (each task, or each skill) and from other libraries,
+here or on the hub. All that a command names comes in, or nothing, and all reasons are listed.
+"""
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from mttl.commands.options import (
+    READ,
+    WORK,
+    WRITTEN,
+    CommandParser,
+    add_config,
+    add_no_probe,
+    make_parser,
+    natural,
+    positive,
+)
+from mttl.runtime.command import make_console
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from mttl.library.library_folder import Member
+    from mttl.library.member_card import BaseModel
+
+# Routers that give each task its own member alone.
+ONE_EACH = ("private", "polytropon")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Do what the first word says; return the exit status."""
+    options = parse(arguments)
+    options.work(options)
+    return 0
+
+
+def add(options: argparse.Namespace) -> None:
+    """Add members."""
+    from mttl.errors import CheckpointError, ConfigError, MttlError
+    from mttl.library.library_folder import add_members, library_to_be, member_problems
+    from mttl.peft_format.base_facts import describe_base
+    from mttl.peft_format.member_sources import Wanted, base_problems, gather
+
+    library = library_to_be(options.library)
+    found = gather(options.sources, Wanted(options.rank, options.skills, options.backbone))
+    if (options.rank or options.skills) and not found.runs:
+        raise ConfigError("--rank and --skills are for runs, and no source is one: leave them out")
+    members = [member.told(options.name, options.licence, options.data) for member in found.members]
+    problems = found.problems
+    base = library.base if library else None
+    named = [member.card.base["name"] for member in members]
+    if options.backbone or (base is None and any(named)):
+        try:
+            base = describe_base(options.backbone or next(filter(None, named)))
+        except MttlError as error:
+            problems.append(str(error))
+    elif base is None and members:
+        problems.append("no adapter names its base model; give it (--backbone)")
+    if base is not None:
+        members, others = base_problems(members, base, trusted=options.backbone is not None)
+        problems += others + member_problems(members, base, library.hashes if library else ())
+    if problems or base is None:
+        for problem in problems:
+            make_console(stderr=True).print(f"- {problem}", markup=False)
+        raise CheckpointError(
+            f"nothing was added to '{options.library}'; what is wrong is listed above "
+            f"({len(problems)} in all)"
+        )
+    check_members(members, base, options)
+    after = add_members(options.library, base, members)
+    make_console().print(
+        f"{len(members)} members were added to {options.library}, which has {len(after.names)} now "
+        f"(version {after.version})",
+        markup=False,
+    )
+
+
+def check_members(
+    members: "Sequence[Member]", base: "BaseModel", options: argparse.Namespace
+) -> None:
+    """See in a library for the purpose that members answer as in what they come from."""
+    from mttl.assembly.model import load_run
+    from mttl.checkpoints.inventory_folder import find_inventory
+    from mttl.library.library_folder import add_members
+    from mttl.merging.check_written import (
+        changed_answer,
+        check_written,
+        compare_answers,
+        task_answers,
+    )
+
+    if options.no_probe or (network := base_network(base, options)) is None:
+        return
+    due = {one.card.source: changed_answer(network, one.changes) for one in members}
+    runs = [source for source in map(Path, options.sources) if find_inventory(source)]
+    for source in () if options.rank or options.skills else runs:
+        built = load_run(source, backbone=options.backbone)
+        for task, answer in task_answers(built.model, built.tasks).items():
+            due[f"'{source}', task '{task}'"] = answer
+    with TemporaryDirectory() as folder:
+        trial = add_members(Path(folder), base, members)
+        for member in members:
+            source, name = member.card.source, member.card.name
+            found = {source: changed_answer(network, trial.member(name).changes)}
+            compare_answers(found, {source: due[source]}, network)
+            if (Path(source.strip("'")) / "adapter_config.json").is_file():
+                check_written(Path(source.strip("'")), network, found)
+
+
+def base_network(base: "BaseModel", options: argparse.Namespace) -> "PreTrainedModel | None":
+    """Return the model below a library; none, and a line that says so, if it is not here."""
+    from mttl.assembly.build_backbone import build_backbone
+    from mttl.config.backbone_schema import Pretrained
+    from mttl.errors import ConfigError
+
+    try:
+        backbone = Pretrained(kind="pretrained", name=base.name)
+        return build_backbone(backbone, empty=options.no_probe)
+    except ConfigError as error:
+        make_console(stderr=True).print(f"The answers are not checked: {error}", markup=False)
+        return None
+
+
+def show_all(options: argparse.Namespace) -> None:
+    """Print a table of the members."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from mttl.library.library_folder import open_library
+
+    library = open_library(options.library)
+    title = f"{library.folder}, version {library.version}, over {library.base.name}"
+    table = Table(title=escape(title), title_justify="left")
+    for heading in ("member", "task", "data", "licence"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("rank", "layers", "parameters", "score"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name in library.names:
+        card = library.card(name)
+        words = (card.name, card.task, card.data or "", card.licence or "")
+        score = card.scores[-1].get("score", "") if card.scores else ""
+        numbers = (card.rank, len(card.targets), f"{card.weights['parameters']:,}", score)
+        table.add_row(*map(escape, words), *(escape(str(number)) for number in numbers))
+    make_console().print(table)
+
+
+def show(options: argparse.Namespace) -> None:
+    """Print the card of a member."""
+    from mttl.library.library_folder import open_library
+
+    library = open_library(options.library)
+    for name in library.chosen([options.member]):
+        make_console().print(library.card(name).text().rstrip(), markup=False, soft_wrap=True)
+
+
+def remove(options: argparse.Namespace) -> None:
+    """Remove members."""
+    from mttl.library.library_folder import remove_members
+
+    names = remove_members(options.library, options.members)
+    make_console().print(f"removed: {', '.join(names)}", markup=False)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Make a run of members."""
+    from mttl.assembly.model import load_run
+    from mttl.config.load import load_config
+    from mttl.data.chosen_tasks import open_gym
+    from mttl.errors import ConfigError
+    from mttl.io.files import new_folder
+    from mttl.library.library_folder import open_library
+    from mttl.merging.check_written import changed_answer, check_written, task_answers
+    from mttl.merging.fold import strip
+    from mttl.peft_format.library_run import make_run
+    from mttl.peft_format.member_tasks import prepare_members
+    from mttl.training.report import attachment_table
+
+    out = new(options.out)
+    library = open_library(options.library)
+    general = library.chosen(options.general) if options.general else []
+    names = [name for name in library.chosen(options.members) if name not in general]
+    if not names:
+        raise ConfigError("--general names all members: none is left to route to")
+    overrides = list(options.override)
+    if load_config(options.config, overrides, as_written=True).data.prefix == "auto":
+        told = {library.card(name).training.get("prefix") for name in names}
+        overrides.append(f"data.prefix={_prefix_of(told)}")
+    config = load_config(options.config, overrides)
+    skills = [one for one in options.override if one.startswith("skills.")]
+    if skills:
+        raise ConfigError(
+            f"{skills[0]}: the skills are the library's members; leave it out (--mix says how they "
+            "combine, --members which they are)"
+        )
+    if config.backbone.kind == "pretrained" and not any(
+        one.startswith("backbone.name=") for one in options.override
+    ):
+        below = config.backbone.model_copy(update={"name": library.base.name})
+        config = config.model_copy(update={"backbone": below})
+    descriptions = None
+    if config.data.descriptions:
+        gym = open_gym(config.data)
+        descriptions = {
+            task: gym.description(task) for task in (library.card(name).task for name in names)
+        }
+    if options.mix and config.moe is not None:
+        raise ConfigError("--mix is for skills of tasks; where tokens choose members, leave it out")
+    mix = options.mix or "outputs"
+    with new_folder(out) as temporary:
+        _, made = make_run(
+            *(library, names, config, temporary),
+            mix=mix,
+            descriptions=descriptions,
+            general=general,
+            prepare=prepare_members,
+        )
+        answers = {} if options.no_probe else task_answers(made.model, made.tasks)
+        if answers and config.moe is None and not general and config.router.kind in ONE_EACH:
+            bare = strip(made.model).backbone
+            members = map(library.member, names)
+            answers = {one.card.task: changed_answer(bare, one.changes) for one in members}
+        if answers:
+            check_written(temporary, load_run(temporary), answers)
+    console = make_console()
+    console.print(
+        attachment_table(made.attachment, made.model, made.token_layers, is_trained=False)
+    )
+    console.print(f"The run is in {out}", markup=False)
+
+
+def _prefix_of(told: set[str | None]) -> str:
+    """Return what stood before inputs in the training of members: nothing, where no card tells."""
+    from mttl.errors import ConfigError
+
+    known = told - {None} or {"none"}
+    if len(known) > 1:
+        raise ConfigError(
+            f"members were trained with other data.prefix ({', '.join(sorted(map(str, known)))}): "
+            "choose among them (--members), or say which to use (-k data.prefix=…)"
+        )
+    return str(known.pop())
+
+
+def export(options: argparse.Namespace) -> None:
+    """Write members as adapters of PEFT."""
+    from mttl.io.files import new_folder
+    from mttl.library.library_folder import open_library
+    from mttl.merging.check_written import changed_answer, check_written
+    from mttl.peft_format.lora_export import write_member
+
+    out = new(options.out)
+    library = open_library(options.library)
+    names = library.chosen(options.members)
+    network = base_network(library.base, options)
+    with new_folder(out) as temporary:
+        for name in names:
+            member = library.member(name)
+            write_member(temporary / name, member, library.base)
+            if network is not None:
+                changes = {} if options.no_probe else {name: member.changes}
+                answers = {key: changed_answer(network, own) for key, own in changes.items()}
+                check_written(temporary / name, network, answers)
+    make_console().print(f"{len(names)} adapters are in {out}", markup=False)
+
+
+def cluster(options: argparse.Namespace) -> None:
+    """Write which members belong together, as the matrix that router: expert reads (MBC)."""
+    from mttl.errors import ConfigError
+    from mttl.io.files import write_table
+    from mttl.library.clusters import (
+        best_clusters,
+        embedded,
+        inner_products,
+        k_means,
+        shuffled,
+        silhouette,
+        task_shares,
+    )
+    from mttl.library.library_folder import open_library
+
+    out, console = new(options.out), make_console()
+    library = open_library(options.library)
+    members = [library.member(name) for name in library.chosen(options.members)]
+    if options.clusters and options.most:
+        raise ConfigError(
+            "--clusters is the number, --most bounds the choice of one: leave one out"
+        )
+    changes = [member.changes for member in members]
+    points = embedded(inner_products(changes, by=options.by), options.components)
+    scores = {}
+    try:
+        if options.clusters:
+            labels = k_means(points, options.clusters, seed=options.seed)
+        else:
+            labels, scores = best_clusters(points, options.most or len(points), seed=options.seed)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if options.random:
+        labels = shuffled(labels, seed=options.seed)
+    shares = task_shares([member.card.task for member in members], labels)
+    columns = [f"cluster{number}" for number in range(int(labels.max()) + 1)]
+    rows = [{"task": task, **dict(zip(columns, row, strict=True))} for task, row in shares.items()]
+    write_table(out, ["task", *columns], rows)
+    for number, score in scores.items():
+        console.print(f"{number} clusters: silhouette {score:.3f}")
+    for number, column in enumerate(columns):
+        own = [one.card.name for one, label in zip(members, labels, strict=True) if label == number]
+        console.print(f"{column}: {', '.join(own)}", markup=False)
+    if 1 < len(columns) < len(members):
+        console.print(f"silhouette of these clusters: {silhouette(points, labels):.3f}")
+    console.print(
+        "To train a skill per cluster: mttl train -c crossfit.yaml+router/expert.yaml "
+        f"-k router.matrix={out} skills.n_skills={len(columns)}",
+        markup=False,
+    )
+
+
+def new(name: str) -> Path:
+    """Return a path where nothing is yet."""
+    from mttl.errors import ConfigError
+
+    if Path(name).exists():
+        raise ConfigError(f"--out '{name}' exists already; name another place, or remove it")
+    return Path(name)
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = make_parser("library", __doc__)
+    words = parser.add_subparsers(metavar="WORD", required=True)
+    examples = (parser.description or "").splitlines()
+
+    def command(name: str, work: Callable[[argparse.Namespace], None]) -> CommandParser:
+        shown = [line for line in examples if re.search(rf"library(\.py)? {name} ", line)]
+        made = words.add_parser(
+            name,
+            help=work.__doc__,
+            description="\n".join([work.__doc__ or "", "", *shown]),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        made.set_defaults(work=work)
+        made.group(READ).add_argument("library", metavar="LIBRARY", help="its folder")
+        return made
+
+    of_add = command("add", add)
+    option = of_add.group(READ).add_argument
+    option("sources", nargs="+", metavar="SOURCE", help="folders, patterns, OWNER/NAME[@REVISION]")
+    option("--backbone", metavar="NAME", help="the base model (as the sources say)")
+    option("--rank", type=positive, metavar="R", help="of runs: cut tasks off at this rank (exact)")
+    option("--skills", action="store_true", help="of runs: each skill instead of each task")
+    option = of_add.group(WRITTEN).add_argument
+    option("--name", metavar="TEXT", help="call members so, with * for their own names (*)")
+    option("--licence", metavar="TEXT", help="under which they may be used (as their cards say)")
+    option("--data", metavar="TEXT", help="what they were trained on (as their cards say)")
+    add_no_probe(of_add)
+    command("list", show_all)
+    option = command("remove", remove).group(READ).add_argument
+    option("members", nargs="+", metavar="MEMBER", help="names, or patterns with * and ?")
+    option = command("show", show).group(READ).add_argument
+    option("member", metavar="MEMBER", help="a name, or a pattern with * and ?")
+    of_run = command("run", run)
+    add_config(of_run)
+    option = of_run.group(READ).add_argument
+    option("--members", nargs="+", default=[], metavar="MEMBER", help="names or patterns (all)")
+    option = of_run.group(WORK).add_argument
+    option(
+        "--general",
+        nargs="+",
+        default=[],
+        metavar="MEMBER",
+        help="members whose mean is taken from the others (general knowledge)",
+    )
+    mixings = ("outputs", "deltas", "factors")
+    option("--mix", choices=mixings, help="how skills combine (outputs)")
+    option = of_run.group(WRITTEN).add_argument
+    option("--out", required=True, metavar="RUN", help="where to write; a new folder")
+    add_no_probe(of_run)
+    of_export = command("export", export)
+    option = of_export.group(READ).add_argument
+    option("members", nargs="*", metavar="MEMBER", help="names, or patterns with * and ? (all)")
+    option = of_export.group(WRITTEN).add_argument
+    option("--out", required=True, metavar="DIR", help="where to write; a new folder")
+    add_no_probe(of_export)
+    of_cluster = command("cluster", cluster)
+    option = of_cluster.group(READ).add_argument
+    option("--members", nargs="+", default=[], metavar="MEMBER", help="names or patterns (all)")
+    option = of_cluster.group(WORK).add_argument
+    option("--clusters", type=positive, metavar="N", help="how many (that of the best silhouette)")
+    option("--most", type=positive, metavar="N", help="how many at most, where it is chosen")
+    option("--components", type=positive, default=64, metavar="N", help="of the SVD (64)")
+    bases = ("weights", "changes")
+    option("--by", choices=bases, default="weights", help="compare factors or products (weights)")
+    option("--random", action="store_true", help="random clusters of the same sizes: the baseline")
+    option("--seed", type=natural, default=0, metavar="N", help="of k-means and of --random (0)")
+    option = of_cluster.group(WRITTEN).add_argument
+    option("--out", required=True, metavar="FILE", help="the CSV file to write, a new one")
+    return parser.parse_args(arguments)

@@ -1,0 +1,60 @@
+"""Merge models by a recipe: task arithmetic, CaPE, elastic weight removal, Fisher, TIES, DARE.
+
+mttl merge recipe.yaml --out models/merged
+
+What stands in a recipe is told in docs/merging.md. Models are folders of transformers with
+safetensors, and runs of mttl train; they are read range by range, so that they may be larger than
+the memory (with --no-probe). The folder --out appears once it is complete; a merge that was stopped
+starts again.
+"""
+
+import argparse
+
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from mttl.commands.options import READ, WRITTEN, add_no_probe, make_parser
+from mttl.errors import ConfigError
+from mttl.runtime.command import make_console
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Read the recipe, merge, and say where the result is."""
+    options = parse(arguments)
+    from mttl.merging.recipe import read_recipe
+    from mttl.merging.run import merge_models
+
+    recipe = read_recipe(options.recipe)
+    out = options.out or recipe.out
+    if out is None:
+        raise ConfigError(
+            f"{options.recipe}: has no out; give one there, or --out DIR on the command line"
+        )
+    status = make_console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        console=status,
+        transient=True,
+        disable=not status.is_terminal,
+    ) as progress:
+        bar = progress.add_task("merging", total=None)
+        merge_models(
+            recipe,
+            out,
+            on_range=lambda done, total: progress.update(bar, completed=done, total=total),
+            probe=not options.no_probe,
+        )
+    make_console().print(f"The model is in {out}", markup=False)
+    return 0
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = make_parser("merge", __doc__)
+    parser.group(READ).add_argument("recipe", metavar="RECIPE", help="a YAML file")
+    out = parser.group(WRITTEN)
+    out.add_argument("--out", metavar="DIR", help="the folder to make; else the recipe's")
+    add_no_probe(parser)
+    return parser.parse_args(arguments)

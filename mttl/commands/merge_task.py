@@ -1,0 +1,103 @@
+"""Fold what one task uses into plain weights: a model for any tool, without skills or router.
+
+mttl merge-task runs/crossfit --task verb_past --out models/verb_past
+mttl merge-task runs/crossfit --average --out models/average
+
+The folder is one of transformers (`from_pretrained`). Its answers are those of the run to rounding:
+beside the weights stand a tokenizer whose chat template asks as in training, the run's search, and
+a card with lines to copy. A quantised backbone is written in floating point, as it was used; what
+quantisation has cost is told.
+"""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mttl.commands.options import WRITTEN, add_backbone, add_no_probe, add_source, make_parser
+from mttl.errors import CheckpointError, ConfigError
+from mttl.io.files import new_folder
+from mttl.runtime.command import make_console
+
+if TYPE_CHECKING:
+    from mttl.assembly.model import Built
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Merge and save; return the exit status."""
+    options = parse(arguments)
+    out = Path(options.out)
+    if out.exists():
+        raise ConfigError(f"--out '{out}' exists already; name a new folder, or remove it")
+    from mttl.assembly.model import load_run
+    from mttl.inference.model_card import scores_of
+    from mttl.inference.prompt_export import Asking
+    from mttl.merging.check_written import check_written, mixture_answer
+    from mttl.merging.dequantise import dequantise
+    from mttl.merging.fold import average_mixing, fold, task_mixing
+
+    built = load_run(options.run, backbone=options.backbone)
+    built.require(**{"averages" if options.average else "merges": "merge-task"})
+    router = built.model.router
+    if options.average:
+        mixing, tasks = average_mixing(router), built.tasks
+        about = f"The average of all skills of `{options.run}`, whatever the router learned."
+    else:
+        mixing, tasks = task_mixing(router, int(built.task_ids([options.task]))), [options.task]
+        about = f"The task `{options.task}` of `{options.run}`, folded into plain weights."
+    asking = Asking.of(built, tasks)
+    lost = quantisation_told(built)
+    try:
+        answers = {} if options.no_probe else {tasks[0]: mixture_answer(built.model, mixing)}
+        backbone = fold(built.model, mixing).backbone
+    except ValueError as error:
+        raise CheckpointError(f"'{options.run}' cannot be merged: {error}") from error
+    dequantise(backbone)
+    with new_folder(out) as temporary:
+        backbone.save_pretrained(temporary)  # type: ignore[operator]
+        check_written(temporary, backbone, answers)
+        asking.write(
+            temporary,
+            "model",
+            place=options.out,
+            base=built.base,
+            about=f"{about} {lost}".rstrip(),
+            scores=() if options.average else scores_of(options.run, tasks),
+        )
+    if lost:
+        make_console().print(lost, markup=False)
+    make_console().print(f"The model is in {out}; its README.md says how to ask", markup=False)
+    return 0
+
+
+def quantisation_told(built: "Built") -> str:
+    """Say what a quantised base has lost, against the weights it was made of; else nothing."""
+    from mttl.aggregation.packed_weights import packed_layers
+    from mttl.assembly.build_backbone import build_backbone
+    from mttl.merging.dequantise import quantisation_error
+
+    backbone = built.backbone
+    if not packed_layers(built.model.backbone) or backbone is None:
+        return ""
+    if backbone.kind == "random" or backbone.quantize is None:
+        return "The base is stored quantised, and was dequantised; what it has lost is not known."
+    original = build_backbone(backbone.model_copy(update={"quantize": None}))
+    error = quantisation_error(built.model.backbone, original)
+    return (
+        f"The base was quantised ({backbone.quantize}) in training and is dequantised here: the "
+        f"relative error of its weights is {error.overall:.2e} (largest {error.largest:.2e}, of "
+        f"{error.worst})."
+    )
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = make_parser("merge-task", __doc__)
+    add_source(parser, dest="run")
+    add_backbone(parser)
+    which = parser.group("what is folded").add_mutually_exclusive_group(required=True)
+    which.add_argument("--task", metavar="NAME", help="a task of the run")
+    which.add_argument("--average", action="store_true", help="all skills alike, for a new task")
+    out = parser.group(WRITTEN)
+    out.add_argument("--out", required=True, metavar="DIR", help="where to write; a new folder")
+    add_no_probe(parser)
+    return parser.parse_args(arguments)

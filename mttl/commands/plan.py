@@ -1,0 +1,135 @@
+"""Plan the memory that each process of a run needs, before anything is loaded.
+
+mttl plan -c crossfit.yaml
+mttl plan -c crossfit.yaml+trainer/gpu.yaml --processes 8 --gpu-memory 24 80
+mttl plan -c crossfit.yaml --backbones configs/sizes/* --gpu-memory 24 80
+
+The model is built without weights, and a training step and the generation of answers are followed
+without computing them, at the greatest lengths that the settings allow. Of a backbone its
+config.json alone is read.
+"""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mttl.commands.options import WORK, add_config, make_parser, positive
+from mttl.runtime.command import make_console
+
+if TYPE_CHECKING:
+    from mttl.assembly.planning.memory_plan import MemoryPlan
+    from mttl.config.schema import Config
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Plan and print; return the exit status."""
+    options = parse(arguments)
+    from mttl.assembly.trainer import with_shared_batches
+    from mttl.config.load import load_config
+
+    config = load_config(options.config, options.override)
+    n_processes = options.processes or _n_processes(config)
+    config = with_shared_batches(config, n_processes)
+    tasks, config = _tasks(config, options.tasks)
+    if options.backbones:
+        _compare(config, tasks, options, n_processes)
+    else:
+        _show(config, tasks, options, n_processes)
+    return 0
+
+
+def _n_processes(config: "Config") -> int:
+    """Return the number of processes that the section trainer names; 1 where it names none."""
+    devices = config.trainer.devices
+    own = len(devices) if isinstance(devices, list) else devices
+    return config.trainer.num_nodes * (own if isinstance(own, int) and own > 0 else 1)
+
+
+def _tasks(config: "Config", n_tasks: int | None) -> "tuple[list[str], Config]":
+    """Return names of tasks, and the configuration with what is known of them."""
+    if n_tasks is not None:
+        return [f"task {number}" for number in range(n_tasks)], config
+    from mttl.assembly.factor_table import with_factors
+    from mttl.data.chosen_tasks import open_gym, partition_of
+    from mttl.tasks.partition import select_tasks
+
+    gym = open_gym(config.data)
+    tasks = select_tasks(partition_of(config.data, gym).train, gym, config.data.skip_missing)
+    return tasks, with_factors(config, gym, tasks)
+
+
+def _show(
+    config: "Config", tasks: list[str], options: argparse.Namespace, n_processes: int
+) -> None:
+    from rich.table import Table
+
+    from mttl.assembly.planning.memory_plan import needs_of
+
+    quantize = getattr(config.backbone, "quantize", None)
+    plan = needs_of(config, tasks).plan(config.trainer.strategy, n_processes, quantize)
+    table = Table(title=f"GiB of each of {n_processes} processes, {config.data.batch_size} rows")
+    table.add_column("part")
+    table.add_column("training", justify="right")
+    table.add_column("answering", justify="right")
+    for part in dict.fromkeys((*plan.training, *plan.answering)):
+        table.add_row(part, *(_gib(side.get(part, 0)) for side in (plan.training, plan.answering)))
+    table.add_section()
+    table.add_row("sum", *(_gib(sum(side.values())) for side in (plan.training, plan.answering)))
+    console = make_console()
+    console.print(table)
+    for gib in options.gpu_memory:
+        console.print(f"{gib} GiB: {'fits' if plan.fits(gib) else 'too small'}")
+
+
+def _compare(
+    config: "Config", tasks: list[str], options: argparse.Namespace, n_processes: int
+) -> None:
+    from mttl.assembly.planning.memory_plan import needs_of
+
+    ways = {
+        "ddp": ("ddp", n_processes),
+        "ddp, nf4": ("ddp", n_processes, "nf4"),
+        f"fsdp2 on {n_processes}": ("fsdp2", n_processes),
+    }
+    console = make_console()
+    console.print(
+        f"GiB of each of {n_processes} processes, and the smallest of "
+        f"{', '.join(map(str, options.gpu_memory))} GiB that it fits"
+    )
+    console.print(f"| backbone | {' | '.join(ways)} |")
+    console.print(f"|---|{'--:|' * len(ways)}")
+    for folder in options.backbones:
+        needs = needs_of(_on(config, folder), tasks)
+        cells = [_cell(needs.plan(*way), options.gpu_memory) for way in ways.values()]
+        console.print(f"| {Path(folder).name} | {' | '.join(cells)} |", soft_wrap=True)
+
+
+def _cell(plan: "MemoryPlan", sizes: list[int]) -> str:
+    fitting = [gib for gib in sorted(sizes) if plan.fits(gib)]
+    return f"{_gib(plan.peak)} → {fitting[0] if fitting else 'none'}"
+
+
+def _on(config: "Config", folder: str) -> "Config":
+    """Return the configuration with another pretrained backbone."""
+    from mttl.config.backbone_schema import Pretrained
+
+    kept = config.backbone.model_dump(exclude={"kind", "name", "model_type", "config"})
+    kept = {name: value for name, value in kept.items() if name in Pretrained.model_fields}
+    backbone = Pretrained(kind="pretrained", name=folder, **kept)
+    return config.model_copy(update={"backbone": backbone})
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f}"
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = make_parser("plan", __doc__)
+    add_config(parser)
+    add = parser.group(WORK).add_argument
+    add("--processes", type=positive, metavar="N", help="by default what section trainer names")
+    add("--gpu-memory", type=positive, nargs="+", default=[], metavar="GIB", help="does it fit?")
+    add("--tasks", type=positive, metavar="N", help="how many; by default the gym's are read")
+    add("--backbones", nargs="+", metavar="DIR", help="compare folders that hold a config.json")
+    return parser.parse_args(arguments)

@@ -1,0 +1,156 @@
+"""Draw what the router of a run learned, and print its statistics.
+
+mttl plot runs/crossfit
+mttl plot runs/seed13 --compare runs/seed14
+mttl plot runs/crossfit --adapted runs/crossfit/models/past
+mttl plot runs/crossfit --gradients
+mttl plot runs/arrow --count dev
+
+The figures go to RUN/plots, as PNG and SVG: heat maps of tasks by skills (the mean, and one per
+block of layers), the tree of tasks, upright and round, their similarity and a map of them, the
+subsets of skills in use, the statistics over layers and over training. --adapted shows tasks that
+were adapted from the run beside its own, and says which of these they are routed like. --gradients
+computes the gradient of every task with respect to the skills, on some of its training rows, and
+shows how far tasks pull in one direction: gradients.csv, a figure and a table.
+
+Where tokens choose experts, it also shows the loads of experts over layers and training, what
+tells most about a token's expert (its task, itself, or the token before), and the tokens that each
+expert is chosen for. In a run that routes tokens only, "skills" are experts, and weights are how
+the tokens of a task are shared among them.
+
+A run that was made of a library has no counts yet: --count makes them, on rows of its members'
+tasks, and the figures show which members served which inputs.
+
+Where TASKS.csv of the gym has a column `factors` (language=de operation=date_long), the table says
+how well skills, matched to the values of every factor, recover them, beside chance.
+
+Groups of layers number their skills independently: the third skill of one has nothing to do with
+the third of another. Means over layers therefore show little where there are many groups; trees and
+similarities, which compare tasks within each group, do not depend on the numbers.
+"""
+
+import argparse
+from itertools import chain
+from pathlib import Path
+
+from mttl.commands.options import (
+    READ,
+    WORK,
+    WRITTEN,
+    add_adapted,
+    add_source,
+    make_parser,
+    positive,
+)
+from mttl.io.files import write_table
+from mttl.runtime.command import make_console
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print and draw; return the exit status."""
+    options = parse(arguments)
+
+    # They need matplotlib.
+    from mttl.analysis.figures import drawings, save_figure, token_drawings
+    from mttl.analysis.tokens.token_record import has_token_record, read_token_record
+    from mttl.commands.routing_report.read_routing import read_view, task_factors, token_view
+    from mttl.commands.routing_report.routing_tables import (
+        comparison_table,
+        expert_table,
+        likeness_table,
+        load_table,
+        statistics_table,
+    )
+
+    console, status = make_console(), make_console(stderr=True)
+    run = Path(options.run)
+    if options.count:
+        count_choices(run, options.count)
+    tokens = read_token_record(run) if has_token_record(run) else None
+    view = read_view(run, options.adapted, options.backbone)
+    other = read_view(Path(options.compare)).aligned_with(view) if options.compare else None
+    folder = Path(options.out) if options.out else view.record.folder / "plots"
+
+    console.print(statistics_table(view))
+    if options.adapted:
+        console.print(likeness_table(view, len(options.adapted)))
+    console.print(comparison_table(view, other, task_factors(run, view.record.tasks)))
+    figures = drawings(view, other)
+    if options.gradients:
+        from mttl.analysis.figures import similarity_matrix
+        from mttl.commands.routing_report.gradients import gradient_cosines, gradient_table
+
+        cosines, tasks = gradient_cosines(run, options.gradients), view.record.tasks
+        console.print(gradient_table(cosines, tasks, view.categories))
+        cells = [dict(zip(tasks, map(float, row), strict=True)) for row in cosines]
+        rows = [{"task": task, **own} for task, own in zip(tasks, cells, strict=True)]
+        write_table(folder / "gradients.csv", ["task", *tasks], rows)
+        drawn = similarity_matrix(
+            *(cosines, tasks),
+            order=view.order,
+            categories=view.categories,
+            title=f"{view.name}: cosines of the gradients of tasks",
+            quantity="cosine",
+        )
+        figures = chain(figures, [("gradients", drawn)])
+    if tokens is not None:
+        console.print(load_table(tokens))
+        console.print(expert_table(tokens))
+        figures = chain(figures, token_drawings(tokens, view.name))
+        if (run / "plots" / "routing.npz").is_file():  # else that is what the view shows
+            shares = drawings(token_view(run, tokens))
+            figures = chain(figures, ((f"tokens_{name}", figure) for name, figure in shares))
+    n_figures = 0
+    for name, figure in figures:
+        save_figure(figure, folder / name)
+        status.print(f"drawn: {name}", markup=False)
+        n_figures += 1
+    console.print(f"{n_figures} figures are in {folder}, as PNG and SVG", markup=False)
+    return 0
+
+
+def count_choices(run: Path, split: str) -> None:
+    """Count which experts the tokens of a run choose on the rows of a split, and write it there."""
+    from mttl.commands.routing_report.open_rows import open_rows
+    from mttl.errors import ConfigError
+    from mttl.training.token_report import write_token_routing
+
+    module, data = open_rows(run, "--count")
+    if not module.model.token_layers():
+        raise ConfigError(f"'{run}' routes no tokens, so there is nothing to --count")
+    path = run / "plots" / "token_routing.npz"
+    write_token_routing(path, module, data.evaluation_dataloader(split))
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = make_parser("plot", __doc__)
+    add = parser.group(READ).add_argument
+    add_source(parser, dest="run")
+    add("--compare", metavar="RUN2", help="a run of another seed, whose skills are matched")
+    add_adapted(parser)
+    parser.group(WORK).add_argument(
+        "--gradients",
+        type=positive,
+        nargs="?",
+        const=32,
+        metavar="ROWS",
+        help="compare the gradients of tasks, each of so many training rows (%(const)s)",
+    )
+    parser.group(WORK).add_argument(
+        "--count",
+        choices=("dev", "test"),
+        help="count anew which experts tokens choose, on the rows of this split",
+    )
+    add = parser.group(WRITTEN).add_argument
+    add("--out", metavar="DIR", help="where to write (RUN/plots)")
+    options = parser.parse_args(arguments)
+    if options.adapted and options.compare:
+        parser.error("--adapted shows tasks that no other run has: leave --compare out")
+    if options.gradients and options.adapted:
+        parser.error("--gradients is of the tasks of a run: leave --adapted out")
+    if options.backbone and not options.adapted:
+        parser.error("--backbone is for adapted tasks: name them with --adapted, or leave it out")
+    if len({Path(folder).resolve() for folder in options.adapted}) < len(options.adapted):
+        parser.error("--adapted names a folder twice: name each once")
+    return options

@@ -1,0 +1,89 @@
+"""How alike the gradients of tasks are: where they point apart, tasks interfere in what they share.
+
+References:
+    Yu, Kumar, Gupta, Levine, Hausman and Finn, *Gradient Surgery for Multi-Task Learning*, NeurIPS
+    2020, arXiv:2001.06782: tasks conflict where the cosine of their gradients is negative.
+    Multi-head routing is explained by gradients that are better aligned: Caccia et al.,
+    arXiv:2211.03831.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from rich.markup import escape
+from rich.table import Table
+
+from mttl.commands.routing_report.open_rows import open_rows
+from mttl.data.collate import TrainCollator, pad_id_of
+from mttl.errors import CheckpointError
+from mttl.training.loss import global_mean
+
+MOST_PAIRS = 5
+
+
+def gradient_cosines(run: Path, n_rows: int) -> Float[np.ndarray, "T T"]:
+    """Return the cosines between the gradients of all tasks, with respect to the skills.
+
+    They are taken at the end of training, in evaluation mode, of the first sample's training rows.
+    All gradients are in memory at once: 4 bytes per task and parameter of the skills.
+
+    Args:
+        run: The folder of a run that has ended.
+        n_rows: Training rows of each task, spread evenly.
+
+    Raises:
+        CheckpointError: If the run keeps no configuration, or no skills that tasks mix.
+    """
+    module, data = open_rows(run, "--gradients", max_rows=n_rows)
+    inventories = [layer.inventory for layer in module.model.skilled_layers().values()]
+    if not inventories:
+        raise CheckpointError(
+            f"'{run}' has no skills that tasks mix, only experts that tokens choose: leave "
+            "--gradients out"
+        )
+    module.requires_grad_(False)
+    # Parameters may be shared by layers.
+    skills = list({id(v): v for own in inventories for v in own.parameters()}.values())
+    for value in skills:
+        value.requires_grad_(True)
+    data.data = data.data.model_copy(update={"samples": data.data.samples[:1]})
+    rows, n_tasks = data.train_rows, len(module.tasks)
+    collate = TrainCollator(pad_id_of(data.tokenizer), n_tasks, data.decoder_only)
+    task_ids, directions = np.array(rows["task_id"]), []
+    for task in range(n_tasks):
+        batch = collate([rows[int(number)] for number in np.flatnonzero(task_ids == task)[:n_rows]])
+        losses, labels, _ = module.nll({k: v.to(module.device) for k, v in batch.items()})
+        found = torch.autograd.grad(global_mean(losses, labels), skills, materialize_grads=True)
+        flat = torch.cat([own.flatten() for own in found]).float()
+        directions.append((flat / flat.norm().clamp_min(1e-12)).cpu())
+    stacked = torch.stack(directions)
+    return (stacked @ stacked.T).numpy()
+
+
+def gradient_table(
+    cosines: Float[np.ndarray, "T T"], tasks: Sequence[str], categories: Sequence[str]
+) -> Table:
+    """Return how aligned tasks are, in all, within and between categories, and who conflicts."""
+    one, other = np.triu_indices(len(tasks), 1)
+    values, names = cosines[one, other], np.array(categories)
+    within = names[one] == names[other]
+    table = Table(title="Cosines of the gradients of tasks", title_justify="left")
+    for heading in ("pairs of tasks", "mean", "below 0"):
+        table.add_column(heading, justify="left" if heading == "pairs of tasks" else "right")
+    for name, chosen in (
+        ("all", np.ones_like(within)),
+        ("of one category", within),
+        ("of two categories", ~within),
+    ):
+        if chosen.any():
+            below = f"{(values[chosen] < 0).mean():.0%}"
+            table.add_row(name, f"{values[chosen].mean():.3f}", below)
+    worst = np.argsort(values, kind="stable")[:MOST_PAIRS]
+    pairs = [(tasks[int(one[pair])], tasks[int(other[pair])], values[pair]) for pair in worst]
+    shown = (f"{first} and {second} {value:.2f}" for first, second, value in pairs)
+    table.caption = f"Least alike: {escape(', '.join(shown))}"
+    table.caption_justify = "left"
+    return table

@@ -1,0 +1,46 @@
+"""A trained run with the rows of its tasks."""
+
+from pathlib import Path
+from typing import Any
+
+from mttl.assembly.model import load_run
+from mttl.config.load import load_any_config
+from mttl.config.plugin_section import LEAVE
+from mttl.config.schema import Config
+from mttl.data.chosen_tasks import open_gym
+from mttl.data.data_module import TextToTextDataModule
+from mttl.errors import CheckpointError
+from mttl.models.backbone import is_decoder_only
+from mttl.runtime.gpus import device_of
+from mttl.training.text_to_text import TextToTextModule
+
+
+def open_rows(
+    run: Path, option: str, **settings: Any
+) -> tuple[TextToTextModule, TextToTextDataModule]:
+    """Return the model of a run, in evaluation mode, and the rows of its tasks.
+
+    Args:
+        run: The folder of a run that has ended.
+        option: What asks for them, for the message.
+        **settings: Of the section data, other than the run's.
+
+    Raises:
+        CheckpointError: If the run keeps no configuration.
+    """
+    path = run / "config.yaml"
+    config = load_any_config([str(path)], own=LEAVE) if path.is_file() else None
+    if not isinstance(config, Config):
+        raise CheckpointError(
+            f"'{run}' has no config.yaml of a training on text, which says where its rows are: "
+            f"leave {option} out"
+        )
+    built = load_run(run)
+    module = TextToTextModule(built.model, built.tokenizer, dict.fromkeys(built.tasks, "EM"))
+    data = TextToTextDataModule(
+        *(open_gym(config.data), list(built.tasks), built.tokenizer),
+        config.data.model_copy(update={"cache_dir": None} | settings),
+        decoder_only=is_decoder_only(built.model.backbone),
+        seed=0,
+    )
+    return module.to(device_of()).eval(), data

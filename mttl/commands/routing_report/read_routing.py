@@ -1,0 +1,222 @@
+"""The routing of a run, with the categories and factors of its tasks."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mttl.analysis.palette import UNKNOWN
+from mttl.analysis.routing_record import RoutingRecord, read_course, read_record
+from mttl.analysis.routing_view import RoutingView
+from mttl.analysis.tokens.token_record import (
+    TokenRoutingRecord,
+    has_token_record,
+    read_token_record,
+)
+from mttl.assembly import saved_settings
+from mttl.checkpoints.inventory_folder import find_inventory
+from mttl.checkpoints.saved_inventory import read_inventory
+from mttl.config.capabilities import require_features
+from mttl.config.load import load_any_config
+from mttl.config.plugin_section import LEAVE
+from mttl.config.schema import Config
+from mttl.config.section import Section
+from mttl.data.chosen_tasks import gym_folder
+from mttl.errors import CheckpointError, TaskError
+from mttl.io.reading import read_json, read_table
+from mttl.peft_format.library_run import MEMBERS
+from mttl.tasks.table import crossfit
+from mttl.training.routing_monitor import as_rows, routing_weights
+
+
+def token_view(folder: Path, tokens: TokenRoutingRecord) -> RoutingView:
+    """Return how the tokens of each task are shared among experts, as if tasks were routed so."""
+    record = tokens.as_routing()
+    categories, members = task_categories(folder, record.tasks), member_names(folder, record)
+    return RoutingView(record, record.weights, categories, members=members)
+
+
+def read_view(
+    folder: Path, adapted: Sequence[str] = (), backbone: str | None = None
+) -> RoutingView:
+    """Read the routing of a run and the categories of its tasks.
+
+    Where only tokens are routed, it is how those of each task are shared among experts.
+
+    Args:
+        folder: Of the run.
+        adapted: Folders of tasks that were adapted from it; they come last.
+        backbone: Where a pretrained backbone is now, which adapted tasks are loaded with.
+
+    Raises:
+        CheckpointError: If the run has not ended, or its files are damaged or of different runs.
+        TaskError: If it has a single task, or routes no tasks and some were adapted.
+    """
+    if has_token_record(folder) and not (folder / "plots" / "routing.npz").is_file():
+        view = token_view(folder, read_token_record(folder))
+        record = view.record
+    else:
+        saved = find_inventory(folder) and read_inventory(folder)
+        if saved and "backbone" in saved.meta["settings"]:
+            built = saved_settings.read_settings(saved, saved_settings.ModelSettings, LEAVE)
+            require_features(built, {"plots": "a figure of routing"})
+        view, record = None, read_record(folder)
+    if view is not None and adapted:
+        raise TaskError(f"'{folder}' routes tokens only: adapted tasks have no row of their own")
+    if len(record.tasks) + len(adapted) < 2:
+        raise TaskError(f"'{folder}' has one task only, and figures compare tasks")
+    if view is not None:
+        return view
+    probabilities = use_probabilities(record)
+    trails: dict[str, np.ndarray] = {}
+    if adapted:
+        record, probabilities = with_adapted(record, probabilities, adapted, backbone)
+        for name, place in zip(record.tasks[-len(adapted) :], adapted, strict=True):
+            if (course := read_course(Path(place))) is not None:
+                trails[name] = course.weights[:, :, 0]
+    categories, members = task_categories(folder, record.tasks), member_names(folder, record)
+    return RoutingView(record, probabilities, categories, trails, members)
+
+
+def member_names(folder: Path, record: RoutingRecord) -> tuple[str, ...]:
+    """Return the names of the members that are the skills of a run of a library, in their order.
+
+    Raises:
+        CheckpointError: If the file that names them is damaged.
+    """
+    path = folder / MEMBERS
+    if not path.is_file():
+        return ()
+    try:
+        names = tuple(str(row["name"]) for row in read_json(path, CheckpointError, dict)["members"])
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"'{path}' is damaged ({error}): copy it again") from error
+    return names if len(set(names)) == record.weights.shape[2] else ()
+
+
+def with_adapted(
+    record: RoutingRecord,
+    probabilities: np.ndarray,
+    adapted: Sequence[str],
+    backbone: str | None = None,
+) -> tuple[RoutingRecord, np.ndarray]:
+    """Return the routing of a run and, behind it, of tasks that were adapted from it.
+
+    A task whose name is there already is called after its folder, and those above it if need be.
+    """
+    from mttl.assembly.model import load_run
+
+    tasks, weights, likely = [*record.tasks], [record.weights], [probabilities]
+    for folder in adapted:
+        built = load_run(folder, run=record.folder, backbone=backbone)
+        router = built.model.router
+        row = routing_weights(router).astype(np.float64)
+        if row.shape[::2] != record.weights.shape[::2]:
+            raise CheckpointError(
+                f"'{folder}' has a router of {row.shape[0]} groups and {row.shape[2]} skills, and "
+                f"'{record.folder}' {record.weights.shape[0]} and {record.weights.shape[2]}: their "
+                "rows cannot be compared"
+            )
+        (task,) = built.tasks
+        parts = Path(folder).resolve().parts
+        names = (task, *("/".join(parts[-n:]) for n in range(1, len(parts) + 1)))
+        tasks.append(next(name for name in names if name not in tasks))
+        weights.append(row)
+        likely.append(as_rows(router.probabilities()))
+    joined = np.concatenate(weights, axis=1)
+    record = replace(record, tasks=tuple(tasks), weights=joined, history=None, probabilities=None)
+    return record, np.concatenate(likely, axis=1)
+
+
+def use_probabilities(record: RoutingRecord) -> np.ndarray:
+    """Return how likely each task is to use each skill, (G, T, K).
+
+    It is what the router wrote down. Runs of earlier versions did not: Polytropon's mixing weights
+    are normalised probabilities, which cannot be undone, so the saved logits are read. Other
+    routers use what has a weight; HyperFormer's weights are all it has, and so is the attention of
+    a fusion.
+    """
+    if record.probabilities is not None:
+        return record.probabilities
+    saved = read_inventory(record.folder)
+    aggregation = saved.meta["settings"].get("aggregation", {})
+    settings = saved.meta["settings"]["router"]
+    if settings["kind"] == "hyperformer" or aggregation.get("kind") == "fusion":
+        return record.weights
+    if settings["kind"] != "polytropon":
+        return (record.weights > 0).astype(np.float64)
+    probabilities = saved.router["logits"].double().sigmoid()  # (G, T, H, K)
+    if settings["straight_through"]:  # rounded as the router does, in the precision of the logits
+        probabilities = (saved.router["logits"].sigmoid() > 0.5).double()
+    if settings["shared_skill"]:  # the last skill is always on and has no logit
+        always = torch.ones_like(probabilities[..., :1])
+        probabilities = torch.cat([probabilities, always], dim=-1)
+    found = probabilities.transpose(1, 2).flatten(0, 1).numpy()  # heads are groups
+    if found.shape != record.weights.shape:
+        raise CheckpointError(
+            f"the router in '{saved.folder}' has shape {found.shape}, the weights in "
+            f"'{record.folder / 'plots' / 'routing.npz'}' {record.weights.shape}: they are of "
+            "different runs. Copy the whole folder again from where it was written"
+        )
+    return found
+
+
+def task_categories(folder: Path, tasks: Sequence[str]) -> tuple[str, ...]:
+    """Return the category of every task.
+
+    It stands in the column `category` of the gym's TASKS.csv, else in CrossFit's table; that of a
+    level of BabyAI is what it asks for. A task in neither is of the category "unknown".
+    """
+    settings = read_settings(folder)
+    if settings is not None and not isinstance(settings, Config):
+        from envs.levels import find_level
+
+        return tuple(" ".join(find_level(task).competencies) for task in tasks)
+    known = {name: info.category for name, info in crossfit().items()}
+    known |= gym_column(settings, "category")
+    return tuple(known.get(task, UNKNOWN) for task in tasks)
+
+
+def task_factors(folder: Path, tasks: Sequence[str]) -> dict[str, list[str]]:
+    """Return the known factors of the tasks: by name of a factor, its value for every task.
+
+    They stand in the column `factors` of the gym's TASKS.csv as ``name=value name=value``. A factor
+    that a task lacks, or that has one value only, is left out.
+
+    Raises:
+        TaskError: If an entry has another form.
+    """
+    factors: list[dict[str, str]] = []
+    column = gym_column(read_settings(folder), "factors")
+    for task in tasks:
+        pairs = [word.partition("=") for word in column.get(task, "").split()]
+        if not all(name and value for name, _, value in pairs):
+            raise TaskError(
+                f"the column 'factors' of TASKS.csv has '{column[task]}' for the task '{task}'; "
+                "write name=value name=value"
+            )
+        factors.append({name: value for name, _, value in pairs})
+    shared = [name for name in factors[0] if all(name in each for each in factors)]
+    values = {name: [each[name] for each in factors] for name in shared}
+    return {name: given for name, given in values.items() if len(set(given)) > 1}
+
+
+def read_settings(folder: Path) -> Section | None:
+    """Return the configuration of a run, if its folder has one."""
+    config = folder / "config.yaml"
+    return load_any_config([str(config)], own=LEAVE) if config.is_file() else None
+
+
+def gym_column(settings: Section | None, column: str) -> dict[str, str]:
+    """Return a column of TASKS.csv of the gym of a run, by task; nothing where it is empty."""
+    if not isinstance(settings, Config):
+        return {}
+    table = gym_folder(settings.data) / "TASKS.csv"
+    rows = read_table(table, TaskError) if table.exists() else []
+    return {
+        row["task"].strip(): row[column].strip()
+        for row in rows
+        if row.get("task") and row.get(column)
+    }

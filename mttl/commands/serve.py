@@ -1,0 +1,108 @@
+r"""Answer over HTTP as OpenAI's completions and chat: every task of a run is a model.
+
+mttl serve --from runs/crossfit
+mttl serve --from runs/crossfit --adapted models/past models/third --port 8001
+curl localhost:8000/v1/completions -H 'Content-Type: application/json' \
+  -d '{"model": "verb_past", "prompt": "knit"}'
+
+Requests of different tasks share batches. Ctrl-C or SIGTERM ends the server when it has answered
+what it accepted. It needs `pip install fastapi uvicorn`.
+"""
+
+import argparse
+import re
+
+from mttl.checkpoints.inventory_folder import check_named
+from mttl.commands.options import (
+    add_adapted,
+    add_address,
+    add_source,
+    make_parser,
+    natural,
+    positive,
+)
+from mttl.runtime.libraries import check_libraries
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve; return the exit status."""
+    options = parse(arguments)
+    check_named(options.source, options.adapted)
+    check_libraries("fastapi", "uvicorn")
+    from mttl.serving.application import Limits
+    from mttl.serving.run_server import serve
+
+    serve(
+        source=options.source,
+        adapted=options.adapted,
+        backbone=options.backbone,
+        host=options.host,
+        port=options.port,
+        key=options.api_key,
+        limits=Limits(body=options.most_bytes, seconds=options.timeout),
+        batch_size=options.batch_size,
+        wait=options.wait / 1000,
+        most_waiting=options.most_waiting,
+        most_tokens=options.most_tokens,
+        truncate=options.truncate,
+        cors=options.cors,
+    )
+    return 0
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = make_parser("serve", __doc__)
+    add_source(parser, required=False)
+    add_adapted(parser)
+    add_address(parser.group("who may ask"))
+    add = parser.group("who may ask").add_argument
+    add("--api-key", metavar="KEY", help="that requests have to name ($MTTL_API_KEY, or none)")
+    add(
+        "--cors",
+        type=origin,
+        nargs="+",
+        default=[],
+        metavar="ORIGIN",
+        help="pages that may ask from a browser, such as http://localhost:3000, or '*' (none)",
+    )
+    add("--most-bytes", type=positive, default=1 << 20, metavar="N", help="of a request (1 MiB)")
+    add(
+        "--timeout",
+        type=positive,
+        default=120,
+        metavar="S",
+        help="seconds that a request may take (%(default)s)",
+    )
+    add = parser.group("how it answers").add_argument
+    add("--batch-size", type=positive, default=32, metavar="N", help="at a time (%(default)s)")
+    add(
+        "--wait",
+        type=natural,
+        default=5,
+        metavar="MS",
+        help="milliseconds that an answer waits for others while the model is idle (%(default)s)",
+    )
+    add(
+        "--most-waiting",
+        type=positive,
+        default=512,
+        metavar="N",
+        help="answers that wait; more are refused with status 429 (%(default)s)",
+    )
+    add(
+        "--most-tokens",
+        type=positive,
+        default=1024,
+        metavar="N",
+        help="of an answer, where a request asks for more than the run's length (%(default)s)",
+    )
+    add("--truncate", action="store_true", help="cut inputs that are too long as in training")
+    return parser.parse_args(arguments)
+
+
+def origin(text: str) -> str:
+    """Read an origin as browsers send it."""
+    if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+/?", text):
+        raise argparse.ArgumentTypeError(f"'{text}' must read http://HOST[:PORT], or *")
+    return text.rstrip("/")

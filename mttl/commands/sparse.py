@@ -1,0 +1,234 @@
+"""Learn a sparse skill: lottery-ticket sparse fine-tuning of a language model, in a small file.
+
+mttl sparse --model t5-small --task verb_past --gym data/lexical --out verb_past.safetensors
+mttl sparse --model bert-base-cased --text mine.txt --lm masked --l1 0.1 --freeze-norms --out mine.safetensors
+mttl compose --model t5-small --skills verb_past.safetensors --out models/composed
+
+Two phases: all weights are tuned, the entries that changed most are chosen, the weights are put back,
+and these entries alone are tuned. `--on` puts skills below, as a task is learned on top of a language.
+After Ctrl-C, the same command with --resume continues.
+"""  # noqa: E501
+
+import argparse
+import dataclasses
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mttl.commands.options import READ, WORK, WRITTEN, CommandParser, make_parser
+from mttl.config.enums import SCOPES, STRUCTURES
+from mttl.errors import ConfigError, nearest
+from mttl.io.reading import read_text
+from mttl.runtime.command import make_console
+from mttl.sparse.lottery_settings import CRITERIA, FORMS, SCHEDULES, LotterySettings
+from mttl.tasks.folder import Gym
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedTokenizerBase
+
+    from mttl.sparse.lottery_ticket import Objective
+
+DEFAULTS = {field.name: field.default for field in dataclasses.fields(LotterySettings)}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Load, train in two phases, and write the skill."""
+    options = parse(arguments)
+    out = Path(options.out)
+    state = out.with_name(f"{out.name}.state")
+    if out.exists() and not (options.resume and state.is_file()):
+        raise ConfigError(f"'{out}' exists; choose another --out or delete it")
+    settings = lottery_settings(options)
+    import torch
+
+    from mttl.models.backbone import load_pretrained, load_tokenizer
+    from mttl.sparse.composition import SparseComposition
+    from mttl.sparse.loop import load_state, run_steps
+    from mttl.sparse.lottery_ticket import LotteryTicket
+    from mttl.sparse.skill_file import SparseSkill
+
+    about = {key: value for key, value in vars(options).items() if key not in ("out", "resume")}
+    about = {key: value for key, value in about.items() if key != "save_every"}
+    saved = load_state(state, about, resume=options.resume)
+    torch.manual_seed(options.seed)
+    model: torch.nn.Module = load_pretrained(options.model, masked=options.lm == "masked")
+    tokenizer = load_tokenizer(options.tokenizer or options.model)
+    objective = make_objective(options, model, tokenizer)
+    composition = SparseComposition(model)
+    for path in options.on:
+        composition.apply(path, SparseSkill.load(path))
+    if torch.cuda.is_available():
+        torch.nn.Module.cuda(model)
+    maskable = maskable_names(model, freeze_norms=options.freeze_norms, freeze=options.freeze)
+    ticket = LotteryTicket(model, maskable, objective, settings)
+    if saved is not None:
+        ticket.load_state_dict(saved)
+    run_steps(ticket, state, about, make_console(stderr=True), save_every=options.save_every)
+    skill = ticket.skill(about, originals=composition.originals)
+    skill.save(out)
+    state.unlink(missing_ok=True)
+    share = 100 * skill.n_entries / sum(value.numel() for value in model.parameters())
+    size = out.stat().st_size / 1024
+    make_console().print(
+        f"{skill.n_entries:,} entries in {len(skill.changes)} tensors, {share:.2f} % of the model; "
+        f"{size:,.0f} KiB in {out}"
+    )
+    return 0
+
+
+def lottery_settings(options: argparse.Namespace) -> LotterySettings:
+    """Return the settings of the two phases."""
+    try:
+        return LotterySettings(**{name: getattr(options, name) for name in DEFAULTS})
+    except ValueError as error:
+        name, _, rest = str(error).partition(" ")
+        raise ConfigError(f"--{name.replace('_', '-')} {rest}") from error
+
+
+def make_objective(
+    options: argparse.Namespace, model: "nn.Module", tokenizer: "PreTrainedTokenizerBase"
+) -> "Objective":
+    """Return what is learned."""
+    from mttl.data.encode import TextEncoder
+    from mttl.models.backbone import is_decoder_only
+    from mttl.sparse.objectives import CausalText, MaskedText, RestoredText, TaskObjective
+
+    if options.task is not None:
+        if options.lm is not None or (is_decoder_only(model) and reads_both_ways(model)):
+            raise ConfigError(
+                "--task needs a model that writes answers, and --lm is only for --text"
+            )
+        gym = Gym(options.gym)
+        encoder = TextEncoder(
+            tokenizer,
+            decoder_only=is_decoder_only(model),
+            max_input_length=options.max_length,
+            max_output_length=options.max_output_length,
+        )
+        prefix = f"[{options.task}] " if options.prefix else ""
+        rows = gym.rows(options.task, "train", options.sample)
+        return TaskObjective(encoder, [(prefix + row.input, row.outputs[0]) for row in rows])
+    if options.lm is None and is_decoder_only(model) and reads_both_ways(model):
+        raise ConfigError(
+            f"--model '{options.model}' is a masked language model: learn text with --lm masked"
+        )
+    lines = [line for path in options.text for line in read_lines(Path(path))]
+    if not is_decoder_only(model):
+        if options.lm == "causal":
+            raise ConfigError("--lm causal needs a decoder-only model; leave it out")
+        return RestoredText(tokenizer, lines, options.max_length, mask=options.mask)
+    if options.mask is not None:
+        raise ConfigError("--mask is only for encoder–decoder models; leave it out")
+    kind = MaskedText if options.lm == "masked" else CausalText
+    return kind(tokenizer, lines, options.max_length)
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a UTF-8 file that hold text.
+
+    Raises:
+        ConfigError: If it cannot be read.
+    """
+    text = read_text(path, ConfigError)
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def maskable_names(model: "nn.Module", *, freeze_norms: bool, freeze: list[str]) -> list[str]:
+    """Return the parameters that may change.
+
+    Args:
+        model: The network.
+        freeze_norms: Leave the parameters of normalisation layers alone.
+        freeze: Patterns of further parameters to leave alone.
+
+    Raises:
+        ConfigError: If a pattern matches nothing, or nothing is left.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    frozen: set[str] = set()
+    if freeze_norms:
+        norms = {path for path, module in model.named_modules() if is_norm(module)}
+        frozen |= {name for name in names if name.rpartition(".")[0] in norms}
+    for pattern in freeze:
+        found = {name for name in names if fnmatchcase(name, pattern)}
+        if not found:
+            raise ConfigError(
+                f"--freeze '{pattern}' matches no parameter.{nearest(pattern, names)}"
+            )
+        frozen |= found
+    left = [name for name in names if name not in frozen]
+    if not left:
+        raise ConfigError("--freeze leaves no parameter to train")
+    return left
+
+
+def reads_both_ways(model: "nn.Module") -> bool:
+    """Tell whether a folder holds an encoder, whatever it was loaded as."""
+    architectures: Any = getattr(model.config, "architectures", None) or []
+    return any(name.endswith(("ForMaskedLM", "ForPreTraining")) for name in architectures)
+
+
+def is_norm(module: "nn.Module") -> bool:
+    """Tell whether a module is a normalisation, of PyTorch or of a model's own."""
+    return type(module).__name__.endswith("Norm")
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = make_parser("sparse", __doc__)
+    read = parser.group(READ)
+    add = read.add_argument
+    add("--model", required=True, help="name on the hub, or a folder")
+    add("--tokenizer", help="another than the model's own: a name, a folder, or byte")
+    what = read.add_mutually_exclusive_group(required=True)
+    what.add_argument("--task", help="learn a task of a gym")
+    what.add_argument("--text", nargs="+", metavar="FILE", help="learn raw text, line by line")
+    add("--gym", default="data/lexical", help="folder of the gym (%(default)s)")
+    add("--sample", type=int, default=100, help="few-shot sample of the task (%(default)s)")
+    add("--prefix", action="store_true", help="put [task] before every input")
+    add("--lm", choices=("masked", "causal"), help="how a model that is no encoder–decoder reads")
+    add("--mask", help="text of the mask of an encoder–decoder, where its tokenizer has none")
+    add("--on", nargs="+", default=[], metavar="FILE", help="sparse skills to train on top of")
+    add("--max-length", type=int, default=256, help="most tokens of an input (%(default)s)")
+    add("--max-output-length", type=int, default=64, help="of an answer (%(default)s)")
+    add_settings(parser)
+    add = parser.group(WORK).add_argument
+    add("--freeze-norms", action="store_true", help="leave normalisation layers alone")
+    add("--freeze", nargs="+", default=[], metavar="PATTERN", help="leave these parameters alone")
+    add = parser.group(WRITTEN).add_argument
+    add("--out", required=True, help="file of the skill")
+    add("--save-every", type=int, default=500, help="steps between two states (%(default)s)")
+    add("--resume", action="store_true", help="continue a run that was stopped")
+    options = parser.parse_args(arguments)
+    if options.save_every < 1:
+        parser.error(f"--save-every ({options.save_every}) must be at least 1")
+    return options
+
+
+def add_settings(parser: CommandParser) -> None:
+    """Add an option for each setting of `LotterySettings`."""
+    given: dict[str, dict[str, Any]] = {
+        "density": {"type": float, "help": "fraction of the weights that change (%(default)s)"},
+        "criterion": {"choices": CRITERIA, "help": "by which they are chosen (%(default)s)"},
+        "scope": {"choices": SCOPES, "help": "over all tensors, or in each (%(default)s)"},
+        "structure": {"choices": STRUCTURES, "help": "chosen as a whole (%(default)s)"},
+        "block": {"type": int, "help": "side of a block (%(default)s)"},
+        "form": {"choices": FORMS, "help": "the others stay, or become 0 (%(default)s)"},
+        "rounds": {"type": int, "help": "in which the support narrows (%(default)s)"},
+        "schedule": {"choices": SCHEDULES, "help": "choose once, or by every step (%(default)s)"},
+        "dense_steps": {"type": int, "help": "before a schedule begins to prune (%(default)s)"},
+        "rewind": {"type": int, "help": "go back to this step of the first round (%(default)s)"},
+        "full_steps": {"type": int, "help": "of the first phase (%(default)s)"},
+        "sparse_steps": {"type": int, "help": "of the second phase (%(default)s)"},
+        "batch_size": {"type": int, "help": "rows per step (%(default)s)"},
+        "lr": {"type": float, "help": "learning rate (%(default)s)"},
+        "sparse_lr": {"type": float, "help": "that of the second phase; --lr by default"},
+        "warmup": {"type": float, "help": "fraction of a phase (%(default)s)"},
+        "l1": {"type": float, "help": "pull to the start (%(default)s; 0.1 for languages)"},
+        "gradient_clip_val": {"type": float, "help": "largest norm of the gradients"},
+        "seed": {"type": int, "help": "of all draws (%(default)s)"},
+    }
+    for name, settings in given.items():
+        flag = f"--{name.replace('_', '-')}"
+        parser.group(WORK).add_argument(flag, default=DEFAULTS[name], **settings)

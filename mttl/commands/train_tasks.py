@@ -1,0 +1,204 @@
+"""Train an inventory of skills and a router jointly over many text-to-text tasks."""
+
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytorch_lightning as pl
+
+from mttl.assembly.build_backbone import (
+    backbone_name,
+    build_tokenizer,
+    check_packable,
+    places_of,
+)
+from mttl.assembly.factor_table import with_factors
+from mttl.assembly.model import Built, build_model, inventory_settings
+from mttl.assembly.process_count import check_processes
+from mttl.assembly.trainer import build_trainer, with_shared_batches
+from mttl.checkpoints.resuming import checkpoint_errors
+from mttl.checkpoints.run_folder import (
+    RunFolder,
+    check_still_there,
+    dotted_settings,
+    step_to_start_from,
+)
+from mttl.checkpoints.saved_inventory import save_inventory
+from mttl.checkpoints.whole_tensors import is_sharded
+from mttl.config.load import dump_config
+from mttl.config.schema import Config
+from mttl.config.skills_schema import kinds_of
+from mttl.data.chosen_tasks import open_gym, partition_of
+from mttl.data.data_module import TextToTextDataModule
+from mttl.data.encode import check_positions
+from mttl.errors import CheckpointError
+from mttl.inference.task_options import wanted_options
+from mttl.io.files import write_text
+from mttl.io.reading import MOST_YAML, read_text
+from mttl.models.backbone import is_decoder_only
+from mttl.moe.expert_parallel import make_whole
+from mttl.runtime.command import make_console
+from mttl.tasks.folder import Gym
+from mttl.tasks.partition import select_tasks
+from mttl.training.attention_report import attention_by_task, has_attention
+from mttl.training.distributed.peer_watchdog import take_leave
+from mttl.training.loggers.show import close_boards, open_boards, show_answers
+from mttl.training.meta.meta_module import MetaModule
+from mttl.training.packing_check import check_packing
+from mttl.training.predictions import predict, score, write_predictions, write_results
+from mttl.training.report import (
+    attachment_table,
+    baseline_results,
+    result_table,
+    write_baselines,
+    write_routing,
+)
+from mttl.training.task_embeddings import show_tasks
+from mttl.training.text_to_text import TextToTextModule
+from mttl.training.token_report import write_token_routing
+
+
+def check_rows(
+    gym: Gym, tasks: Sequence[str], splits: Sequence[str], samples: Sequence[int]
+) -> None:
+    """Read what will be scored in the end, so that a damaged file costs no training.
+
+    Raises:
+        TaskError: If a file is absent or malformed.
+    """
+    for split in splits:
+        for task in tasks:
+            for sample in samples:
+                gym.rows(task, split, sample)
+
+
+def _dated(config: Config, folder: RunFolder, *, resume: bool) -> Config:
+    """Return the configuration with the day that its chat template shows, if it shows one."""
+    day = config.data.date
+    if config.data.template != "chat" or day is not None:
+        return config
+    if resume and folder.config.is_file():
+        day = dotted_settings(read_text(folder.config, CheckpointError, MOST_YAML)).get("data.date")
+    elif "strftime_now" in str(build_tokenizer(config.backbone).chat_template):
+        day = str(datetime.date.today())
+    return config.model_copy(update={"data": config.data.model_copy(update={"date": day})})
+
+
+def train(config: Config, *, resume: bool = False) -> None:
+    """Train, score and save."""
+    folder = RunFolder(Path(config.run.dir) / config.run.name)
+    config = _dated(config, folder, resume=resume)
+    text = dump_config(config)
+    check_processes(config)
+    config = with_shared_batches(config)
+    pl.seed_everything(config.run.seed, verbose=False)
+    console = make_console()
+
+    # What to learn: tasks, their rows, and the model over them.
+    gym = open_gym(config.data)
+    tasks = select_tasks(partition_of(config.data, gym).train, gym, config.data.skip_missing)
+    metrics = {task: gym.metric(task) for task in tasks}
+    check_rows(gym, tasks, config.data.evaluate, config.data.samples)
+    options = wanted_options(gym, tasks, config.data.samples, config.generation.mode)
+    if config.data.packed_length is not None:
+        check_packable(config.backbone, config.data.packed_length)
+    config = with_factors(config, gym, tasks)
+    built = build_model(config, tasks)
+    check_positions(
+        getattr(built.model.backbone.config, "max_position_embeddings", None),
+        decoder_only=is_decoder_only(built.model.backbone),
+        max_input_length=config.data.max_input_length,
+        max_output_length=config.data.max_output_length,
+        prompt_length=sum(one.length for one in kinds_of(config.skills) if one.kind == "prompt"),
+    )
+    if config.data.packed_length is not None:
+        check_packing(built.model, config.data.packed_length)
+    data = build_data(config, gym, built)
+    step = step_to_start_from(folder, text, resume=resume)
+    kind = TextToTextModule if config.optim.meta is None else MetaModule
+    module = kind(
+        *(built.model, built.tokenizer, metrics, config.optim, config.generation),
+        max_output_length=config.data.max_output_length,
+        loss=config.loss,
+    )
+    module.offer(options, built.form, per_token=config.generation.per_token)
+    trainer = build_trainer(config, folder, built, resumed_step=step)
+
+    # Nothing but the cache is written before all of that is known to fit.
+    data.prepare_data()
+    show_tasks(built.model, data)
+    open_boards(trainer, dotted_settings(text))
+    if trainer.is_global_zero:
+        write_text(folder.config, text)
+        console.print(attachment_table(built.attachment, built.model, built.token_layers))
+    with checkpoint_errors(folder.last):
+        trainer.fit(
+            module,
+            datamodule=data,
+            ckpt_path=folder.last if step else None,
+            weights_only=True,
+        )
+
+    # What came out: scores beside the baselines, answers, and the inventory.
+    if folder.best.is_file():  # there is none where nothing was validated
+        scored = module.load_weights(folder.best)
+        if trainer.is_global_zero:
+            console.print(f"Step {scored} did best on the development rows: its weights are kept.")
+    results, baselines = [], {}
+    for split in config.data.evaluate:
+        rows = predict(trainer, module, data.evaluation_dataloader(split))
+        results += score(rows, metrics, split, config.run.seed)
+        baselines[split] = baseline_results(gym, metrics, split, config.data, config.run.seed)
+        if trainer.is_global_zero:
+            write_predictions(folder.predictions, rows, tasks, split)
+        show_answers(trainer, split, tasks, rows)
+    make_whole(built.model)
+    close_boards(trainer, results)
+    if trainer.is_global_zero:
+        write_results(folder.results, results)
+        write_baselines(folder.baselines, baselines)
+    if trainer.is_global_zero or is_sharded(built.model):  # parts are put together by all
+        save_inventory(
+            folder.skills,
+            built.model,
+            tasks,
+            backbone_name=backbone_name(config.backbone),
+            # Random weights come from nowhere else, frozen or not.
+            backbone_trained=bool(config.backbone.train) or config.backbone.kind == "random",
+            settings=inventory_settings(
+                config,
+                {task: gym.description(task) for task in tasks}
+                if config.data.descriptions
+                else None,
+                options,
+            ),
+            places=places_of(config.backbone),
+        )
+        if groups := built.attachment.groups:
+            attention = None
+            if has_attention(built.model):
+                module.to(trainer.strategy.root_device)  # the trainer has left it on the CPU
+                attention = attention_by_task(module, data.train_rows)
+            path = folder.plots / "routing.npz"
+            write_routing(path, built.model.router, groups, tasks, attention=attention)
+        if config.moe is not None and config.data.evaluate:
+            rows = data.evaluation_dataloader(config.data.evaluate[0])
+            write_token_routing(folder.plots / "token_routing.npz", module, rows)
+    take_leave(trainer)
+    if trainer.is_global_zero:
+        check_still_there(folder)
+        console.print(result_table(results, baselines))
+        console.print(f"The run is in {folder.path}", highlight=False)
+
+
+def build_data(config: Config, gym: Gym, built: Built) -> TextToTextDataModule:
+    """Return the batches that the section ``data`` describes."""
+    cache = config.data.cache_dir or str(Path(config.run.dir) / ".cache")
+    return TextToTextDataModule(
+        gym,
+        built.tasks,
+        built.tokenizer,
+        config.data.model_copy(update={"cache_dir": cache}),
+        decoder_only=is_decoder_only(built.model.backbone),
+        seed=config.run.seed,
+    )

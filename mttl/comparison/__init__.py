@@ -1,0 +1,1 @@
+"""Methods compared on the same tasks and seeds: trainings, adaptations, scores, tables."""

@@ -1,0 +1,104 @@
+"""The comparison at a glance: every method's mean on seen and on unseen tasks, and its seeds."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from mttl.analysis.figures.canvas import (
+    FAINT,
+    FONT,
+    GAP,
+    HEADING,
+    INK,
+    MARGIN,
+    new_canvas,
+    place,
+    strip_frame,
+    text_width,
+)
+from mttl.comparison.tables import Mean, Score, by_seed, mean_score
+
+PANEL = 2.6  # inches
+ROW = 0.21
+OTHERS, REFERENCE = "#0072B2", "#D55E00"
+
+
+@dataclass(frozen=True)
+class Dots:
+    """The scores of one method, in per cent.
+
+    Attributes:
+        name: Its name.
+        means: For each panel, the mean over tasks; NaN where it has no score.
+        seeds: Likewise, the same of every seed that has all tasks.
+        differences: To the reference, likewise, with their intervals.
+    """
+
+    name: str
+    means: Sequence[float]
+    seeds: Sequence[Sequence[float]]
+    differences: Sequence[Mean]
+
+    @classmethod
+    def of(
+        cls, name: str, panels: Sequence[Sequence[Score]], differences: Sequence[Mean]
+    ) -> "Dots":
+        """Return those of scores, given for each panel."""
+        means = [mean_score(scores) for scores in panels]
+        return cls(name, means, [[*by_seed(scores).values()] for scores in panels], differences)
+
+
+def comparison_figure(
+    methods: Sequence[Dots],
+    references: Sequence[str],
+    titles: Sequence[str] = ("seen tasks", "unseen tasks"),
+) -> Figure:
+    """Return a row per method: small dots are seeds, the large one is the mean.
+
+    Whiskers are the interval of the difference to the reference of the panel, as the table has it:
+    one that does not reach the line of the reference is a difference. A panel without scores is
+    left out.
+    """
+    panels = [
+        (number, title)
+        for number, title in enumerate(titles)
+        if not all(math.isnan(method.means[number]) for method in methods)
+    ]
+    names = [method.name for method in methods]
+    label = text_width(names) + GAP
+    height = ROW * len(methods)
+    figure = new_canvas(
+        MARGIN + label + len(panels) * (PANEL + MARGIN),
+        2 * MARGIN + 2 * HEADING + height,
+        "Mean test score over tasks, per cent; whiskers: 95 % of the difference to the line",
+    )
+    for column, (number, title) in enumerate(panels):
+        left = MARGIN + label + column * (PANEL + MARGIN)
+        axes = place(figure, left, MARGIN + HEADING / 2, PANEL, height)
+        strip_frame(axes, "left", "right", "top")
+        axes.set_title(title, fontsize=FONT, color=INK)
+        axes.set_ylim(len(methods) - 0.5, -0.5)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.tick_params(axis="x", length=3)
+        if column == 0:
+            axes.set_yticks(range(len(methods)), names)
+        for row, method in enumerate(methods):
+            mean, seeds = method.means[number], method.seeds[number]
+            if math.isnan(mean):
+                continue
+            own = method.name == references[number]
+            colour = REFERENCE if own else OTHERS
+            apart = method.differences[number]
+            axes.hlines(
+                *(row, mean + apart.low - apart.mean, mean + apart.high - apart.mean),
+                color=colour,
+                linewidth=1,
+            )
+            axes.plot(seeds, [row] * len(seeds), "o", color=colour, markersize=2.5)
+            axes.plot([mean], [row], "D" if own else "o", color=colour, markersize=6)
+            if own:
+                axes.axvline(mean, color=FAINT, linewidth=1, zorder=0)
+    return figure

@@ -1,0 +1,159 @@
+"""Long commands, each run once: what it cost is written down when it has ended."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+
+from envs.process import is_stopped
+from mttl.errors import MttlError
+from mttl.io.files import write_text
+from mttl.io.reading import read_json
+from mttl.runtime.child_process import with_parent
+from mttl.runtime.gpus import gpu_environment
+
+logger = logging.getLogger(__name__)
+
+POLL = 0.2  # seconds between two looks at a command
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a command used, all its attempts together.
+
+    Attributes:
+        cpu_minutes: Time on processors, of all threads.
+        peak_mib: Largest resident memory of the process.
+        ended: Whether it has ended well.
+    """
+
+    cpu_minutes: float = 0.0
+    peak_mib: float = 0.0
+    ended: bool = False
+
+    @classmethod
+    def read(cls, path: Path) -> "Cost":
+        """Read what was written down, or a cost of nothing."""
+        if not path.exists():
+            return cls()
+        try:
+            return cls(**read_json(path, MttlError, dict))
+        except TypeError as error:
+            raise MttlError(f"'{path}' is damaged ({error}). Delete it") from error
+
+    def write(self, path: Path) -> None:
+        """Write it down."""
+        write_text(path, json.dumps(asdict(self)))
+
+
+class Processes:
+    """Runs commands, several at once, and ends all of them when this process has to stop.
+
+    Args:
+        n_threads: Threads that each command may use.
+    """
+
+    def __init__(self, n_threads: int) -> None:
+        self.environment = {**os.environ, "OMP_NUM_THREADS": str(n_threads)}
+        # With a number for each, the lowest that is free, by which it takes a GPU.
+        self._running: dict[subprocess.Popen[bytes], int] = {}
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    @contextmanager
+    def stopping(self) -> Iterator[None]:
+        """Ask all commands to leave when the block is left early, and wait for them."""
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._stopped = True
+                for process in self._running:
+                    # Not `terminate`, which may take the exit status that `run` waits for.
+                    with suppress(ProcessLookupError):
+                        os.kill(process.pid, signal.SIGTERM)
+
+    def run(self, command: list[str], log: Path, cost: Path) -> None:
+        """Run a Python command to its end, and write down what it cost.
+
+        Args:
+            command: A script and its arguments, or ``-m mttl`` and a command with its.
+            log: File that what it prints is appended to.
+            cost: File of the cost; the cost of earlier attempts is added.
+
+        Raises:
+            MttlError: If it failed, or everything is stopping.
+        """
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as file:
+            with self._lock:
+                if self._stopped:
+                    raise MttlError("stopped")
+                taken = self._running.values()
+                number = next(free for free in count(1) if free not in taken)
+                process = subprocess.Popen(
+                    [sys.executable, *command],
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    env={**self.environment, **gpu_environment(number)},
+                    # Ctrl-C is for this process, which passes it on once: the second would tell a
+                    # training to leave without a checkpoint.
+                    start_new_session=True,
+                    preexec_fn=with_parent(),
+                )
+                self._running[process] = number
+            ended, peak, told = 0, 0.0, False
+            while not ended:
+                peak = max(peak, peak_so_far(process.pid))
+                if is_stopped(process.pid) and not told:
+                    told = True
+                    logger.warning(
+                        "'%s' is stopped; it goes on after: kill -CONT %d",
+                        shown(command),
+                        process.pid,
+                    )
+                ended, status, usage = os.wait4(process.pid, os.WNOHANG)
+                time.sleep(0 if ended else POLL)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            with self._lock:
+                self._running.pop(process, None)
+        before = Cost.read(cost)
+        unit = 2**20 if sys.platform == "darwin" else 2**10
+        # Its peak counts this process too, from which the command was forked: only a fallback.
+        peak = peak or usage.ru_maxrss / unit
+        Cost(
+            before.cpu_minutes + (usage.ru_utime + usage.ru_stime) / 60,
+            max(before.peak_mib, peak),
+            ended=process.returncode == 0,
+        ).write(cost)
+        if process.returncode and not self._stopped:
+            raise MttlError(f"'{shown(command)}' failed; what it printed is in '{log}'")
+
+
+def shown(command: list[str]) -> str:
+    """Return the name of a command: a script, or ``mttl`` and what follows."""
+    return f"mttl {command[2]}" if command[0] == "-m" else Path(command[0]).name
+
+
+def peak_so_far(pid: int) -> float:
+    """Return the largest resident memory of a running process in MiB; 0 where it is not known."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text("ascii", errors="replace").splitlines()
+    except OSError:
+        return 0.0
+    found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+    return int(found[0]) / 2**10 if found else 0.0
+
+
+def start_again(run: Path) -> list[str]:
+    """Return the argument that continues an interrupted training."""
+    return ["--resume"] if run.is_dir() else []

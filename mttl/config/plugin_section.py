@@ -1,0 +1,150 @@
+"""Settings of classes of one's own, read from their signatures."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar, Literal, get_args, get_type_hints
+
+from pydantic import ConfigDict, GetCoreSchemaHandler, ValidationInfo, create_model
+from pydantic.errors import PydanticUserError
+from pydantic_core import CoreSchema, core_schema
+
+from mttl.config.section import Section, kind_of, models_in
+from mttl.plugins.classes import Family, OwnClassError, find_class, make, parameters
+
+# What a configuration is read for, as the context of a validation.
+IMPORT: dict[str, str] = {"own": "import"}
+LEAVE: dict[str, str] = {"own": "leave"}
+
+
+class OwnPart(Section):
+    """A section of settings of a class of one's own, named as `module:Class`."""
+
+    model_config = ConfigDict(protected_namespaces=())
+    own_class: ClassVar[type[Any]]
+
+    kind: str
+    """The class."""
+
+    def make(self, **given: Any) -> Any:
+        """Build an object of the class.
+
+        Args:
+            **given: What the program supplies; the class takes what it declares.
+        """
+        own = self.own_class
+        settings = {
+            name: getattr(self, name) for name in parameters(own) if name in type(self).model_fields
+        }
+        return make(own, given, {k: v for k, v in settings.items() if k not in given})
+
+
+class _Unread(OwnPart):
+    """A part whose class is not looked at, where a file of a run is read for other settings."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+@dataclass(frozen=True)
+class OwnKinds:
+    """Lets a section be of a class of one's own too: put it behind the known kinds.
+
+    Args:
+        family: What the classes are.
+        base: Settings that all kinds of the section have.
+    """
+
+    family: Family
+    base: type[Section] = Section
+
+    def model_of(self, kind: str, *, trusted: bool = False) -> type[OwnPart]:
+        """Return the settings of a class.
+
+        Args:
+            kind: Its name.
+            trusted: Whether the user named it; see `mttl.plugins.classes.find_class`.
+
+        Raises:
+            OwnClassError: If there is none, or an argument can be no setting.
+        """
+        return _model(find_class(self.family, kind, trusted=trusted), kind, self.family, self.base)
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        known = handler(source)
+        names = [name for model in models_in(source) if (name := kind_of(model))]
+
+        def validate(value: Any, handle: Any, info: ValidationInfo) -> Any:
+            if isinstance(value, OwnPart):
+                return value
+            kind = value.get("kind") if isinstance(value, Mapping) else None
+            if kind is None or kind in names or (names and not self.family.is_own(kind)):
+                return handle(value)
+            if info.context == LEAVE:
+                return _Unread.model_validate(value)
+            if not isinstance(kind, str):
+                raise OwnClassError(f"kind ({kind}) must name {self.family.title}")
+            return self.model_of(kind, trusted=info.context == IMPORT).model_validate(value)
+
+        def dump(value: Any, handle: Any, info: Any) -> Any:
+            return value.model_dump(mode=info.mode) if isinstance(value, OwnPart) else handle(value)
+
+        return core_schema.with_info_wrap_validator_function(
+            validate,
+            known,
+            serialization=core_schema.wrap_serializer_function_ser_schema(
+                dump, info_arg=True, schema=known
+            ),
+        )
+
+
+def own_class_of(family: Family) -> Callable[[str, ValidationInfo], str]:
+    """Return a validator of names, which imports those of classes of one's own."""
+
+    def validate(name: str, info: ValidationInfo) -> str:
+        if info.context != LEAVE and family.is_own(name):
+            find_class(family, name, trusted=info.context == IMPORT)
+        return name
+
+    return validate
+
+
+def own_kinds_in(annotation: Any, metadata: Any = ()) -> OwnKinds | None:
+    """Return what a field says about classes of one's own, if it does."""
+    found = [item for item in metadata if isinstance(item, OwnKinds)]
+    if hasattr(annotation, "__metadata__"):
+        found += [item for item in annotation.__metadata__ if isinstance(item, OwnKinds)]
+    found += [own for part in get_args(annotation) if (own := own_kinds_in(part))]
+    return found[0] if found else None
+
+
+@cache
+def _model(cls: type[Any], kind: str, family: Family, base: type[Section]) -> type[OwnPart]:
+    try:
+        hints = get_type_hints(cls.__init__, include_extras=True)
+    except (NameError, TypeError) as error:
+        raise OwnClassError(f"'{kind}': the types of its arguments: {error}") from error
+    fields: dict[str, Any] = {"kind": (Literal[kind], ...)}
+    for name, item in parameters(cls).items():
+        if name in family.given:
+            continue
+        if name in base.model_fields or name == "kind" or hasattr(OwnPart, name):
+            raise OwnClassError(f"'{kind}': its argument '{name}' needs another name")
+        known = type(item.default) if item.default not in (inspect.Parameter.empty, None) else Any
+        default = ... if item.default is inspect.Parameter.empty else item.default
+        fields[name] = (hints.get(name, known), default)
+        try:
+            create_model("Setting", __base__=OwnPart, **{name: fields[name]})
+        except PydanticUserError as error:
+            shown = getattr(fields[name][0], "__name__", fields[name][0])
+            raise OwnClassError(
+                f"'{kind}': its argument '{name}' is of the type {shown}, which no configuration "
+                "can hold; take numbers, texts, true or false, lists or mappings"
+            ) from error
+    bases = (OwnPart,) if base is Section else (OwnPart, base)
+    made: Any = create_model(cls.__name__, __base__=bases, **fields)
+    made.own_class = cls
+    made.lacks = getattr(cls, "lacks", {})
+    return made

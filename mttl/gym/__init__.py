@@ -1,1 +1,0 @@
-"""CrossFit's gym: what a task is, its templates and few-shot samples, and the gym on disk."""

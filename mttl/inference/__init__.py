@@ -1,0 +1,1 @@
+"""Answers of a trained model: generated, or chosen among options by their likelihood."""

@@ -1,0 +1,67 @@
+"""Answers that a language model generates to texts, many at a time."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mttl.data.collate import pad_id_of, padded_inputs
+from mttl.data.encode import TextEncoder
+from mttl.data.prompt_prefix import Opening
+from mttl.models.generation import generate_texts
+
+
+def batches_by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
+    """Cut rows into batches of similar length; each row is in one."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+
+@torch.no_grad()
+def answer_texts(
+    generate: Callable[..., Tensor],
+    encoder: TextEncoder,
+    texts: Sequence[str],
+    *,
+    openings: Sequence[Opening] = (),
+    decoder_only: bool,
+    device: torch.device,
+    batch_size: int = 64,
+    on_rows: Callable[[int], object] = lambda n: None,
+    **settings: Any,
+) -> list[str]:
+    """Generate an answer to every text; texts of similar length share a batch.
+
+    Args:
+        generate: Takes the places of the rows of a batch, and what a model's ``generate`` takes.
+        encoder: Encodes texts for the model.
+        texts: As the model reads them.
+        openings: What each begins with and keeps, where long ones are cut at their start.
+        decoder_only: The kind of model.
+        device: Where it is.
+        batch_size: Texts at a time.
+        on_rows: Called after each batch with its size.
+        **settings: What else ``generate`` takes.
+
+    Returns:
+        The answers in the order of the texts, without blanks around them.
+    """
+    prompts = encoder.prompts(texts, openings)
+    answers = [""] * len(prompts)
+    for rows in batches_by_length([len(prompt) for prompt in prompts], batch_size):
+        batch = padded_inputs(
+            [prompts[row] for row in rows], pad_id_of(encoder.tokenizer), left=decoder_only
+        )
+        found = generate_texts(
+            partial(generate, rows),
+            encoder.tokenizer,
+            {name: value.to(device) for name, value in batch.items()},
+            decoder_only=decoder_only,
+            **settings,
+        )
+        for row, answer in zip(rows, found, strict=True):
+            answers[row] = answer
+        on_rows(len(rows))
+    return answers

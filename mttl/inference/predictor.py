@@ -1,0 +1,277 @@
+"""A trained model with all that it takes to answer texts: the form of its prompts, and its search.
+
+Evaluation after training, adapted models and commands ask in the same form, so the same input has
+the same answer everywhere.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from lightning_fabric.plugins import Precision
+from transformers import PreTrainedTokenizerBase
+
+from mttl.data.collate import pad_id_of
+from mttl.data.prompt_form import PromptForm
+from mttl.errors import TaskError, nearest
+from mttl.inference.batched_answers import answer_texts, batches_by_length
+from mttl.inference.choices import Choice, check_choices, choice_ids
+from mttl.inference.option_scores import option_scores
+from mttl.models.backbone import is_decoder_only
+from mttl.skills.skilled_model import SkilledModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictor:
+    """A model that answers texts of its tasks.
+
+    Attributes:
+        model: Backbone, skills and router.
+        tokenizer: The backbone's.
+        tasks: Names of the tasks in the order of their ids.
+        form: How inputs looked in training, and how long answers may be.
+        search: How answers are searched, as `mttl.models.generation.search_settings` says.
+        per_token: Whether answers that are ranked are compared by means over their tokens.
+        precision: Of the arithmetic; single by default.
+    """
+
+    model: SkilledModel
+    tokenizer: PreTrainedTokenizerBase
+    tasks: tuple[str, ...]
+    form: PromptForm
+    search: Mapping[str, Any]
+    per_token: bool = True
+    precision: Precision = field(default_factory=Precision)
+
+    def task_ids(self, names: Sequence[str]) -> torch.Tensor:
+        """Return the ids of tasks by name, shape (B,).
+
+        Raises:
+            TaskError: If a name is unknown.
+        """
+        for name in names:
+            if name not in self.tasks:
+                raise TaskError(f"the model knows no task '{name}'.{nearest(name, self.tasks)}")
+        return torch.tensor([self.tasks.index(name) for name in names], dtype=torch.long)
+
+    def predict(
+        self,
+        tasks: str | Sequence[str],
+        texts: Sequence[str],
+        *,
+        batch_size: int = 64,
+        on_rows: Callable[[int], object] = lambda n: None,
+        **search: Any,
+    ) -> list[str]:
+        """Answer texts as the model is evaluated; it is left in evaluation mode.
+
+        Tasks whose options were ranked in evaluation choose among these, unless a search is given.
+
+        Args:
+            tasks: The task of all, or of each.
+            texts: Inputs, without the prefix that training put before them.
+            batch_size: Texts at a time.
+            on_rows: Called after each batch with its size.
+            **search: What ``generate`` of transformers takes instead of the run's own search:
+                ``num_beams=4``, ``do_sample=True, temperature=0.7``, ``max_new_tokens=200``.
+
+        Returns:
+            An answer to each, in order, without blanks around it.
+
+        Raises:
+            TaskError: If a task is unknown, or there is not one for each text.
+            TypeError: If ``texts`` is a single text rather than a list of them.
+            ValueError: If more than one answer is asked for.
+        """
+        if search.get("num_return_sequences", 1) != 1:
+            n = search["num_return_sequences"]
+            raise ValueError(f"num_return_sequences ({n}) must be 1: every text has one answer")
+        names = self._names(tasks, texts)
+        if not names:
+            return []
+        task_ids = self.task_ids(names).to(self.device)
+        options = {} if search else self.form.task_options
+        ranked = [place for place, name in enumerate(names) if name in options]
+        if ranked:
+            return self._some_ranked(names, texts, ranked, batch_size, on_rows)
+
+        def generate(rows: Sequence[int], **inputs: Any) -> torch.Tensor:
+            return self.generate(task_ids[list(rows)], **inputs)
+
+        self.model.eval()
+        return answer_texts(
+            generate,
+            self.form.encoder(self.tokenizer, decoder_only=self.decoder_only),
+            [self.form.text(task, text) for task, text in zip(names, texts, strict=True)],
+            openings=[self.form.opening(task) for task in names],
+            decoder_only=self.decoder_only,
+            device=self.device,
+            batch_size=batch_size,
+            on_rows=on_rows,
+            **{**self.search, **search},
+        )
+
+    def _some_ranked(
+        self,
+        names: Sequence[str],
+        texts: Sequence[str],
+        ranked: Sequence[int],
+        batch_size: int,
+        on_rows: Callable[[int], object],
+    ) -> list[str]:
+        """Choose answers at some places among the options of their tasks, and search the others."""
+        chosen = self.choose(
+            [names[place] for place in ranked],
+            [texts[place] for place in ranked],
+            [self.form.task_options[names[place]] for place in ranked],
+            per_token=self.per_token,
+            batch_size=batch_size,
+        )
+        on_rows(len(ranked))
+        found = {place: choice.answer for place, choice in zip(ranked, chosen, strict=True)}
+        rest = [place for place in range(len(names)) if place not in found]
+        others = self.predict(
+            [names[place] for place in rest],
+            [texts[place] for place in rest],
+            batch_size=batch_size,
+            on_rows=on_rows,
+        )
+        found |= dict(zip(rest, others, strict=True))
+        return [found[place] for place in range(len(names))]
+
+    def generate(self, task_ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
+        """Generate ids in the run's precision.
+
+        Args:
+            task_ids: The task of each prompt, shape (B,).
+            **inputs: What ``generate`` of transformers takes.
+        """
+        with self.precision.forward_context():
+            return self.model.generate(task_ids, **inputs)
+
+    def choose(
+        self,
+        tasks: str | Sequence[str],
+        texts: Sequence[str],
+        choices: Sequence[str] | Sequence[Sequence[str]],
+        *,
+        per_token: bool = False,
+        batch_size: int = 64,
+        on_rows: Callable[[int], object] = lambda n: None,
+    ) -> list[Choice]:
+        """Choose among given answers by their likelihood; see `mttl.inference.choices`.
+
+        Args:
+            tasks: As for `predict`, and so are the others.
+            texts: Inputs.
+            choices: The answers of all texts, or a list of them for each.
+            per_token: Compare means over the tokens of an answer rather than sums.
+            batch_size: Answers at a time.
+            on_rows: Called with the number of answers that were scored.
+
+        Raises:
+            TaskError: If a task is unknown, there is not one for each text, or a text has less than
+                two different answers to choose from: as far as answers reached in training.
+        """
+        names = self._names(tasks, texts)
+        if isinstance(choices, str):
+            raise TypeError(f"choices ('{choices}') must be a list of answers, such as ['a', 'b']")
+        shared = all(isinstance(choice, str) for choice in choices)
+        of_each: Any = [choices] * len(texts) if shared else choices
+        if len(of_each) != len(texts):
+            raise TaskError(f"there are {len(texts)} texts and choices for {len(of_each)}")
+        answers = [check_choices(own, f"text {place + 1}") for place, own in enumerate(of_each)]
+        if not answers:
+            return []
+        encoder = self.form.encoder(self.tokenizer, decoder_only=self.decoder_only)
+        questions = [self.form.text(task, text) for task, text in zip(names, texts, strict=True)]
+        ids: dict[tuple[str, ...], list[list[int]]] = {}
+        for place, own in enumerate(answers, 1):
+            if tuple(own) not in ids:
+                ids[tuple(own)] = self.choice_ids(own, f"text {place}")
+        prompts = encoder.prompts(questions, [self.form.opening(task) for task in names])
+        task_ids = self.task_ids(names).to(self.device)
+        self.model.eval()
+        found: list[Choice] = [Choice("", {})] * len(texts)
+        n_prompts = max(1, batch_size // max(map(len, answers)))
+        for rows in batches_by_length([len(prompt) for prompt in prompts], n_prompts):
+            with self.precision.forward_context():
+                scores = option_scores(
+                    self.model,
+                    task_ids[rows],
+                    [prompts[row] for row in rows],
+                    [ids[tuple(answers[row])] for row in rows],
+                    pad_id=pad_id_of(self.tokenizer),
+                    per_token=per_token,
+                )
+            for row, own in zip(rows, scores, strict=True):
+                found[row] = Choice.among(dict(zip(answers[row], own, strict=True)))
+            on_rows(sum(len(answers[row]) for row in rows))
+        return found
+
+    def choice_ids(self, choices: Sequence[str], place: str) -> list[list[int]]:
+        """Return the ids of answers to choose from, cut as in training.
+
+        Raises:
+            TaskError: If two of them are alike there.
+        """
+        encoder = self.form.encoder(self.tokenizer, decoder_only=self.decoder_only)
+        return choice_ids(encoder, choices, f"{place}: choices", "shorten them")
+
+    def pipeline(self, task: str) -> "TaskPipeline":
+        """Return one task as a function of texts.
+
+        Raises:
+            TaskError: If the task is unknown.
+        """
+        self.task_ids([task])
+        return TaskPipeline(self, task)
+
+    def _names(self, tasks: str | Sequence[str], texts: Sequence[str]) -> list[str]:
+        if isinstance(texts, str):
+            raise TypeError(f"texts ('{texts}') must be a list of texts; write ['{texts}']")
+        for place, text in enumerate(texts, 1):
+            if not isinstance(text, str):
+                raise TypeError(f"text {place} ({text!r}) must be a text")
+        names = [tasks] * len(texts) if isinstance(tasks, str) else list(tasks)
+        if len(names) != len(texts):
+            raise TaskError(
+                f"there are {len(names)} tasks and {len(texts)} texts; name one task for all, or "
+                "one for each"
+            )
+        return names
+
+    @property
+    def decoder_only(self) -> bool:
+        """Whether the model continues its input rather than answering it from an encoder."""
+        return is_decoder_only(self.model.backbone)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+
+@dataclass(frozen=True)
+class TaskPipeline:
+    """One task of a model: call it with a text, or with a list of them.
+
+    Attributes:
+        predictor: The model.
+        task: Which of its tasks.
+    """
+
+    predictor: Predictor
+    task: str
+
+    def __call__(self, texts: str | Sequence[str], **options: Any) -> str | list[str]:
+        """Answer a text, or every text of a list.
+
+        Args:
+            texts: One or several.
+            **options: Of `Predictor.predict`.
+        """
+        if isinstance(texts, str):
+            return self.predictor.predict(self.task, [texts], **options)[0]
+        return self.predictor.predict(self.task, texts, **options)

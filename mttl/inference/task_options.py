@@ -1,0 +1,96 @@
+"""The answers that a task chooses from: a gym's table names them, or training rows show them."""
+
+from collections.abc import Iterable, Sequence
+
+from mttl.errors import TaskError, some
+from mttl.inference.choices import check_choices
+from mttl.tasks.folder import Gym
+from mttl.tasks.rows import RowFile
+
+# Distinct answers of training rows are options where they are few, and come back.
+MOST_OPTIONS, ROWS_EACH = 20, 4
+
+
+def task_options(gym: Gym, task: str, samples: Sequence[int]) -> list[str]:
+    """Return the answers that a task chooses from, or none.
+
+    They are those of the column ``options`` of TASKS.csv, joined by bars; else the distinct first
+    answers of the training rows, sorted, where there are at most 20, each in four rows on average.
+
+    Args:
+        gym: Where the rows are.
+        task: Its name.
+        samples: Whose training rows are read, as far as they exist.
+
+    Raises:
+        TaskError: If the column names one option, an empty one, or one twice, or a file is
+            malformed.
+    """
+    named = gym.options(task)
+    if named:
+        place = f"'{gym.directory / 'TASKS.csv'}', options of '{task}'"
+        return check_choices(named, place)
+    found: set[str] = set()
+    n_rows = 0
+    for sample in samples:
+        if sample not in gym.samples(task):
+            continue
+        for row in RowFile.scan(gym.file(task, "train", sample)).rows():
+            found.add(row.outputs[0].strip())
+            n_rows += 1
+            if len(found) > MOST_OPTIONS:
+                return []
+    return sorted(found) if len(found) > 1 and n_rows >= ROWS_EACH * len(found) else []
+
+
+def wanted_options(
+    gym: Gym, tasks: Sequence[str], samples: Sequence[int], mode: str
+) -> dict[str, list[str]]:
+    """Return the options of the tasks that are ranked.
+
+    Args:
+        gym: Where the rows are.
+        tasks: Their names.
+        samples: As for `task_options`.
+        mode: ``"generate"``: none; ``"rank"``: all; ``"both"``: those that have options.
+
+    Raises:
+        TaskError: If all are ranked, and one has no options.
+    """
+    if mode == "generate":
+        return {}
+    found = {task: task_options(gym, task, samples) for task in tasks}
+    if mode == "rank":
+        _refuse([task for task, options in found.items() if not options], gym)
+    return {task: options for task, options in found.items() if options}
+
+
+def check_options(gym: Gym, jobs: Iterable[tuple[str, int]], mode: str) -> None:
+    """See that tasks have options in each of their samples alone.
+
+    Args:
+        gym: Where the rows are.
+        jobs: Task and sample.
+        mode: As for `wanted_options`.
+
+    Raises:
+        TaskError: If all are ranked, and some have no options; the message lists them.
+    """
+    if mode == "generate":
+        return
+    wanting = [
+        task for task, sample in dict.fromkeys(jobs) if not task_options(gym, task, [sample])
+    ]
+    if mode == "rank":
+        _refuse(list(dict.fromkeys(wanting)), gym)
+
+
+def _refuse(lacking: Sequence[str], gym: Gym) -> None:
+    if not lacking:
+        return
+    raise TaskError(
+        f"these tasks have no answers to rank: {some(lacking)}. Name them in "
+        f"'{gym.directory / 'TASKS.csv'}', in the column 'options', joined by bars (yes|no), "
+        f"or let at most {MOST_OPTIONS} distinct answers stand in {ROWS_EACH} training rows "
+        "each; generation.mode: both ranks only tasks that have options"
+    )

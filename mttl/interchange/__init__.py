@@ -1,1 +1,0 @@
-"""INTERCHANGE: skills in the file formats of other tools, and back."""

@@ -1,0 +1,39 @@
+"""safetensors files, written whole or not at all; an `OSError` names the one a disk refuses."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mttl.io.files import write_atomic
+
+_REFUSAL = re.compile(r"\(os error (\d+)\)")
+
+
+def write_tensors(
+    path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write tensors by name.
+
+    Args:
+        path: The file.
+        tensors: They may not share memory.
+        metadata: Texts beside them.
+
+    Raises:
+        OSError: If the disk refuses; the library's own error says neither what nor where.
+    """
+    contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    given = None if metadata is None else dict(metadata)
+    try:
+        write_atomic(path, lambda temporary: save_file(contiguous, temporary, given))
+    except SafetensorError as error:
+        refusal = _REFUSAL.search(str(error))
+        if refusal is None:
+            raise
+        number = int(refusal[1])
+        raise OSError(number, os.strerror(number), str(path)) from error

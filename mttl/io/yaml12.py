@@ -1,0 +1,110 @@
+"""YAML 1.2: `1e-3` is a number, `010` is ten, `no` is a word, and no key stands twice."""
+
+import copy
+import io
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML, YAMLError
+from ruamel.yaml.nodes import ScalarNode
+from ruamel.yaml.representer import SafeRepresenter
+from ruamel.yaml.resolver import VersionedResolver
+
+from mttl.errors import MttlError
+from mttl.io.reading import MOST_YAML, read_text, reason
+
+__all__ = ["YAMLError", "dump", "parse", "problem", "read_yaml"]
+
+MOST_KEPT = 2**16  # characters of a text whose tree is kept
+
+
+class _CoreSchema(VersionedResolver):
+    """The scalars of YAML 1.2's core schema: dates, `1_000` and `=` are words."""
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        tag = super().resolve(kind, value, implicit)
+        name = str(tag).rpartition(":")[2]
+        if name in ("timestamp", "value") or (name in ("int", "float") and "_" in value):
+            return super().resolve(kind, "word", implicit)
+        return tag
+
+
+class _Representer(SafeRepresenter):
+    """Writes floats with a point, which readers of YAML 1.1 need."""
+
+    def represent_float(self, data: float) -> ScalarNode:
+        node = super().represent_float(data)
+        if "." not in node.value:
+            node.value = node.value.replace("e", ".0e")
+        return node
+
+
+_Representer.add_representer(float, _Representer.represent_float)
+
+
+def parse(text: str) -> Any:
+    """Read YAML.
+
+    Args:
+        text: The document.
+
+    Raises:
+        YAMLError: If it is malformed, a key stands twice, or it is too deep.
+    """
+    return copy.deepcopy(_parsed(text) if len(text) <= MOST_KEPT else _parsed.__wrapped__(text))
+
+
+@lru_cache(maxsize=256)  # ruamel takes milliseconds a line, and the same fragments come back
+def _parsed(text: str) -> Any:
+    try:
+        return _yaml().load(text)
+    except YAMLError:
+        raise
+    except RecursionError:
+        refusal = "it is nested too deeply"
+    except Exception as error:  # numbers of too many digits, keys that are lists, faults of ruamel
+        refusal = f"it cannot be read ({reason(error)})"
+    raise YAMLError(refusal)
+
+
+def read_yaml(path: str | Path, error: type[MttlError]) -> Any:
+    """Return what a YAML file holds.
+
+    Args:
+        path: The file, in UTF-8.
+        error: What to raise.
+
+    Raises:
+        MttlError: Of the given kind, if it cannot be read or `parse` refuses it.
+    """
+    text = read_text(path, error, MOST_YAML)
+    try:
+        return parse(text)
+    except YAMLError as cause:
+        raise error(f"{path}: {problem(cause)}") from cause
+
+
+def dump(tree: Any) -> str:
+    """Return a tree of mappings, lists and scalars as YAML that `parse` reads back."""
+    text = io.StringIO()
+    _yaml().dump(tree, text)
+    return text.getvalue()
+
+
+def problem(error: YAMLError) -> str:
+    """Return an error of `parse` in one line."""
+    mark = getattr(error, "problem_mark", None)
+    where = f"line {mark.line + 1}: " if mark is not None else ""
+    # Of a key that stands twice the values are told too, as `{}` where they are mappings.
+    told = str(getattr(error, "problem", None) or error).partition(" with value ")[0]
+    return " ".join(f"{where}{told}".split())
+
+
+def _yaml() -> YAML:
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Resolver, yaml.Representer = _CoreSchema, _Representer
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.width = 80
+    return yaml

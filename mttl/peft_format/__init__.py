@@ -1,0 +1,1 @@
+"""Skills in the file formats of PEFT, and back."""

@@ -1,0 +1,156 @@
+"""LoRA adapters of PEFT as low-rank changes of a model's layers."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mttl.assembly.build_backbone import build_backbone
+from mttl.config.backbone_schema import Pretrained
+from mttl.errors import CheckpointError
+from mttl.io.reading import shown
+from mttl.library.low_rank_change import LowRank
+from mttl.peft_format.path_pattern import first_match
+from mttl.peft_format.peft_folder import PeftFolder, by_layer
+
+DOWN, UP = "lora_A.weight", "lora_B.weight"
+# Settings under which an adapter is more than a low-rank change of the base model's own weights.
+OTHER_MODELS = (
+    *("use_dora", "use_qalora", "use_bdlora", "alora_invocation_tokens", "layer_replication"),
+    *("arrow_config", "monteclora_config", "kasa_config", "modules_to_save", "target_parameters"),
+    *("trainable_token_indices", "lora_bias"),
+)
+# Initialisations that change the base weights; an adapter trained from one needs those.
+OTHER_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
+MOST_ALPHA = 1e6
+# What PEFT stores of the base beside adapters of an output head.
+STORED = ".base_layer.weight"
+
+
+def read_lora(folder: PeftFolder, *, scaled: bool = True) -> dict[str, LowRank]:
+    """Return the weight changes of a LoRA adapter by path of the layer, PEFT's scale included.
+
+    The scale is ``lora_alpha / r``, or ``lora_alpha / √r`` where `use_rslora` is set; single layers
+    may have an alpha of their own (`alpha_pattern`).
+
+    Args:
+        folder: The adapter.
+        scaled: Put the scale into the second factors; else it is left out.
+
+    Raises:
+        CheckpointError: If it is no LoRA adapter, changes more than the weights of linear layers,
+            or is damaged.
+    """
+    config = folder.config
+    if config["peft_type"] != "LORA":
+        raise CheckpointError(f"'{folder.path}' is a {config['peft_type']} adapter, not LORA")
+    used = [name for name in OTHER_MODELS if config.get(name)]
+    if config.get("bias", "none") != "none":
+        used.append("bias")
+    if used:
+        raise CheckpointError(
+            f"'{folder.path}' uses {', '.join(used)}: it is more than a low-rank change of weights"
+        )
+    start = config.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(OTHER_BASES):
+        raise CheckpointError(
+            f"'{folder.path}' began with init_lora_weights '{start}', which changes the base model "
+            "itself; convert it with PEFT (path_initial_model_for_weight_conversion)"
+        )
+    if "lora_alpha" not in config:
+        raise CheckpointError(f"'{folder.path}': its configuration lacks lora_alpha")
+    return {
+        path: _factors(folder, path, tensors[DOWN], tensors[UP], scaled)
+        for path, tensors in by_layer(folder, (DOWN, UP)).items()
+    }
+
+
+def without_base(folder: PeftFolder, base: str | None) -> PeftFolder:
+    """Return an adapter without the weights that PEFT stores of the base, as those of a head.
+
+    Args:
+        folder: The adapter.
+        base: The model below it.
+
+    Raises:
+        CheckpointError: If it stores others than the base has: they were trained, or resized.
+    """
+    stored = {name: value for name, value in folder.tensors.items() if name.endswith(STORED)}
+    if not stored or not base:
+        return folder
+    network = build_backbone(Pretrained(kind="pretrained", name=base))
+    own = dict(network.named_parameters(remove_duplicate=False))
+    for name, value in stored.items():
+        weight = own.get(name.replace(STORED, ".weight"))
+        if weight is None or not torch.equal(weight.to(value.dtype), value):
+            raise CheckpointError(
+                f"'{folder.path}' stores '{name}' with other values than its base model '{base}' "
+                "has: weights that were trained or resized cannot be read. Merge the adapter into "
+                "the model with PEFT, or train it without them"
+            )
+    kept = {name: value for name, value in folder.tensors.items() if name not in stored}
+    return replace(folder, tensors=kept)
+
+
+def common_settings(folders: Sequence[PeftFolder]) -> dict[str, Any] | None:
+    """Return what skills take over from adapters that are all set alike, or None.
+
+    Args:
+        folders: Adapters that `read_lora` takes.
+
+    Returns:
+        ``alpha``, ``rslora`` and ``dropout`` of skills of the adapters' rank; None where adapters,
+        or layers of one, differ in alpha, rank, rsLoRA or dropout.
+    """
+    configs = [folder.config for folder in folders]
+    if any(one.get(name) for one in configs for name in ("alpha_pattern", "rank_pattern")):
+        return None
+    names = ("lora_alpha", "r", "use_rslora", "lora_dropout")
+    found = [tuple(one.get(name) or 0 for name in names) for one in configs]
+    alpha, rank, rslora, dropout = found[0]
+    ranks = {
+        tensor.shape[:1]
+        for folder in folders
+        for name, tensor in folder.tensors.items()
+        if name.endswith(DOWN)
+    }
+    plain = type(alpha) in (int, float) and type(dropout) in (int, float) and rslora in (0, True)
+    alike = all(other == found[0] for other in found) and ranks == {(rank,)}
+    if not (plain and alike and 0 < alpha < MOST_ALPHA and 0 <= dropout < 1):
+        return None
+    return {"alpha": float(alpha), "rslora": bool(rslora), "dropout": float(dropout)}
+
+
+def _factors(folder: PeftFolder, path: str, down: Tensor, up: Tensor, scaled: bool) -> LowRank:
+    if (down.ndim, up.ndim) != (2, 2) or down.shape[0] != up.shape[1]:
+        raise CheckpointError(
+            f"'{folder.path}': the factors of '{path}' have shapes {tuple(down.shape)} and "
+            f"{tuple(up.shape)}; those of a linear layer are (r, I) and (O, r)"
+        )
+    config = folder.config
+    rank = down.shape[0]
+    if rank < 1:
+        raise CheckpointError(f"'{folder.path}': the factors of '{path}' have rank 0")
+    patterns = config.get("alpha_pattern") or {}
+    if not isinstance(patterns, dict):
+        raise CheckpointError(
+            f"'{folder.path}': alpha_pattern is {shown(patterns)}; it must map patterns to numbers"
+        )
+    try:
+        alpha = first_match(patterns, path, config["lora_alpha"])
+    except ValueError as error:
+        raise CheckpointError(f"'{folder.path}': alpha_pattern: {error}") from error
+    if type(alpha) not in (int, float) or not abs(alpha) < MOST_ALPHA:
+        raise CheckpointError(
+            f"'{folder.path}': lora_alpha of '{path}' is {shown(alpha)}; it must be a number below "
+            f"{MOST_ALPHA:.0e}"
+        )
+    rooted = config.get("use_rslora")
+    if rooted not in (None, False, True):
+        raise CheckpointError(
+            f"'{folder.path}': use_rslora is {shown(rooted)}; it must be true or false"
+        )
+    scale = alpha / (rank**0.5 if rooted else rank)
+    return LowRank(down.t().float(), (scale if scaled else 1) * up.float())

@@ -1,0 +1,77 @@
+"""Gates of a library's members, learned on the tasks of each (PHATGOOSE)."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain, islice, repeat
+from typing import Any
+
+import torch
+from lightning_fabric.utilities import move_data_to_device
+
+from mttl.checkpoints.checkpoint_file import not_finite
+from mttl.routing.task.fixed import private_router
+from mttl.routing.token.phatgoose import PhatgooseRouter
+from mttl.skills.skilled_model import SkilledModel
+from mttl.training.loss import global_mean
+from mttl.training.text_to_text import TextToTextModule
+
+
+def train_gates(
+    module: TextToTextModule,
+    batches: Iterable[Mapping[str, Any]],
+    *,
+    n_steps: int,
+    lr: float,
+) -> None:
+    """Train the gates of all members at once; nothing else changes.
+
+    Task t is that of member t, and moves that member's gates alone. Dropout is off. (The paper
+    trains one member after another; here a batch holds rows of all tasks.)
+
+    Args:
+        module: A model whose token routers are all `PhatgooseRouter`.
+        batches: Of training rows; begun again when they end.
+        n_steps: Steps of AdamW.
+        lr: Its learning rate.
+
+    Raises:
+        DivergedError: If gates are not finite at the end.
+    """
+    model = module.model
+    gates = [layer.router.gates for layer in model.token_layers().values()]
+    trained = {name: value.requires_grad for name, value in model.named_parameters()}
+    model.requires_grad_(False)
+    optimizer = torch.optim.AdamW(gates, lr=lr, weight_decay=0.0)
+    module.eval()
+    with own_members(model):
+        for gate in gates:
+            gate.requires_grad_(True)
+        for batch in islice(chain.from_iterable(repeat(batches)), n_steps):
+            losses, labels, _ = module.nll(move_data_to_device(batch, module.device))
+            optimizer.zero_grad()
+            global_mean(losses, labels).backward()
+            optimizer.step()
+    if not all(gate.isfinite().all() for gate in gates):
+        raise not_finite("a loss or a gate is not finite", n_steps, "Lower moe.router.gate_lr")
+    for name, value in model.named_parameters():
+        value.requires_grad_(trained[name])
+        value.grad = None
+
+
+@contextmanager
+def own_members(model: SkilledModel) -> Iterator[None]:
+    """Send every token to the member of its task, behind its sigmoid gate, in a ``with`` block."""
+    layers, router = list(model.token_layers().values()), model.router
+    device = next(model.parameters()).device
+    priors = [(layer.prior, layer.group) for layer in layers]
+    try:
+        model.router = private_router(1, router.n_tasks).to(device)
+        for layer in layers:
+            assert isinstance(layer.router, PhatgooseRouter)
+            layer.prior, layer.group, layer.router.learning = "mask", 0, True
+        yield
+    finally:
+        model.router = router
+        for layer, prior in zip(layers, priors, strict=True):
+            layer.prior, layer.group = prior
+            layer.router.learning = False

@@ -1,0 +1,149 @@
+"""A folder of PEFT on disk: ``adapter_config.json`` and ``adapter_model.safetensors``.
+
+The format is written and read without PEFT, whose releases come and go more often than the format
+changes. Tensors are named ``base_model.model.<path of the layer>.<parameter>``.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mttl.errors import CheckpointError, grouped
+from mttl.io.files import write_text
+from mttl.io.reading import read_json, reason, require_file
+from mttl.io.safetensors_file import write_tensors
+
+PREFIX = "base_model.model."
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+PICKLE = "adapter_model.bin"
+
+
+@dataclass(frozen=True)
+class PeftFolder:
+    """An adapter as PEFT keeps it.
+
+    Attributes:
+        path: Where it was read, or what to call it.
+        config: What the configuration holds.
+        tensors: By path of the layer and parameter, without PEFT's prefix.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def read_peft(folder: str | Path) -> PeftFolder:
+    """Read a folder of PEFT.
+
+    Raises:
+        CheckpointError: If a file is missing or damaged, or the tensors are pickled or whole
+            numbers.
+    """
+    path = Path(folder)
+    if not (path / CONFIG).exists():
+        raise CheckpointError(f"'{path}' is no folder of PEFT: it has no {CONFIG}")
+    if not (path / TENSORS).exists():
+        if (path / PICKLE).is_file():
+            raise CheckpointError(
+                f"'{path}' holds {PICKLE}, a pickle, which can run any program when it is opened; "
+                "if you trust it, load it with PEFT and save it again (save_pretrained)"
+            )
+        raise CheckpointError(f"'{path}' has no {TENSORS}. Copy the whole folder again")
+    try:
+        config = read_json(path / CONFIG, CheckpointError)
+        require_file(path / TENSORS, CheckpointError)
+        # The file's order is not one: tensors without a value lie at one place.
+        tensors = dict(sorted(load_file(path / TENSORS).items()))
+    except (ValueError, OSError, SafetensorError) as error:
+        raise CheckpointError(f"'{path}' is damaged ({reason(error)}). Copy it again") from error
+    if not isinstance(config, dict) or not isinstance(config.get("peft_type"), str):
+        raise CheckpointError(f"'{path / CONFIG}' names no peft_type. Copy the folder again")
+    whole = [name for name, tensor in tensors.items() if not tensor.is_floating_point()]
+    if whole:
+        raise CheckpointError(
+            f"'{path}': '{whole[0]}' is stored as {tensors[whole[0]].dtype}; save the adapter in "
+            "floating point"
+        )
+    infinite = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+    if infinite:
+        raise CheckpointError(
+            f"'{path}': '{infinite[0]}' holds numbers that are not finite: the training of the "
+            "adapter went wrong, or the file is damaged"
+        )
+    strange = [name for name in tensors if not name.startswith(PREFIX)]
+    if strange or not tensors:
+        found = f"a tensor '{strange[0]}'" if strange else "no tensors"
+        raise CheckpointError(f"'{path}' holds {found}; PEFT's names begin with '{PREFIX}'")
+    named = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
+    return PeftFolder(path, config, named)
+
+
+def write_peft(
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    *,
+    prefix: str = PREFIX,
+    file: str = TENSORS,
+) -> None:
+    """Write the two files of a PEFT adapter.
+
+    Args:
+        folder: Where.
+        config: What the configuration holds.
+        tensors: By path of the layer and parameter, without PEFT's prefix; a prompt has no path.
+        prefix: PEFT's.
+        file: Name of the file of tensors.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    # Clones: safetensors refuses tensors that share memory, as the rows of a group do.
+    named = {
+        (prefix if "." in name else "") + name: tensor.detach().cpu().clone().contiguous()
+        for name, tensor in tensors.items()
+    }
+    write_tensors(folder / file, named, {"format": "pt"})
+    write_text(folder / CONFIG, json.dumps(dict(config), indent=2, sort_keys=True) + "\n")
+
+
+def by_layer(folder: PeftFolder, parameters: tuple[str, ...]) -> dict[str, dict[str, Tensor]]:
+    """Sort an adapter's tensors by layer, and refuse one that holds anything else.
+
+    Args:
+        folder: The adapter.
+        parameters: What every layer must have, and nothing more.
+
+    Returns:
+        The tensors of each layer by parameter.
+
+    Raises:
+        CheckpointError: If tensors are unknown, or a layer lacks one; they are listed.
+    """
+    layers: dict[str, dict[str, Tensor]] = {}
+    unknown = []
+    for name, tensor in folder.tensors.items():
+        parameter = next((known for known in parameters if name.endswith(f".{known}")), None)
+        if parameter is None:
+            unknown.append(name)
+        else:
+            layers.setdefault(name.removesuffix(f".{parameter}"), {})[parameter] = tensor
+    lacking = [
+        f"{path}.{parameter}"
+        for path, tensors in layers.items()
+        for parameter in parameters
+        if parameter not in tensors
+    ]
+    if wrong := grouped(
+        {"these tensors cannot be used": unknown, "these tensors are missing": lacking}
+    ):
+        raise CheckpointError(
+            f"'{folder.path}': {'; '.join(wrong)}. Only adapters of linear layers that hold "
+            f"{', '.join(parameters)} can be read"
+        )
+    return layers

@@ -1,0 +1,181 @@
+"""A whole inventory as a checkpoint of PEFT's Poly, and back.
+
+PEFT keeps a router in every layer; here layers of a group share a row. The factors stand in blocks:
+
+| PEFT | here |
+|---|---|
+| ``poly_lora_A (H, K, I / H, r)`` | ``down (K, I, r)`` |
+| ``poly_lora_B (H, K, r, O / H)`` | ``up (K, O, r)`` |
+| ``poly_router.module_logits (T, H K)`` | ``logits (T, H, K)`` of the layer's group |
+
+PEFT averages the factors (our ``mix: factors``) and scales by 1 / r.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mttl.errors import CheckpointError
+from mttl.merging.fold import require_plain
+from mttl.peft_format.peft_folder import CONFIG, PeftFolder, by_layer
+from mttl.routing.task.c_poly import CPolyRouter
+from mttl.routing.task.polytropon import PolytroponRouter
+from mttl.routing.task.task_router import TaskRouter
+from mttl.skills.skilled_model import SkilledModel
+from mttl.skills.weights.lora import LoRAInventory
+
+DOWN, UP, LOGITS = "poly_lora_A", "poly_lora_B", "poly_router.module_logits"
+# A probability that is 0 or 1 to the last bit of single precision, also where a row holds no 1 and
+# is divided by the smallest sum that PEFT allows.
+CERTAIN = 80.0
+
+
+@dataclass(frozen=True)
+class PolyLayer:
+    """One layer of a Poly checkpoint, in our arrangement.
+
+    Attributes:
+        down: Input-side factors.
+        up: Output-side factors, to be scaled by 1 / r.
+        logits: Of every task and head.
+    """
+
+    down: Float[Tensor, "K I r"]
+    up: Float[Tensor, "K O r"]
+    logits: Float[Tensor, "T H K"]
+
+
+def poly_checkpoint(
+    model: SkilledModel, *, base: str | None, task_type: str
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return configuration and tensors of PEFT's Poly for a whole inventory.
+
+    Both answer alike in evaluation mode; with Polytropon's router trained as it is by default, they
+    train alike too. Routers of other kinds are written as logits that give their weights.
+
+    Args:
+        model: Backbone, low-rank skills and router.
+        base: What the base model is called; none leaves it open.
+        task_type: ``"SEQ_2_SEQ_LM"`` or ``"CAUSAL_LM"``.
+
+    Raises:
+        CheckpointError: If the skills, their mixing, the router or a layer has no counterpart.
+    """
+    require_plain(model)
+    router, layers = model.router, model.skilled_layers()
+    if "prompts" in router.seen:
+        raise CheckpointError(f"{type(router).__name__} mixes skills by prompt, and Poly by task")
+    matrix = router.matrix().detach()
+    one_each = bool(((matrix == 0) | (matrix == 1)).all())
+    logits = poly_logits(router)
+    tensors = {}
+    rank = 0
+    for path, layer in layers.items():
+        skills = layer.inventory
+        if not isinstance(skills, LoRAInventory):
+            raise CheckpointError(f"'{path}' holds {type(skills).__name__}; Poly's skills are LoRA")
+        if skills.mix != "factors" and not one_each:
+            raise CheckpointError(
+                f"skills.mix is '{skills.mix}', and Poly averages the factors: another function. "
+                "Export tasks one by one (--task)"
+            )
+        if type(layer.base) is not nn.Linear:
+            raise CheckpointError(f"'{path}' is {type(layer.base).__name__}; Poly takes nn.Linear")
+        down, up = (factor.detach() for factor in skills.columns())
+        rank = down.shape[2]
+        up = up * (skills.scale * rank)
+        tensors[f"{path}.{DOWN}"] = _to_blocks(down, router.n_heads)
+        tensors[f"{path}.{UP}"] = _to_blocks(up, router.n_heads).transpose(2, 3)
+        tensors[f"{path}.{LOGITS}"] = logits[layer.group].flatten(1)
+    config = {
+        "peft_type": "POLY",
+        "poly_type": "poly",
+        "task_type": task_type,
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+        "r": rank,
+        "n_tasks": router.n_tasks,
+        "n_skills": router.n_skills,
+        "n_splits": router.n_heads,
+        "target_modules": list(layers),
+    }
+    return config, tensors
+
+
+@torch.no_grad()
+def poly_logits(router: TaskRouter) -> Float[Tensor, "G T H K"]:
+    """Return logits z for which σ(z), normalised to sum 1, is the router's matrix.
+
+    Raises:
+        CheckpointError: If its rows are not positive weights that sum to 1.
+    """
+    if isinstance(router, PolytroponRouter) and router.normalisation == "sum":
+        logits = router.task_logits().detach()
+        if router.hard:
+            logits = torch.where(logits.sigmoid() > 0.5, CERTAIN, -CERTAIN).to(logits)
+        if isinstance(router, CPolyRouter):
+            logits = logits.masked_fill(router.allowed.unsqueeze(1) == 0, -CERTAIN)
+        if router.shared_skill:
+            logits = torch.cat([logits, torch.full_like(logits[..., :1], CERTAIN)], dim=-1)
+        return logits.clone()
+    matrix = router.matrix().detach()
+    sums = matrix.sum(-1)
+    if bool((matrix < 0).any()) or not torch.allclose(sums, torch.ones_like(sums), atol=1e-5):
+        raise CheckpointError(
+            f"the weights of this {type(router).__name__} are not positive with sum 1, which "
+            "Poly's always are. Export tasks one by one (--task)"
+        )
+    # Only ratios matter: the largest weight of a row gets the logit 0.
+    share = matrix / (2 * matrix.amax(dim=-1, keepdim=True))
+    return share.logit().clamp_min(-CERTAIN)
+
+
+def read_poly(folder: PeftFolder) -> dict[str, PolyLayer]:
+    """Return the layers of a Poly checkpoint by path.
+
+    Raises:
+        CheckpointError: If it is no Poly checkpoint, or its tensors do not fit its configuration.
+    """
+    config = folder.config
+    if config["peft_type"] != "POLY":
+        raise CheckpointError(f"'{folder.path}' is a {config['peft_type']} adapter, not POLY")
+    sizes: list[Any] = [config.get(name) for name in ("n_tasks", "n_splits", "n_skills", "r")]
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise CheckpointError(
+            f"'{folder.path}': n_tasks, n_splits, n_skills and r must be whole numbers above 0, "
+            f"not {sizes}"
+        )
+    n_tasks, n_heads, n_skills, rank = sizes
+    layers = {}
+    for path, tensors in by_layer(folder, (DOWN, UP, LOGITS)).items():
+        down, up, logits = tensors[DOWN], tensors[UP], tensors[LOGITS]
+        n_in, n_out = down.shape[2:3], up.shape[3:4]
+        if (
+            down.shape != (n_heads, n_skills, *n_in, rank)
+            or up.shape != (n_heads, n_skills, rank, *n_out)
+            or logits.shape != (n_tasks, n_heads * n_skills)
+        ):
+            raise CheckpointError(
+                f"'{folder.path}': the tensors of '{path}' do not fit its {CONFIG}: "
+                f"{tuple(down.shape)}, {tuple(up.shape)}, {tuple(logits.shape)} for "
+                f"{n_tasks} tasks, {n_heads} splits, {n_skills} skills and rank {rank}"
+            )
+        layers[path] = PolyLayer(
+            _from_blocks(down), _from_blocks(up.mT), logits.unflatten(1, (n_heads, n_skills))
+        )
+    return layers
+
+
+def _to_blocks(
+    stack: Float[Tensor, "K features r"], n_heads: int
+) -> Float[Tensor, "H K features_per_head r"]:
+    return stack.unflatten(1, (n_heads, -1)).transpose(0, 1)
+
+
+def _from_blocks(
+    blocks: Float[Tensor, "H K features_per_head r"],
+) -> Float[Tensor, "K features r"]:
+    return blocks.transpose(0, 1).flatten(1, 2)

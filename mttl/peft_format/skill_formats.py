@@ -1,0 +1,342 @@
+"""One mixture of skills in the format of PEFT or AdapterHub that computes the same, by kind."""
+
+import math
+import re
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mttl.aggregation.packed_weights import is_transposed
+from mttl.errors import CheckpointError
+from mttl.library.low_rank_change import LowRank
+from mttl.models.backbone import is_decoder_only
+from mttl.peft_format.lora_export import (
+    check_paths,
+    common_scaling,
+    instead,
+    lora_adapter,
+    mixture_factors,
+)
+from mttl.peft_format.peft_folder import write_peft
+from mttl.skills.blocks.bottleneck import BottleneckInventory
+from mttl.skills.blocks.feed_forward_experts import ACTIVATIONS
+from mttl.skills.inventory import Inventory
+from mttl.skills.kinds import KINDS
+from mttl.skills.skilled_layer import SkilledLayer
+from mttl.skills.skilled_model import SkilledModel
+
+Written = tuple[dict[str, Any], dict[str, Tensor]]
+Writer = Callable[[SkilledModel, Mapping[str, SkilledLayer], Tensor], Written]
+# AdapterHub's names of the places behind blocks, and of the modules there beside the block.
+_BEHIND = {
+    "SelfAttention": ("mh_adapter", "adapters"),
+    "EncDecAttention": ("cross_adapter", "adapters"),
+    "DenseReluDense": ("output_adapter", "adapters"),
+    "self_attn": ("mh_adapter", "attention_adapters.adapters"),
+    "mlp": ("output_adapter", "output_adapters.adapters"),
+}
+ADAPTERHUB_TENSORS = "adapter.safetensors"
+_PREFIX_NOTE = (
+    " PEFT 0.21 generates from prefixes with transformers before 5.24 alone: later ones lose them, "
+    "and only single passes are right."
+)
+_ADAPTERHUB_NOTE = (
+    " It was not read again: AdapterHub's library `adapters` 1.3 needs transformers 4.57."
+)
+_ADAPTERHUB_MODELS = ("t5", "mt5", "llama", "mistral")
+
+
+class SkillAdapter(NamedTuple):
+    """An adapter of another library.
+
+    Attributes:
+        library: Whose format it is.
+        config: Its ``adapter_config.json``.
+        tensors: By path of the layer and parameter.
+        factors: Of a LoRA adapter, what a rank has cut off included.
+    """
+
+    library: Literal["peft", "adapters"]
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+    factors: Mapping[str, LowRank]
+
+    @property
+    def search(self) -> dict[str, Any]:
+        """What its library has to search by, in the place of the run's settings.
+
+        PEFT's Poly knows no beams. PEFT 0.21 repeats prompts in front of every new token where
+        transformers names its argument ``cache`` (5.24); without a cache that is right.
+        """
+        known = {"PROMPT_TUNING": {"use_cache": False}, "POLY": {"num_beams": 1}}
+        return known.get(self.config.get("peft_type", ""), {})
+
+    @property
+    def note(self) -> str:
+        """What its user has to know."""
+        notes = {"PREFIX_TUNING": _PREFIX_NOTE, None: _ADAPTERHUB_NOTE}
+        return notes.get(self.config.get("peft_type"), "")
+
+    def write(self, folder: Path) -> None:
+        """Write the two files into a folder."""
+        theirs = {} if self.library == "peft" else {"prefix": "", "file": ADAPTERHUB_TENSORS}
+        write_peft(folder, self.config, self.tensors, **theirs)
+
+
+@torch.no_grad()
+def skill_adapter(
+    model: SkilledModel,
+    mixing: Float[Tensor, "G H K"],
+    rank: int | None = None,
+    *,
+    base: str | None,
+    name: str = "task",
+) -> SkillAdapter:
+    """Return one mixture in the format that computes the same.
+
+    Args:
+        model: Backbone, skills and router.
+        mixing: Weight of every skill in every group.
+        rank: Write low-rank factors of at most this rank, whatever the format of the kind.
+        base: What the base model is called; none leaves it open.
+        name: What AdapterHub calls the adapter.
+
+    Raises:
+        CheckpointError: If no format computes the same; the message says what answers instead.
+    """
+    layers = model.skilled_layers()
+    norms = {path: one for path, one in layers.items() if type(one.inventory) is KINDS["norm"]}
+    others = {path: one for path, one in layers.items() if path not in norms} or norms
+    kinds = {type(layer.inventory) for layer in others.values()}
+    factors: dict[str, LowRank] = {}
+    lora = partial(_lora, rank=rank, factors=factors)
+    writer = lora if rank is not None or len(kinds) > 1 else WRITERS.get(kinds.pop(), lora)
+    check_paths(model)
+    try:
+        config, tensors = writer(model, others, mixing)
+        if norms and others is not norms:
+            _require("target_modules" in config, "no format holds them and the skills of norms")
+            config["modules_to_save"] = list(norms)
+            tensors |= _gains(norms, mixing, "")
+    except (ValueError, NotImplementedError) as error:
+        raise CheckpointError(
+            f"no format of PEFT or AdapterHub fits the skills: {error}. {instead(model, mixing)}"
+        ) from error
+    network: Any = model.backbone
+    if "peft_type" not in config:
+        name = re.sub(r"\W", "_", name)
+        about = {"name": name, "model_type": network.config.model_type, "version": "adapters.1.3.0"}
+        about |= {"model_name": base, "model_class": type(network).__name__}
+        tensors = {key.format(name=name): tensor for key, tensor in tensors.items()}
+        return SkillAdapter("adapters", about | config, tensors, {})
+    config |= {"base_model_name_or_path": base, "inference_mode": True}
+    config["task_type"] = "CAUSAL_LM" if is_decoder_only(network) else "SEQ_2_SEQ_LM"
+    return SkillAdapter("peft", config, tensors, factors)
+
+
+def _require(kept: bool, reason: str) -> None:
+    if not kept:
+        raise ValueError(reason)
+
+
+def _merged(layer: SkilledLayer, mixing: Float[Tensor, "G H K"]) -> list[Tensor]:
+    return [part[0] for part in layer.inventory.merge(mixing[layer.group][None])]
+
+
+def _targets(kind: str, layers: Mapping[str, SkilledLayer], **settings: Any) -> dict[str, Any]:
+    return {"peft_type": kind, "target_modules": list(layers), **settings}
+
+
+def _transposed(model: SkilledModel) -> bool:
+    return any(map(is_transposed, model.backbone.modules()))
+
+
+def _lora(
+    model: SkilledModel,
+    layers: Mapping[str, SkilledLayer],
+    mixing: Tensor,
+    *,
+    rank: int | None,
+    factors: dict[str, LowRank],
+) -> Written:
+    factors |= mixture_factors(layers, mixing, rank)
+    scaling = common_scaling(model)
+    return lora_adapter(
+        factors, base=None, task_type="", transposed=_transposed(model), scaling=scaling
+    )
+
+
+def _vectors(
+    model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing: Tensor, *, kind: str
+) -> Written:
+    """A vector of each layer's output features: its scale (IA3), or a change of its bias (BEFT)."""
+    found = {path: _merged(layer, mixing)[0] for path, layer in layers.items()}
+    if kind == "IA3":
+        settings = {"feedforward_modules": [], "fan_in_fan_out": _transposed(model)}
+        tensors = {f"{path}.ia3_l": vector[:, None] for path, vector in found.items()}
+        return _targets(kind, layers, **settings), tensors
+    _require_linear(kind, layers)
+    tensors = {f"{path}.beft_bias": vector[None] for path, vector in found.items()}
+    return _targets(kind, layers), tensors
+
+
+def _kronecker(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing: Tensor) -> Written:
+    _require_linear("LoKr", layers)
+    tensors, sides, roots = {}, set(), True
+    for path, layer in layers.items():
+        skills: Any = layer.inventory
+        weights = mixing[layer.group]
+        if skills.mix == "deltas":
+            (used,) = weights.any(dim=0).nonzero(as_tuple=True)
+            _require(len(weights) == len(used) == 1, "PEFT's LoKr is one product, and not a sum")
+            left, right = skills.left[used[0]], skills.right[used[0]]
+            right = right * (skills.scale * weights[0, used[0]])
+        else:
+            left, right = _merged(layer, mixing)
+        tensors |= {f"{path}.lokr_w1": left, f"{path}.lokr_w2": right}
+        sides |= {*left.shape}
+        roots &= all(_near_root(a * b) == a for a, b in zip(left.shape, right.shape, strict=True))
+    _require(
+        roots or len(sides) == 1,
+        f"PEFT's LoKr has left factors near the roots of both sizes, or square ones: "
+        f"skills.shape gives {sorted(sides)}",
+    )
+    rank = max(max(tensor.shape) for tensor in tensors.values())  # PEFT then keeps both whole
+    settings = {"r": rank, "alpha": rank, "decompose_factor": -1 if roots else sides.pop()}
+    return _targets("LOKR", layers, **settings), tensors
+
+
+def _near_root(size: int) -> int:
+    return next(n for n in range(math.isqrt(size), 0, -1) if size % n == 0)
+
+
+def _norms(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing: Tensor) -> Written:
+    return _targets("LN_TUNING", layers), _gains(layers, mixing, ".ln_tuning_layers")
+
+
+def _gains(layers: Mapping[str, SkilledLayer], mixing: Tensor, inside: str) -> dict[str, Tensor]:
+    tensors = {}
+    for path, layer in layers.items():
+        norm: Any = layer
+        gain, bias = norm.inventory.fold(norm.weight, norm.bias, mixing[norm.group])
+        tensors[f"{path}{inside}.weight"] = gain
+        if bias is not None:
+            tensors[f"{path}{inside}.bias"] = bias
+    return tensors
+
+
+def _prompt(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing: Tensor) -> Written:
+    ((prompt,),) = (_merged(layer, mixing) for layer in layers.values())
+    config = {"peft_type": "PROMPT_TUNING", "num_virtual_tokens": len(prompt)}
+    return config | {"num_transformer_submodules": 1}, {"prompt_embeddings": prompt}
+
+
+def _prefix(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing: Tensor) -> Written:
+    """PEFT puts a prefix into the cache, at positions of its own; ours has none.
+
+    Rotations are relative, so that a key rotated to position P stands for one without a position.
+    """
+    network: Any = model.backbone
+    gated = any(getattr(layer.inventory, "gated", False) for layer in layers.values())
+    _require(not gated, "PEFT has no gated prefixes (skills.gated: false trains others)")
+    decoder: Any = network.get_decoder()
+    _require(
+        hasattr(decoder, "rotary_emb") and not getattr(network.config, "is_encoder_decoder", False),
+        "PEFT's prefixes move the positions of the text, which changes nothing in decoder-only "
+        "models with rotated positions alone",
+    )
+    config = network.config.get_text_config()
+    _require(
+        len(layers) == config.num_hidden_layers,
+        f"PEFT's prefixes are in all layers ({config.num_hidden_layers}), not {len(layers)}",
+    )
+    _require(
+        not getattr(config, "sliding_window", None),
+        "PEFT's prefixes leave a sliding window of attention, and these do not",
+    )
+    rows = []
+    for layer in layers.values():
+        attention: Any = layer.base
+        keys, values = (part.t() for part in _merged(layer, mixing))  # (P, N d)
+        heads = keys.unflatten(1, (-1, attention.head_dim)).transpose(0, 1)[None]
+        cos, sin = decoder.rotary_emb(keys, torch.tensor([[len(keys)]], device=keys.device))
+        size = (cos**2 + sin**2).mean().sqrt()  # some rotations are scaled
+        rotate: Any = sys.modules[type(attention).__module__].apply_rotary_pos_emb
+        turned = rotate(heads, heads, cos / size, sin / size)[1] / size
+        rows += [turned[0].transpose(0, 1).flatten(1), values]
+    table = torch.cat(rows, dim=1)
+    settings = {"num_virtual_tokens": len(table), "num_transformer_submodules": 1}
+    return {"peft_type": "PREFIX_TUNING", **settings}, {"prompt_embeddings": table}
+
+
+def _bottleneck(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing: Tensor) -> Written:
+    """Sums of outputs are one wider adapter; projections of all kinds are written whole."""
+    network: Any = model.backbone
+    kind = network.config.model_type
+    _require(
+        kind in _ADAPTERHUB_MODELS,
+        f"AdapterHub's names are known for {', '.join(_ADAPTERHUB_MODELS)}, not for {kind}",
+    )
+    paths = {path for path, _ in network.named_modules()}
+    width = network.config.hidden_size
+    tensors, places, sizes, found = {}, set(), set(), 0
+    for path, layer in layers.items():
+        skills: Any = layer.inventory
+        _require(skills.reads == "output", "AdapterHub's parallel adapters read before the norm")
+        _require(len(skills.storeys) == 1, "stacked adapters are several of AdapterHub's")
+        _require(skills.out_features == width, f"'{path}' is not as wide as the model ({width})")
+        weights = mixing[layer.group][None]
+        if skills.mix == "factors":
+            down, down_bias, up, up_bias = (part[0] for part in skills.projections(weights))
+        else:
+            own = weights[0, 0]
+            down, down_bias, up, up_bias = skills.projections()
+            down, down_bias, up_bias = down.flatten(0, 1), down_bias.flatten(), own @ up_bias
+            up = (own[:, None, None] * up).transpose(0, 1).flatten(1)
+        parent, _, last = path.rpartition(".")
+        place, inside = _BEHIND[last]
+        places.add(place)
+        stem = f"{parent}.{inside}.{{name}}."
+        linear = "adapter_down.1." if skills.layer_norm else "adapter_down.0."
+        tensors |= {f"{stem}{linear}weight": down, f"{stem}{linear}bias": down_bias}
+        tensors |= {f"{stem}adapter_up.weight": up, f"{stem}adapter_up.bias": up_bias}
+        for norm in ("adapter_norm_before.", "adapter_down.0.") if skills.layer_norm else ():
+            tensors[f"{stem}{norm}weight"] = torch.ones_like(up_bias)
+            tensors[f"{stem}{norm}bias"] = torch.zeros_like(up_bias)
+        act = next(word for word, known in ACTIVATIONS.items() if known is skills.activation)
+        sizes.add((len(down), act, float(skills.scale), skills.layer_norm))
+    found = sum(_BEHIND.get(path.rpartition(".")[2], ("",))[0] in places for path in paths)
+    alike = len(sizes) == 1 and found == len(layers)
+    _require(alike, "AdapterHub's adapters are in all layers, of one size")
+    hidden, activation, scale, normed = sizes.pop()
+    settings = dict.fromkeys(("mh_adapter", "cross_adapter", "output_adapter"), False)
+    settings |= dict.fromkeys(places, True)
+    settings |= {"non_linearity": activation, "scaling": scale, "ln_before": normed}
+    whole = width % hidden == 0 or hidden % width == 0  # else a quotient to be rounded down
+    settings |= {"reduction_factor": width / (hidden if whole else hidden + 0.5)}
+    settings |= {"original_ln_before": False, "architecture": None}
+    return {"hidden_size": width, "config": settings}, tensors
+
+
+def _require_linear(format: str, layers: Mapping[str, SkilledLayer]) -> None:
+    strange = {
+        type(one.base).__name__ for one in layers.values() if type(one.base) is not nn.Linear
+    }
+    _require(not strange, f"PEFT's {format} is for nn.Linear, not {', '.join(strange)}")
+
+
+WRITERS: dict[type[Inventory], Writer] = {
+    KINDS["ia3"]: partial(_vectors, kind="IA3"),
+    KINDS["bitfit"]: partial(_vectors, kind="BEFT"),
+    KINDS["krona"]: _kronecker,
+    KINDS["norm"]: _norms,
+    KINDS["prompt"]: _prompt,
+    KINDS["prefix"]: _prefix,
+    **{kind: _bottleneck for kind in KINDS.values() if issubclass(kind, BottleneckInventory)},
+}

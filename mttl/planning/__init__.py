@@ -1,1 +1,0 @@
-"""PLANNING: how much memory a run takes, before anything is loaded."""

@@ -1,0 +1,1 @@
+"""Custom classes: found by the name in a setting, imported only if trusted."""

@@ -1,1 +1,0 @@
-"""PREDICTION: answers of a trained model to texts, in the form in which it was trained."""

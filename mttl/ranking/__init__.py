@@ -1,1 +1,0 @@
-"""RANKING: answers chosen among given ones, by how likely a model finds each."""

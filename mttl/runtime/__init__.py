@@ -1,0 +1,1 @@
+"""What surrounds a command: console, signals, processes, GPUs, progress."""

@@ -1,0 +1,1 @@
+"""Tasks: templates, few-shot samples, and a gym on disk."""

@@ -1,0 +1,156 @@
+"""Records from the Hugging Face hub, with the library `datasets`.
+
+Loading scripts no longer run; where a data set is one, the hub's own conversion to Parquet is read
+(its revision ``refs/convert/parquet``). Where less than half of a data set is needed, it is
+streamed, so that the rest is never loaded.
+"""
+
+import os
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mttl.tasks.building.hub_errors import OutOfReachError, ScriptOnlyError, explained
+from mttl.tasks.building.record_files import Records
+from mttl.tasks.building.unavailable import UnavailableError
+from mttl.tasks.task import Source
+from mttl.tasks.template_field import Record
+
+ADDRESS = "https://huggingface.co"
+PARQUET = "refs/convert/parquet"
+_SECONDS_TO_ANSWER = 10
+
+
+class TableRecords:
+    """Records of a table on disk, memory-mapped; read a block at a time.
+
+    Args:
+        table: A `datasets.Dataset`.
+        name: Where it is from, for messages.
+    """
+
+    def __init__(self, table: Any, name: str):
+        self.name = name
+        self._table = table
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __iter__(self) -> Iterator[Record]:
+        for start in range(0, len(self), 1000):
+            yield from _transposed(self._table[start : start + 1000])
+
+    def take(self, indices: NDArray[np.int64]) -> list[Record]:
+        """Return the records at these places."""
+        return _transposed(self._table[indices.tolist()])
+
+
+class StreamedRecords:
+    """Records that are fetched while they are read.
+
+    Args:
+        stream: A `datasets.IterableDataset`.
+        name: Where it is from, for messages.
+    """
+
+    def __init__(self, stream: Any, name: str):
+        self.name = name
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[Record]:
+        with explained(self.name):
+            yield from self._stream
+
+
+def hub_in_reach() -> bool:
+    """Return whether the hub answers; asked once, it spares every data set a wait of 20 seconds."""
+    address = os.environ.get("HF_ENDPOINT") or ADDRESS  # as the library has it
+    request = urllib.request.Request(address, method="HEAD")
+    try:
+        urllib.request.urlopen(request, timeout=_SECONDS_TO_ANSWER).close()
+    except urllib.error.HTTPError:
+        return True  # a refusal is an answer
+    except OSError as error:
+        # A certificate that is doubted here may be trusted by the library, which has its own list.
+        return isinstance(getattr(error, "reason", None), ssl.SSLError)
+    return True
+
+
+def hub_records(source: Source, split: str) -> Records:
+    """Return the records of one split, from the first of the names of a data set that has them.
+
+    Raises:
+        UnavailableError: If no name leads to them; the message has the reason for each.
+    """
+    reasons: list[str] = []
+    names = [(str(source.path), source.revision), *((name, None) for name in source.mirrors)]
+    # A name without an owner is of the hub's first years; today's libraries refuse most of them.
+    names.sort(key=lambda pair: "/" not in pair[0])
+    for name, revision in names:
+        try:
+            return _load(source, name, revision, split)
+        except ScriptOnlyError:
+            try:
+                return _load(source, name, PARQUET, split)
+            except UnavailableError as error:
+                reasons.append(f"'{name}' is a loading script, which no longer runs, and {error}")
+        except OutOfReachError as error:  # other names are as far
+            reasons.append(str(error))
+            break
+        except UnavailableError as error:
+            reasons.append(str(error))
+    page = f"{ADDRESS}/datasets/{names[0][0]}"
+    raise UnavailableError(f"{'; '.join(reasons)}. By hand: {page}, then --raw")
+
+
+def _load(source: Source, name: str, revision: str | None, split: str) -> Records:
+    import datasets
+
+    shown = f"{name} on the hub, split {split}"
+    with explained(name), _no_bars():
+        if revision == PARQUET:
+            # Files are named, and loaded as files: the data set itself would be its script again.
+            folder = f"hf://datasets/{name}@{quote(PARQUET, safe='')}"
+            files = {split: f"{folder}/{source.config or '*'}/{split}/*.parquet"}
+            table = datasets.load_dataset("parquet", data_files=files, split=split)
+            return TableRecords(table, shown)
+        builder = datasets.load_dataset_builder(name, source.config, revision=revision)
+        stream = _small_part(builder.info.splits, source)
+        found = datasets.load_dataset(
+            name, source.config, revision=revision, split=split, streaming=stream
+        )
+        return StreamedRecords(found, shown) if stream else TableRecords(found, shown)
+
+
+def _small_part(splits: Any, source: Source) -> bool:
+    """Return whether the source's splits are less than half of all, as far as that is known."""
+    sizes = {name: info.num_bytes or 0 for name, info in (splits or {}).items()}
+    wanted = sum(sizes.get(name, 0) for name in {source.train, source.test})
+    return 2 * wanted < sum(sizes.values())
+
+
+def _transposed(columns: dict[str, list[Any]]) -> list[Record]:
+    return [
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+    ]
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Silence the bars of the library: several processes would write them over each other's."""
+    import datasets
+
+    before = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not before:
+            datasets.enable_progress_bars()

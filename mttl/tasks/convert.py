@@ -1,0 +1,178 @@
+"""Records to lines: which are kept, how they are written, and what is wrong with one.
+
+A line is a tuple of cells: the input, then every right answer.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import compress, islice
+
+from mttl.errors import TaskError
+from mttl.tasks.filters import TEXT_FILTERS, RecordError, shown
+from mttl.tasks.functions import EACH, FUNCTIONS
+from mttl.tasks.rows import TSV
+from mttl.tasks.sampling import Line
+from mttl.tasks.task import Task
+from mttl.tasks.template import compile_condition, compile_template, compile_values
+from mttl.tasks.template_field import Column, Read, Record, texts
+
+Chunk = tuple[Sequence[int], list[Record]]
+
+_CHUNK = 250  # records that are worked on together: enough to be fast, few enough for the cache
+
+
+def convert(task: Task, split: str, records: Iterable[Record]) -> Iterator[Line]:
+    """Write the records of a split as lines, in their order.
+
+    Memory does not grow with the number of records, but for the few tasks that gather several
+    records in one line. All records of the split must be given: some tasks draw from a random
+    generator that is seeded at its start.
+
+    Yields:
+        Input and right answers.
+
+    Raises:
+        TaskError: If a record cannot be written; it names task, split, row (from 1), field, value
+            and what is allowed.
+    """
+    write = _writer(task)
+    for numbers, chunk in _rows(task, split, records):
+        yield from _each(write, numbers, chunk, task, split)
+
+
+def each_alone(task: Task) -> bool:
+    """Return whether a record becomes the same line, or none, whatever the other records are."""
+    return task.prepare is None or task.prepare in EACH
+
+
+def survey(task: Task, split: str, records: Iterable[Record]) -> Iterator[tuple[int, Line]]:
+    """Tell which rows are kept, and how they are labelled, without writing their inputs.
+
+    Yields:
+        The number of a row that is kept (from 1), and its right answers; of a task whose samples do
+        not depend on them, none.
+    """
+    answer = _answer_writer(task)
+    for numbers, chunk in _rows(task, split, records):
+        if task.kind == "classification":
+            yield from zip(numbers, _each(answer, numbers, chunk, task, split), strict=True)
+        else:
+            yield from ((number, ()) for number in numbers)
+
+
+def _rows(task: Task, split: str, records: Iterable[Record]) -> Iterator[Chunk]:
+    """Give the rows that are kept and prepared, some at a time, with their numbers."""
+    kept = _kept(task, split, records)
+    if task.prepare is None:
+        yield from kept
+        return
+    last = 0
+
+    def numbered() -> Iterator[tuple[int, Record]]:
+        nonlocal last
+        for numbers, chunk in kept:
+            for row in zip(numbers, chunk, strict=True):
+                last = row[0]
+                yield row
+
+    prepared = FUNCTIONS[task.prepare](numbered())
+    while True:
+        try:
+            chunk = list(islice(prepared, _CHUNK))
+        except TaskError:
+            raise
+        except RecordError as error:
+            raise TaskError(f"{_place(task, split, last)}: {error}") from error
+        except KeyError as error:
+            raise TaskError(f"{_place(task, split, last)}: the field {error} is missing") from error
+        except (AttributeError, IndexError, TypeError, ValueError) as error:
+            raise TaskError(
+                f"{_place(task, split, last)}: the record is malformed for '{task.prepare}' "
+                f"({error!r})"
+            ) from error
+        if not chunk:
+            return
+        yield [number for number, _ in chunk], [record for _, record in chunk]
+
+
+def _kept(task: Task, split: str, records: Iterable[Record]) -> Iterator[Chunk]:
+    condition = None if task.rows is None else _condition(task)
+    source, start = iter(records), 1
+    while chunk := list(islice(source, _CHUNK)):
+        numbers: Sequence[int] = range(start, start + len(chunk))
+        start += len(chunk)
+        if condition is not None:
+            keep = _each(condition, numbers, chunk, task, split)
+            numbers, chunk = list(compress(numbers, keep)), list(compress(chunk, keep))
+        yield numbers, chunk
+
+
+def _each(
+    function: Read, numbers: Sequence[int], records: list[Record], task: Task, split: str
+) -> Column:
+    """Apply a function to many records; after a failure find the one to blame."""
+    try:
+        return function(records)
+    except RecordError:
+        for number, record in zip(numbers, records, strict=True):
+            try:
+                function([record])
+            except RecordError as error:
+                raise TaskError(f"{_place(task, split, number)}: {error}") from error
+        raise
+
+
+def _place(task: Task, split: str, number: int) -> str:
+    return f"task '{task.name}', split '{split}', row {number}"
+
+
+@lru_cache
+def _condition(task: Task) -> Read:
+    return compile_condition(task.rows or "", task.labels)
+
+
+@lru_cache
+def _writer(task: Task) -> Read:
+    """Return a function from records to lines."""
+    fill_input = compile_template(task.input, task.labels)
+    clean = TEXT_FILTERS[task.cleaning] if task.cleaning is not None else None
+    answer = _answer_writer(task)
+
+    def write(records: Sequence[Record]) -> list[Line]:
+        inputs = fill_input(records)
+        if clean is not None:
+            inputs = list(map(clean, inputs))
+        lines = [(text, *answers) for text, answers in zip(inputs, answer(records), strict=True)]
+        if task.ending != TSV:  # CrossFit's files hold empty texts, and stay as they are
+            for line in lines:
+                _check_texts(line)
+        return lines
+
+    return write
+
+
+def _check_texts(line: Line) -> None:
+    """Refuse a line that nobody could learn from, where its record is known."""
+    if not all(map(str.strip, line)):
+        what = "input" if not line[0].strip() else "output"
+        raise RecordError(f"the {what} is empty; leave such records out with the key 'rows'")
+
+
+@lru_cache
+def _answer_writer(task: Task) -> Read:
+    """Return a function from records to their right answers."""
+    if task.references == "one":
+        fill = compile_template(task.output, task.labels)
+        return lambda records: list(zip(fill(records), strict=True))
+    values = compile_values(task.output, task.labels)
+    return lambda records: [_answers(items) for items in values(records)]
+
+
+def _answers(items: object) -> Line:
+    """Return right answers; none at all is written as an empty one, as CrossFit does."""
+    if not isinstance(items, list):
+        raise RecordError(f"the output is {shown(items)}; with 'references: all' it must be a list")
+    try:
+        return tuple(texts(items)) or ("",)
+    except RecordError as error:
+        raise RecordError(f"an item of the output {error}") from error

@@ -1,0 +1,239 @@
+"""A gym: a folder of few-shot tasks in the format of CrossFit's NLP Few-shot Gym.
+
+``<directory>/<task>/<task>_<k>_<sample>_{train,dev,test}.tsv``, or the same with ``.jsonl`` (see
+`mttl.tasks.rows`), and optionally ``<directory>/TASKS.csv`` with at least the columns `task` and
+`metric` (and `description`).
+
+References:
+    Ye, Lin and Ren, CrossFit: A Few-shot Learning Challenge for Cross-task Generalization in NLP,
+    EMNLP 2021, arXiv:2104.08835.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from mttl.errors import TaskError, nearest
+from mttl.io.reading import check_name, read_text, table_rows
+from mttl.metrics.metric_names import METRIC_NAMES, TaskMetric
+from mttl.plugins.classes import METRICS
+from mttl.tasks.md5_sums import published_sums
+from mttl.tasks.rows import ENDINGS, Row, RowFile, read_rows
+from mttl.tasks.table import metric_of
+
+SPLITS = ("train", "dev", "test")
+
+# Parsed from the end: a task's own name may hold underscores and digits.
+_FILE_NAME = re.compile(r"(?P<task>.+)_(?P<k>\d+|all)_(?P<sample>\d+)_(?P<split>train|dev|test)")
+
+_HOW_TO_BUILD = (
+    "A gym of CrossFit's tasks is built by `mttl build`, the "
+    "lexical gym by `python scripts/gyms/build_lexical.py`, the grid by "
+    "`python scripts/gyms/build_grid.py`; data.dir names the folder."
+)
+
+
+class _File(NamedTuple):
+    k: str
+    path: Path
+
+
+class Gym:
+    """The tasks of one folder. The folder is listed once, at first use; rows are read when asked.
+
+    Args:
+        directory: The folder that holds one folder per task.
+        metrics: Metrics of tasks that TASKS.csv gives others, or none.
+
+    Raises:
+        TaskError: If the folder is missing or holds no task, or a metric is of no task of it.
+    """
+
+    def __init__(self, directory: str | Path, metrics: Mapping[str, str] | None = None):
+        self.directory = Path(directory)
+        self.metrics = metrics or {}
+        if not self.directory.is_dir():
+            what = "is not a folder" if self.directory.exists() else "does not exist"
+            raise TaskError(f"the gym '{self.directory}' {what}. {_HOW_TO_BUILD}")
+        if not self._files:
+            raise TaskError(
+                f"the gym '{self.directory}' holds no task: no file is named "
+                f"<task>/<task>_<k>_<sample>_train.tsv, nor .jsonl. {_HOW_TO_BUILD}"
+            )
+
+        for task in self.metrics:
+            if task not in self._files:
+                raise TaskError(
+                    f"data.metrics: the gym '{self.directory}' has no task '{task}'."
+                    f"{nearest(task, self._files)}"
+                )
+
+    def tasks(self) -> list[str]:
+        """Return the names of all tasks, sorted."""
+        return list(self._files)
+
+    def samples(self, task: str) -> list[int]:
+        """Return the samples that ``task`` has a file of, in ascending order."""
+        return sorted({sample for sample, _ in self._files_of(task)})
+
+    def shots(self, task: str) -> int | None:
+        """Return `k`, which the task's files carry in their names; None where they hold all rows.
+
+        Raises:
+            TaskError: If its files disagree.
+        """
+        ks = sorted({file.k for file in self._files_of(task).values()})
+        if len(ks) > 1:
+            raise TaskError(
+                f"task '{task}' has files of several k ({', '.join(ks)}) in "
+                f"'{self.directory / task}'; keep one."
+            )
+        return None if ks[0] == "all" else int(ks[0])
+
+    def file(self, task: str, split: str, sample: int) -> Path:
+        """Return the path of one file.
+
+        Raises:
+            TaskError: If the task, the sample, or the split of it is absent.
+        """
+        if split not in SPLITS:
+            raise ValueError(f"split is '{split}'; it must be one of {', '.join(SPLITS)}.")
+        files = self._files_of(task)
+        if (sample, split) in files:
+            return files[sample, split].path
+        samples = self.samples(task)
+        if sample in samples:
+            present = ", ".join(s for s in SPLITS if (sample, s) in files)
+            raise TaskError(
+                f"task '{task}' has no {split} file for sample {sample} in "
+                f"'{self.directory / task}'; present: {present}."
+            )
+        raise TaskError(
+            f"task '{task}' has no sample {sample} in '{self.directory / task}'; present: "
+            f"{', '.join(map(str, samples))}."
+        )
+
+    def rows(self, task: str, split: str, sample: int, max_rows: int | None = None) -> list[Row]:
+        """Read the rows of one file, in its order.
+
+        Raises:
+            TaskError: If the file is absent or malformed (file, line and reason).
+        """
+        return read_rows(self.file(task, split, sample), max_rows)
+
+    def digest(self, task: str, sample: int) -> str:
+        """Return what tells scores on one sample from those on other rows, or by another metric.
+
+        Raises:
+            TaskError: If a file is empty or cannot be read.
+        """
+        files = [file.path for (of, _), file in self._files_of(task).items() if of == sample]
+        parts = [self.metric(task), *(RowFile.scan(path).digest for path in files)]
+        return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
+
+    def metric(self, task: str) -> TaskMetric:
+        """Return the name of the task's metric: as given, from TASKS.csv, or of CrossFit's table.
+
+        Raises:
+            TaskError: If neither knows the task, or there is no metric of that name.
+        """
+        given = self.metrics.get(task)
+        name = given or self._table.get(task, {}).get("metric") or metric_of(task)
+        if name not in METRIC_NAMES and not METRICS.is_own(name):
+            place = "data.metrics" if given else f"'{self.directory / 'TASKS.csv'}'"
+            raise TaskError(
+                f"{place} gives the task '{task}' the metric '{name}'; there are "
+                f"{', '.join(METRIC_NAMES)}.{nearest(name, METRIC_NAMES)} One of your own is "
+                "module:Class"
+            )
+        published = task in published_sums()
+        return TaskMetric(name, published=published, options=self.options(task))
+
+    def description(self, task: str) -> str | None:
+        """Return what TASKS.csv says the task is, or None."""
+        return self._table.get(task, {}).get("description") or None
+
+    def options(self, task: str) -> list[str]:
+        """Return the answers that TASKS.csv lets a task choose from; none where it names none."""
+        named = self._table.get(task, {}).get("options")
+        return [option.strip() for option in named.split("|")] if named else []
+
+    def factors(self, task: str) -> list[str]:
+        """Return what TASKS.csv says a task is made of, as ``name=value``.
+
+        Raises:
+            TaskError: If it says nothing, or says it in another form.
+        """
+        words = self._table.get(task, {}).get("factors", "").split()
+        if not words or not all(
+            name and value for name, _, value in (w.partition("=") for w in words)
+        ):
+            raise TaskError(
+                f"'{self.directory / 'TASKS.csv'}' has the factors '{' '.join(words)}' of "
+                f"'{task}'; write name=value name=value in the column 'factors'"
+            )
+        return words
+
+    def category(self, task: str) -> str:
+        """Return the category that TASKS.csv gives a task.
+
+        Raises:
+            TaskError: If it gives none.
+        """
+        category = self._table.get(task, {}).get("category")
+        if not category:
+            raise TaskError(
+                f"'{self.directory / 'TASKS.csv'}' has no category of '{task}'; add one in the "
+                "column 'category'"
+            )
+        return category
+
+    @cached_property
+    def _files(self) -> dict[str, dict[tuple[int, str], _File]]:
+        """Task -> (sample, split) -> file."""
+        tasks = {}
+        for folder in sorted(path for path in self.directory.iterdir() if path.is_dir()):
+            files: dict[tuple[int, str], _File] = {}
+            for path in sorted(folder.iterdir()):
+                match = _FILE_NAME.fullmatch(path.stem) if path.suffix in ENDINGS else None
+                if match is None or match["task"] != folder.name:
+                    continue
+                key = int(match["sample"]), match["split"]
+                if key in files:
+                    raise TaskError(
+                        f"task '{folder.name}' has two {key[1]} files for sample {key[0]}: "
+                        f"'{files[key].path}' and '{path}'; keep one."
+                    )
+                files[key] = _File(match["k"], path)
+            if files:
+                tasks[folder.name] = files
+        return tasks
+
+    def _files_of(self, task: str) -> dict[tuple[int, str], _File]:
+        if task not in self._files:
+            raise TaskError(
+                f"the gym '{self.directory}' has no task '{task}'.{nearest(task, self._files)}"
+            )
+        return self._files[task]
+
+    @cached_property
+    def _table(self) -> dict[str, dict[str, str]]:
+        path = self.directory / "TASKS.csv"
+        return _read_table(path) if path.exists() else {}
+
+
+def _read_table(path: Path) -> dict[str, dict[str, str]]:
+    """Read TASKS.csv: task -> column -> value."""
+    text = read_text(path, TaskError)
+    table: dict[str, dict[str, str]] = {}
+    advice = "Correct the table"
+    for line, row in table_rows(text, str(path), TaskError, ("task", "metric"), advice=advice):
+        task = row["task"].strip()
+        check_name(task, f"{path}, line {line}: the task's name", TaskError)
+        if task in table:
+            raise TaskError(f"{path}, line {line}: '{task}' is there twice.")
+        table[task] = {key: value.strip() for key, value in row.items()}
+    return table

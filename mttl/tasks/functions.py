@@ -1,0 +1,206 @@
+"""Records that need more than a template: what stands under `prepare` in the table of tasks.
+
+A function takes the numbered records of a split, in order, and gives numbered records from which
+the templates can be filled: with fields added, rows dropped, or several gathered in one. It is
+called once per split, so what it draws from a generator is drawn in the order of the rows.
+
+The words and cuts are those of CrossFit (Ye, Lin and Ren, EMNLP 2021, arXiv:2104.08835), oddities
+included: its published files are rebuilt with them.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mttl.tasks.filters import FieldError, shown
+from mttl.tasks.prepared_records import (
+    Prepare,
+    Rows,
+    concept_sets,
+    conversations,
+    ordered_pair,
+    questions_with_answers,
+    shuffled_answers,
+)
+from mttl.tasks.template_field import Record
+
+_SUMMARY_NOTICE = (
+    "This article's plot summary may be too long or excessively detailed. Please help improve it "
+    "by removing unnecessary details and making it more concise."
+)
+
+
+def each(function: Callable[[Any], Record | None]) -> Prepare:
+    """Make a function of one record one of all of them; fields it gives are added, None drops."""
+
+    def prepare(rows: Rows) -> Rows:
+        for number, record in rows:
+            added = function(record)
+            if added is not None:
+                yield number, {**record, **added}
+
+    return prepare
+
+
+def acronym(record: Record) -> Record | None:
+    """Find the one acronym and its long form; tags: 0 B-long, 1 B-short, 2 I-long, 3 I-short."""
+    tags = record["labels"]
+    if tags.count(0) != 1 or tags.count(1) != 1:
+        return None
+
+    def span(begin: int, inside: int) -> str:
+        start = end = tags.index(begin)
+        while end + 1 < len(tags) and tags[end + 1] == inside:
+            end += 1
+        return " ".join(record["tokens"][start : end + 1])
+
+    return {"short": span(1, 3), "long": span(0, 2)}
+
+
+def aqua_options(record: Record) -> Record:
+    """Write options such as ``A)21`` as `` (A) 21``, and find the right one."""
+    options = record["options"]
+    right = [option[2:] for option in options if option[:1] == record["correct"]]
+    written = "".join(f" ({option[:2]} {option[2:]}" for option in options)
+    return {"written": written, "answer": right[0]}
+
+
+def duorc_plot(record: Record) -> Record | None:
+    """Drop plots that Wikipedia itself finds too long."""
+    return None if record["plot"].startswith(_SUMMARY_NOTICE) else {}
+
+
+def freebase_answers(record: Record) -> Record | None:
+    """Gather the names of all answers of all parses, sorted."""
+    if record.get("RawQuestion") is None or record.get("Parses") is None:
+        return None
+    names = {
+        name
+        for answers in _column(record["Parses"], "Answers")
+        for group in _column(answers, "AnswersName")
+        for name in group
+    }
+    return {"names": sorted(names)}
+
+
+def hotpot_paragraphs(record: Record) -> Record:
+    """Keep the paragraphs that the supporting facts come from."""
+    titles = set(_column(record["supporting_facts"], "title"))
+    paragraphs = zip(
+        _column(record["context"], "title"), _column(record["context"], "sentences"), strict=True
+    )
+    text = " ".join("".join(sentences) for title, sentences in paragraphs if title in titles)
+    return {"paragraphs": text.strip()}
+
+
+def lama_sentence(record: Record) -> Record:
+    """Fill the relation's template with its subject, and mask the object."""
+    sentence = record["template"].replace("[X]", record["sub_label"]).replace("[Y]", "[MASK]")
+    return {"sentence": sentence}
+
+
+def majority_label(record: Record) -> Record | None:
+    """Keep posts whose annotators have one most frequent label."""
+    counts = Counter(_column(record["annotators"], "label")).most_common(2)
+    if len(counts) == 2 and counts[0][1] == counts[1][1]:
+        return None
+    return {"label": counts[0][0]}
+
+
+def math_options(record: Record) -> Record | None:
+    """Cut ``a ) 38 , b ) 27 , ...`` at commas; an option with one shifts those after it."""
+    pieces = record["options"].split(",")
+    choices = [pieces[0][4:-1], *(piece[5:-1] for piece in pieces[1:4]), pieces[4][5:]]
+    answer = choices["abcde".index(record["correct"])]
+    return {"choices": choices, "answer": answer} if answer else None
+
+
+def named_mask(record: Record) -> Record:
+    """Write the mask of one model as that of all."""
+    return {"sentence": record["sentence"].replace("<mask>", "[MASK]")}
+
+
+def onestop_text(record: Record) -> Record:
+    """Take the level's name off the front; a line break after it counts as a blank."""
+    return {"text": record["text"].replace("\n", " ").removeprefix("Intermediate  ")}
+
+
+def quarel_answer(record: Record) -> Record:
+    """Cut the right answer out of a question that holds both, after ``(A)`` and ``(B)``."""
+    question, index = record["question"], record["answer_index"]
+    if index not in (0, 1):
+        raise FieldError(f"the field 'answer_index' is {shown(index)}; it must be 0 or 1")
+    start_a, start_b = question.index("(A)"), question.index("(B)")
+    answer = question[start_a + 4 : start_b] if index == 0 else question[start_b + 4 :]
+    return {"answer": answer.removesuffix("or ").strip()}
+
+
+def scicite_citation(record: Record) -> Record:
+    """Cut the citation out of its sentence."""
+    return {"citation": record["string"][record["citeStart"] : record["citeEnd"]]}
+
+
+def stars(record: Record) -> Record:
+    """Turn a label, counted from 0, into a number of stars."""
+    label = record["label"]
+    if label not in range(5):
+        raise FieldError(f"the field 'label' is {shown(label)}; it must be a number from 0 to 4")
+    return {"stars": label + 1}
+
+
+def well_formed(record: Record) -> Record | None:
+    """Keep the queries that most raters agree on."""
+    rating = record["rating"]
+    return None if 0.4 <= rating <= 0.6 else {"label": int(rating > 0.6)}
+
+
+def whole_score(record: Record) -> Record | None:
+    """Keep the records whose mean score is a whole number."""
+    score = float(record["score"])
+    return {"score": int(score)} if score.is_integer() else None
+
+
+def wiki_table(record: Record) -> Record | None:
+    """Write a table as ``header: content [n] `` for each of its rows."""
+    table = record["input_text"]["table"]
+    headers, contents = _column(table, "column_header"), _column(table, "content")
+    if len(headers) != len(contents):
+        return None
+    rows = zip(headers, contents, strict=True)
+    lines = ((header, text.strip().replace("\n", " ")) for header, text in rows)
+    return {"table": "".join(f"{header}: {text} [n] " for header, text in lines)}
+
+
+def _column(value: Any, name: str) -> list[Any]:
+    """Return one field of all items: the hub gives a list of items, or a list for each field."""
+    return list(value[name]) if isinstance(value, Mapping) else [item[name] for item in value]
+
+
+# Functions of one record: whatever the others are, it becomes the same, or is dropped.
+EACH: dict[str, Callable[[Any], Record | None]] = {
+    "acronym": acronym,
+    "aqua_options": aqua_options,
+    "duorc_plot": duorc_plot,
+    "freebase_answers": freebase_answers,
+    "hotpot_paragraphs": hotpot_paragraphs,
+    "lama_sentence": lama_sentence,
+    "majority_label": majority_label,
+    "math_options": math_options,
+    "named_mask": named_mask,
+    "onestop_text": onestop_text,
+    "quarel_answer": quarel_answer,
+    "scicite_citation": scicite_citation,
+    "stars": stars,
+    "well_formed": well_formed,
+    "whole_score": whole_score,
+    "wiki_table": wiki_table,
+}
+FUNCTIONS: dict[str, Prepare] = {
+    **{name: each(function) for name, function in EACH.items()},
+    "blimp_pair": ordered_pair("sentence_good", "sentence_bad"),
+    "concept_sets": concept_sets,
+    "conversations": conversations,
+    "crows_pair": ordered_pair("sent_more", "sent_less"),
+    "questions_with_answers": questions_with_answers,
+    "shuffled_answers": shuffled_answers,
+}

@@ -1,0 +1,128 @@
+"""What a task is: where its records are, how one becomes a line, and how an answer is scored."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mttl.metrics.metric_names import MetricName
+from mttl.tasks.md5_sums import published_sums
+from mttl.tasks.rows import JSON_LINES, TSV
+
+Kind = Literal["classification", "text-to-text"]
+References = Literal["one", "all", "distinct"]
+Bound = int | float
+Side = Literal["train", "dev", "test"]
+
+# What files of records may be: a table, or a line of JSON for each record; also packed.
+FILE_ENDINGS = (".tsv", ".csv", ".jsonl", ".tsv.gz", ".csv.gz", ".jsonl.gz")
+
+
+@dataclass(frozen=True)
+class Holdout:
+    """How one split is cut where a task has no test split of its own.
+
+    The lines of the split are shuffled with seed 42; the first of them are the pool that samples
+    are drawn from, others the test file. A bound that is a whole number counts lines; a fraction is
+    a share, ``int(share * n)`` of ``n`` lines.
+
+    Attributes:
+        pool: Where the pool ends.
+        test_start: Where the test file starts; None: where the pool ends.
+        test_end: Where it ends; None: with the last line.
+    """
+
+    pool: Bound = 0.8
+    test_start: Bound | None = None
+    test_end: Bound | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the records of a task are: a data set of the hub, or files.
+
+    Attributes:
+        path: Name of the data set, as `datasets.load_dataset` takes it; None where `train` and
+            `test` are files.
+        config: Its configuration.
+        revision: Its revision; None: that of today.
+        train: The split that samples are drawn from; without `path`, a TSV, CSV or JSONL file.
+        test: The split of the test file; None: it is held out from `train`, as `holdout` says.
+        holdout: How `train` is cut; only where `test` is None.
+        test_share: Only this share of the test lines counts: shuffled with seed 42, the first
+            ``int(share * n)``. None: all of them, in their order.
+        columns: Names of the columns of a TSV or CSV file that has no header.
+        dev: The split, or file, that development rows come from; None: `train`.
+        mirrors: Other names of the same data set, to try in turn.
+        unavailable: Why the hub cannot give it, and where to get it by hand; None where it can.
+    """
+
+    path: str | None
+    train: str
+    config: str | None = None
+    revision: str | None = None
+    test: str | None = None
+    holdout: Holdout | None = None
+    test_share: float | None = None
+    columns: tuple[str, ...] = ()
+    mirrors: tuple[str, ...] = ()
+    unavailable: str | None = None
+    dev: str | None = field(default=None, repr=False)  # fingerprints of gyms are of the others
+
+    @property
+    def splits(self) -> list[str]:
+        """The splits, or files, that are read."""
+        return [split for split in (self.train, self.dev, self.test) if split is not None]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task; see `docs/tasks.md` for the language of the templates.
+
+    Attributes:
+        name: What its files are called.
+        source: Where its records are.
+        k: Lines per label (classification) or lines in all (text-to-text) of train, and of dev;
+            None: all there are.
+        kind: How samples are drawn: balanced by label, or not.
+        input: Template of the input.
+        output: Template of the output; a list where `references` is not ``"one"``.
+        labels: Names of the labels, in the order of their numbers.
+        references: ``"one"`` right answer; ``"all"``: each item of a list; ``"distinct"``: of a
+            list whose repeated items the template drops.
+        rows: Which records are used, as a condition such as ``{label} is not -1``; None: all.
+        cleaning: Name of a text filter for the whole input, after its template is filled.
+        prepare: Name of a function in `mttl.tasks.functions` that the records pass through before
+            the templates are filled; None: they are used as they are.
+        metric: Name of its metric; see `mttl.metrics.crossfit`.
+        category: Two levels, such as ``classification/nli``.
+        description: What is asked, in one sentence.
+        side: Of the partition that a run makes of its tasks.
+    """
+
+    name: str
+    source: Source
+    k: int | None
+    kind: Kind
+    input: str
+    output: str
+    metric: MetricName
+    category: str
+    description: str
+    labels: tuple[str, ...] = ()
+    references: References = "one"
+    rows: str | None = None
+    cleaning: str | None = None
+    prepare: str | None = None
+    side: Side = field(default="train", repr=False)
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether the published files can be rebuilt byte for byte for sure.
+
+        Distinct answers were published in the order of a Python set, which no one can know.
+        """
+        return self.references != "distinct"
+
+    @property
+    def ending(self) -> str:
+        """Of its files: those of CrossFit are TSV, as published; all others are JSON Lines."""
+        return TSV if self.name in published_sums() else JSON_LINES

@@ -1,1 +1,0 @@
-"""Boards on which runs are compared, beside metrics.csv: TensorBoard, and Weights & Biases."""

@@ -1,0 +1,1 @@
+"""Several processes of one training: sharding, shared experts, a watchdog."""

@@ -1,0 +1,1 @@
+"""Experiment loggers next to metrics.csv: TensorBoard, and Weights & Biases."""

@@ -1,1 +1,0 @@
-"""Processes of one training: they end together, and may share experts out."""

@@ -1,0 +1,69 @@
+"""Pages that the site generates: settings, files, the API, every message; see mkdocs.yml."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).parents[3]
+sys.path.insert(0, str(ROOT / "scripts" / "docs"))
+
+from mttl.config.reference import reference  # noqa: E402
+from reference.messages import messages_page  # noqa: E402
+from reference.rooms import file_page, read_rooms  # noqa: E402
+
+CONFIGURATION = """\
+# Configuration
+
+Settings are given in YAML files and on the command line, as `-k section.key=value`. Commands print
+them, too: `mttl train --settings optim`.
+
+"""
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the generated pages."""
+    pages = {f"api/{name}.md": text for name, text in api_pages(ROOT).items()}
+    pages["messages.md"] = messages_page(ROOT)
+    pages["configuration.md"] = f"{CONFIGURATION}{reference()}\n"
+    pages["files.md"] = file_page(read_rooms(ROOT))
+    for file in sorted((ROOT / "docs" / "tutorials").glob("*.ipynb")):
+        pages[f"tutorials/{file.stem}.md"] = notebook_page(file)
+    for path, text in pages.items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Let links to notebooks lead to their pages, and those that leave docs/ to the repository."""
+    markdown = re.sub(r"(\]\([\w./]+)\.ipynb", r"\1.md", markdown)
+    outside = "../../" if page.file.src_uri.startswith("tutorials/") else "../"
+    return markdown.replace(f"]({outside}", f"]({config.repo_url}/blob/main/")
+
+
+def notebook_page(file: Path) -> str:
+    """Return a notebook as Markdown: its text, its code, and what the code printed."""
+    parts = []
+    for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+        for output in cell.get("outputs", ()):
+            printed = output.get("text") or output.get("data", {}).get("text/plain", "")
+            parts.append(f"```text\n{''.join(printed).rstrip()}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def api_pages(root: Path) -> dict[str, str]:
+    """Return a page for each room, and one that lists them."""
+    rooms = [room for room in read_rooms(root) if room.files]
+    pages = {}
+    lines = ["# The API, room by room\n", "| room | what it is for |", "|---|---|"]
+    for room in rooms:
+        name = room.path.replace("/", ".")
+        lines.append(f"| [`{name}`]({name}.md) | {room.sentence} |")
+        modules = [f"::: {name}.{file.removesuffix('.py')}" for file in sorted(room.files)]
+        pages[name] = "\n\n".join([f"# `{name}`", room.sentence, *modules]) + "\n"
+    return {"index": "\n".join(lines) + "\n", **pages}

@@ -1,1 +1,0 @@
-"""Pieces of scripts/forgetting.py."""

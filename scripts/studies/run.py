@@ -1,0 +1,172 @@
+"""Run a study from its settings file, and keep its scores, table and figure next to it.
+
+python scripts/studies/run.py scripts/studies/unseen_tasks/lexical_default.yaml --out ../lexical
+python scripts/studies/run.py STUDY.yaml --out DIR --only-folds 1
+
+Trainings and adaptations go to OUT; what has ended is read, and what was interrupted continues.
+Next to NAME.yaml stand NAME.csv, NAME.md and NAME.svg, written again whenever a training has ended.
+"""
+
+import argparse
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt, ValidationError
+
+from mttl.comparison.comparison_folder import Comparison, carry_out
+from mttl.comparison.folds import chosen
+from mttl.comparison.methods import ALL, MODE_WAYS, Method, Plan, check_modes, plan
+from mttl.comparison.result_tables import write_tables
+from mttl.config.section import Section, Seeds
+from mttl.errors import ConfigError
+from mttl.io.yaml12 import read_yaml
+from mttl.runtime.command import exit_with, make_console
+
+
+class StudyMethod(Section):
+    """A method of a study: a shipped one or a file, with further settings."""
+
+    file: str | None = None
+    """Configuration file merged onto the common one; by default that of the shipped method."""
+    training: list[str] = []
+    """Overrides of training."""
+    adaptation: list[str] = []
+    """Overrides of adaptation."""
+
+    def method(self, name: str) -> Method:
+        """Return the method that is compared.
+
+        Raises:
+            ConfigError: If the file is missing and no shipped method has this name.
+        """
+        if self.file is None and name not in ALL:
+            raise ConfigError(
+                f"methods.{name}.file must name a configuration: no method ships with this name"
+            )
+        base = ALL[name] if self.file is None else Method(self.file, ways=MODE_WAYS)
+        return replace(
+            base,
+            settings=(*base.settings, *self.training),
+            adapt_settings=tuple(self.adaptation),
+            adapts_by_fragment=self.file is not None,
+        )
+
+
+class Study(Section):
+    """The settings file of a study."""
+
+    question: str
+    """What the study answers."""
+    config: str = "crossfit.yaml"
+    """Common configuration."""
+    methods: Annotated[dict[str, StudyMethod], Field(min_length=1)]
+    """What is compared, by name."""
+    reference: str
+    """The method that the others are compared with."""
+    modes: list[str] = []
+    """Further ways to adapt."""
+    curve: list[int] = []
+    """Numbers of training rows: every way to adapt is repeated with each."""
+    seeds: Seeds = [13, 14, 15]
+    """Seeds of training and adaptation."""
+    folds: PositiveInt | None = None
+    """Folds in which every task is unseen once; by default the partition as it is."""
+    tasks: str = "test"
+    """Unseen tasks, where there are no folds."""
+    samples: str | None = None
+    """Few-shot samples of every unseen task, joined by commas."""
+    examples: PositiveInt | None = None
+    """Training rows of every unseen task."""
+    steps: PositiveInt = 500
+    """Optimizer steps of every training."""
+    adapt_steps: PositiveInt = 60
+    """Optimizer steps of every adaptation."""
+    score_seen: bool = True
+    """Score the trained tasks, too."""
+    settings: list[str] = []
+    """Overrides of all runs."""
+    rates: Literal["fixed", "search"] = "fixed"
+    """Adapt with the configured learning rates, or with the best on development tasks."""
+
+
+def read_study(path: Path) -> Study:
+    """Return the study of a settings file.
+
+    Raises:
+        ConfigError: If the file is missing or its settings are wrong.
+    """
+    try:
+        study = Study.model_validate(read_yaml(path, ConfigError))
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise ConfigError(f"'{path}': {wrong}") from error
+    if study.reference not in study.methods:
+        names = ", ".join(study.methods)
+        raise ConfigError(f"'{path}': reference ('{study.reference}') must be one of {names}")
+    return study
+
+
+def prepare(study: Study, out: Path, only_folds: list[int] | None) -> tuple[Comparison, list[Plan]]:
+    """Return the comparison of a study, and its trainings."""
+    methods = {name: given.method(name) for name, given in study.methods.items()}
+    if study.curve:
+        for name, method in methods.items():
+            kept = [way for way in method.ways if way.name in ("all", *study.modes)]
+            ways = tuple(way.with_examples(n) for way in kept for n in study.curve)
+            methods[name] = replace(method, ways=ways)
+        study = study.model_copy(
+            update={"modes": [f"{m}-{n}" for m in ("all", *study.modes) for n in study.curve]}
+        )
+    comparison = Comparison(
+        out=out,
+        config=study.config,
+        steps=study.steps,
+        adapt_steps=study.adapt_steps,
+        tasks=study.tasks,
+        samples=study.samples,
+        overrides=tuple(study.settings),
+        examples=study.examples,
+        n_folds=study.folds,
+        search_rates=study.rates == "search",
+        unseen_only=not study.score_seen,
+        methods=methods,
+        reference=study.reference,
+    )
+    folds = chosen(study.folds, only_folds)
+    plans = plan(list(methods), study.modes, study.seeds, folds, methods)
+    check_modes(study.modes, plans)
+    return comparison, plans
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what is missing, and write the results next to the settings."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("study", type=Path, metavar="FILE", help="settings of the study")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the runs")
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help="trainings at a time")
+    parser.add_argument("--only-folds", type=int, nargs="+", metavar="N", help="of these folds")
+    options = parser.parse_args(arguments)
+    comparison, plans = prepare(read_study(options.study), options.out, options.only_folds)
+
+    def write() -> str:
+        text = write_tables(comparison, plans)
+        for made, suffix in (
+            ("scores.csv", ".csv"),
+            ("table.md", ".md"),
+            ("comparison.svg", ".svg"),
+        ):
+            if (comparison.out / made).is_file():
+                shutil.copy(comparison.out / made, options.study.with_suffix(suffix))
+        return text
+
+    text = carry_out(comparison, plans, options.workers, write)
+    make_console().print(text, markup=False, soft_wrap=True)
+    return 0
+
+
+if __name__ == "__main__":
+    exit_with(main)

@@ -1,0 +1,203 @@
+"""A new task begins as the trained task whose routing explains its rows best."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+import mttl.adaptation.job as job_file
+from helpers.gyms import TINY_T5, write_gym
+from helpers.skills import skilled, spread
+from mttl.adaptation.few_shot import FewShotJob, FewShotResult
+from mttl.adaptation.job import best_row, run_job, task_module
+from mttl.adaptation.modes import adapted, row_starts
+from mttl.adaptation.nearest_task import best_task
+from mttl.adaptation.settings import job_config
+from mttl.config.load import load_config
+from mttl.data.data_module import TextToTextDataModule
+from mttl.errors import ConfigError
+from mttl.models.backbone import build_random, load_tokenizer
+from mttl.routing.task.c_poly import CPolyRouter
+from mttl.routing.task.fixed import average_router, private_router, shared_router
+from mttl.routing.task.polytropon import PolytroponRouter
+from mttl.routing.task.smear import SmearRouter
+from mttl.routing.task.task_router import TaskRouter
+from mttl.tasks.folder import Gym
+from mttl.training.text_to_text import TextToTextModule
+
+SETTINGS = job_config(
+    load_config(
+        "crossfit.yaml",
+        [
+            *("adapt.max_steps=2", "adapt.eval_every=1", "adapt.batch_size=5"),
+            *("adapt.init=best_row", "adapt.mode=zero_shot", "data.eval_batch_size=8"),
+        ],
+    ),
+    {"prefix": "name", "descriptions": False, "max_input_length": 24, "max_output_length": 4},
+)
+JOB = FewShotJob("copy", 100, 13)
+
+
+@pytest.fixture
+def gym(tmp_path: Path) -> Gym:
+    return Gym(write_gym(tmp_path))
+
+
+def few_rows(module: TextToTextModule, gym: Gym, n_at_once: int) -> TextToTextDataModule:
+    update = {"samples": [100], "batch_size": n_at_once}
+    data = SETTINGS.data.model_copy(update=update)
+    return TextToTextDataModule(gym, ["copy"], module.tokenizer, data, decoder_only=False, seed=13)
+
+
+def loop_over_tasks(module: TextToTextModule, gym: Gym) -> list[float]:
+    """PyTorch's cross-entropy of every row alone, routed as each task is."""
+    totals = []
+    for task in range(module.model.router.n_tasks):
+        total = 0.0
+        for batch in few_rows(module, gym, 1).train_dataloader():
+            inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
+            logits = module.model(torch.tensor([task]), **inputs).logits
+            total += functional.cross_entropy(
+                logits[0], inputs["labels"][0], reduction="sum"
+            ).item()
+        totals.append(total)
+    return totals
+
+
+@pytest.mark.parametrize("n_at_once", [1, 3, 100])
+@pytest.mark.parametrize("seed", range(2))
+def test_the_best_task_is_that_of_a_plain_loop(gym: Gym, seed: int, n_at_once: int) -> None:
+    model = skilled(build_random("t5", TINY_T5["config"]), n_tasks=6)
+    module = task_module(model, load_tokenizer("byte"), {"copy": "EM"}, SETTINGS)
+    spread(model.router, seed)
+    module.train()
+    found = best_task(module, few_rows(module, gym, n_at_once).train_dataloader())
+    assert module.training
+    model.eval()
+    with torch.no_grad():
+        expected = loop_over_tasks(module, gym)
+    assert found == min(range(6), key=expected.__getitem__)
+    assert len({round(total, 4) for total in expected}) == 6  # rounding decides nothing
+
+
+def test_tasks_that_cost_too_much_are_given_up(gym: Gym, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task of which one part costs more than all parts of the best is not asked for another."""
+    model = skilled(build_random("t5", TINY_T5["config"]), n_tasks=4)
+    module = task_module(model, load_tokenizer("byte"), {"copy": "EM"}, SETTINGS)
+    asked = []
+
+    def nll(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, None, None]:
+        asked.append(int(batch["task_ids"][0]))
+        return torch.tensor([9.0, 1.0, 3.5, 1.5][asked[-1]]), None, None
+
+    monkeypatch.setattr(module, "nll", nll)
+    batches = [{"task_ids": torch.zeros(1, dtype=torch.long)}] * 3
+    assert best_task(module, batches) == 1
+    # All once; then the best twice more, the next one until it costs more than 3, the others not.
+    assert asked == [0, 1, 2, 3, 1, 1, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("mode", "init"),
+    [("zero_shot", "best_row"), ("all", "best_row"), ("router_only", "best_coefficients")],
+)
+def test_a_job_begins_with_the_best_row(gym: Gym, mode: str, init: str) -> None:
+    model, tokenizer = skilled(build_random("t5", TINY_T5["config"])), load_tokenizer("byte")
+    best = best_row(model, tokenizer, JOB, gym, SETTINGS)
+    settings = SETTINGS.model_copy(
+        update={"adapt": SETTINGS.adapt.model_copy(update={"mode": mode, "init": init})}
+    )
+    rows = []
+    whole = run_job(
+        *(model, tokenizer, JOB, gym, settings),
+        tasks=["red", "green", "blue"],
+        keep=lambda result, answers, course: rows.append(course.rows[0]),
+    )
+    known = model.router.matrix()[:, [int(best)]]
+    assert whole.task == "copy"
+    assert whole.begun_as == ("red", "green", "blue")[int(best)]
+    assert type(whole).from_row(whole.row()) == whole
+    assert (whole.n_trained == 0) == (mode == "zero_shot")
+    torch.testing.assert_close(torch.as_tensor(rows[0]).flatten(), known.detach().flatten())
+    with adapted(model, "zero_shot", init="best_row", rows=best):
+        assert torch.equal(model.router.matrix(), known)
+
+
+@pytest.mark.parametrize(
+    ("asked", "given", "router", "start"),
+    [
+        ("auto", {}, None, "best_row"),
+        ("auto", {"mode": "router_only"}, None, "mean"),
+        ("mean", {}, None, "mean"),
+        ("fresh", {}, None, "fresh"),
+        ("auto", {"mode": "zero_shot"}, None, "mean"),  # no row of the new task is read
+        ("auto", {"mode": "from_scratch"}, None, "mean"),
+        ("auto", {"mode": "average"}, None, "mean"),
+        ("auto", {"examples": 0}, None, "mean"),
+        ("auto", {}, shared_router(3, 3), "mean"),  # tasks are routed alike
+        ("auto", {}, average_router(3, 3, 3), "mean"),
+        ("auto", {}, private_router(3, 3), "best_row"),
+        ("auto", {}, SmearRouter(3, 3, 1, 3, n_features=8), "mean"),  # no rows
+        ("auto", {}, CPolyRouter(3, 3, 1, 5), "mean"),
+        ("best_coefficients", {"mode": "router_only"}, None, "best_coefficients"),
+        (
+            "best_coefficients",
+            {"mode": "router_only"},
+            CPolyRouter(3, 3, 1, 5),
+            "best_coefficients",
+        ),
+        ("best_coefficients", {"mode": "router_only"}, shared_router(3, 3), "coefficients"),
+    ],
+)
+def test_a_start_is_decided_by_what_there_is(
+    asked: str, given: dict[str, object], router: TaskRouter | None, start: str
+) -> None:
+    adapt = SETTINGS.adapt.model_copy(update={"mode": "all", "init": asked} | given)
+    router = router or PolytroponRouter(3, 3, 1, 3)
+    assert row_starts(router, adapt) == (start,)
+    if asked == "auto":  # a second start is for tasks that begin as a trained one alone
+        twice = adapt.model_copy(update={"init": "two_starts"})
+        assert row_starts(router, twice) == (start, "mean")[: 2 if start == "best_row" else 1]
+
+
+@pytest.mark.parametrize("better", ["best_row", "mean", "neither"])
+def test_of_two_starts_what_ends_better_is_kept(
+    gym: Gym, better: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores, weights and answers are those of the better start alone; of equals, the first."""
+    model, tokenizer = skilled(build_random("t5", TINY_T5["config"])), load_tokenizer("byte")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def tuned(module: TextToTextModule, *batches: object, **more: object) -> tuple:
+        return 1, scored.pop(0), []
+
+    def adapt(init: str) -> tuple[FewShotResult, list[torch.Tensor]]:
+        rows: list[torch.Tensor] = []
+        change = {"mode": "all", "init": init}
+        changed = SETTINGS.model_copy(update={"adapt": SETTINGS.adapt.model_copy(update=change)})
+        result = run_job(
+            *(model, tokenizer, JOB, gym, changed),
+            tasks=["red", "green", "blue"],
+            keep=lambda *best: rows.append(model.router.matrix().detach().clone()),
+        )
+        return result, rows
+
+    monkeypatch.setattr(job_file, "fine_tune", tuned)
+    first, second = {"best_row": (0.8, 0.5), "mean": (0.5, 0.8), "neither": (0.5, 0.5)}[better]
+    scored = [first, second]
+    result, rows = adapt("two_starts")
+    scored = [max(first, second)]
+    alone, own_rows = adapt("mean" if better == "mean" else "best_row")
+    assert result == alone
+    assert len(rows) == 1
+    assert torch.equal(rows[0], own_rows[0])
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_a_router_without_rows_is_refused(gym: Gym) -> None:
+    model, tokenizer = skilled(build_random("t5", TINY_T5["config"])), load_tokenizer("byte")
+    model.router = SmearRouter(model.router.n_groups, 3, 1, 3, n_features=8)
+    with pytest.raises(ConfigError, match="SmearRouter keeps no rows of tasks; use 'mean'"):
+        run_job(model, tokenizer, JOB, gym, SETTINGS)

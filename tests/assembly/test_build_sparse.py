@@ -1,0 +1,102 @@
+"""Sparse skills and supermasks from configurations, with supports from files."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.gyms import write_config, write_gym
+from mttl.assembly.build_backbone import build_backbone
+from mttl.assembly.model import build_model, inventory_settings, load_run
+from mttl.checkpoints.saved_inventory import save_inventory
+from mttl.config.load import load_config
+from mttl.errors import ConfigError
+from mttl.skills import SparseInventory, SupermaskInventory
+from mttl.skills.weights.supports import random_support
+from mttl.sparse.skill_file import SparseSkill
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"))
+
+
+def write_support(path: Path, config: Path) -> SparseSkill:
+    """Write a sparse file whose tensors have different numbers of entries."""
+    backbone = build_backbone(load_config(str(config), []).backbone)
+    weights = {name: value.detach() for name, value in backbone.named_parameters()}
+    chosen = {name: value.shape for name, value in weights.items() if value.ndim == 2}
+    support = random_support(chosen, 0.05)
+    SparseSkill.between(weights, weights, support).save(path)
+    return SparseSkill.load(path)
+
+
+@pytest.mark.parametrize(
+    ("fragment", "kind", "settings"),
+    [
+        ("skills/sparse.yaml", SparseInventory, ["skills.sparsity=0.5", "skills.mix=outputs"]),
+        ("skills/sparse.yaml", SparseInventory, ["skills.structure=blocks", "skills.block=4"]),
+        ("skills/supermask.yaml", SupermaskInventory, ["skills.threshold=0.001"]),
+    ],
+)
+def test_the_kinds_are_built_as_the_section_says(fragment, kind, settings, config):
+    found = load_config(f"{config}+{fragment}", settings)
+    built = build_model(found, ["one", "two"])
+    for layer in built.model.skilled_layers().values():
+        assert type(layer.inventory) is kind
+        assert layer.inventory.n_skills == found.skills.n_skills
+    first = next(iter(built.model.skilled_layers().values())).inventory
+    size = first.in_features * first.out_features
+    if isinstance(first, SparseInventory):
+        assert first.values.shape[1] == pytest.approx(
+            size * (1 - found.skills.sparsity), rel=0.05, abs=16
+        )
+        assert first.mix == found.skills.mix
+    else:
+        assert first.threshold == 0.001
+
+
+def test_a_support_from_a_file_survives_saving_and_the_file(config, tmp_path):
+    path = tmp_path / "support.safetensors"
+    skill = write_support(path, config)
+    found = load_config(f"{config}+skills/sparse.yaml", [f"skills.support={path}"])
+    tasks = ["one", "two"]
+    built = build_model(found, tasks)
+    for place, layer in built.model.skilled_layers().items():
+        expected = skill.support[f"{place}.weight"]
+        assert torch.equal(layer.inventory.indices, expected.expand(found.skills.n_skills, -1))
+        torch.nn.init.normal_(layer.inventory.values)
+    folder = tmp_path / "run" / "skills"
+    save_inventory(
+        folder,
+        built.model,
+        tasks,
+        backbone_name="tiny",
+        backbone_trained=True,
+        settings=inventory_settings(found),
+    )
+    path.unlink()
+    loaded = load_run(folder)
+    for place, layer in loaded.model.skilled_layers().items():
+        other = built.model.skilled_layers()[place]
+        for name, value in layer.inventory.state_dict().items():
+            assert torch.equal(value, other.inventory.state_dict()[name])
+
+
+def test_a_support_that_does_not_fit_is_the_users_mistake(config, tmp_path):
+    files = f"{config}+skills/sparse.yaml"
+    with pytest.raises(ConfigError, match=r"skills\.support .*does not exist"):
+        build_model(load_config(files, ["skills.support=nowhere.safetensors"]), ["one"])
+    path = tmp_path / "support.safetensors"
+    SparseSkill({}).save(path)
+    with pytest.raises(ConfigError, match=r"skills\.support .*names no layer with skills"):
+        build_model(load_config(files, [f"skills.support={path}"]), ["one"])
+    pruned = replace(write_support(path, config), about={"form": "masked"})
+    pruned.save(path)
+    with pytest.raises(
+        ConfigError, match=r"skills\.support .*is of a pruned network \(form masked\)"
+    ):
+        build_model(load_config(files, [f"skills.support={path}"]), ["one"])
+    with pytest.raises(ConfigError, match="sparsity must stay out where support names a file"):
+        load_config(files, [f"skills.support={path}", "skills.sparsity=0.5"])

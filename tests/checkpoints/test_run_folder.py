@@ -1,0 +1,185 @@
+from pathlib import Path
+
+import pytest
+import torch
+from lightning_fabric.utilities.rank_zero import rank_zero_only
+
+from mttl.checkpoints.run_folder import (
+    RunFolder,
+    changed_settings,
+    check_still_there,
+    differing_settings,
+    step_to_start_from,
+)
+from mttl.errors import CheckpointError, ConfigError, TrainingError
+
+CONFIG = "optim: {lr: 0.1, betas: [0.9, 0.98]}\ntrainer: {max_steps: 10}\n"
+
+
+STATE = {
+    **{"global_step": 7, "state_dict": {}, "loops": {"fit_loop": {}}, "lr_schedulers": [{}]},
+    "optimizer_states": [{"state": {0: {"step": 7}}, "param_groups": [{"params": [0]}]}],
+    **{"callbacks": {"best": {"best_model_score": torch.tensor(0.5)}}, "random_states": []},
+    "TextToTextDataModule": {"epoch": 0},
+}
+
+
+@pytest.fixture
+def interrupted(tmp_path: Path) -> RunFolder:
+    """What a run leaves that was stopped after seven steps."""
+    folder = RunFolder(tmp_path / "runs" / "first")
+    folder.checkpoints.mkdir(parents=True)
+    folder.config.write_text(CONFIG)
+    torch.save(STATE, folder.last)
+    return folder
+
+
+def test_the_layout_is_the_documented_one() -> None:
+    folder = RunFolder(Path("runs") / "first")
+    paths = {
+        **{name: getattr(folder, name) for name in ("config", "metrics", "checkpoints", "last")},
+        **{name: getattr(folder, name) for name in ("best", "results", "baselines")},
+        **{name: getattr(folder, name) for name in ("predictions", "skills", "plots")},
+    }
+    assert {name: path.relative_to(folder.path).as_posix() for name, path in paths.items()} == {
+        **{"config": "config.yaml", "metrics": "metrics.csv", "checkpoints": "checkpoints"},
+        **{"last": "checkpoints/last.ckpt", "best": "checkpoints/best.ckpt"},
+        **{"results": "results.csv", "baselines": "baselines.csv"},
+        **{"predictions": "predictions", "skills": "skills", "plots": "plots"},
+    }
+
+
+def test_a_folder_that_was_removed_is_noticed_at_the_end(interrupted: RunFolder) -> None:
+    check_still_there(interrupted)
+    interrupted.config.unlink()
+    with pytest.raises(TrainingError, match="was removed while the run went on"):
+        check_still_there(interrupted)
+
+
+# Starting and resuming.
+
+
+def test_a_new_run_starts_at_zero(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "new")
+    assert step_to_start_from(folder, CONFIG, resume=False) == 0
+    assert not folder.path.exists()
+    folder.path.mkdir()  # nothing in it can be lost
+    assert step_to_start_from(folder, CONFIG, resume=False) == 0
+
+
+def test_a_folder_with_anything_in_it_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(ConfigError, match="exists already and is never overwritten"):
+        step_to_start_from(RunFolder(tmp_path), CONFIG, resume=False)
+
+
+def test_other_processes_may_find_what_the_first_has_written(
+    interrupted: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    assert step_to_start_from(interrupted, CONFIG, resume=False) == 0
+
+
+def test_an_interrupted_run_continues_at_its_step(interrupted: RunFolder) -> None:
+    longer = CONFIG.replace("max_steps: 10", "max_steps: 20")
+    for config in (CONFIG, longer):
+        assert step_to_start_from(interrupted, config, resume=True) == 7
+
+
+@pytest.mark.parametrize("lost", STATE)
+def test_a_checkpoint_without_a_part_of_the_state_is_refused(
+    interrupted: RunFolder, lost: str
+) -> None:
+    without = {name: value for name, value in STATE.items() if name != lost}
+    name = "position in the data" if lost.endswith("Module") else lost
+    states = [without]
+    if lost == "optimizer_states":
+        states.append({**STATE, lost: [{"state": {}, "param_groups": [{"params": [0]}]}]})
+    for state in states:
+        torch.save(state, interrupted.last)
+        with pytest.raises(
+            CheckpointError, match=rf"has no .*({name}|of the optimizer)\).*Copy it"
+        ):
+            step_to_start_from(interrupted, CONFIG, resume=True)
+
+
+def test_lost_weights_of_the_best_validation_are_reported(
+    interrupted: RunFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert step_to_start_from(interrupted, CONFIG, resume=True) == 7
+    assert "best.ckpt' is missing: the weights that scored best so far (0.5000) are" in caplog.text
+    interrupted.best.write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match=r"best\.ckpt' is damaged.*Copy it again, or delete"):
+        step_to_start_from(interrupted, CONFIG, resume=True)
+    caplog.clear()
+    torch.save({}, interrupted.best)
+    assert step_to_start_from(interrupted, CONFIG, resume=True) == 7
+    assert not caplog.text
+
+
+def test_without_a_folder_there_is_nothing_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nothing to resume: '.*none' does not exist. Start"):
+        step_to_start_from(RunFolder(tmp_path / "none"), CONFIG, resume=True)
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(
+    interrupted: RunFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    interrupted.last.unlink()
+    assert step_to_start_from(interrupted, CONFIG, resume=True) == 0
+    assert "no state had been saved yet" in caplog.text
+    with pytest.raises(ConfigError, match="other settings"):
+        step_to_start_from(interrupted, CONFIG.replace("0.1", "0.2"), resume=True)
+
+
+def test_what_a_kill_left_in_an_empty_folder_is_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / ".config.yaml.x1.part").touch()
+    for resume in (False, True):
+        assert step_to_start_from(RunFolder(tmp_path), CONFIG, resume=resume) == 0
+
+
+def test_other_settings_are_named_with_both_values(interrupted: RunFolder) -> None:
+    other = CONFIG.replace("lr: 0.1", "lr: 0.2")
+    with pytest.raises(ConfigError, match=r"other settings: optim\.lr \(0\.1 before, 0\.2 now\)\."):
+        step_to_start_from(interrupted, other, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "changed"),
+    [
+        ("a: {b: 1, c: {d: 2}}", "a: {c: {d: 2}, b: 1}", []),
+        ("a: {b: 1, c: 3}", "a: {b: 2, c: 4}", ["a.b (1 before, 2 now)", "a.c (3 before, 4 now)"]),
+        ("a: {b: [1, 2]}", "a: {b: [2, 1]}", ["a.b ([1, 2] before, [2, 1] now)"]),
+        ("a: {b: 1}", "a: {b: 1, c: x}", ["a.c (None before, x now)"]),
+        ("a: {b: {c: 1}}", "a: {b: {}}", ["a.b.c (1 before, None now)"]),
+        ("a: 1", "a: {b: 1}", ["a (1 before, None now)", "a.b (None before, 1 now)"]),
+        ("trainer: {max_steps: 1}", "trainer: {max_steps: 2, loggers: [x]}", []),
+        ("trainers: {a: 1}", "trainers: {a: 2}", ["trainers.a (1 before, 2 now)"]),
+        ("a: {trainer: {b: 1}}", "a: {trainer: {b: 2}}", ["a.trainer.b (1 before, 2 now)"]),
+        ("data: {prefix: true}", "data: {prefix: name}", []),  # as earlier versions wrote it
+        ("data: {prefix: false}", "data: {prefix: none}", []),
+        # Settings that they did not have.
+        ("data: {prefix: name}", "data: {prefix: name, template: plain, truncate: end}", []),
+        (
+            "data: {prefix: name}",
+            "data: {prefix: name, template: chat, truncate: end}",
+            ["data.template (plain before, chat now)"],
+        ),
+        ("data: {prefix: true}", "data: {prefix: code}", ["data.prefix (name before, code now)"]),
+        # A list of sections, of which a later version has a setting more, and another one changed.
+        (
+            "skills: {kinds: [{kind: lora, rank: 8}, {kind: adapter}]}",
+            "skills: {kinds: [{kind: lora, rank: 4}, {kind: adapter, stacked: null}]}",
+            ["skills.kinds.0.rank (8 before, 4 now)"],
+        ),
+    ],
+)
+def test_changed_settings(before: str, now: str, changed: list[str]) -> None:
+    assert changed_settings(before, now) == changed
+
+
+def test_runs_of_earlier_versions_differ_in_nothing(tmp_path: Path) -> None:
+    for name, text in {"old": "trainer: {a: 1}", "new": "trainer: {a: 1, callbacks: []}"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(text)
+    assert differing_settings(tmp_path / "old", tmp_path / "new", ignore=("run.",)) == []

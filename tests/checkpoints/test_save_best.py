@@ -1,0 +1,129 @@
+"""The best weights, across stops and moves."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from mttl.checkpoints.checkpoint_file import CheckpointFile
+from mttl.checkpoints.save_best import SaveBest
+from mttl.checkpoints.save_last import SaveLast
+from mttl.data.loader import ResumableLoader
+from mttl.data.samplers import build_sampler
+from mttl.errors import TrainingError
+
+
+class Scored(pl.LightningModule):
+    """Counts its steps, and scores what it is told at each validation."""
+
+    def __init__(self, scores: list[float]) -> None:
+        super().__init__()
+        self.steps = torch.nn.Parameter(torch.zeros(()))
+        self.scores = scores
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return -self.steps
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.log("val/score", self.scores[self.global_step - 1])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+
+def run(folder: Path, scores: list[float], n_steps: int, resume: bool = False) -> SaveBest:
+    """Validate after each step."""
+    best = SaveBest(folder / "best.ckpt")
+    trainer = pl.Trainer(
+        max_steps=n_steps,
+        val_check_interval=1,
+        check_val_every_n_epoch=None,
+        callbacks=[best, SaveLast(folder / "last.ckpt")],
+        plugins=[CheckpointFile()],
+        **{"accelerator": "cpu", "devices": 1, "logger": False, "num_sanity_val_steps": 0},
+        **{"enable_progress_bar": False, "enable_model_summary": False},
+    )
+    sampler = build_sampler("proportional", [0] * 9, batch_size=1, seed=0)
+    trainer.fit(
+        Scored(scores),
+        ResumableLoader([0.0] * 9, sampler),
+        DataLoader([torch.zeros(1)]),  # type: ignore[arg-type]
+        ckpt_path=folder / "last.ckpt" if resume else None,
+        weights_only=False,
+    )
+    return best
+
+
+def saved(folder: Path) -> dict[str, Any]:
+    return torch.load(folder / "best.ckpt", weights_only=False)
+
+
+def test_only_a_better_score_takes_the_place(tmp_path: Path) -> None:
+    run(tmp_path, [0.1, 0.3, 0.3, 0.2], 4)
+    assert saved(tmp_path)["global_step"] == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.ckpt", "last.ckpt"]
+
+
+def test_a_moved_run_keeps_its_best_weights(tmp_path: Path) -> None:
+    scores = [0.1, 0.3, 0.2, 0.25]
+    run(tmp_path / "here", scores, 3)
+    there = (tmp_path / "here").rename(tmp_path / "there")
+    assert run(there, scores, 4, resume=True).score == pytest.approx(0.3)
+    assert saved(there)["global_step"] == 2
+    assert not (tmp_path / "here").exists()
+
+
+def test_without_its_file_a_best_score_is_worth_nothing(tmp_path: Path) -> None:
+    scores = [0.1, 0.3, 0.2, 0.25]
+    run(tmp_path, scores, 3)
+    (tmp_path / "best.ckpt").unlink()
+    run(tmp_path, scores, 4, resume=True)
+    assert saved(tmp_path)["global_step"] == 4
+
+
+def test_a_run_of_before_goes_on_from_its_best_score(tmp_path: Path) -> None:
+    """Its state is Lightning's, under the name of Lightning's callback."""
+    scores = [0.1, 0.3, 0.2, 0.25]
+    before = pl.callbacks.ModelCheckpoint(tmp_path, "best", monitor="val/score", mode="max")
+    best = run(tmp_path, scores, 3)
+    assert best.state_key == before.state_key
+    state = torch.load(tmp_path / "last.ckpt", weights_only=False)
+    old = {**before.state_dict(), "best_model_score": torch.tensor(0.3)}
+    state["callbacks"][before.state_key] = old
+    torch.save(state, tmp_path / "last.ckpt")
+    assert run(tmp_path, scores, 4, resume=True).score == pytest.approx(0.3)
+
+
+def test_weights_that_are_not_finite_are_never_the_best(tmp_path: Path) -> None:
+    class Diverging(Scored):
+        def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+            self.steps.data.fill_(float("inf"))
+            super().validation_step(batch, batch_idx)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "Scored", Diverging)
+        with pytest.raises(TrainingError, match="'steps' holds numbers that are not finite or"):
+            run(tmp_path, [0.5], 1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_leaves_the_checkpoint_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, files = tmp_path / "last.ckpt", CheckpointFile()
+    files.save_checkpoint({"global_step": 1}, path)
+
+    def fill(content: Any, temporary: Path) -> None:
+        assert temporary.parent == tmp_path  # not in the folder of temporary files
+        temporary.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", fill)
+    with pytest.raises(OSError, match="No space left"):
+        files.save_checkpoint({"global_step": 2}, path)
+    assert torch.load(path) == {"global_step": 1}
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,510 @@
+"""The trained inventory on disk: read back bit by bit, or refused with the file and the way out."""
+
+import json
+import os
+import re
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import ByT5Tokenizer
+
+from helpers.backbones import tiny_t5
+from helpers.checksums import note_again
+from helpers.fragments import BESIDES, T5, TASKS, fragments, logits, small, trained
+from mttl.adaptation.modes import parts_by_role
+from mttl.assembly.build_backbone import backbone_name, places_of
+from mttl.assembly.model import Built, build_model, inventory_settings, load_run
+from mttl.checkpoints.inventory_files import ADAPTED_VERSION, FORMAT_VERSION
+from mttl.checkpoints.model_tensors import backbone_parameters, fingerprint, skill_tensors
+from mttl.checkpoints.saved_inventory import (
+    count_saved,
+    load_into,
+    read_inventory,
+    save_inventory,
+)
+from mttl.config.load import load_config
+from mttl.config.moe_schema import MEMBERS
+from mttl.config.schema import Config
+from mttl.errors import CheckpointError, ConfigError
+from mttl.io import safetensors_file
+from mttl.models.backbone import build_random
+
+LLAMA = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+FRAGMENTS = [
+    fragment
+    for fragment in (*fragments("router"), *fragments("skills"))
+    # Their matrices are of other tasks; those of members are made of a library.
+    if Path(fragment).stem not in ("retrieval", *MEMBERS)
+]
+FILES = ("skills.safetensors", "router.safetensors", "tasks.json", "meta.json")
+AGAIN = "Copy the whole folder again from where it was written, or write it again"
+
+
+def save(built: Built, config: Config, folder: Path) -> Path:
+    """Save as the training command does."""
+    save_inventory(
+        folder / "skills",
+        built.model,
+        built.tasks,
+        backbone_name=backbone_name(config.backbone),
+        backbone_trained=config.backbone.train or config.backbone.kind == "random",
+        settings=inventory_settings(config),
+        places=places_of(config.backbone),
+    )
+    return folder / "skills"
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A backbone in a folder, as from the hub."""
+    folder = tmp_path_factory.mktemp("backbone")
+    settings = {**T5, "vocab_size": 384, "num_heads": 4, "feed_forward_proj": "gated-gelu"}
+    build_random("t5", settings).save_pretrained(folder)
+    ByT5Tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The saved inventory of a random backbone that was trained."""
+    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml", [*small(T5), "skills.rank=2"])
+    return save(trained(config)[0], config, tmp_path_factory.mktemp("original"))
+
+
+@pytest.fixture
+def saved(original: Path, tmp_path: Path) -> Path:
+    """A copy that may be damaged."""
+    return Path(shutil.copytree(original, tmp_path / "skills"))
+
+
+def frozen(pretrained: Path) -> list[str]:
+    return ["backbone.kind=pretrained", f"backbone.name={pretrained}"]
+
+
+# Round trips.
+
+
+def check_round_trip(names: str, overrides: Sequence[str], folder: Path) -> Path:
+    config = load_config(names, overrides)
+    built, before = trained(config)
+    expected = logits(built)
+    assert not torch.equal(expected, before)  # otherwise an untrained model would do
+    skills = save(built, config, folder)
+    parts = parts_by_role(built.model)["skills"]
+    own = {parameter for part in parts for parameter in part.parameters()}  # shared ones once
+    assert count_saved(skills / "skills.safetensors") == sum(value.numel() for value in own)
+    torch.manual_seed(1234)  # weights that are drawn anew are others
+    loaded = load_run(folder)
+    assert loaded.tasks == TASKS
+    assert loaded.attachment == built.attachment
+    assert not any(module.training for module in loaded.model.modules())
+    assert torch.equal(loaded.model.router.matrix(), built.model.router.matrix())
+    assert torch.equal(logits(loaded), expected)
+    return skills
+
+
+@pytest.mark.parametrize("fragment", FRAGMENTS)
+def test_every_fragment_reads_back_bit_by_bit(fragment: str, tmp_path: Path) -> None:
+    skills = check_round_trip(
+        f"crossfit.yaml+backbone/tiny_t5.yaml+{fragment}",
+        [*small(T5), *BESIDES.get(fragment, [])],
+        tmp_path,
+    )
+    assert {path.name for path in skills.iterdir()} == {*FILES, "backbone.safetensors"}
+
+
+# The layers that s4 names are not those of this backbone.
+@pytest.mark.parametrize("fragment", [name for name in FRAGMENTS if name != "skills/s4.yaml"])
+def test_every_fragment_reads_back_on_a_frozen_backbone(
+    fragment: str, pretrained: Path, tmp_path: Path
+) -> None:
+    skills = check_round_trip(
+        f"crossfit.yaml+backbone/tiny_t5.yaml+{fragment}",
+        [*frozen(pretrained), *BESIDES.get(fragment, [])],
+        tmp_path,
+    )
+    assert {path.name for path in skills.iterdir()} == set(FILES)
+
+
+@pytest.mark.parametrize(
+    ("names", "overrides"),
+    [
+        ("crossfit.yaml+backbone/tiny_llama.yaml", small(LLAMA)),
+        ("crossfit.yaml+backbone/tiny_t5.yaml", [*small(T5), "backbone.train=false"]),
+        (
+            "crossfit.yaml+backbone/tiny_t5.yaml",
+            [*small(T5), "skills.mix=outputs", "router.granularity=block"],
+        ),
+        (
+            "crossfit.yaml+backbone/tiny_t5.yaml",
+            [*small(T5), "skills.n_heads=2", "router.shared_skill=true"],
+        ),
+        (
+            "crossfit.yaml+backbone/tiny_t5.yaml+router/hyperformer.yaml",
+            [*small(T5), "router.embedding_size=3"],
+        ),
+        (
+            "crossfit.yaml+router/token_top2.yaml+backbone/tiny_llama.yaml",
+            small(LLAMA),
+        ),
+        (
+            "crossfit.yaml+backbone/tiny_t5.yaml+router/token_switch.yaml+experts/feed_forward.yaml",
+            small(T5),
+        ),
+        (
+            "crossfit.yaml+backbone/tiny_t5.yaml+router/token_hybrid.yaml+experts/adapter.yaml",
+            [*small(T5), "moe.shared_expert=true", "skills.targets=[attention, mlp]"],
+        ),
+        ("crossfit.yaml+backbone/tiny_t5.yaml+router/token_prior.yaml+experts/ia3.yaml", small(T5)),
+    ],
+)
+def test_other_settings_read_back(names: str, overrides: list[str], tmp_path: Path) -> None:
+    check_round_trip(names, overrides, tmp_path)
+
+
+@pytest.mark.parametrize("more", [["backbone.train=true"], ["backbone.dtype=bfloat16"]])
+def test_a_pretrained_backbone_reads_back(
+    more: list[str], pretrained: Path, tmp_path: Path
+) -> None:
+    skills = check_round_trip(
+        "crossfit.yaml+backbone/tiny_t5.yaml", [*frozen(pretrained), *more], tmp_path
+    )
+    meta = json.loads((skills / "meta.json").read_text(encoding="utf-8"))
+    assert meta["backbone"]["name"] == str(pretrained)
+    assert (skills / "backbone.safetensors").exists() == meta["backbone"]["trained"]
+
+
+def test_an_expert_reads_back_without_the_file_of_its_matrix(tmp_path: Path) -> None:
+    matrix = tmp_path / "matrix.csv"
+    rows = [f"{task},{index + 1},1\n" for index, task in enumerate(TASKS)]
+    matrix.write_text("task,a,b\n" + "".join(rows), encoding="utf-8")
+    overrides = [*small(T5), f"router.matrix={matrix}", "skills.n_skills=2"]
+    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml+router/expert.yaml", overrides)
+    built, _ = trained(config)
+    save(built, config, tmp_path)
+    matrix.unlink()
+    assert torch.equal(logits(load_run(tmp_path)), logits(built))
+
+
+# Writing.
+
+
+def test_files_have_the_usual_permissions(original: Path) -> None:
+    umask = os.umask(0)
+    os.umask(umask)
+    assert stat.S_IMODE(original.stat().st_mode) == 0o777 & ~umask
+    for path in original.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask, path.name
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_an_earlier_inventory_is_replaced_as_a_whole(saved: Path, pretrained: Path) -> None:
+    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml", frozen(pretrained))
+    built, _ = trained(config)
+    save(built, config, saved.parent)
+    assert set(content(saved)) == set(FILES)  # no backbone left from the earlier one
+    assert torch.equal(logits(load_run(saved)), logits(built))
+    assert [path.name for path in saved.parent.iterdir()] == ["skills"]
+
+
+@pytest.mark.parametrize("at", ["skills", "router", "backbone"])
+def test_an_interrupted_write_leaves_the_earlier_one(
+    at: str, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(tensors: dict[str, Tensor], path: Path, metadata: None) -> None:
+        if f".{at}.safetensors" in path.name:
+            path.write_bytes(b"half of the")
+            raise KeyboardInterrupt
+        save_file(tensors, path, metadata)
+
+    before = content(saved)
+    run = load_run(saved)
+    monkeypatch.setattr(safetensors_file, "save_file", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save(run, load_config("crossfit.yaml+backbone/tiny_t5.yaml", small(T5)), saved.parent)
+    assert content(saved) == before
+    assert [path.name for path in saved.parent.iterdir()] == ["skills"]
+
+
+def test_a_rename_that_fails_puts_the_earlier_one_back(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = Path.replace
+
+    def failing(path: Path, target: Path) -> Path:
+        if path.is_dir() and path.name.endswith(".part"):
+            raise OSError(5, "the disk is gone")
+        return replace(path, target)
+
+    before = content(saved)
+    run = load_run(saved)
+    monkeypatch.setattr(Path, "replace", failing)
+    monkeypatch.setattr(sys, "platform", "other")  # which cannot exchange two folders
+    with pytest.raises(OSError, match="the disk is gone"):
+        save(run, load_config("crossfit.yaml+backbone/tiny_t5.yaml", small(T5)), saved.parent)
+    assert content(saved) == before
+    assert [path.name for path in saved.parent.iterdir()] == ["skills"]
+
+
+# Damage.
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 3 // 4])
+
+
+def garble(path: Path) -> None:
+    path.write_bytes(b"\xff\xfe" + path.read_bytes())
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        load_run(folder)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("damage", [cut, garble, empty])
+@pytest.mark.parametrize("name", [*FILES, "backbone.safetensors"])
+def test_a_damaged_file_is_named(name: str, damage: Callable[[Path], None], saved: Path) -> None:
+    damage(saved / name)
+    message = refused(saved)
+    assert f"'{saved / name}' is damaged" in message
+    assert AGAIN in message
+
+
+@pytest.mark.parametrize("name", [*FILES[:-1], "backbone.safetensors"])
+def test_a_missing_file_is_named(name: str, saved: Path) -> None:
+    (saved / name).unlink()
+    assert re.search(rf"'{saved / name}' (is missing|does not exist).* copy", refused(saved), re.I)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("meta.json", "[1]", "it must hold an object"),
+        ("meta.json", '{"format_version": 1, "libraries": {}}', "is damaged (its checksum is not"),
+        ("tasks.json", '{"a": 1}', "is damaged (its checksum is not the one noted)"),
+    ],
+)
+def test_other_content_is_damage(name: str, text: str, message: str, saved: Path) -> None:
+    (saved / name).write_text(text, encoding="utf-8")
+    assert message in refused(saved)
+
+
+@pytest.mark.parametrize("name", [*FILES, "backbone.safetensors"])
+def test_a_flipped_bit_is_noticed(name: str, saved: Path) -> None:
+    data = bytearray((saved / name).read_bytes())
+    # In the last third: of tensors, of the last task's name, of a setting.
+    data[len(data) * 2 // 3 + 1] ^= 1
+    (saved / name).write_bytes(data)
+    assert "is damaged (" in refused(saved)
+
+
+def test_what_is_not_finite_is_refused(saved: Path) -> None:
+    path = saved / "skills.safetensors"
+    tensors = load_file(path)
+    name = sorted(tensors)[0]
+    tensors[name].view(-1)[0] = torch.nan
+    save_file(tensors, path)
+    note_again(saved)
+    assert f"'{name}' holds numbers that are not finite" in refused(saved)
+
+
+def test_names_of_tasks_can_be_shown(saved: Path) -> None:
+    names = json.loads((saved / "tasks.json").read_text())
+    (saved / "tasks.json").write_text(json.dumps(["\x1b[2J", *names[1:]]))
+    note_again(saved)
+    assert "it must be a name of characters that are printed" in refused(saved)
+
+
+@pytest.mark.parametrize("change", [{"backbone": []}, {"more": 1}])
+def test_facts_of_another_kind_are_damage(saved: Path, change: dict) -> None:
+    meta = json.loads((saved / "meta.json").read_text())
+    (saved / "meta.json").write_text(json.dumps(meta | change))
+    assert f"'{saved / 'meta.json'}' is damaged" in refused(saved)
+
+
+def test_a_folder_without_an_inventory(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        assert f"'{folder}' holds no trained inventory" in refused(folder)
+    assert "Give the folder of a run that has ended" in refused(tmp_path)
+
+
+def edit(path: Path, change: Callable[[dict], object]) -> None:
+    value = json.loads(path.read_text(encoding="utf-8"))
+    change(value)
+    path.write_text(json.dumps(value), encoding="utf-8")
+    note_again(path.parent)
+
+
+@pytest.mark.parametrize("version", [ADAPTED_VERSION + 1, None])
+def test_another_format_version(version: int | None, saved: Path) -> None:
+    edit(saved / "meta.json", lambda meta: meta.update(format_version=version))
+    message = refused(saved)
+    assert f"'{saved}' has format version {version}; this mttl reads {FORMAT_VERSION}" in message
+    assert "Load it with the mttl that wrote it (0.1.0)" in message
+
+
+def test_settings_of_another_mttl(saved: Path) -> None:
+    edit(saved / "meta.json", lambda meta: meta["settings"]["skills"].update(rnk=3))
+    message = refused(saved)
+    assert f"'{saved / 'meta.json'}' has settings that this mttl does not know" in message
+    assert "Load it with the mttl that wrote it (0.1.0)" in message
+    assert "rnk" in message
+
+
+# What does not fit.
+
+
+def state(built: Built) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in built.model.state_dict().items()}
+
+
+def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
+
+
+def test_problems_are_listed_by_cause_and_nothing_is_copied(saved: Path) -> None:
+    path = saved / "skills.safetensors"
+    tensors = load_file(path)
+    first, second, *others = sorted(tensors)
+    tensors["stranger"] = tensors.pop(first)
+    tensors[second] = torch.zeros(2, 3)
+    for name in others[:6]:
+        del tensors[name]
+    save_file(tensors, path)
+    router = load_file(saved / "router.safetensors")
+    save_file({"logits": router["logits"]}, saved / "router.safetensors")
+    note_again(saved)
+    built = build_model(
+        load_config("crossfit.yaml+backbone/tiny_t5.yaml", [*small(T5), "skills.rank=2"]), TASKS
+    )
+    before = state(built)
+    with pytest.raises(CheckpointError) as caught:
+        load_into(built.model, read_inventory(saved))
+    assert same(state(built), before)
+    heading, *lines = str(caught.value).splitlines()
+    assert heading == f"'{saved}' does not fit the model:"
+    assert len(lines) == 4
+    assert lines[0].startswith(f"skills, missing: {first}, ")
+    assert lines[0].endswith(" and 2 more")
+    assert lines[1] == "skills, unexpected: stranger"
+    assert lines[2].startswith(f"skills, of another shape: {second} (2, 3) instead of (")
+    assert lines[3] == "router, missing: temperature"
+
+
+@pytest.mark.parametrize("fragment", ["router/private.yaml", "router/average.yaml"])
+def test_a_fixed_matrix_must_fit_its_tasks(fragment: str, tmp_path: Path) -> None:
+    config = load_config(f"crossfit.yaml+backbone/tiny_t5.yaml+{fragment}", small(T5))
+    skills = save(trained(config)[0], config, tmp_path)
+    router = load_file(skills / "router.safetensors")
+    save_file({"weights": router["weights"][1:].clone()}, skills / "router.safetensors")
+    note_again(skills)
+    assert "router, of another shape: weights (3, " in refused(skills)
+    save_file({"other": router["weights"]}, skills / "router.safetensors")
+    note_again(skills)
+    assert "router, missing: weights" in refused(skills)
+
+
+def test_a_trained_backbone_of_another_size(saved: Path) -> None:
+    larger = load_config(
+        "crossfit.yaml+backbone/tiny_t5.yaml", [*small({**T5, "d_ff": 32}), "skills.rank=2"]
+    )
+    built = build_model(larger, TASKS)
+    before = state(built)
+    with pytest.raises(CheckpointError, match="trained on the backbone 'random t5'") as caught:
+        load_into(built.model, read_inventory(saved))
+    assert str(saved) in str(caught.value)
+    assert same(state(built), before)
+
+
+def test_a_frozen_backbone_with_other_weights(pretrained: Path, tmp_path: Path) -> None:
+    backbone = Path(shutil.copytree(pretrained, tmp_path / "backbone"))
+    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml", frozen(backbone))
+    skills = save(trained(config)[0], config, tmp_path)
+    weights = load_file(backbone / "model.safetensors")
+    name = "encoder.block.0.layer.0.SelfAttention.q.weight"
+    weights[name] = weights[name] + 0.1
+    save_file(weights, backbone / "model.safetensors", metadata={"format": "pt"})
+    message = refused(skills)
+    assert f"'{skills}' was trained on the backbone '{backbone}'" in message
+    assert "Its weights must be the same ones" in message
+
+
+# Names and fingerprints.
+
+
+def test_backbone_names_are_those_without_skills(saved: Path) -> None:
+    run = load_run(saved)
+    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml", small(T5)).backbone
+    assert config.kind == "random"
+    plain = build_random("t5", dict(config.config))
+    names = list(dict(plain.named_parameters()))
+    assert sorted(backbone_parameters(run.model.backbone)) == sorted(names)
+    layer = "encoder.block.0.layer.0.SelfAttention.q"
+    assert f"{layer}.weight" in names
+    assert f"{layer}.up" in skill_tensors(run.model)
+
+
+def test_a_fingerprint_knows_names_shapes_and_values() -> None:
+    model = tiny_t5()
+    parameters = {name: value.detach() for name, value in model.named_parameters()}
+    first = next(iter(parameters))
+    changed = {**parameters, first: parameters[first] * 2}
+    reshaped = {**parameters, first: parameters[first].T}
+    renamed = {f"{name}s": value for name, value in parameters.items()}
+    half = {name: value.bfloat16() for name, value in parameters.items()}
+    whole = fingerprint(parameters, values=True)
+    assert whole == fingerprint(dict(reversed(parameters.items())), values=True)
+    assert whole == fingerprint(half, values=True)
+    assert whole != fingerprint(changed, values=True)
+    assert whole != fingerprint(renamed, values=True)
+    shapes = fingerprint(parameters, values=False)
+    assert shapes == fingerprint(changed, values=False)
+    assert shapes != fingerprint(reshaped, values=False)
+    assert shapes != fingerprint(renamed, values=False)
+
+
+def test_parameters_are_counted_from_the_header(tmp_path: Path) -> None:
+    path = tmp_path / "skills.safetensors"
+    tensors = {"a": torch.zeros(2, 3), "b": torch.zeros(4), "temperature": torch.tensor(1.0)}
+    save_file(tensors, path, metadata={"format": "pt"})
+    assert count_saved(path) == 10
+
+
+def test_a_run_finds_its_backbone_from_another_directory(
+    tmp_path: Path, pretrained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trained where the folder was named as `models/base`, used where it is not."""
+    shutil.copytree(pretrained, tmp_path / "models" / "base")
+    monkeypatch.chdir(tmp_path)
+    overrides = ["backbone.kind=pretrained", "backbone.name=models/base"]
+    config = load_config("crossfit.yaml+backbone/tiny_t5.yaml", overrides)
+    skills = save(build_model(config, TASKS), config, tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    load_run(skills)
+    (tmp_path / "models").rename(tmp_path / "moved")
+    with pytest.raises(ConfigError, match=r"backbone\.name \('models/base'\)"):
+        load_run(skills)
+    load_run(skills, backbone=tmp_path / "moved" / "base")

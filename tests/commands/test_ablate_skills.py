@@ -1,0 +1,188 @@
+"""Skills that are switched off: against models whose rows were written by hand."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.command import train
+from helpers.gyms import TASKS, write_config, write_gym
+from mttl.analysis.ablation_record import read_ablation
+from mttl.analysis.routing_record import read_record
+from mttl.analysis.skill_matching import matched
+from mttl.assembly.model import load_run
+from mttl.commands import ablate as SCRIPT
+from mttl.commands.ablate_skills import switched_off
+from mttl.config.load import load_any_config
+from mttl.config.skills_schema import Fusion, NoSkills
+from mttl.data.prompt_prefix import opening
+from mttl.routing import PolytroponRouter
+from mttl.routing.task.fixed import FixedRouter
+from mttl.routing.task.given_rows import GivenRows
+from mttl.runtime.command import run_command
+
+Capture = pytest.CaptureFixture[str]
+SHORT = ("trainer.max_steps=3", "trainer.val_check_interval=3", "data.evaluate=[]")
+
+
+def ablate(*arguments: object) -> int:
+    return run_command(lambda: SCRIPT.main([str(argument) for argument in arguments]))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two heads, and weights of the router far from uniform."""
+    folder = tmp_path_factory.mktemp("ablate")
+    gym = write_gym(folder / "gym", sizes=(4, 3, 2), lengths=(2, 3))
+    router = {"kind": "polytropon", "init_scale": 2.0}
+    config = write_config(folder / "tiny.yaml", gym, router=router, skills={"n_heads": 2})
+    return train(config, "run", *SHORT, "optim.lr=1.0").path
+
+
+def loss_with(run: Path, task: str, rows: torch.Tensor) -> float:
+    """The mean loss of a task's development rows by a model with given rows of all tasks."""
+    built = load_run(run)
+    built.model.router = GivenRows(rows)
+    path = run.parents[1] / "gym" / task / f"{task}_4_100_dev.tsv"
+    losses = []
+    for line in path.read_text().splitlines():
+        question, answer = line.split("\t")
+        encoded = built.tokenizer(opening(task, "name") + question, return_tensors="pt")
+        labels = built.tokenizer(answer, return_tensors="pt").input_ids
+        ids = torch.tensor([list(TASKS).index(task)])
+        with torch.no_grad():
+            losses.append(float(built.model(ids, **encoded, labels=labels).loss))
+    return float(np.mean(losses))
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_losses_are_those_of_rows_with_a_hole(
+    run: Path, tmp_path: Path, share: bool, capsys: Capture
+) -> None:
+    assert ablate(run, "--loss", "--out", tmp_path, *(["--share"] if share else [])) == 0
+    found = read_ablation(tmp_path / "ablation.npz")
+    assert found is not None
+    assert (found.tasks, found.layers, found.scores) == (tuple(TASKS), ("all layers",), None)
+    assert "Skills that were matched across" in capsys.readouterr().out
+    weights = load_run(run).model.router.matrix().detach()
+    for task, skill in (("copy", 0), ("reverse", 2)):
+        rows = weights.clone()
+        for group, own in enumerate(found.pairs[:, skill]):  # heads are groups of their own
+            rows[group // 2, :, group % 2, own] = 0
+        if share:
+            rows /= rows.sum(-1, keepdim=True)
+        number = found.tasks.index(task)
+        before = loss_with(run, task, weights)
+        # Single precision; padded batches have sums of other lengths.
+        assert found.before["losses"][number] == pytest.approx(before, abs=1e-4)
+        change = loss_with(run, task, rows) - before
+        assert abs(change) > 1e-3
+        assert found.losses[0, number, skill] == pytest.approx(change, abs=2e-4)
+
+
+def test_an_interrupted_command_goes_on_and_scores_are_kept(run: Path, capsys: Capture) -> None:
+    assert ablate(run, "--rows", 2) == 0
+    folder = run / "ablation"
+    whole = read_ablation(run)
+    assert whole is not None
+    assert whole.scores is not None
+    assert whole.quantity == "score"
+    printed = " ".join(capsys.readouterr().out.split())
+    harm = matched(read_record(run).weights, whole.pairs).mean(0).argmax(1) == (
+        (-whole.scores[0]).argmax(1)
+    )
+    assert f"for {harm.sum()} of 3 tasks the skill with most weight" in printed
+    assert (folder / "ablation.svg").is_file()
+    # Weights in the figure are of the common order.
+    record = read_record(run)
+    assert whole.groups == record.groups
+    assert matched(record.weights, whole.pairs).shape == record.weights.shape
+
+    lines = (folder / "results.jsonl").read_text().splitlines(keepends=True)
+    assert [json.loads(line)["skill"] for line in lines] == [-1, 0, 1, 2]
+    (folder / "results.jsonl").write_text("".join(lines[:2]) + lines[2][:20])
+    (folder / "ablation.npz").unlink()
+    assert ablate(run, "--rows", 2) == 0
+    again = read_ablation(run)
+    assert again is not None
+    np.testing.assert_array_equal(again.losses, whole.losses)
+    assert (folder / "results.jsonl").read_text() == "".join(lines)
+
+    capsys.readouterr()
+    assert ablate(run, "--rows", 3) == 2
+    assert "made with other settings: rows (2 before, 3 now)" in capsys.readouterr().err
+    for values in ("", ', "losses": 0.5, "scores": {}', ', "losses": {"a": ""}, "scores": {}'):
+        line = f'{{"layers": "all layers", "skill": 0{values}}}\n'
+        (folder / "results.jsonl").write_text(line)
+        assert ablate(run, "--rows", 2) == 2
+        assert "line 1 is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_one_group_at_a_time(run: Path, tmp_path: Path) -> None:
+    assert ablate(run, "--per-group", "--loss", "--rows", 1, "--out", tmp_path) == 0
+    found = read_ablation(tmp_path / "ablation.npz")
+    assert found is not None
+    assert found.layers == found.groups == read_record(run).groups
+    assert found.losses.shape == (len(found.groups), 3, 3)
+    assert not (tmp_path / "ablation.svg").exists()
+
+
+def test_a_skill_that_a_task_does_not_use_changes_nothing_and_is_not_computed(
+    tmp_path: Path,
+) -> None:
+    gym = write_gym(tmp_path / "gym", sizes=(4, 2, 2))
+    config = write_config(
+        *(tmp_path / "tiny.yaml", gym),
+        router={"kind": "private"},
+        skills={"n_skills": "per_task"},
+    )
+    run = train(config, "run", *SHORT, "optim.lr=1.0").path
+    assert ablate(run, "--loss") == 0
+    found = read_ablation(run)
+    assert found is not None
+    touched = found.losses[0] != 0
+    np.testing.assert_array_equal(touched, matched(read_record(run).weights, found.pairs)[0] > 0)
+    lines = (run / "ablation" / "results.jsonl").read_text().splitlines()
+    assert [len(json.loads(line)["losses"]) for line in lines] == [3, 1, 1, 1]
+
+
+def test_weights_are_as_before_outside_of_the_block() -> None:
+    router, ids = PolytroponRouter(2, 3, 1, 4).eval(), torch.arange(3)
+    before = router(ids)
+    cells = torch.ones(2, 4)
+    cells[0, 1] = cells[1, 3] = 0
+    with switched_off(router, cells):
+        inside = router(ids)
+    torch.testing.assert_close(inside, before * cells[:, None, None])
+    with switched_off(router, cells, share=True):
+        torch.testing.assert_close(router(ids).sum(-1), torch.ones(2, 3, 1))
+    torch.testing.assert_close(router(ids), before, rtol=0, atol=0)
+    # A row without another skill has nobody to give its weight to.
+    alone = FixedRouter(torch.eye(4)[:1], 2)
+    with switched_off(alone, torch.tensor([[0.0, 1, 1, 1]] * 2), share=True):
+        assert not alone(ids[:1]).any()
+
+
+def test_runs_without_skills_of_tasks_are_refused(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    def refused() -> str:
+        assert ablate(run, "--out", tmp_path) == 2
+        return " ".join(capsys.readouterr().err.split())
+
+    built, config = load_run(run), load_any_config([str(run / "config.yaml")])
+    monkeypatch.setattr("mttl.commands.ablate_skills.load_run", lambda *_, **__: built)
+    for section, message in (
+        ({"skills": NoSkills(kind="none")}, "there are no skills that tasks mix"),
+        ({"aggregation": Fusion(kind="fusion", source="x")}, "token mixes skills by attention"),
+    ):
+        other = config.model_copy(update=section)
+        monkeypatch.setattr(
+            "mttl.commands.ablate_skills.load_any_config", lambda *_, found=other, **__: found
+        )
+        assert message in refused()
+    monkeypatch.setattr("mttl.commands.ablate_skills.load_any_config", lambda *_, **__: None)
+    assert "has no config.yaml of a training on text" in refused()

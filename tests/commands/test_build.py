@@ -1,0 +1,257 @@
+import csv
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.command import ROOT
+from helpers.raw import rows, write_jsonl
+from mttl.commands import build as build_command
+from mttl.errors import TaskError
+from mttl.io import yaml12
+from mttl.io.files import locked
+from mttl.runtime.command import run_command
+from mttl.tasks.folder import Gym
+
+TOPIC = {
+    "kind": "classification",
+    "k": 2,
+    "input": "{text}",
+    "output": "{label|name}",
+    "labels": ["red", "green", "blue"],
+    "metric": "ACC",
+    "category": "classification/colour",
+    "description": "Name a colour.",
+}
+
+
+@pytest.fixture
+def build():
+    return build_command
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """A file of two own tasks: a JSON file, and a data set of which there are raw records."""
+    write_jsonl(tmp_path / "colours.jsonl", rows(60))
+    write_jsonl(tmp_path / "raw/hues__default/train.jsonl.gz", rows(60))
+    tasks = {
+        "colours": {**TOPIC, "source": {"train": "colours.jsonl"}},
+        "hues": {**TOPIC, "source": {"path": "hues"}},
+    }
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml12.dump({"tasks": tasks}))
+    return path
+
+
+def run(build, *words):
+    """Return the exit status, as the shell would see it."""
+    return run_command(lambda: build.main([str(word) for word in words]))
+
+
+def options(mine, *more):
+    folder = mine.parent
+    return [
+        "--config",
+        mine,
+        "--out",
+        folder / "gym",
+        "--raw",
+        folder / "raw",
+        "--workers",
+        1,
+        *more,
+    ]
+
+
+def test_own_tasks_become_a_gym(build, mine, capsys):
+    assert run(build, *options(mine)) == 0
+    shown = capsys.readouterr()
+    assert "2 built" in shown.out
+    assert shown.err == "colours: built\nhues: built\n"
+    gym = Gym(mine.parent / "gym")
+    assert gym.tasks() == ["colours", "hues"]
+    assert gym.samples("hues") == [13, 21, 42, 87, 100]
+    assert gym.metric("colours") == "ACC"
+    assert gym.description("colours") == "Name a colour."
+    with (gym.directory / "TASKS.csv").open(newline="") as file:
+        assert next(csv.DictReader(file)) == {
+            "task": "colours",
+            "metric": "ACC",
+            "category": "classification/colour",
+            "description": "Name a colour.",
+        }
+    assert run(build, *options(mine)) == 0
+    assert capsys.readouterr().out.count("was there") == 2
+
+
+def test_samples_and_status_and_verify(build, mine, capsys):
+    assert run(build, *options(mine, "--tasks", "hues", "--samples", 13, 13, 5)) == 0
+    capsys.readouterr()
+    assert run(build, *options(mine, "--status", "--samples", 13, 5, 21)) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("6 of 9") == 2
+    assert "0 of 2 tasks are complete" in shown
+    assert run(build, *options(mine, "--status", "--samples", 13)) == 0
+    assert "2 of 2 tasks are complete" in capsys.readouterr().out
+    assert run(build, *options(mine, "--verify", "--samples", 13)) == 0
+    assert "2 built" in capsys.readouterr().out
+    path = mine.parent / "gym/hues/hues_2_13_dev.jsonl"
+    path.write_text("x\ty\n")
+    assert run(build, *options(mine, "--verify", "--samples", 13)) == 1
+    assert "hues_2_13_dev.jsonl is not as it was built" in capsys.readouterr().out
+    assert path.read_text() == "x\ty\n"
+    assert run(build, "--status", "--out", mine.parent / "none", "--tasks", "boolq") == 0
+    assert "absent" in capsys.readouterr().out
+
+
+def test_one_source_that_fails_never_stops_the_rest(build, mine, capsys):
+    (mine.parent / "colours.jsonl").write_text('{"text": "a"}\n')
+    words = options(mine, "--tasks", "boolq", "hues", "colours")
+    assert run(build, *words) == 2
+    shown = capsys.readouterr().out
+    assert "1 unavailable" in shown
+    assert "1 failed" in shown
+    assert "1 built" in shown
+    words_only = "".join(shown.replace("│", " ").split())  # a narrow table breaks its lines
+    assert "hasnofileboolq__default/train.jsonl[.gz]" in words_only
+    assert "thefield'label'ismissing" in words_only
+    assert Gym(mine.parent / "gym").tasks() == ["hues"]
+
+
+def test_the_command_starts_without_torch(build):
+    """Its processes import it too, and torch takes seconds."""
+    code = "import sys, mttl.commands.build; print({'torch', 'datasets'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "set()\n"
+
+
+def test_choice_of_tasks(build, mine, tmp_path):
+    def names(*choice):
+        return [task.name for task in build.choose(*choice)]
+
+    assert len(names(None, None, None)) == 160
+    assert names(["boolq", "ag_news", "boolq"], None, None) == ["boolq", "ag_news"]
+    assert len(names(None, "random", None)) == 160
+    assert names(None, None, str(mine)) == ["colours", "hues"]
+    assert names(["boolq"], None, str(mine)) == ["boolq", "colours", "hues"]
+    partition = tmp_path / "few.json"
+    partition.write_text(json.dumps({"train": ["boolq"], "test": ["colours"]}))
+    assert names(None, str(partition), str(mine)) == ["boolq", "colours", "hues"]
+
+
+def test_mistakes(build, mine, tmp_path, capsys):
+    with pytest.raises(TaskError, match=r"there is no task 'boolk'\. Did you mean 'boolq'"):
+        build.choose(["boolk"], None, None)
+    mine.write_text(mine.read_text().replace("hues:", "boolq:"))
+    with pytest.raises(
+        TaskError, match=r"mine\.yaml' defines 'boolq', which is a task of CrossFit"
+    ):
+        build.choose(None, None, str(mine))
+    assert run(build, "--tasks", "boolq", "--raw", tmp_path / "none") == 2
+    assert "--raw: there is no folder" in capsys.readouterr().err
+    for words, message in [
+        (["--samples", "x"], "'x' must be a whole number from 0 to"),
+        (["--samples", str(2**32)], "must be a whole number from 0 to"),
+        (["--workers", "0"], "'0' must be a whole number of at least 1"),
+        (["--verify", "--status"], "not allowed with"),
+    ]:
+        with pytest.raises(SystemExit) as left:
+            build.main(words)
+        assert left.value.code == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_hub_that_does_not_answer_is_asked_once(build, mine, capsys, monkeypatch, answers):
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    asked = []
+    monkeypatch.setattr("mttl.tasks.building.hub.hub_in_reach", lambda: asked.append(1) or answers)
+    words = options(mine)[:4]  # without --raw
+    assert run(build, *words, "--workers", 1) == 2
+    assert len(asked) == 1
+    assert os.environ.get("HF_HUB_OFFLINE") == (None if answers else "1")
+    shown = capsys.readouterr()
+    assert ("the hub does not answer" in shown.err) is not answers
+    assert "1 built, 1 unavailable" in shown.out
+    assert run(build, *words, "--workers", 1, "--tasks", "boolq") == 2
+    assert len(asked) == (2 if answers else 1)
+
+
+def test_the_hub_is_not_asked_where_it_is_not_needed(build, mine, monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr("mttl.tasks.building.hub.hub_in_reach", lambda: pytest.fail("asked"))
+    assert run(build, *options(mine)) == 0
+    assert run(build, "--tasks", "proto_qa", "--out", mine.parent / "gym") == 2
+
+
+def test_two_builds_in_one_folder(build, mine, capsys):
+    with locked(mine.parent / "gym/.lock"):
+        assert run(build, *options(mine)) == 2
+    assert "another build works on" in capsys.readouterr().err
+
+
+def test_a_full_disk(build, mine, capsys, monkeypatch):
+    """What had been finished stays, is in the tables, and is not built again."""
+    sync = os.fsync
+    n_calls = 0
+
+    def fsync(number):
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == 20:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        assert run(build, *options(mine)) == 2
+    shown = capsys.readouterr()
+    assert "error: cannot write '" in shown.err
+    assert "gym/hues': No space left on device" in shown.err
+    assert "1 built" in shown.out
+    assert "colours,ACC" in (mine.parent / "gym/TASKS.csv").read_text()
+    assert list((mine.parent / "gym").rglob("*.part")) == []
+    assert run(build, *options(mine)) == 0
+    assert "was there" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("n_workers", [2, pytest.param(1, marks=pytest.mark.slow)])
+def test_ctrl_c(mine, n_workers):
+    """While a long source is read: what is finished stays, and no part of a file is left."""
+    write_jsonl(mine.parent / "raw/hues__default/train.jsonl.gz", rows(400_000))
+    mine.write_text(_with_condition(mine))
+    words = [str(word) for word in options(mine, "--workers", n_workers)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mttl", "build", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+        # A job in the background of a shell ignores SIGINT, and so do its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline() == "colours: built\n"
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
+    out, error = process.communicate(timeout=250)
+    assert process.returncode == 130, error
+    assert error.splitlines()[-1] == "interrupted"
+    assert "1 built" in out
+    gym = mine.parent / "gym"
+    assert len(list((gym / "colours").glob("*.jsonl"))) == 15
+    assert [path for path in gym.rglob("*") if "hues" in path.name] in ([], [gym / "hues"])
+    assert "colours" in (gym / "TASKS.csv").read_text()
+
+
+def _with_condition(mine: Path) -> str:
+    """Leave rows out, so that all have to be read."""
+    tree = yaml12.parse(mine.read_text())
+    tree["tasks"]["hues"]["rows"] = "{label} is not 7"
+    return yaml12.dump(tree)

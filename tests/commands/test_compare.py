@@ -1,0 +1,615 @@
+"""One command trains all methods, adapts them and writes one table."""
+
+import csv
+import importlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.gyms import TASKS, write_config, write_gym
+from mttl.commands import compare as SCRIPT
+from mttl.config.load import load_config
+from mttl.io.files import locked
+from mttl.runtime.command import USER_MISTAKE, run_command
+
+STAGES = importlib.import_module("mttl.comparison.stages")
+RUNNING = importlib.import_module("mttl.comparison.running")
+TABLES = importlib.import_module("mttl.comparison.tables")
+METHODS = importlib.import_module("mttl.comparison.methods")
+FOLDER = importlib.import_module("mttl.comparison.comparison_folder")
+BUDGET = ("--steps", "1", "--adapt-steps", "1", "--workers", "1")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Configure a gym of which one task is left out of training."""
+    gym = write_gym(tmp_path / "gym")
+    names = list(TASKS)
+    (gym / "partition.json").write_text(json.dumps({"train": names[1:], "test": names[:1]}))
+    rows = [f"{name},{metric},string/word\n" for name, (metric, _) in TASKS.items()]
+    (gym / "TASKS.csv").write_text("task,metric,category\n" + "".join(rows))
+    return write_config(tmp_path / "tiny.yaml", gym)
+
+
+def compare(config: Path, out: Path, *more: str) -> int:
+    return SCRIPT.main(["-c", str(config), "--out", str(out), *BUDGET, *more])
+
+
+def test_methods_and_modes_end_in_one_table(
+    config: Path, tmp_path: Path, commands: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    given = ("--methods", "polytropon", "shared", "--modes", "zero_shot", "--seeds", "13")
+    assert compare(config, out, *given) == 0
+    assert len(commands) == 5  # two trainings, their adaptation, and zero_shot
+    printed = capsys.readouterr().out
+    assert "1 steps of training, 1 of each adaptation, seeds 13" in printed
+    with (out / "table.csv").open() as file:
+        lines = {row["method"]: row for row in csv.DictReader(file)}
+    assert list(lines) == ["polytropon", "shared", "polytropon: zero_shot"]
+    assert float(lines["polytropon: zero_shot"]["trained"]) == 0.0
+    assert 0 < float(lines["shared"]["trained"]) < float(lines["polytropon"]["trained"])
+    with (out / "scores.csv").open() as file:
+        scores = list(csv.DictReader(file))
+    assert {(row["side"], row["task"]) for row in scores} == {
+        *(("seen", task) for task in list(TASKS)[1:]),
+        ("unseen", next(iter(TASKS))),
+    }
+    assert lines["polytropon: zero_shot"]["seen"] == "nan"
+    picture = (out / "comparison.svg").read_text()
+    assert all(text in picture for text in ("polytropon: zero_shot", "shared", "unseen tasks"))
+    # The table's means are those of the scores.
+    for name, line in lines.items():
+        method, _, mode = name.partition(": ")
+        found = [
+            float(row["score"])
+            for row in scores
+            if (row["method"], row["mode"]) == (method, mode or "all")
+        ]
+        assert float(line["unseen"]) == pytest.approx(sum(found) / len(found), abs=1e-3)
+
+
+def test_what_has_ended_is_not_repeated_and_seeds_can_be_added(
+    config: Path, tmp_path: Path, commands: list[list[str]]
+) -> None:
+    given = ("--methods", "polytropon", "--modes")
+    assert compare(config, tmp_path / "out", *given, "--seeds", "13") == 0
+    assert compare(config, tmp_path / "out", *given, "--seeds", "13") == 0
+    assert len(commands) == 2
+    assert compare(config, tmp_path / "out", *given, "--seeds", "13", "14") == 0
+    assert len(commands) == 4
+
+
+def test_tasks_of_the_training_need_no_score(
+    config: Path, tmp_path: Path, commands: list[list[str]]
+) -> None:
+    out = tmp_path / "out"
+    given = ("--methods", "polytropon", "shared", "--modes", "--seeds", "13", "--unseen-only")
+    assert compare(config, out, *given) == 0
+    with (out / "scores.csv").open() as file:
+        assert {row["side"] for row in csv.DictReader(file)} == {"unseen"}
+    with (out / "table.csv").open() as file:
+        for row in csv.DictReader(file):
+            assert row["seen"] == "nan"
+            assert float(row["training_minutes"]) > 0
+    picture = (out / "comparison.svg").read_text()
+    assert "unseen tasks" in picture
+    assert ">seen tasks" not in picture
+    assert compare(config, out, *given) == 0
+    assert len(commands) == 4
+
+
+def test_adaptation_takes_the_samples_that_were_asked_for(
+    config: Path, tmp_path: Path, commands: list[list[str]]
+) -> None:
+    given = ("--methods", "polytropon", "--modes", "--seeds", "13", "--samples", "100")
+    assert compare(config, tmp_path / "out", *given) == 0
+    assert "--samples" not in commands[0]
+    assert commands[1][commands[1].index("--samples") + 1] == "100"
+
+
+def test_another_budget_is_refused(
+    config: Path, tmp_path: Path, commands: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("--methods", "polytropon", "--modes", "--seeds", "13")
+    assert compare(config, tmp_path / "out", *given) == 0
+    more = (*given, "--adapt-steps", "2")
+    assert run_command(lambda: compare(config, tmp_path / "out", *more)) == USER_MISTAKE
+    assert "adapt_steps (1 before, 2 now)" in " ".join(capsys.readouterr().err.split())
+
+
+def test_mistakes_cost_no_training(config: Path, tmp_path: Path) -> None:
+    with pytest.raises(METHODS.MttlError, match="must contain polytropon"):
+        compare(config, tmp_path / "out", "--methods", "shared")
+    for given, message in (
+        (("-k", "adapt.lrr=1"), r"adapt\.lrr"),
+        (("-k", "adapt.max_steps=7"), r"adapt\.max_steps is set by .* \(--adapt-steps\)"),
+        (("--tasks", "copi"), "Did you mean 'copy'"),
+        (("--tasks", "reverse"), "was trained on reverse"),
+        (("--samples", "7"), "sample"),
+        (("--examples", "17"), r"adapt\.examples \(17\) must be at most 16"),
+        (("-k", "adapt.init=fresh"), r"adapt\.init is set by the comparison itself"),
+        (("--folds", "4"), "--folds 4 must lie between 2 and 3, the number of tasks"),
+        (("--folds", "3", "--only-folds", "2", "4"), "--only-folds 4 must lie between 1 and 3"),
+        (("--only-folds", "1"), "--only-folds needs --folds"),
+        (("--folds", "3", "--tasks", "dev"), "--tasks dev has no meaning with --folds"),
+        (("--search-rates",), "--search-rates needs development tasks, and .* has none"),
+        (("--modes", "learned_row"), "none of these methods is adapted so; .* private, expert"),
+        (("--methods", "polytropon", "expert"), "name a file in router.matrix, or in data.expe"),
+        (
+            (
+                "--methods",
+                "polytropon",
+                "expert",
+                "-k",
+                "data.expert_matrix=router/expert_grid.csv",
+            ),
+            "no row for the task 'reverse'",
+        ),
+    ):
+        with pytest.raises(METHODS.MttlError, match=message):
+            compare(config, tmp_path / "out", "--methods", "polytropon", *given)
+    table = config.parent / "gym" / "TASKS.csv"
+    table.write_text(table.read_text().replace("string/word", ""))
+    with pytest.raises(METHODS.MttlError, match="has no category of 'reverse'; add one"):
+        compare(config, tmp_path / "out", "--methods", "polytropon", "--folds", "3")
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_runs_twice() -> None:
+    plans = METHODS.plan(["polytropon", "shared", "shared"], [], [13, 13])
+    assert [(item.name, item.seed) for item in plans] == [("polytropon", 13), ("shared", 13)]
+
+
+def test_two_comparisons_do_not_share_a_folder(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with locked(tmp_path / "out" / ".lock"):
+        given = ("--methods", "polytropon")
+        assert run_command(lambda: compare(config, tmp_path / "out", *given)) == USER_MISTAKE
+    assert "another comparison is at work" in " ".join(capsys.readouterr().err.split())
+
+
+def test_files_that_changed_are_refused(
+    config: Path, tmp_path: Path, commands: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("--methods", "polytropon", "--modes", "--seeds", "13")
+    assert compare(config, tmp_path / "out", *given) == 0
+    config.write_text(config.read_text().replace("rank: 2", "rank: 3"))
+    assert run_command(lambda: compare(config, tmp_path / "out", *given)) == USER_MISTAKE
+    assert "skills.rank (2 before, 3 now)" in " ".join(capsys.readouterr().err.split())
+
+
+def test_rows_that_changed_are_refused(
+    config: Path, tmp_path: Path, commands: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Development rows are drawn anew: a method that is added would be compared on other rows."""
+    given = ("--modes", "--seeds", "13", "--methods")
+    assert compare(config, tmp_path / "out", *given, "polytropon") == 0
+    task = next(iter(TASKS))
+    for path in (tmp_path / "gym" / task).glob("*_dev.tsv"):
+        path.write_text("cab\tcab\n")
+    known = len(commands)
+    command = (*given, "polytropon", "shared")
+    assert run_command(lambda: compare(config, tmp_path / "out", *command)) == USER_MISTAKE
+    told = " ".join(capsys.readouterr().err.split())
+    assert "are of other rows, or another metric, than the gym has now: copy" in told
+    # Runs that stand beside, whose tasks would be scored by the new rows.
+    beside = ("--runs", f"old={tmp_path / 'out' / 'polytropon' / 'seed13'}", *given, "shared")
+    call = (*beside, "--reference", "shared")
+    assert run_command(lambda: compare(config, tmp_path / "new", *call)) == USER_MISTAKE
+    told = " ".join(capsys.readouterr().err.split())
+    assert "the gym as it is now and old have other rows, or another metric, of copy" in told
+    assert len(commands) == known
+
+
+def test_a_training_that_has_begun_goes_on(tmp_path: Path) -> None:
+    assert STAGES.start_again(tmp_path / "seed13") == []
+    (tmp_path / "seed13").mkdir()
+    assert STAGES.start_again(tmp_path / "seed13") == ["--resume"]
+
+
+@pytest.mark.parametrize("name", METHODS.ALL)
+def test_every_method_is_a_configuration(name: str) -> None:
+    method = METHODS.ALL[name]
+    config = load_config(f"crossfit.yaml+{method.fragment}", method.training())
+    assert method.ways[0].name == "all"
+    for way in method.ways:
+        adapting = load_config("crossfit.yaml", [*way.settings, *method.adaptation(0.5)])
+        if method.one_speed:
+            assert adapting.adapt.router_lr == 0.5
+    assert (config.optim.router_lr is None) == method.one_speed
+
+
+def test_a_way_to_adapt_is_that_of_the_methods_that_have_it() -> None:
+    names = ["polytropon", "private", "expert", "shared"]
+    plans = METHODS.plan(names, ["best_row", "full"], [13])
+    found = {item.name: [way.name for way in item.ways] for item in plans}
+    assert found == {
+        "polytropon": ["all", "full", "best_row"],
+        "private": ["all", "best_row"],
+        "expert": ["all", "best_row"],
+        "shared": ["all"],
+    }
+
+
+def test_every_method_has_one_start_and_one_way_has_two(
+    config: Path, tmp_path: Path, commands: list[list[str]]
+) -> None:
+    given = ("--methods", "polytropon", "shared", "--seeds", "13")
+    assert compare(config, tmp_path, *given, "--modes", "two_starts", "mean_row") == 0
+    inits = {}
+    for command in commands:
+        if command[2] == "adapt":
+            folder = Path(command[command.index("--out") + 1])
+            kept = load_config(str(folder / "config.yaml")).adapt
+            inits[folder.parents[1].name, folder.name] = kept.init
+    assert inits == {
+        ("polytropon", "adapt-all"): "auto",
+        ("polytropon", "adapt-mean_row"): "mean",
+        ("polytropon", "adapt-two_starts"): "two_starts",
+        ("shared", "adapt-all"): "auto",
+    }
+
+
+def test_a_method_overrules_the_files_of_all_runs(
+    config: Path, tmp_path: Path, commands: list[list[str]]
+) -> None:
+    given = ("-c", f"{config}+adapt/mean_row.yaml", *BUDGET, "--seeds", "13", "--modes")
+    given += ("--out", str(tmp_path / "out"), "--methods", "polytropon", "private")
+    assert SCRIPT.main(list(given)) == 0
+    files = [words[4] for words in commands if words[2] == "train"]
+    assert files == [
+        f"{config}+adapt/mean_row.yaml+router/polytropon.yaml",
+        f"{config}+router/private.yaml",
+    ]
+    run = tmp_path / "out" / "private" / "seed13"
+    assert load_config(str(run / "adapt-all" / "config.yaml")).adapt.init == "own"
+
+
+def test_settings_of_all_runs_leave_those_that_a_way_is_known_by(
+    config: Path, tmp_path: Path, commands: list[list[str]]
+) -> None:
+    given = ("--methods", "polytropon", "--modes", "coefficients", "full", "--seeds", "13")
+    given += ("-k", "adapt.lr=0.02", "adapt.router_lr=0.3")
+    assert compare(config, tmp_path / "out", *given) == 0
+    run = tmp_path / "out" / "polytropon" / "seed13"
+    kept = {
+        way: load_config(str(run / f"adapt-{way}" / "config.yaml")).adapt
+        for way in ("all", "coefficients", "full")
+    }
+    assert (kept["all"].lr, kept["all"].router_lr) == (0.02, 0.3)
+    assert kept["coefficients"].router_lr == 2e-2
+    assert kept["full"].lr == 1e-3
+
+
+def test_baselines_treat_new_tasks_as_published(
+    config: Path, tmp_path: Path, commands: list[list[str]]
+) -> None:
+    matrix = tmp_path / "matrix.csv"
+    matrix.write_text("task,a,b\ncopy,0,1\nreverse,1,0\nnumber,0,1\n")
+    fragment = tmp_path / "expert.yaml"
+    fragment.write_text(
+        f"# By hand.\nskills: {{n_skills: 2}}\nrouter: {{kind: expert, matrix: {matrix}}}\n"
+    )
+    monkeypatched = METHODS.Method(str(fragment), ways=METHODS.EXPERT_WAYS)
+    given = (
+        "--methods",
+        "polytropon",
+        "private",
+        "expert",
+        "--modes",
+        "learned_row",
+        "given_row",
+        "coefficients",
+        "best_coefficients",
+        "--seeds",
+        "13",
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(METHODS.ALL, "expert", monkeypatched)
+        assert compare(config, tmp_path / "out", *given) == 0
+    with (tmp_path / "out" / "table.csv").open() as file:
+        lines = {row["method"]: row for row in csv.DictReader(file)}
+    free = ("coefficients", "best_coefficients")
+    assert list(lines) == [
+        *("polytropon", "private", "expert", *(f"polytropon: {way}" for way in free)),
+        *("private: learned_row", *(f"private: {way}" for way in free)),
+        *("expert: given_row", "expert: learned_row", *(f"expert: {way}" for way in free)),
+    ]
+
+    def n_trained(run: str, way: str) -> int:
+        path = tmp_path / "out" / run / "seed13" / f"adapt-{way}" / "results.jsonl"
+        return json.loads(path.read_text())["n_trained"]
+
+    one_skill = int(lines["expert"]["trained"]) // 2
+    assert n_trained("private", "all") == n_trained("expert", "all") == one_skill
+    n_groups = 12  # projections of attention, each with a row
+    assert (
+        n_trained("private", "learned_row")
+        == 2 * n_groups
+        == int(lines["private: learned_row"]["trained"])
+        == int(lines["expert: learned_row"]["trained"])
+    )
+    assert n_trained("expert", "given_row") == 0
+    assert [n_trained("expert", way) for way in free] == [2 * n_groups] * 2  # of two skills
+
+
+def test_every_task_is_unseen_once_and_rates_are_found_on_others(
+    config: Path,
+    tmp_path: Path,
+    commands: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(FOLDER, "N_DEV", 1)
+    given = ("--methods", "polytropon", "--modes", "zero_shot", "--seeds", "13", "--folds", "3")
+    given += ("--search-rates", "--examples", "2")
+    out = tmp_path / "out"
+    one_fold = ["train", "search", "adapt", "adapt"]  # nothing to find for one
+    assert compare(config, out, *given, "--only-folds", "2") == 0
+    assert [command[2] for command in commands] == one_fold
+    assert sorted(path.name for path in out.glob("fold[0-9]")) == ["fold2"]
+    assert "in 3 folds (here 2): each trains" in " ".join(capsys.readouterr().out.split())
+    assert compare(config, out, *given) == 0
+    assert [command[2] for command in commands] == 3 * one_fold
+    unseen = []
+    for fold in (1, 2, 3):
+        partition = json.loads((out / "folds" / f"fold{fold}.json").read_text())
+        assert sorted(chain(*partition.values())) == sorted(TASKS)
+        unseen += partition["test"]
+        run = out / f"fold{fold}" / "polytropon" / "seed13"
+        assert json.loads((run / "skills" / "tasks.json").read_text()) == partition["train"]
+        with (run / "search-all" / "trials.csv").open() as file:
+            trials = list(csv.DictReader(file))
+        assert [float(row["adapt.lr"]) for row in trials] == [1e-3, 3e-4, 3e-3]
+        assert [float(row["adapt.router_lr"]) for row in trials] == [0.1, 0.03, 0.3]
+        assert f"dev/{partition['dev'][0]}" in trials[0]
+        settings = (run / "adapt-all" / "config.yaml").read_text()
+        best = max(trials, key=lambda row: float(row["score"]))
+        assert f"lr: {float(best['adapt.lr'])}" in settings
+        assert "examples: 2" in settings
+    assert sorted(unseen) == sorted(TASKS)
+    with (out / "scores.csv").open() as file:
+        scores = list(csv.DictReader(file))
+    assert {(row["fold"], row["task"]) for row in scores if row["side"] == "unseen"} == {
+        (str(fold), task) for fold, task in zip((1, 2, 3), unseen, strict=True)
+    }
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Every task is unseen once, in 3 folds" in printed
+    assert "rate of adaptation" in printed
+    assert compare(config, out, *given) == 0
+    assert len(commands) == 12
+    fold = out / "folds" / "fold1.json"
+    kept = fold.read_text()
+    fold.write_text(kept.replace("copy", "other"))
+    with pytest.raises(METHODS.MttlError, match="fold 1 would be of others"):
+        compare(config, out, *given)
+    fold.write_text(kept)
+    with (out / "table.csv").open() as file:
+        rates = {row["method"]: row["rates"] for row in csv.DictReader(file)}
+    assert "(" in rates["polytropon"]
+    assert rates["polytropon: zero_shot"] == ""
+
+
+def test_a_damaged_search_is_named(tmp_path: Path) -> None:
+    (tmp_path / "best.yaml").write_text("adapt: {lr: fast}\n")
+    with pytest.raises(METHODS.MttlError, match=r"best\.yaml' is damaged .*Delete it"):
+        FOLDER.chosen_rates(tmp_path)
+
+
+def script(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_processes_write_down_their_cost(tmp_path: Path) -> None:
+    hog = script(
+        tmp_path / "hog.py", "x = b'x' * 2**26\nwhile __import__('time').process_time() < 0.6: pass"
+    )
+    processes, cost = STAGES.Processes(1), tmp_path / "cost.json"
+    processes.run([str(hog)], tmp_path / "log", cost)
+    first = STAGES.Cost.read(cost)
+    assert first.ended
+    assert first.cpu_minutes >= 0.6 / 60
+    assert 64 < first.peak_mib < 200  # the interpreter takes about 10
+    processes.run([str(hog)], tmp_path / "log", cost)
+    assert STAGES.Cost.read(cost).cpu_minutes >= 2 * 0.6 / 60
+
+
+def test_processes_side_by_side_take_one_gpu_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    script = tmp_path / "shown.py"
+    # It waits for the other one, so that both run at once.
+    script.write_text(
+        "import os, pathlib, sys, time\n"
+        "print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\n"
+        "pathlib.Path(sys.argv[1]).touch()\n"
+        "while not pathlib.Path(sys.argv[2]).exists(): time.sleep(0.05)\n"
+    )
+    processes = STAGES.Processes(1)
+
+    def run(own: str, other: str) -> str:
+        command = [str(script), str(tmp_path / own), str(tmp_path / other)]
+        processes.run(command, tmp_path / f"{own}.log", tmp_path / f"{own}.json")
+        return (tmp_path / f"{own}.log").read_text().strip()
+
+    with ThreadPoolExecutor() as pool:
+        assert sorted(pool.map(run, ("a", "b"), ("b", "a"))) == ["0", "1"]
+    assert run("c", "a") == "0"  # the lowest that is free
+
+
+def test_a_failure_names_the_log(tmp_path: Path) -> None:
+    broken = script(tmp_path / "broken.py", "print('why'); raise SystemExit(2)")
+    with pytest.raises(STAGES.MttlError, match=r"'broken.py' failed.*log"):
+        STAGES.Processes(1).run([str(broken)], tmp_path / "log", tmp_path / "cost.json")
+    assert (tmp_path / "log").read_text() == "why\n"
+    assert not STAGES.Cost.read(tmp_path / "cost.json").ended
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 200
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopping_ends_the_commands_too(tmp_path: Path, number: signal.Signals) -> None:
+    child = script(
+        tmp_path / "child.py",
+        f"""
+import os, signal, time
+count = 0
+def received(number, frame):
+    global count
+    count += 1
+    open({str(tmp_path / "signals")!r}, "w").write(str(count))
+signal.signal(signal.SIGINT, received)
+signal.signal(signal.SIGTERM, received)
+open({str(tmp_path / "pid")!r}, "w").write(str(os.getpid()))
+end = time.monotonic() + 200
+while not count and time.monotonic() < end:
+    time.sleep(0.05)
+time.sleep(1)  # long enough for a second signal
+""",
+    )
+    parent = script(
+        tmp_path / "parent.py",
+        f"""
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from mttl.comparison.stages import Processes
+from mttl.runtime.command import exit_with
+def main():
+    processes = Processes(1)
+    with ThreadPoolExecutor(1) as pool, processes.stopping():
+        pool.submit(processes.run, [{str(child)!r}], Path({str(tmp_path / "log")!r}),
+                    Path({str(tmp_path / "cost.json")!r})).result()
+    return 0
+exit_with(main)
+""",
+    )
+    # A job in the background of a shell ignores SIGINT, and so do its children.
+    process = subprocess.Popen(
+        [sys.executable, str(parent)],
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    wait_for((tmp_path / "pid").is_file)
+    wait_for(lambda: bool((tmp_path / "pid").read_text()))
+    os.killpg(process.pid, number)  # as a terminal does
+    assert process.wait(timeout=200) == (130 if number == signal.SIGINT else 1)
+    pid = int((tmp_path / "pid").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    # A second one would tell a training to leave without a checkpoint.
+    assert (tmp_path / "signals").read_text() == "1"
+
+
+def test_what_waits_for_its_turn_leaves_no_trace_when_the_others_are_stopped(
+    tmp_path: Path,
+) -> None:
+    short = script(tmp_path / "short.py", "")
+    long = script(tmp_path / "long.py", "import time; time.sleep(200)")
+
+    def run(name: str, processes: STAGES.Processes) -> None:
+        command = short if name == "first" else long
+        processes.run([str(command)], tmp_path / name / "log", tmp_path / name / "cost.json")
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        RUNNING.run_all(["first", "second", "third"], run, n_workers=1, name=str, ended=stop)
+    assert STAGES.Cost.read(tmp_path / "first" / "cost.json").ended
+    assert not (tmp_path / "third").exists()
+
+
+def test_differences_are_paired_by_task_fold_seed_and_sample() -> None:
+    def score(method: str, task: str, seed: int, sample: int, value: float) -> object:
+        return TABLES.Score(method, "all", seed, "unseen", task, sample, value)
+
+    ours = [score("m", "a", 1, 1, 10.0), score("m", "a", 2, 1, 14.0), score("m", "b", 1, 1, 5.0)]
+    reference = [
+        score("r", "a", 1, 1, 8.0),
+        score("r", "a", 2, 1, 10.0),
+        score("r", "b", 1, 1, math.nan),
+        score("r", "b", 1, 2, 90.0),  # nothing to pair it with
+    ]
+    found = TABLES.paired_difference(ours, reference)
+    assert found.mean == pytest.approx(((2 + 4) / 2 + 5) / 2)
+    assert found.low <= found.mean <= found.high
+    single = TABLES.paired_difference(ours[:1], reference)
+    assert single.mean == 2.0
+    assert math.isnan(single.low)
+    assert math.isnan(TABLES.paired_difference([], reference).mean)
+
+
+def test_samples_are_averaged_before_tasks_and_undefined_scores_count_as_zero() -> None:
+    def score(task: str, sample: int, value: float) -> object:
+        return TABLES.Score("m", "all", 13, "unseen", task, sample, value)
+
+    scores = [
+        score("a", 1, 10.0),
+        score("a", 2, 30.0),
+        score("b", 1, 60.0),
+        score("c", 1, math.nan),
+    ]
+    assert TABLES.by_seed(scores) == {13: pytest.approx((20 + 60 + 0) / 3)}
+    # A seed that has one of the tasks so far is no mean of all.
+    begun = TABLES.Score("m", "all", 14, "unseen", "a", 1, 90.0)
+    assert TABLES.by_seed([*scores, begun]) == TABLES.by_seed(scores)
+    # Where no seed has all, there is a mean of all nevertheless: that of the table and the figure.
+    parts = [TABLES.Score("m", "all", 13, "unseen", "b", 1, 30.0), begun]
+    assert TABLES.by_seed(parts) == {}
+    assert TABLES.mean_score(parts) == TABLES.mean_of(parts).mean == 60.0
+    assert TABLES.mean_score([*scores, begun]) == TABLES.mean_of([*scores, begun]).mean
+
+
+def test_every_seed_is_a_dot_and_the_reference_a_line() -> None:
+    figures = importlib.import_module("mttl.comparison.figure")
+    none, apart = TABLES.Mean(0.0, math.nan, math.nan), TABLES.Mean(-4.0, -5.0, -2.0)
+    dots = [
+        figures.Dots("a", (2.0, 6.0), ([1.0, 3.0], [5.0, 7.0]), (none, none)),
+        figures.Dots("b", (math.nan, 2.0), ([], [2.0]), (none, apart)),
+    ]
+    figure = figures.comparison_figure(dots, ["a", "a"])
+    seen, unseen = figure.axes
+    assert [text.get_text() for text in seen.get_yticklabels()] == ["a", "b"]
+    assert [text.get_text() for text in (seen.title, unseen.title)] == [
+        "seen tasks",
+        "unseen tasks",
+    ]
+    drawn = [line.get_xdata() for line in unseen.lines]
+    assert [list(x) for x in drawn] == [[5.0, 7.0], [6.0], [6.0, 6.0], [2.0], [2.0]]
+    assert len(seen.lines) == 3  # nothing of b
+    # The whisker is the interval of the difference, around the mean.
+    assert unseen.collections[1].get_segments()[0][:, 0].tolist() == [1.0, 4.0]
+
+
+def test_parameters_of_further_ways_are_those_of_their_results(tmp_path: Path) -> None:
+    REPORT = importlib.import_module("mttl.comparison.result_tables")
+    folder = tmp_path / "second" / "adapt-zero_shot"
+    folder.mkdir(parents=True)
+    line = {"task": "a", "sample": 1, "seed": 2, "metric": "EM", "dev": 0.5, "test": 0.5}
+    line |= {"step": 0, "n_trained": 7, "n_empty": 0, "n_answers": 1, "begun_as": None}
+    (folder / "results.jsonl").write_text(json.dumps(line) + "\n")
+    runs = [tmp_path / "first", tmp_path / "second"]
+    assert REPORT.n_trained_in(runs, "zero_shot") == 7

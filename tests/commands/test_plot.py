@@ -1,0 +1,233 @@
+"""The command that draws: its files, its tables, and its answers to mistakes."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helpers.command import ROOT
+from mttl.analysis.figures import canvas
+from mttl.commands import explore
+from mttl.commands import plot as SCRIPT
+from mttl.runtime.command import run_command
+
+READING = importlib.import_module("mttl.commands.routing_report.read_routing")
+Write = Callable[..., Path]
+Capture = pytest.CaptureFixture[str]
+
+
+def run(*arguments: object) -> int:
+    return run_command(lambda: SCRIPT.main([str(argument) for argument in arguments]))
+
+
+def fails(capsys: Capture, *arguments: object) -> str:
+    assert run(*arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert "Traceback" not in error
+    return " ".join(error.split())
+
+
+@pytest.fixture(autouse=True)
+def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw few pixels: nothing here looks at them."""
+    monkeypatch.setattr(canvas, "DOTS_PER_INCH", 20)
+
+
+@pytest.fixture(scope="module")
+def folder(write_run: Write, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "first")
+
+
+def test_everything_is_written_and_printed(
+    folder: Path, write_run: Write, tmp_path: Path, capsys: Capture
+) -> None:
+    # The second run has the same tasks in another order.
+    second = write_run(tmp_path / "second", tasks=("date", "clock", "plural", "past"), seed=1)
+    out = tmp_path / "out"
+    assert run(folder, "--compare", second, "--out", out) == 0
+    names = (
+        *("heat_map", "heat_map_encoder.block.0", "heat_map_decoder.block.0", "similarity"),
+        *("dendrogram", "dendrogram_radial", "skill_subsets", "task_map_pca"),
+        *("statistics_by_layer", "statistics_over_training", "compare_second"),
+    )
+    expected = {f"{name}.{suffix}" for name in names for suffix in ("png", "svg")}
+    found = {path.name for path in out.iterdir() if "umap" not in path.name}
+    assert found == expected
+    printed = " ".join(capsys.readouterr().out.split())
+    for text in ("encoder.block.0.q", "mean, encoder", "mean, decoder", "effective skills"):
+        assert text in printed
+    assert "clusters of tasks and their 2 categories (AMI)" in printed
+    assert "matched skills of second (correlation)" in printed
+    assert "figures are in" in printed
+
+
+def test_statistics_are_those_of_the_probabilities(folder: Path, write_run: Write) -> None:
+    """Not of the mixing weights, which are normalised: no weight of three is above one half."""
+    view = READING.read_view(folder)
+    normalised = view.probabilities / view.probabilities.sum(-1, keepdims=True)
+    np.testing.assert_allclose(normalised, view.record.weights, rtol=1e-5)
+    assert view.statistics[0, 1] == np.mean(view.probabilities[0] > 0.5)
+
+
+def test_probabilities_of_heads_and_of_a_shared_skill(write_run: Write, tmp_path: Path) -> None:
+    view = READING.read_view(write_run(tmp_path / "run", n_heads=2, shared_skill=True))
+    assert view.probabilities.shape == view.record.weights.shape == (8, 4, 3)
+    assert (view.probabilities[..., 2] == 1).all()
+    normalised = view.probabilities / view.probabilities.sum(-1, keepdims=True)
+    np.testing.assert_allclose(normalised, view.record.weights, rtol=1e-5)
+
+
+def test_probabilities_of_a_router_that_rounds(write_run: Write, tmp_path: Path) -> None:
+    view = READING.read_view(write_run(tmp_path / "run", hard=True))
+    assert set(np.unique(view.probabilities)) == {0, 1}
+    np.testing.assert_array_equal(view.probabilities > 0, view.record.weights > 0)
+
+
+def test_probabilities_of_other_routers(write_run: Write, tmp_path: Path) -> None:
+    weights = np.array([[[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]] * 4)
+    tasks = ("past", "clock")
+    given = {"tasks": tasks, "weights": weights}
+    fixed = READING.read_view(write_run(tmp_path / "fixed", kind="expert", **given))
+    np.testing.assert_array_equal(fixed.probabilities[0], [[1, 1, 0], [0, 0, 1]])
+    negative = {"tasks": tasks, "weights": weights - 0.25}
+    generated = READING.read_view(write_run(tmp_path / "hyper", kind="hyperformer", **negative))
+    np.testing.assert_array_equal(generated.probabilities, weights - 0.25)
+
+
+@pytest.mark.parametrize(
+    ("kind", "weights"),
+    [
+        ("shared", np.ones((1, 4, 1))),
+        ("private", np.eye(4)[None]),
+        ("c_poly", np.concatenate([np.full((4, 2), 0.3), 0.4 * np.eye(4)], axis=1)[None]),
+        ("hyperformer", np.random.default_rng(0).normal(size=(1, 4, 3))),
+    ],
+)
+def test_every_kind_of_router_can_be_drawn_and_explored(
+    write_run: Write, tmp_path: Path, kind: str, weights: np.ndarray
+) -> None:
+    run_folder = write_run(tmp_path / kind, kind=kind, groups=("model",), weights=weights)
+    assert run(run_folder) == 0
+    assert explore.main([str(run_folder)]) == 0
+    assert (run_folder / "plots" / "similarity.svg").is_file()
+    assert (run_folder / "plots" / "explore.html").is_file()
+
+
+def test_categories_come_from_the_gym_then_from_crossfit(write_run: Write, tmp_path: Path) -> None:
+    tasks = ("past", "glue-rte", "nobody_knows")
+    found = READING.read_view(write_run(tmp_path / "run", tasks=tasks)).categories
+    assert found == ("words", "classification/nli", "unknown")
+
+
+def test_tasks_without_categories_are_drawn_without_agreement(
+    write_run: Write, tmp_path: Path, capsys: Capture
+) -> None:
+    folder = write_run(tmp_path / "run", tasks=("x", "y", "z"), history=False)
+    (folder / "config.yaml").unlink()
+    assert run(folder) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "AMI" not in printed
+    assert "TASKS.csv of the gym names fewer than two" in printed
+    assert not (folder / "plots" / "statistics_over_training.png").exists()
+
+
+def test_known_factors_are_recovered(write_run: Write, tmp_path: Path, capsys: Capture) -> None:
+    """Skills are the languages and operations of the tasks; one factor has a value only."""
+    tasks = [f"{a}_{b}" for a in ("de", "fr", "ja") for b in ("date", "list", "unit", "month")]
+    values = ["de", "fr", "ja", "date", "list", "unit", "month"]
+    weights = np.array([[[float(v in task.split("_")) for v in values] for task in tasks]] * 2)
+    folder = write_run(
+        tmp_path / "run", tasks=tasks, groups=("a", "b"), weights=weights / 2, kind="expert"
+    )
+    lines = [
+        f"{task},ACC,x/{task[3:]},language={task[:2]} operation={task[3:]} metric=ACC\n"
+        for task in tasks
+    ]
+    table = folder / "gym" / "TASKS.csv"
+    table.write_text("task,metric,category,factors\n" + "".join(lines))
+    assert run(folder) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for name, n in (("language", 3), ("operation", 4)):
+        assert f"clusters of tasks and the {n} values of {name} (AMI)" in printed
+        for score in (f"skills and {name} (AMI)", f"skills tell {name} (AUC)"):
+            value, chance = re.search(
+                rf"{re.escape(score)} │ ([\d.-]+) │ ([\d.-]+)", printed
+            ).groups()
+            assert float(value) == 1
+            assert float(chance) < 0.9
+    assert "of metric" not in printed
+
+    table.write_text(table.read_text().replace("language=fr", "french", 1))
+    error = fails(capsys, folder)
+    assert "has 'french operation=date metric=ACC' for the task 'fr_date'; write name=" in error
+
+
+def test_factors_that_some_tasks_lack_are_left_out(
+    write_run: Write, tmp_path: Path, capsys: Capture
+) -> None:
+    folder = write_run(tmp_path / "run")
+    table = folder / "gym" / "TASKS.csv"
+    table.write_text("task,metric,factors\npast,EM,kind=a\nplural,EM,\nclock,EM,kind=b\n")
+    assert READING.task_factors(folder, ("past", "clock")) == {"kind": ["a", "b"]}
+    assert READING.task_factors(folder, ("past", "plural", "clock")) == {}
+    assert READING.task_factors(tmp_path, ("past", "clock")) == {}
+
+
+# Mistakes.
+
+
+def test_folders_that_are_no_runs_are_answered(
+    folder: Path, write_run: Write, tmp_path: Path, capsys: Capture
+) -> None:
+    assert "routing.npz' does not exist" in fails(capsys, tmp_path)
+    assert "routing.npz' does not exist" in fails(capsys, folder, "--compare", tmp_path)
+    lone = write_run(tmp_path / "lone", tasks=("past",))
+    assert "has one task only" in fails(capsys, lone)
+    bare = write_run(tmp_path / "bare")
+    (bare / "skills" / "meta.json").unlink()
+    assert "holds no trained inventory" in fails(capsys, bare)
+    assert not (bare / "plots" / "heat_map.png").exists()
+
+
+def test_a_router_of_another_run_is_answered(
+    write_run: Write, tmp_path: Path, capsys: Capture
+) -> None:
+    mixed = write_run(tmp_path / "mixed", weights=np.ones((4, 4, 5)))
+    assert "they are of different runs" in fails(capsys, mixed)
+
+
+def test_runs_that_cannot_be_compared_are_answered(
+    folder: Path, write_run: Write, tmp_path: Path, capsys: Capture
+) -> None:
+    skills = write_run(tmp_path / "skills", n_skills=5)
+    assert "have 3 and 5 skills" in fails(capsys, folder, "--compare", skills)
+    tasks = write_run(tmp_path / "tasks", tasks=("past", "plural", "clock", "other"))
+    assert "differ in tasks: only one has date, other" in fails(capsys, folder, "--compare", tasks)
+    groups = write_run(tmp_path / "groups", groups=("model",))
+    message = fails(capsys, folder, "--compare", groups)
+    assert "differ in groups" in message
+    assert "Compare runs of different seeds" in message
+
+
+def test_the_package_imports_none_of_what_draws_before_it_draws() -> None:
+    """Training imports the statistics: they must not bring in what takes seconds."""
+    code = (
+        "import sys, mttl.analysis, mttl.analysis.explore.explore_page, "
+        "mttl.analysis.routing_view, "
+        "mttl.analysis.cluster_agreement, mttl.analysis.skill_matching, mttl.analysis.projection\n"
+        "assert not {'matplotlib', 'sklearn', 'umap'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_the_message_of_usage_names_the_options(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        SCRIPT.main([])
+    assert stopped.value.code == 2
+    assert re.search(r"\[--compare RUN2\].*\[--out DIR\]", capsys.readouterr().err, re.DOTALL)

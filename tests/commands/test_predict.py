@@ -1,0 +1,348 @@
+"""The command that answers tables of questions."""
+
+import csv
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+import mttl
+from helpers.new_tasks import train_source
+from mttl.commands import predict
+from mttl.inference.input_table import format_header, format_rows, parse_rows_of
+from mttl.inference.predictor import Predictor
+from mttl.runtime.command import USER_MISTAKE, run_command
+
+WORDS = ["ab", "c", "abca", "bb", "ca", "a"]
+
+
+@pytest.fixture(scope="module")
+def recipe() -> ModuleType:
+    return predict
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_source(tmp_path_factory.mktemp("predict"))
+
+
+@pytest.fixture(scope="module")
+def kept(run: Path) -> Path:
+    pairs = [(word, "b") for word in WORDS]
+    adapted = mttl.adapt_to(run, pairs, task="new", mode="router_only", max_steps=1)
+    adapted.save(run / "models" / "new")
+    return run / "models" / "new"
+
+
+def jsonl(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def write_questions(path: Path, texts: list[str]) -> None:
+    """Write inputs alone, in the format of the file's name."""
+    kind = path.suffix.removeprefix(".")
+    rows = [{"input": text} for text in texts]
+    path.write_text(format_header(["input"], kind) + format_rows(rows, ["input"], kind))
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def fails(recipe: ModuleType, capsys: pytest.CaptureFixture[str], *given: str) -> str:
+    assert run_command(lambda: recipe.main(list(given))) == USER_MISTAKE
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_a_pipe_is_answered(
+    recipe: ModuleType,
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = "id\tinput\toutput\n" + "".join(f"{n}\t{w}\t{w}\n" for n, w in enumerate(WORDS))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
+    capsys.readouterr()
+    assert recipe.main(["--from", str(run), "--task", "reverse"]) == 0
+    told = capsys.readouterr()
+    rows = list(csv.DictReader(io.StringIO(told.out), delimiter="\t"))
+    assert [row["input"] for row in rows] == WORDS
+    assert [row["id"] for row in rows] == [str(n) for n in range(len(WORDS))]
+    assert [row["prediction"] for row in rows] == mttl.load(run).predict("reverse", WORDS)
+    assert "ACC" in told.err  # the metric of the run's own results
+
+
+def test_tasks_of_the_run_and_adapted_ones_stand_side_by_side(
+    recipe: ModuleType, run: Path, kept: Path, tmp_path: Path
+) -> None:
+    names = ["new", "copy", "reverse", "new", "copy", "new"]
+    questions = jsonl(
+        tmp_path / "q.jsonl",
+        [{"task": t, "input": w, "output": [w]} for t, w in zip(names, WORDS, strict=True)],
+    )
+    out = tmp_path / "a.jsonl"
+    given = ["--from", str(run), "--adapted", str(kept), "--in", str(questions)]
+    assert recipe.main([*given, "--out", str(out), "--batch-size", "2"]) == 0
+    own, new = mttl.load(run), mttl.load(kept)
+    for row, name, word in zip(lines(out), names, WORDS, strict=True):
+        (answer,) = (new if name == "new" else own).predict(name, [word])
+        assert row == {"task": name, "input": word, "output": [word], "prediction": answer}
+    # An adapted task alone needs neither the run nor its name.
+    words = jsonl(tmp_path / "words.jsonl", [{"input": word} for word in WORDS])
+    assert recipe.main(["--adapted", str(kept), "--in", str(words), "--out", f"{out}.jsonl"]) == 0
+    found = [row["prediction"] for row in lines(Path(f"{out}.jsonl"))]
+    assert found == new.predict("new", WORDS)
+
+
+def test_labels_are_chosen(
+    recipe: ModuleType, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows: list[dict] = [{"input": word, "output": "yes"} for word in WORDS]
+    rows[1]["choices"] = ["a", "b", "c"]
+    questions, out = jsonl(tmp_path / "q.jsonl", rows), tmp_path / "a.jsonl"
+    given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out", str(out)]
+    assert recipe.main([*given, "--choices", "yes", "no", "--per-token"]) == 0
+    found = lines(out)
+    expected = mttl.load(run).choose("copy", WORDS, ["yes", "no"], per_token=True)
+    for number, (row, choice) in enumerate(zip(found, expected, strict=True)):
+        assert sum(row["probabilities"].values()) == pytest.approx(1, abs=1e-4)
+        if number == 1:
+            assert list(row["probabilities"]) == ["a", "b", "c"]
+            continue
+        assert row["prediction"] == choice.answer
+        assert row["probabilities"] == pytest.approx(dict(choice.probabilities), abs=1e-4)
+    told = capsys.readouterr().err
+    assert "rows are right, columns were chosen" in told
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_file_is_continued(
+    recipe: ModuleType,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    """Eight batches are written at once; what was cut off is answered again, with equal draws."""
+    words = WORDS * 4
+    questions, out = tmp_path / f"q.{kind}", tmp_path / f"a.{kind}"
+    write_questions(questions, [f"{word}\nx" for word in words] if kind == "csv" else words)
+    given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out", str(out)]
+    given += ["--batch-size", "1", "--temperature", "2", "--seed", "3"]
+    assert recipe.main(given) == 0
+    whole = out.read_bytes()
+    out.write_bytes(whole[: len(whole) * 3 // 4])
+    asked: list[int] = []
+    predict = Predictor.predict
+
+    def counted(self: Predictor, tasks: list, texts: list, **more: object) -> list[str]:
+        asked.append(len(texts))
+        return predict(self, tasks, texts, **more)
+
+    monkeypatch.setattr(Predictor, "predict", counted)
+    assert recipe.main(given) == 0
+    assert out.read_bytes() == whole
+    assert asked == [8]
+    out.write_bytes(whole[:-3])  # within the very last answer
+    assert recipe.main(given) == 0
+    assert out.read_bytes() == whole
+    asked.clear()
+    assert recipe.main(given) == 0
+    assert out.read_bytes() == whole
+    assert asked == []
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
+def test_rows_without_a_question_are_counted(
+    recipe: ModuleType, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """They have no answer and a reason; blank lines are no rows."""
+    mark = {"csv": ",", "tsv": "\t"}.get(kind)
+    rows = [("copy", "ab", "ab"), ("", "", "x"), ("copy", " ", ""), ("copy", "b", "b")]
+    names = ("task", "input", "output")
+    made = [json.dumps(dict(zip(names, row, strict=True))) for row in rows]
+    text = "\n \n".join(made if mark is None else [mark.join(row) for row in (names, *rows)])
+    questions, out = tmp_path / f"q.{kind}", tmp_path / f"a.{kind}"
+    questions.write_text(text + "\n\n")
+    given = ["--from", str(run), "--in", str(questions), "--out", str(out), "--batch-size", "1"]
+    for _ in range(2):  # the second start finds all answers
+        assert recipe.main(given) == 0
+        told = " ".join(capsys.readouterr().err.split())
+        assert "2 of 4 questions have no answer: their inputs are empty" in told
+    found = parse_rows_of(out.read_text(), kind, "out")
+    answers = mttl.load(run).predict("copy", ["ab", "b"])
+    none = None if mark is None else ""
+    assert [row["prediction"] for row in found] == [answers[0], none, none, answers[1]]
+    reason = "the input is empty"
+    assert [row.get("unanswered") or "" for row in found] == ["", reason, reason, ""]
+
+
+def test_answers_to_other_questions_are_left_alone(
+    recipe: ModuleType, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = jsonl(tmp_path / "q.jsonl", [{"input": "ab"}, {"input": "b"}])
+    out = tmp_path / "a.jsonl"
+    given = ["--from", str(run), "--task", "copy", "--out", str(out), "--in"]
+    assert recipe.main([*given, str(first)]) == 0
+    before = out.read_bytes()
+    jsonl(first, [{"input": "c"}])
+    assert "row 1 is no answer to row 1" in fails(recipe, capsys, *given, str(first))
+    jsonl(first, [{"input": "ab"}])
+    assert "holds 2 answers to 1 questions" in fails(recipe, capsys, *given, str(first))
+    jsonl(first, [])
+    assert "there is no question" in fails(recipe, capsys, *given, str(first))
+    assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("row", "more", "message"),
+    [
+        ({"input": "a"}, [], "nothing says which task it is of"),
+        ({"input": "a", "task": "kopy"}, [], "Did you mean 'copy'"),
+        ({"input": "a"}, ["--task", "copy", "--choices", "a", "a"], "none empty and none twice"),
+        ({"input": "a"}, ["--task", "copy", "--metric", "em"], "--metric ('em') must be one of"),
+        ({"input": "a"}, ["--beams", "2", "--temperature", "1"], "choose one"),
+        ({"input": "a"}, ["--top-p", "2"], "--top-p (2.0) is a share, at most 1"),
+        (
+            {"input": "a"},
+            ["--task", "copy", "--per-token"],
+            "give --choices, or a column 'choices'",
+        ),
+        (
+            {"input": "a"},
+            ["--task", "copy", "--choices", "a" * 99 + "b", "a" * 99 + "c"],
+            "row 1: choices are alike in their first",
+        ),
+        (
+            {"input": "a"},
+            ["--task", "copy", "--choices", "a", "b", "--beams", "2"],
+            "nothing is generated where answers are chosen",
+        ),
+    ],
+)
+def test_mistakes_are_answered_before_anything_is_written(
+    recipe: ModuleType,
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    row: dict,
+    more: list[str],
+    message: str,
+) -> None:
+    questions, out = jsonl(tmp_path / "q.jsonl", [row]), tmp_path / "a.jsonl"
+    given = ["--from", str(run), "--in", str(questions), "--out", str(out), *more]
+    assert message in fails(recipe, capsys, *given)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("csv", "name,price\nbook,3\nlamp,4\n"),
+        ("csv", "precious notes"),
+        ("csv", "input,prediction\nanother,c\n"),
+        ("csv", "input,prediction\nanother,c"),
+        ("tsv", "to do:\n- water the plants\n"),
+        ("jsonl", "precious notes"),
+        ("jsonl", '{"input": "another", "predi'),
+        ("jsonl", '{"name": "book"}\n'),
+    ],
+)
+def test_a_file_of_other_things_is_left_alone(
+    recipe: ModuleType,
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    text: str,
+) -> None:
+    """Also a short one: a part of the answers that is not whole is cut off."""
+    questions, out = tmp_path / f"q.{kind}", tmp_path / "a"
+    write_questions(questions, WORDS)
+    out.write_text(text)
+    given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out", str(out)]
+    assert "remove this one" in fails(recipe, capsys, *given)
+    assert out.read_text() == text
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+@pytest.mark.parametrize("length", [0, 3, 18, 20])
+def test_a_file_that_was_cut_at_its_very_beginning_is_continued(
+    recipe: ModuleType, run: Path, tmp_path: Path, kind: str, length: int
+) -> None:
+    questions, out = tmp_path / f"q.{kind}", tmp_path / f"a.{kind}"
+    write_questions(questions, WORDS)
+    given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out", str(out)]
+    assert recipe.main(given) == 0
+    whole = out.read_bytes()
+    out.write_bytes(whole[:length])
+    assert recipe.main(given) == 0
+    assert out.read_bytes() == whole
+
+
+def test_questions_that_have_been_answered_before_are_answered_anew(
+    recipe: ModuleType, run: Path, tmp_path: Path
+) -> None:
+    questions = jsonl(tmp_path / "q.jsonl", [{"prediction": "old", "input": w} for w in WORDS])
+    out = tmp_path / "a.jsonl"
+    given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out", str(out)]
+    assert recipe.main(given) == 0
+    whole = out.read_bytes()
+    assert recipe.main(given) == 0
+    assert out.read_bytes() == whole
+
+
+def test_the_two_files_have_one_format(
+    recipe: ModuleType, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions = tmp_path / "q.csv"
+    questions.write_text("input,choices\na,a|b\n")
+    given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out"]
+    assert "differ in format" in fails(recipe, capsys, *given, str(tmp_path / "a.jsonl"))
+    assert "is a folder: name a file" in fails(recipe, capsys, *given, str(tmp_path))
+    out = tmp_path / "a.csv"
+    assert recipe.main([*given, str(out), "--per-token"]) == 0  # the row has choices
+    assert out.read_text().startswith("input,choices,prediction,probabilities\n")
+
+
+def test_answers_do_not_go_over_the_questions(
+    recipe: ModuleType, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = jsonl(tmp_path / "q.jsonl", [{"input": "a", "task": "copy"}])
+    before = file.read_bytes()
+    given = [
+        "--from",
+        str(run),
+        "--in",
+        str(file),
+        "--out",
+        f"{tmp_path}/../{tmp_path.name}/q.jsonl",
+    ]
+    assert "is the file of the questions: name another one" in fails(recipe, capsys, *given)
+    assert file.read_bytes() == before
+
+
+def test_models_have_to_be_named(
+    recipe: ModuleType, kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions = jsonl(tmp_path / "q.jsonl", [{"input": "a"}])
+    assert "name a run with --from RUN" in fails(recipe, capsys, "--in", str(questions))
+    twice = ["--adapted", str(kept), str(kept), "--in", str(questions)]
+    assert "another one is of the task 'new' too" in fails(recipe, capsys, *twice)
+
+
+def test_a_damaged_name_of_a_metric_is_told(
+    recipe: ModuleType, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = tmp_path / "run"
+    shutil.copytree(run, damaged)
+    results = damaged / "results.csv"
+    results.write_text(results.read_text().replace(",EM,", ",eM,"))
+    questions = jsonl(tmp_path / "q.jsonl", [{"input": "a", "task": "copy", "output": "a"}])
+    told = fails(recipe, capsys, "--from", str(damaged), "--in", str(questions))
+    assert f"'{results}': the metric of 'copy' ('eM') must be one of ACC, EM" in told

@@ -1,0 +1,163 @@
+"""A backbone that restores text, in a folder that transformers and configurations can load."""
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.command import ROOT
+from helpers.gyms import write_config, write_gym
+from mttl.assembly.build_backbone import build_backbone
+from mttl.checkpoints.saved_inventory import read_inventory
+from mttl.commands import pretrain as SCRIPT
+from mttl.config.load import load_config
+from mttl.runtime.command import USER_MISTAKE, run_command
+from mttl.tasks.folder import SPLITS, Gym
+
+
+@pytest.fixture
+def gyms(tmp_path: Path) -> list[str]:
+    """Two gyms of words so long that they hardly meet by chance."""
+    return [
+        str(write_gym(tmp_path / name, letters="abcdef", lengths=(5, 9), seed=seed))
+        for seed, name in enumerate(("first", "second"))
+    ]
+
+
+@pytest.fixture
+def given_(tmp_path: Path, gyms: list[str]) -> list[str]:
+    config = write_config(tmp_path / "tiny.yaml", Path(gyms[0]))
+    return ["-c", str(config), "--precision", "32-true", "--batch-size", "8", "--gyms", *gyms]
+
+
+def test_the_folder_holds_the_trained_backbone_without_skills(
+    given_: list[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "model"
+    assert SCRIPT.main([*given_, "--steps", "2", "--out", str(out)]) == 0
+    trained = read_inventory(tmp_path / "model-run" / "run")
+    assert trained.backbone is not None
+    # Every skill's change is still zero: nothing that was learned is left behind.
+    assert all(float(x.abs().max()) < 1e-9 for name, x in trained.skills.items() if ".up" in name)
+    settings = load_config(given_[1], ["backbone.kind=pretrained", f"backbone.name={out}"])
+    loaded = dict(build_backbone(settings.backbone).named_parameters())
+    assert loaded.keys() == trained.backbone.keys()
+    # It is stored in half precision, and computes in single precision.
+    assert all(torch.equal(loaded[x], y.half().float()) for x, y in trained.backbone.items())
+    random_weights = dict(build_backbone(load_config(given_[1]).backbone).named_parameters())
+    assert not torch.equal(random_weights["shared.weight"], loaded["shared.weight"])
+    # What was interrupted before the model was written goes on where it was.
+    stored = (out / "model.safetensors").read_bytes()
+    shutil.rmtree(out)
+    assert SCRIPT.main([*given_, "--steps", "2", "--out", str(out)]) == 0
+    assert (out / "model.safetensors").read_bytes() == stored
+
+
+def test_a_model_is_never_overwritten(
+    given_: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.json").touch()
+    given = [*given_, "--out", str(tmp_path / "out")]
+    assert run_command(lambda: SCRIPT.main(given)) == USER_MISTAKE
+    assert "holds a model already" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_frozen_backbone_and_a_foreign_folder_are_refused(
+    given_: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other-run").mkdir()
+    for files, out, message in (
+        (f"{given_[1]}+backbone/t5_small.yaml", "out", "is frozen, and only the backbone"),
+        (given_[1], "other", "is needed for the training"),
+    ):
+        given = ["-c", files, "--out", str(tmp_path / out)]
+        assert run_command(lambda given=given: SCRIPT.main(given)) == USER_MISTAKE
+        assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_no_text_to_validate_or_score_in_any_gym_is_trained_on(
+    gyms: list[str], tmp_path: Path
+) -> None:
+    first, second = (Gym(name) for name in gyms)
+    # A development row of one gym gets into the training rows of the other.
+    leaked = first.rows("copy", "dev", 100)[0].input
+    with second.file("reverse", "train", 100).open("a", encoding="utf-8") as file:
+        file.write(f"{leaked}\tx\n")
+    SCRIPT.write_rows(tmp_path, {"first": first, "second": second}, 2, random.Random(0))
+    restore = Gym(tmp_path / "gym")
+    trained = [
+        row.outputs[0] for name in restore.tasks() for row in restore.rows(name, "train", 100)
+    ]
+    left_out = SCRIPT.texts_of(first, SPLITS[1:]) | SCRIPT.texts_of(second, SPLITS[1:])
+    assert leaked in left_out
+    assert not left_out & set(trained)
+    both = SCRIPT.texts_of(first, ["train"]) | SCRIPT.texts_of(second, ["train"])
+    assert set(trained) == both - left_out
+    scored = {row.outputs[0] for row in restore.rows("first", "test", 100)}
+    assert scored == SCRIPT.texts_of(first, ["dev"])
+
+
+def test_the_texts_are_inputs_and_all_accepted_outputs(gyms: list[str]) -> None:
+    gym = Gym(gyms[0])
+    path = gym.file("copy", "train", 100)
+    path.write_text("a\tb\tc\n", encoding="utf-8")
+    rows = [row for task in ("number", "reverse") for row in gym.rows(task, "train", 100)]
+    others = {text for row in rows for text in (row.input, *row.outputs)}
+    assert SCRIPT.texts_of(gym, ["train"]) == {"a", "b", "c"} | others
+
+
+def test_a_gym_without_text_of_its_own_is_refused(
+    given_: list[str], gyms: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gym = Gym(gyms[1])
+    for task in gym.tasks():
+        training = gym.file(task, "train", 100)
+        gym.file(task, "test", 100).write_bytes(training.read_bytes())
+    given = [*given_, "--out", str(tmp_path / "out")]
+    assert run_command(lambda: SCRIPT.main(given)) == USER_MISTAKE
+    assert "has no text in its training rows alone" in " ".join(capsys.readouterr().err.split())
+
+
+@given(
+    text=st.text("abcdef", min_size=1, max_size=30),
+    kind=st.sampled_from(SCRIPT.CORRUPTIONS),
+    seed=st.integers(0, 99),
+)
+def test_corruption_only_replaces_spans(text: str, kind: tuple[float, int], seed: int) -> None:
+    corrupted = SCRIPT.corrupt(text, random.Random(seed), *kind)
+    kept = corrupted.replace("_", "")
+    # A span may take in the mark of an earlier one.
+    assert len(text) - round(kind[0] * len(text)) <= len(kept) <= len(text)
+    letters = iter(text)  # what is left stands in the same order
+    assert all(letter in letters for letter in kept)
+
+
+def test_the_shipped_model_is_small_and_whole() -> None:
+    folder = ROOT / "data" / "backbone"
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 8e6
+    small = load_config("crossfit.yaml+backbone/small_t5.yaml")
+    described = dict(build_backbone(small.backbone).named_parameters())
+    frozen = load_config("crossfit.yaml")
+    shipped = dict(build_backbone(frozen.backbone).named_parameters())
+    assert {name: x.shape for name, x in shipped.items()} == {
+        name: x.shape for name, x in described.items()
+    }
+    assert all(x.dtype == torch.float32 and not x.requires_grad for x in shipped.values())
+
+
+def test_the_command_needs_no_module_beside_the_package(tmp_path: Path) -> None:
+    """An editable install finds `mttl` and `envs`, and not the commands at the root."""
+    command = [sys.executable, "-m", "mttl", "pretrain", "--help"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,343 @@
+"""The search command end to end, on a tiny run and new tasks."""
+
+import csv
+import json
+import math
+import shutil
+import subprocess
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from helpers.new_tasks import NEW, train_source
+from mttl.__main__ import main
+from mttl.adaptation import search_settings, search_training
+from mttl.adaptation.few_shot import FewShotJob, FewShotResult
+from mttl.adaptation.new_tasks import Adaptation
+from mttl.adaptation.shard import Shard
+from mttl.commands import search
+from mttl.config.load import load_config
+from mttl.errors import ConfigError
+from mttl.runtime.command import USER_MISTAKE, run_command
+
+GRID = "search.grid={adapt.lr: [1e-3, 1e-2], adapt.router_lr: [0.1, 0.5]}"
+RANGES = "search.ranges={adapt.lr: {low: 1e-4, high: 1e-2, log: true}}"
+STEPS = ("adapt.max_steps=1", "adapt.batch_size=4")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The new tasks are for development, and have no test rows at all."""
+    folder = tmp_path_factory.mktemp("search")
+    train_source(folder, "dev")
+    for task in NEW:
+        for path in (folder / "gym" / task).glob("*_test.tsv"):
+            path.unlink()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recipe() -> ModuleType:
+    return search
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[FewShotJob]:
+    """Jobs score 0.1 more for the router's rate 0.5 and for the skills' rate 1e-3; who ran."""
+    started: list[FewShotJob] = []
+
+    def run_job(self, job, config, *, score_test) -> FewShotResult:
+        assert not score_test
+        started.append(job)
+        dev = 0.1 * (config.adapt.router_lr == 0.5) + 0.1 * (config.adapt.lr == 1e-3)
+        return FewShotResult(*(job.task, job.sample, job.seed), "EM", dev, float("nan"), 1, 1, 0)
+
+    monkeypatch.setattr(Adaptation, "run_job", run_job)
+    return started
+
+
+def arguments(folder: Path, out: Path, *more: str) -> list[str]:
+    given = ["-c", str(folder / "tiny.yaml"), "--from", str(folder / "runs" / "source")]
+    return [*given, "--out", str(out), "-k", *STEPS, *more]
+
+
+def trials(out: Path) -> list[dict[str, str]]:
+    with (out / "trials.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def fails(recipe: ModuleType, capsys: pytest.CaptureFixture[str], given: list[str]) -> str:
+    assert run_command(lambda: recipe.main(given)) == USER_MISTAKE
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_a_grid_is_scored_without_test_rows(
+    folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Real jobs, one sample each: the gym has no test file of these tasks."""
+    assert recipe.main([*arguments(folder, tmp_path, GRID), "--samples", "13"]) == 0
+    found = {(float(row["adapt.lr"]), float(row["adapt.router_lr"])) for row in trials(tmp_path)}
+    assert found == {(lr, router_lr) for lr in (1e-3, 1e-2) for router_lr in (0.1, 0.5)}
+    lines = [path.read_text() for path in tmp_path.glob("trials/*/results.jsonl")]
+    rows = [json.loads(line) for text in lines for line in text.splitlines()]
+    assert {(row["task"], row["sample"], row["test"]) for row in rows} == {
+        (task, 13, None) for task in NEW
+    }
+    assert len(rows) == 4 * len(NEW)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert all(text in printed for text in ("adapt.router_lr", "twice, first", "No test row was"))
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_trial_that_diverges_has_no_score_and_the_others_go_on(
+    *, trained: bool, folder: Path, recipe: ModuleType, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    """Of adaptation, and of training, whose trials are commands of their own."""
+
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        status = run_command(lambda: main(command[3:]))
+        options["stdout"].write(capsys.readouterr().err)
+        return subprocess.CompletedProcess(command, status)
+
+    monkeypatch.setattr(search_training.subprocess, "run", run)
+    section = "optim" if trained else "adapt"
+    given = arguments(folder, tmp_path, f"search.grid={{{section}.lr: [1e30, 1e-3]}}")
+    if trained:
+        given = [word for word in given if word not in (*STEPS, "--from")]
+        given.remove(str(folder / "runs" / "source"))
+        given += ["trainer.max_steps=3", "trainer.val_check_interval=3"]
+    else:
+        given += ["adapt.max_steps=2"]
+    assert f"1 diverged, and have no result: {section}.lr=1e30" in fails(
+        recipe, capsys, [*given, *([] if trained else ["--samples", "13", "--tasks", min(NEW)])]
+    )
+    assert [float(row[f"{section}.lr"]) for row in trials(tmp_path)] == [1e-3]
+
+
+def test_workers_share_the_jobs_of_every_trial(
+    folder: Path,
+    recipe: ModuleType,
+    tmp_path: Path,
+    started: list[FewShotJob],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Run here one after another; `start_workers` shows each a GPU of its own."""
+    shares: list[int] = []
+
+    def start_workers(n_workers: int, shard: Shard, command: list[str]) -> None:
+        assert command[1:4] == ["-m", "mttl", "search"]
+        for number in range(1, n_workers + 1):
+            part, before = shard.part(number, n_workers), len(started)
+            own = ["--workers", "1", "--shard", f"{part.number}/{part.n_shards}"]
+            assert recipe.main([*command[4:], *own]) == 0
+            shares.append(len(started) - before)
+
+    monkeypatch.setattr(search_settings, "start_workers", start_workers)
+    assert recipe.main([*arguments(folder, tmp_path / "two", GRID), "--workers", "2"]) == 0
+    n_jobs = 4 * len(NEW) * 2
+    assert shares == [n_jobs / 2, n_jobs / 2]
+    assert len(started) == n_jobs  # nothing is left for the one that has started them
+    assert recipe.main(arguments(folder, tmp_path / "one", GRID)) == 0
+    for name in ("trials.csv", "best.yaml"):
+        assert (tmp_path / "two" / name).read_text() == (tmp_path / "one" / name).read_text()
+    for option in (["--workers", "2"], ["--shard", "1/2"]):
+        said = fails(recipe, capsys, [*arguments(folder, tmp_path / "drawn", RANGES), *option])
+        assert "a trial of search.ranges is drawn from the scores of those before" in said
+
+
+def test_the_best_settings_can_be_given_to_the_next_command(
+    folder: Path, recipe: ModuleType, tmp_path: Path, started: list[FewShotJob]
+) -> None:
+    assert recipe.main(arguments(folder, tmp_path, GRID)) == 0
+    config = load_config([str(folder / "tiny.yaml"), str(tmp_path / "best.yaml")])
+    assert (config.adapt.lr, config.adapt.router_lr) == (1e-3, 0.5)
+    assert len(started) == 4 * len(NEW) * 2
+
+
+def test_what_is_finished_is_not_repeated(
+    folder: Path,
+    recipe: ModuleType,
+    tmp_path: Path,
+    started: list[FewShotJob],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Interrupted in the second trial; then the grid grows."""
+    run_job = Adaptation.run_job
+
+    def interrupted(self, job, config, **more):
+        if len(started) == 6:
+            raise KeyboardInterrupt
+        return run_job(self, job, config, **more)
+
+    monkeypatch.setattr(Adaptation, "run_job", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        recipe.main(arguments(folder, tmp_path, GRID))
+    assert len(trials(tmp_path)) == 1  # what is known so far is written down
+    monkeypatch.setattr(Adaptation, "run_job", run_job)
+    assert recipe.main(arguments(folder, tmp_path, GRID)) == 0
+    assert len(started) == 16
+    grown = GRID.replace("[1e-3,", "[1e-3, 5e-3,")
+    assert recipe.main(arguments(folder, tmp_path, grown)) == 0
+    assert len(started) == 24
+    assert len(trials(tmp_path)) == 6
+
+
+def test_the_best_is_sought_among_all_grids_of_the_folder(
+    folder: Path, recipe: ModuleType, tmp_path: Path, started: list[FewShotJob]
+) -> None:
+    assert recipe.main(arguments(folder, tmp_path, GRID)) == 0
+    worse = "search.grid={adapt.lr: [1e-2, 1e-1]}"
+    assert recipe.main(arguments(folder, tmp_path, worse)) == 0
+    config = load_config([str(folder / "tiny.yaml"), str(tmp_path / "best.yaml")])
+    assert (config.adapt.lr, config.adapt.router_lr) == (1e-3, 0.5)
+    assert (tmp_path / "best.yaml").read_text().startswith("# The best of 6 trials")
+    assert [row["adapt.router_lr"] for row in trials(tmp_path)][-2:] == ["", ""]
+    # Trials of other jobs are not compared with.
+    assert recipe.main([*arguments(folder, tmp_path, worse, "adapt.seeds=[1]")]) == 0
+    assert len(trials(tmp_path)) == 2
+
+
+def test_a_start_that_the_run_does_not_know_is_told(
+    folder: Path, recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = arguments(folder, tmp_path, "search.grid={adapt.init: [mean, matrix]}")
+    assert "adapt.init 'matrix' needs a run of the Expert router" in fails(recipe, capsys, given)
+
+
+def test_trials_of_another_run_are_refused(
+    folder: Path,
+    recipe: ModuleType,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    started: list[FewShotJob],
+) -> None:
+    assert recipe.main(arguments(folder, tmp_path, GRID)) == 0
+    (tmp_path / "inventory.sha256").write_text("of another run")
+    assert "of another inventory" in fails(recipe, capsys, arguments(folder, tmp_path, GRID))
+
+
+def test_ranges_go_on_where_they_stopped(
+    folder: Path, recipe: ModuleType, tmp_path: Path, started: list[FewShotJob]
+) -> None:
+    pytest.importorskip("optuna")
+    assert recipe.main(arguments(folder, tmp_path, RANGES, "search.trials=2")) == 0
+    first = trials(tmp_path)
+    assert recipe.main(arguments(folder, tmp_path, RANGES, "search.trials=3")) == 0
+    assert trials(tmp_path)[:2] == first
+    assert len(started) == 3 * len(NEW) * 2
+    assert (tmp_path / "optuna.journal").is_file()
+
+
+def test_mistakes_are_answered(
+    folder: Path,
+    recipe: ModuleType,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    started: list[FewShotJob],
+) -> None:
+    out = tmp_path / "out"
+    message = fails(recipe, capsys, arguments(folder, out))
+    assert "search.grid, search.points and search.ranges are empty" in message
+    message = fails(recipe, capsys, arguments(folder, out, "search.grid={adapt.lr: [1e-3, -1]}"))
+    assert "trial adapt.lr=-1: adapt.lr: '-1' must be greater than 0" in message
+    low = "search.ranges={adapt.warmup: {low: -1, high: 0.5}}"
+    assert "trial adapt.warmup=-1: adapt.warmup" in fails(
+        recipe, capsys, arguments(folder, out, low)
+    )
+    message = fails(recipe, capsys, [*arguments(folder, out, GRID), "--tasks", "test"])
+    assert "has no test tasks" in message
+    assert not started
+    assert not out.exists()
+    assert recipe.main(arguments(folder, out, GRID)) == 0
+    message = fails(recipe, capsys, arguments(folder, out, GRID, "adapt.max_steps=2"))
+    assert "adapt.max_steps (1 before, 2 now)" in message
+
+
+@pytest.mark.parametrize("inside", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_rates_of_training_are_chosen_by_development_rows(
+    *,
+    inside: bool,
+    folder: Path,
+    recipe: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Trials are processes; here they run in this one, but in the slow tests."""
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        assert command[1:3] == ["-m", "mttl"]
+        status = main(command[3:])
+        return subprocess.CompletedProcess(command, status)
+
+    if inside:
+        monkeypatch.setattr(search_training.subprocess, "run", run)
+    given = ["-c", str(folder / "tiny.yaml"), "--out", str(tmp_path), "-k"]
+    given += ["search.grid={optim.lr: [1e-2, 1e-3]}", "trainer.max_steps=1"]
+    given += ["trainer.val_check_interval=1"]
+    assert recipe.main(given) == 0
+    found = trials(tmp_path)
+    assert [float(row["optim.lr"]) for row in found] == [1e-2, 1e-3]
+    names = ("copy", "reverse", "number")
+    for row in found:
+        with (tmp_path / "trials" / f"optim.lr={row['optim.lr']}" / "results.csv").open() as file:
+            results = list(csv.DictReader(file))
+        assert {line["split"] for line in results} == {"dev"}
+        dev = [float(row[f"dev/{name}"]) for name in names]
+        known = [0.0 if math.isnan(score) else score for score in dev]
+        assert float(row["score"]) == pytest.approx(sum(known) / 3)
+    best = max(found, key=lambda row: float(row["score"]))
+    files = f"{folder / 'tiny.yaml'}+{tmp_path / 'best.yaml'}"
+    assert load_config(files).optim.lr == float(best["optim.lr"])
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("trials/*/results.csv")}
+    assert recipe.main(given) == 0
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    # Killed before there was a checkpoint: all that a trial has left is what it was to be.
+    killed = tmp_path / "trials" / f"optim.lr={best['optim.lr']}"
+    config = (killed / "config.yaml").read_text()
+    shutil.rmtree(killed)
+    killed.mkdir()
+    (killed / "config.yaml").write_text(config)
+    (tmp_path / "trials.csv").unlink()
+    assert recipe.main(given) == 0
+    assert trials(tmp_path) == found
+    # Another grid knows the trials of this one.
+    other = [word.replace("[1e-2, 1e-3]", "[1e-4]") for word in given]
+    assert recipe.main(other) == 0
+    assert [float(row["optim.lr"]) for row in trials(tmp_path)] == [1e-4, 1e-3, 1e-2]
+    with pytest.raises(ConfigError, match=r"made with other settings: optim\.weight_decay"):
+        recipe.main([*given, "optim.weight_decay=0.3"])
+    with pytest.raises(ConfigError, match=r"made with other settings: run\.seed \(13 before"):
+        recipe.main([*given, "run.seed=14"])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("--from", "run"), "--from would change nothing: settings of training"),
+        (("--tasks", "copy", "--workers", "2"), "--tasks, --workers would change nothing"),
+        (
+            ("-k", "data.split=train+dev", "data.validation=none", "data.evaluate=[test]"),
+            "trains on the rows that a",
+        ),
+        (("-k", "search.grid={optim.lr: [1], adapt.lr: [1]}"), "cannot be searched at once"),
+        (("-k", "search.grid={adapt.lr: [1]}"), "adapt.lr are of adaptation: name a trained run"),
+        (("-k", "search.grid={optim.meta: [1]}"), "'optim.meta' is no setting that can be"),
+    ],
+)
+def test_mistakes_of_a_search_of_training(
+    *,
+    given: tuple[str, ...],
+    message: str,
+    folder: Path,
+    recipe: ModuleType,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    grid = "search.grid={optim.lr: [1e-2, 1e-3]}"
+    run = [str(folder / "runs" / "source") if word == "run" else word for word in given]
+    start = ["-c", str(folder / "tiny.yaml"), "--out", str(tmp_path / "out")]
+    start += [] if "adapt.lr" in given[-1] and "optim" not in given[-1] else ["-k", grid]
+    assert message in fails(recipe, capsys, [*start, *run])

@@ -1,0 +1,134 @@
+"""The command that serves: it starts, answers, and ends as it is asked to."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+import httpx2 as httpx
+import openai
+import pytest
+
+import mttl
+from helpers.command import ROOT, train
+from helpers.gyms import TINY_LLAMA, write_config, write_gym
+from mttl.commands import serve
+from mttl.runtime.command import USER_MISTAKE, run_command
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("serve")
+    # Without an end token an answer goes on until it is as long as it may be.
+    config = {**TINY_LLAMA["config"], "eos_token_id": None}
+    backbone = {**TINY_LLAMA, "config": config, "initial_scale": {"*": 3.0}}
+    gym = write_gym(root / "gym")
+    settings = write_config(root / "tiny.yaml", gym, backbone=backbone)
+    return train(settings, "source", "trainer.max_steps=1", "data.validation=none").path
+
+
+@contextmanager
+def started(*given: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mttl", "serve", "--port", "0", *given],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    try:
+        assert process.stderr
+        for line in process.stderr:
+            if found := re.search(r"at (http://\S+)/v1", line):
+                yield process, found[1]
+                break
+        else:
+            raise AssertionError("the server did not start")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_what_was_accepted_is_answered_before_it_ends(run: Path) -> None:
+    with (
+        started("--from", str(run), "--most-tokens", "300", "--cors", "http://page/") as one,
+        openai.OpenAI(base_url=f"{one[1]}/v1", api_key="x", max_retries=0) as ask,
+    ):
+        process, address = one
+        page = {"Origin": "http://page", "Access-Control-Request-Method": "POST"}
+        assert httpx.options(f"{address}/v1/completions", headers=page).status_code == 200
+        parts = ask.completions.create(model="copy", prompt="ab", max_tokens=300, stream=True)
+        text = next(parts).choices[0].text
+        process.send_signal(signal.SIGTERM)
+        ends = []
+        for part in parts:
+            text += part.choices[0].text
+            ends.append(part.choices[0].finish_reason)
+        assert ends[-1] == "length"
+        assert text == mttl.load(run).predict("copy", ["ab"], max_new_tokens=300)[0]
+        assert process.wait(60) == 0
+        assert process.stderr
+        assert "finishing what was accepted" in process.stderr.read()
+        with pytest.raises(openai.APIConnectionError):
+            ask.models.list()
+
+
+@pytest.mark.slow
+def test_open_to_all_it_says_so_and_asked_twice_it_ends_at_once(run: Path) -> None:
+    with (
+        started("--from", str(run), "--most-tokens", "2000", "--host", "0.0.0.0") as (process, url),
+        openai.OpenAI(base_url=url.replace("0.0.0.0", "127.0.0.1") + "/v1", api_key="x") as ask,
+    ):
+        assert process.stderr
+        assert "anybody who reaches this address may ask" in process.stderr.readline()
+        parts = ask.completions.create(model="copy", prompt="ab", max_tokens=2000, stream=True)
+        next(parts)
+        process.send_signal(signal.SIGINT)
+        assert "finishing" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        told = process.stderr.read()
+        assert "loop is closed" not in told
+        assert "Task was destroyed" not in told
+
+
+@pytest.fixture
+def recipe() -> ModuleType:
+    return serve
+
+
+def fails(recipe: ModuleType, capsys: pytest.CaptureFixture[str], *given: str) -> str:
+    assert run_command(lambda: recipe.main(list(given))) == USER_MISTAKE
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_what_cannot_be_served_is_told(
+    recipe: ModuleType,
+    run: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free = ["--port", "0"]
+    assert "name a run with --from RUN" in fails(recipe, capsys, *free)
+    told = fails(recipe, capsys, "--from", str(run), "--api-key", " ", *free)
+    assert "--api-key and MTTL_API_KEY must not be empty" in told
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        told = fails(recipe, capsys, "--from", str(run), "--port", port)
+        assert f"cannot listen at --host 127.0.0.1 --port {port}" in told
+        assert "in use" in told
+    with pytest.raises(SystemExit):
+        recipe.main(["--port", "65536"])
+    assert "must be at most 65535" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        recipe.main(["--cors", "page:3000"])
+    assert "must read http://HOST[:PORT], or *" in capsys.readouterr().err
+    monkeypatch.setattr("mttl.runtime.libraries.missing_libraries", lambda *names: ["fastapi"])
+    told = fails(recipe, capsys, "--from", str(run))
+    assert "fastapi must be installed: pip install fastapi" in told

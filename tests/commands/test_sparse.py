@@ -1,0 +1,256 @@
+"""Sparse skills from the command line: learned, stopped, continued, composed, taken off."""
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
+
+from helpers.backbones import fill
+from helpers.gyms import write_gym
+from mttl.commands import compose as COMPOSE
+from mttl.commands import sparse as LEARN
+from mttl.models.backbone import build_random, load_pretrained
+from mttl.runtime.command import INTERRUPTED, USER_MISTAKE, run_command
+from mttl.sparse import loop as stoppable_loop
+from mttl.sparse.composition import SparseComposition
+from mttl.sparse.lottery_ticket import LotteryTicket
+from mttl.sparse.skill_file import SparseSkill
+
+QUICK = ["--full-steps", "3", "--sparse-steps", "3", "--lr", "1e-2", "--batch-size", "4"]
+TINY_T5 = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 1, "num_heads": 4}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of tiny models that read bytes."""
+    folder = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 384, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 24, "max_position_embeddings": 64}
+    made = {
+        "t5": build_random("t5", {**TINY_T5, "vocab_size": 384}),
+        "llama": LlamaForCausalLM(LlamaConfig(**sizes, pad_token_id=0)),
+        "bert": BertForMaskedLM(BertConfig(**sizes, pad_token_id=0)),
+    }
+    for name, model in made.items():
+        fill(model)
+        model.save_pretrained(folder / name)
+    return {name: folder / name for name in made}
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("one line\n\nanother line of text\nnaïve\n" * 3, encoding="utf-8")
+    return path
+
+
+def learn(model: Path, out: Path, *more: str) -> SparseSkill:
+    given = ["--model", str(model), "--tokenizer", "byte", "--out", str(out), *QUICK, *more]
+    assert LEARN.main(given) == 0
+    return SparseSkill.load(out)
+
+
+def test_a_language_and_a_task_compose_and_come_off_again(models, text, tmp_path, capsys):
+    gym = write_gym(tmp_path / "gym")
+    files = [tmp_path / "language.safetensors", tmp_path / "task.safetensors"]
+    options = ["--mask", "_", "--density", "0.1", "--l1", "0.1", "--freeze-norms"]
+    language = learn(models["t5"], files[0], "--text", str(text), *options)
+    task = learn(
+        *(models["t5"], files[1], "--task", "copy", "--gym", str(gym)),
+        *("--on", str(files[0]), "--density", "0.1"),
+    )
+    assert not any("layer_norm" in name for name in language.changes)
+    assert task.about["on"] == [str(files[0])]
+    model = load_pretrained(str(models["t5"]))
+    start = {name: value.detach().clone() for name, value in model.named_parameters()}
+    composition = SparseComposition(model)
+    for path in files:
+        composition.apply(str(path), SparseSkill.load(path))
+    composed = {name: value.detach().clone() for name, value in model.named_parameters()}
+    composition.clear()
+    assert all(torch.equal(value, start[name]) for name, value in model.named_parameters())
+
+    skills = ["--skills", str(files[1]), f"{files[0]}=1.0"]
+    base = ["--model", str(models["t5"]), "--tokenizer", "byte", *skills]
+    out = tmp_path / "composed"
+    score = ["--score", "copy", "--gym", str(gym), "--split", "dev", "--max-output-length", "4"]
+    assert COMPOSE.main([*base, "--out", str(out), *score]) == 0
+    assert "copy, dev rows: EM" in capsys.readouterr().out
+    saved = dict(load_pretrained(str(out)).named_parameters())
+    assert all(torch.equal(value, saved[name]) for name, value in composed.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("llama", ["--criterion", "movement", "--structure", "rows"]),
+        ("llama", ["--criterion", "fisher", "--scope", "tensor", "--lm", "causal"]),
+        ("t5", ["--criterion", "magnitude", "--form", "masked", "--rounds", "2", "--rewind", "1"]),
+        ("t5", ["--criterion", "movement", "--form", "masked", "--schedule", "cubic"]),
+        ("t5", ["--criterion", "random", "--structure", "blocks", "--block", "4"]),
+    ],
+)
+def test_every_kind_of_model_and_support(name, options, models, text, tmp_path):
+    skill = learn(models[name], tmp_path / "a.safetensors", "--text", str(text), *options)
+    assert skill.n_entries > 0
+    assert any(bool((change.values != 0).any()) for change in skill.changes.values())
+    assert not (tmp_path / "a.safetensors.state").exists()
+
+
+def test_a_masked_model(models, text, tmp_path, monkeypatch):
+    from mttl.models.backbone import load_tokenizer
+
+    tokenizer = load_tokenizer("byte")
+    tokenizer.add_special_tokens({"mask_token": "<extra_id_1>"})
+    monkeypatch.setattr("mttl.models.backbone.load_tokenizer", lambda name: tokenizer)
+    skill = learn(models["bert"], tmp_path / "a.safetensors", "--text", str(text), "--lm", "masked")
+    assert skill.n_entries > 0
+
+
+def test_a_run_that_was_stopped_continues_to_the_same_file(models, text, tmp_path, monkeypatch):
+    given = ["--text", str(text), "--mask", "_", "--density", "0.05"]
+    whole = learn(models["t5"], tmp_path / "whole.safetensors", *given)
+    out = tmp_path / "stopped.safetensors"
+    command = ["--model", str(models["t5"]), "--tokenizer", "byte", "--out", str(out)]
+    command += [*QUICK, *given]
+    advance = LotteryTicket.advance
+
+    def stopping(self: LotteryTicket) -> None:
+        advance(self)
+        if self.n_done in (2, 5):
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LotteryTicket, "advance", stopping)
+        assert run_command(lambda: LEARN.main(command)) == INTERRUPTED
+        assert not out.exists()
+        assert run_command(lambda: LEARN.main(command)) == USER_MISTAKE  # not without --resume
+        assert run_command(lambda: LEARN.main([*command, "--resume"])) == INTERRUPTED
+    assert LEARN.main([*command, "--resume"]) == 0
+    found = SparseSkill.load(out)
+    for name, change in whole.changes.items():
+        assert torch.equal(found.changes[name].indices, change.indices)
+        assert torch.equal(found.changes[name].values, change.values)
+    assert not out.with_name(f"{out.name}.state").exists()
+
+
+def test_a_run_that_was_killed_before_its_state_was_removed_ends(models, text, tmp_path):
+    out = tmp_path / "a.safetensors"
+    given = ["--text", str(text), "--mask", "_", "--save-every", "2"]
+    command = ["--model", str(models["t5"]), "--tokenizer", "byte", "--out", str(out), *QUICK]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
+        assert LEARN.main([*command, *given]) == 0
+    before = out.read_bytes()
+    assert out.with_name(f"{out.name}.state").exists()
+    assert LEARN.main([*command, *given, "--resume"]) == 0
+    assert out.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.glob("*a.safetensors*")) == ["a.safetensors"]
+
+
+def mistake(main, given: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert run_command(lambda: main(given)) == USER_MISTAKE
+    return " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "message"),
+    [
+        ("t5", ["--density", "2"], r"--density (2.0) must lie in (0, 1]"),
+        ("t5", ["--batch-size", "0"], "--batch-size (0) must be at least 1"),
+        ("t5", ["--block", "0"], "--block (0) must be at least 1"),
+        ("t5", ["--lr", "nan"], "--lr (nan) must be a number above 0"),
+        ("t5", ["--sparse-lr", "-1"], "--sparse-lr (-1.0) must be a number above 0"),
+        ("t5", ["--l1", "nan"], "--l1 (nan) must be a number of at least 0"),
+        ("t5", ["--warmup", "1.5"], "--warmup (1.5) must be at least 0 and below 1"),
+        ("t5", ["--gradient-clip-val", "-1"], "--gradient-clip-val (-1.0) must be a number above"),
+        ("t5", ["--mask", "ab"], "--mask ('ab') is 2 tokens; it must be one"),
+        ("t5", ["--lm", "causal"], "--lm causal needs a decoder-only model"),
+        ("t5", ["--mask", "_", "--max-length", "1"], "--max-length (1) leaves no room"),
+        ("t5", ["--mask", "_", "--freeze", "x.*"], "--freeze 'x.*' matches no parameter"),
+        ("t5", ["--mask", "_", "--freeze", "*"], "--freeze leaves no parameter to train"),
+        ("t5", ["--mask", "_", "--on", "no.safetensors"], "'no.safetensors' does not exist"),
+        ("llama", ["--mask", "_"], "--mask is only for encoder–decoder models"),
+        ("bert", [], "is a masked language model: learn text with --lm masked"),
+    ],
+)
+def test_mistakes_are_named(model, given, message, models, text, tmp_path, capsys):
+    base = ["--model", str(models[model]), "--tokenizer", "byte", "--text", str(text)]
+    command = [*base, "--out", str(tmp_path / "x.safetensors"), *QUICK, *given]
+    assert message in mistake(LEARN.main, command, capsys)
+    assert not list(tmp_path.glob("x.*"))
+
+
+def test_more_mistakes(models, text, tmp_path, capsys):
+    out = tmp_path / "x.safetensors"
+    base = ["--model", str(models["t5"]), "--tokenizer", "byte", "--out", str(out), *QUICK]
+    empty = tmp_path / "empty.txt"
+    empty.write_text("\n \n")
+    cases = [
+        (["--text", str(tmp_path / "no.txt")], "no.txt' does not exist"),
+        (["--text", str(empty)], "the text has no line to learn from"),
+        (["--task", "copy", "--gym", str(tmp_path), "--lm", "masked"], "--lm is only for --text"),
+    ]
+    for given, message in cases:
+        assert message in mistake(LEARN.main, [*base, *given], capsys)
+    state = out.with_name(f"{out.name}.state")
+    state.write_bytes(b"nonsense")
+    given = [*base, "--text", str(text), "--resume"]
+    assert "is damaged" in mistake(LEARN.main, given, capsys)
+    stoppable_loop.save_state(state, {}, {"lr": 3.0})
+    assert "belongs to a run with other settings" in mistake(LEARN.main, given, capsys)
+    state.unlink()
+    out.touch()
+    assert "exists; choose another --out" in mistake(LEARN.main, given, capsys)
+    with pytest.raises(SystemExit):
+        LEARN.main([*base, "--text", str(text), "--save-every", "0"])
+
+
+def test_a_skill_of_another_network_is_refused_with_a_list(models, text, tmp_path, capsys):
+    skill, out = tmp_path / "a.safetensors", tmp_path / "x.safetensors"
+    start = learn(models["t5"], skill, "--text", str(text), "--mask", "_", "--density", "1")
+    torch.manual_seed(0)
+    wide = build_random("t5", {**TINY_T5, "d_ff": 32, "vocab_size": 384})
+    wide.save_pretrained(tmp_path / "wide")
+    load_pretrained(str(models["t5"])).half().save_pretrained(tmp_path / "half")
+    before = sorted(tmp_path.iterdir())
+    for model, part in (
+        ("wide", r"DenseReluDense.wi.weight: shape (32, 16) instead of (24, 16)"),
+        ("half", "other weights"),  # read in single precision, but rounded
+    ):
+        common = ["--model", str(tmp_path / model), "--tokenizer", "byte"]
+        learned = [*common, "--text", str(text), "--mask", "_", "--on", str(skill), *QUICK]
+        for main, given in (
+            (LEARN.main, [*learned, "--out", str(out)]),
+            (COMPOSE.main, [*common, "--skills", str(skill), "--out", str(out)]),
+        ):
+            found = mistake(main, given, capsys)
+            assert f"of {len(start.changes)}" in found
+            assert part in found
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_composing_refuses_what_does_not_fit(models, text, tmp_path, capsys):
+    skill = tmp_path / "a.safetensors"
+    learn(models["t5"], skill, "--text", str(text), "--mask", "_")
+    base = ["--tokenizer", "byte", "--skills", str(skill)]
+    out = ["--out", str(tmp_path / "out")]
+    other = mistake(COMPOSE.main, ["--model", str(models["llama"]), *base, *out], capsys)
+    assert "was made for another network" in other
+    assert "missing" in other
+    t5 = ["--model", str(models["t5"])]
+    assert "nothing to do" in mistake(COMPOSE.main, [*t5, *base], capsys)
+    weight = ["--tokenizer", "byte", "--skills", f"{skill}=much", *out]
+    assert "'much' is no number" in mistake(COMPOSE.main, [*t5, *weight], capsys)
+    weight = ["--tokenizer", "byte", "--skills", f"{skill}=nan", *out]
+    assert "(nan) must be a finite number" in mistake(COMPOSE.main, [*t5, *weight], capsys)
+    twice = [*base, f"{skill}=0.5", *out]
+    assert "is on the network already; name each once" in mistake(
+        COMPOSE.main, [*t5, *twice], capsys
+    )
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "out").mkdir()
+    assert "exists; choose another --out" in mistake(COMPOSE.main, [*t5, *base, *out], capsys)

@@ -1,0 +1,246 @@
+"""`mttl train` with a section rl: what a run leaves behind, stops, resumes, and mistakes."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from helpers.babyai import LEVELS, TINY
+from helpers.command import load_recipe, read_csv, start
+from mttl.io import yaml12
+
+pytest.importorskip("minigrid", reason="needs the extra `babyai`")
+
+import mttl.babyai.train as world
+from envs.local import LocalVectorEnv
+from helpers.interruption import assert_same_run, interrupted
+from mttl.analysis.routing_record import read_record
+from mttl.babyai.build_policy import load_policies
+from mttl.babyai.evaluate import play_levels
+from mttl.checkpoints.run_folder import RunFolder
+from mttl.config.load import load_any_config, load_config
+from mttl.errors import CheckpointError, ConfigError, TrainingError
+
+STEPS = 4 * 4  # rollouts × minibatches
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("babyai")
+    path = folder / "tiny.yaml"
+    path.write_text(yaml12.dump({**TINY, "run": {"dir": str(folder / "runs")}}))
+    return path
+
+
+def train(config: Path, name: str, *overrides: str, resume: bool = False) -> RunFolder:
+    given = ["-c", str(config), "-k", f"run.name={name}", *overrides]
+    assert load_recipe().main(given + ["--resume"] * resume) == 0
+    return RunFolder(config.parent / "runs" / name)
+
+
+@pytest.fixture(scope="module")
+def whole(config: Path) -> RunFolder:
+    return train(config, "whole")
+
+
+def test_a_run_leaves_everything_behind(whole: RunFolder) -> None:
+    with whole.results.open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["task", "split", "sample", "seed", "metric", "score", "n"]
+    assert {(row["task"], row["sample"], row["metric"]) for row in rows} == {
+        (level, sample, metric)
+        for level in (*LEVELS, "mean")
+        for sample in ("greedy", "sampled")
+        for metric in ("success", "steps")
+    }
+    with whole.metrics.open() as file:
+        metrics = list(csv.DictReader(file))
+    last = metrics[-1]
+    assert int(last["step"]) == STEPS
+    assert float(last["frames"]) == 4 * 8 * 3 * 2  # rollouts × steps × slots × levels
+    assert {"train/loss", "train/entropy", "routing/discreteness"} <= set(last)
+    assert load_any_config([str(whole.config)]).run.name == "whole"
+    assert json.loads((whole.skills / "tasks.json").read_text()) == LEVELS
+    record = read_record(whole.path)
+    assert (record.tasks, record.groups, record.weights.shape) == (
+        *(tuple(LEVELS), ("model",)),
+        (1, 2, 3),
+    )
+    assert record.history is not None
+
+
+def test_loaded_policies_play_as_the_trained_ones_did(whole: RunFolder) -> None:
+    model, levels = load_policies(whole.path)
+    assert levels == tuple(LEVELS)
+    with whole.results.open() as file:
+        rows = {
+            (row["task"], row["sample"], row["metric"]): float(row["score"])
+            for row in csv.DictReader(file)
+        }
+    for choose in ("greedy", "sampled"):
+        episodes = play_levels(model, levels, n_episodes=4, seed=1, choose=choose)
+        for place, level in enumerate(levels):
+            # Written with six digits.
+            assert rows[level, choose, "success"] == pytest.approx(
+                episodes.success[place].mean(), abs=1e-6
+            )
+            assert rows[level, choose, "steps"] == pytest.approx(
+                episodes.steps[place].mean(), abs=1e-6
+            )
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(0, id="first", marks=pytest.mark.slow),
+        pytest.param(2, id="within a rollout"),
+        pytest.param(3, id="last of a rollout"),
+        pytest.param(9, id="second pass", marks=pytest.mark.slow),
+        pytest.param(STEPS - 1, id="last"),
+    ],
+)
+def test_a_run_continues_as_if_it_had_never_stopped(
+    config: Path, whole: RunFolder, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """Bit for bit: environments, memories, the rollout and random numbers all go on."""
+    name = f"stopped-{step}"
+    with interrupted(step, monkeypatch):
+        train(config, name)
+    assert_same_run(train(config, name, resume=True), whole)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("polytropon_ibp", "private"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("dense", "shared", "expert")),
+    ],
+)
+def test_every_method_trains(config: Path, method: str) -> None:
+    both = f"{config}+babyai/{method}.yaml"
+    name = ["-k", f"run.name={method}", "trainer.max_epochs=1", "rl.evaluation.n_episodes=1"]
+    assert load_recipe().main(["-c", both, *name]) == 0
+    model, _ = load_policies(config.parent / "runs" / method)
+    assert (model.router.n_skills == 2) == (method == "private")
+
+
+def test_training_ends_when_every_level_is_solved(config: Path) -> None:
+    """At a rate that random actions reach: after ten rollouts at the earliest."""
+    run = train(
+        *(config, "solved", "rl.stop_when_solved=true", "rl.success_rate=0.01", "rl.window=1"),
+        *("trainer.max_epochs=200", "rl.n_slots=8", "rl.evaluation.n_episodes=1"),
+    )
+    with run.metrics.open() as file:
+        frames = [float(row["frames"]) for row in csv.DictReader(file) if row["frames"]]
+    assert 10 <= len(frames) < 200
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["rl.levels=[GoToRedBal]"], r"section rl: .*GoToRedBal.*GoToRedBall"),
+        (["rl.levels=[GoToObj, GoToObj]"], "rl.levels: .* must name each only once"),
+        (["rl.ppo.recurrence=3"], r"n_steps \(8\) must be a multiple of recurrence \(3\)"),
+        (["rl.ppo.n_minibatches=5"], r"ppo.n_minibatches \(5\) must divide the 6 sequences"),
+        (["rl.backend=envpool", "rl.n_workers=1"], "n_workers must be 0 with backend 'envpool'"),
+        (["rl.n_workers=4"], r"n_workers \(4\) must not exceed n_slots \(3\)"),
+        (["rl.slots=3"], "rl.slots: section 'rl' has no 'slots'. Did you mean 'n_slots'"),
+        (["router.kind=random"], r"with router.consistency \(1.0\): it compares two ans"),
+        (
+            ["router.kind=score_function"],
+            "policy .* with router.kind 'score_function': it learns from the losses of examples",
+        ),
+        (["router.granularity=block"], r"router.granularity \(block\) must be model or layer"),
+        (["optim.label_smoothing=0.1"], "optim.label_smoothing must be 0"),
+        (["trainer.strategy=fsdp2"], r"trainer.strategy \(fsdp2\) shards the blocks of"),
+        (["trainer.max_epochs=null", "trainer.max_steps=3"], "trainer.max_epochs must say how"),
+        (["trainer.early_stopping=3"], "trainer.early_stopping is for text-to-text tasks"),
+        (["skills.n_skills=per_task"], r"skills.n_skills \(per_task\) must be 'per_task' with"),
+        (["skills.n_heads=2"], "skills.n_heads: '2' must be 1"),
+        (["router.kind=shared"], r"skills.n_skills \(3\) must be 1 for the shared router"),
+        (["router.kind=none"], "with router.kind 'none': it gives skills no weights"),
+        (["router.kind=smear"], "with router.kind 'smear': it reads prompts, which only text has"),
+        (["moe.n_experts=4"], "a section moe does not work with a policy"),
+        (["data.dir=x"], "data: the configuration has no 'data'"),
+    ],
+)
+def test_mistakes_are_explained(config: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(config, "mistake", *overrides)
+    assert not (config.parent / "runs" / "mistake").exists()
+
+
+def test_commands_for_text_refuse_a_policy(config: Path) -> None:
+    with pytest.raises(ConfigError, match="has a section rl: it describes a policy for BabyAI"):
+        load_config(str(config))
+
+
+def test_a_resumed_run_must_keep_its_levels(config: Path, whole: RunFolder) -> None:
+    with pytest.raises(ConfigError, match=r"other settings: rl.levels"):
+        train(config, "whole", "rl.levels=[GoToObj, GoToObjS4]", resume=True)
+    module = world.BabyAIModule(
+        load_policies(whole.path)[0], ["GoToObj", "GoToObjS4"], load_any_config(str(config)).optim
+    )
+    state = torch.load(whole.last, weights_only=False)
+    with pytest.raises(CheckpointError, match="is of the levels GoToObjS4, GoToRedBallNoDists, no"):
+        module.on_load_checkpoint(state)
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with interrupted(9, monkeypatch):
+        train(config, "broken")
+    run = RunFolder(config.parent / "runs" / "broken")
+    kept = run.last.read_bytes()
+    real = world.BabyAIModule.training_step
+
+    def poisoned(self: Any, batch: Any, batch_idx: int) -> torch.Tensor:
+        with torch.no_grad():
+            next(self.model.base.parameters()).fill_(float("nan"))
+        return real(self, batch, batch_idx)
+
+    monkeypatch.setattr(world.BabyAIModule, "training_step", poisoned)
+    with pytest.raises(TrainingError, match=r"the loss is nan at step 10: .* last checkpoint"):
+        train(config, "broken", resume=True)
+    assert run.last.read_bytes() == kept
+
+
+def test_an_environment_that_raises_ends_the_run_clearly(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        def step(self, action: int) -> None:
+            raise RuntimeError("out of cheese")
+
+    real = LocalVectorEnv.reset
+
+    def reset(self: Any) -> Any:
+        seen = real(self)
+        self._games[1].step = Broken().step
+        return seen
+
+    monkeypatch.setattr(LocalVectorEnv, "reset", reset)
+    with pytest.raises(TrainingError, match=r"level 'GoToObjS4', slot 1.*out of cheese.*--resume"):
+        train(config, "raises")
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_environments_and_continue(config: Path) -> None:
+    """Frames of both are counted, one of them speaks, and a stopped run goes on."""
+    two = ("trainer.devices=2", "trainer.strategy=ddp", f"run.dir={config.parent / 'runs'}")
+    process = start(config, "two", *two)
+    printed, said = process.communicate(timeout=250)
+    assert process.returncode == 0, said
+    folder = RunFolder(config.parent / "runs" / "two")
+    assert read_csv(folder.metrics)[-1]["frames"] == str(float(2 * 4 * 8 * 3 * 2))
+    assert len(read_csv(folder.results)) == 2 * 2 * (len(LEVELS) + 1)
+    assert (printed + said).count("GoToObjS4") == (printed + said).count("GoToRedBallNoDists")
+    assert sum("384 frames" in line for line in said.splitlines()) == 1
+    more = start(config, "two", *two, "trainer.max_epochs=6", resume=True)
+    _, said = more.communicate(timeout=250)
+    assert more.returncode == 0, said
+    assert read_csv(folder.metrics)[-1]["frames"] == str(float(2 * 6 * 8 * 3 * 2))

@@ -1,0 +1,214 @@
+"""Mistakes of a user of the command: a clean message, status 2, nothing written, nothing lost."""
+
+import errno
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.command import ROOT, arguments, load_recipe
+from helpers.gyms import TASKS, TINY_LLAMA, write_config, write_gym
+from mttl.runtime.command import FAULT, INTERRUPTED, USER_MISTAKE, run_command
+
+NAMES = tuple(TASKS)
+
+
+@pytest.fixture
+def gym(tmp_path: Path) -> Path:
+    return write_gym(tmp_path / "gym")
+
+
+@pytest.fixture
+def config(tmp_path: Path, gym: Path) -> Path:
+    return write_config(tmp_path / "tiny.yaml", gym)
+
+
+def fails(capsys, config, *overrides, name="run", resume=False, finished=False) -> str:
+    """Run the command, which must fail as a user's mistake does, and return its message."""
+    main = load_recipe().main
+    status = run_command(lambda: main(arguments(config, name, overrides, resume)))
+    error = capsys.readouterr().err
+    assert status == USER_MISTAKE, error
+    assert "Traceback" not in error
+    assert (Path(config).parent / "runs" / name / "skills").exists() == finished
+    return " ".join(error.split())
+
+
+def nothing_written(config: Path) -> bool:
+    return not (config.parent / "runs" / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("skills.rnk=4", "section 'skills' has no 'rnk'. Did you mean 'rank'?"),
+        ("skils.rank=4", "has no 'skils'. Did you mean 'skills'?"),
+        ("optim.lr=fast", "optim.lr: 'fast' must be a number"),
+        (
+            "router.kind=polytropn",
+            "router.kind: 'polytropn' must be one of polytropon, ",
+        ),
+        ("skills.n_heads=3", "SelfAttention.q': n_heads (3) must divide in_features"),
+        ("skills.targets=[q_prj]", "the target 'q_prj' matches no linear layer"),
+        ("backbone.model_type=t55", "('t55') is no model type of transformers"),
+        ("backbone.config.d_modl=8", "backbone.config.d_modl is no setting of 't5'"),
+        ("data.dir=nowhere", "nowhere"),
+        ("data.partition=nowhere.json", "there is no file 'nowhere.json'"),
+        ("data.samples=[7]", "7"),
+        ("data.template=chat", "data.template 'chat' is for decoder-only backbones, which"),
+        ("data.system=Answer", "system is a part of chats: set template: chat, or leave it out"),
+        ("data.max_input_length=1", "data.max_input_length (1) must be larger than 1"),
+        ("trainer.accelerator=tpu", "section trainer:"),
+        ("trainer.strategy=fsdp", "trainer.strategy: 'fsdp' must be one of auto, ddp, fsdp2"),
+        ("trainer.tensor_parallel=2", "section 'trainer' has no 'tensor_parallel'"),
+    ],
+)
+def test_wrong_settings(capsys, config, override, message):
+    assert message in fails(capsys, config, override)
+    assert nothing_written(config)
+
+
+def test_a_tokenizer_without_a_chat_template(capsys, gym, tmp_path):
+    data = {"template": "chat"}
+    config = write_config(tmp_path / "chat.yaml", gym, backbone=TINY_LLAMA, data=data)
+    assert "has no chat template. Name a tokenizer with another one" in fails(capsys, config)
+    assert nothing_written(config)
+
+
+def test_a_task_that_is_not_in_the_gym(capsys, config, tmp_path):
+    partition = tmp_path / "more.json"
+    partition.write_text(json.dumps({"train": [NAMES[0], "revers"], "dev": [], "test": []}))
+    message = fails(capsys, config, f"data.partition={partition}")
+    assert "revers" in message
+    assert "skip_missing" in message
+    assert nothing_written(config)
+
+
+def test_a_task_named_twice(capsys, config, tmp_path):
+    partition = tmp_path / "twice.json"
+    partition.write_text(json.dumps({"train": [NAMES[0]], "dev": [NAMES[0]], "test": []}))
+    message = fails(capsys, config, f"data.partition={partition}")
+    assert NAMES[0] in message
+    assert nothing_written(config)
+
+
+@pytest.mark.parametrize(("content", "reason"), [("", "empty"), ("good\tfine\nbad line\n", "2")])
+def test_an_empty_or_malformed_file(capsys, config, gym, content, reason):
+    file = next((gym / NAMES[1]).glob("*_train.tsv"))
+    file.write_text(content)
+    message = fails(capsys, config)
+    assert file.name in message.replace(" ", "")
+    assert reason in message
+    assert nothing_written(config)
+
+
+def test_a_file_that_is_scored_in_the_end_is_read_before_training(capsys, config, gym):
+    file = next(gym.glob(f"{NAMES[0]}/*_test.tsv"))
+    file.write_text("no tab\n")
+    assert "line 1: no tab between input and output" in fails(capsys, config)
+    file.unlink()
+    assert "has no test file for sample" in fails(capsys, config)
+    assert nothing_written(config)
+
+
+def test_an_unknown_metric(capsys, config, gym):
+    table = gym / "TASKS.csv"
+    table.write_text(table.read_text().replace("EM", "Exact"))
+    message = fails(capsys, config)
+    assert "TASKS.csv" in message
+    assert "the metric 'Exact'" in message
+    assert nothing_written(config)
+
+
+@pytest.mark.parametrize("damaged", ["config.yaml", "checkpoints/last.ckpt"])
+def test_a_damaged_run_is_not_resumed(capsys, config, damaged):
+    assert load_recipe().main(arguments(config, "run", ("trainer.max_steps=1",), False)) == 0
+    path = config.parent / "runs" / "run" / damaged
+    if damaged == "config.yaml":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:100])
+    message = fails(capsys, config, "trainer.max_steps=1", resume=True, finished=True)
+    assert damaged in message
+    assert "-k run.name=NAME" in message
+
+
+def test_an_existing_run_is_never_overwritten(capsys, config, tmp_path):
+    earlier = tmp_path / "runs" / "run" / "results.csv"
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text("precious")
+    message = fails(capsys, config)
+    assert "exists already and is never overwritten" in message
+    assert "--resume" in message
+    assert earlier.read_text() == "precious"
+
+
+def test_nothing_to_resume(capsys, config):
+    assert "there is nothing to resume" in fails(capsys, config, resume=True)
+    assert nothing_written(config)
+
+
+def test_no_space_to_write(capsys, config, monkeypatch):
+    write_text = Path.write_text
+
+    def full(path: Path, *args, **kwargs) -> int:
+        if "config.yaml" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return write_text(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    message = fails(capsys, config)
+    assert "error: cannot write" in message
+    assert "config.yaml" in message
+    assert "No space left on device" in message
+    assert not list((config.parent / "runs" / "run").iterdir())
+
+
+def test_other_faults_keep_their_traceback(capsys, monkeypatch, tmp_path):
+    def broken() -> int:
+        raise OSError(errno.EIO, "the disk is gone")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert run_command(broken) == FAULT
+    assert "the disk is gone. This is a fault of the program" in capsys.readouterr().err
+    (kept,) = tmp_path.glob("mttl-fault-*.txt")
+    assert "in broken" in kept.read_text()
+
+
+def test_ctrl_c_before_training(capsys):
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    assert run_command(interrupted) == INTERRUPTED
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_no_hub(capsys, config):
+    overrides = ("backbone.kind=pretrained", "backbone.name=nobody/nothing")
+    message = fails(capsys, config, *overrides)
+    assert "'nobody/nothing') is no folder here and could not be loaded from the" in message
+    assert "hf download nobody/nothing" in message
+    assert nothing_written(config)
+
+
+def test_the_paper_setting_says_what_is_missing(capsys):
+    main = load_recipe().main
+    assert run_command(lambda: main(["-c", "crossfit_paper.yaml"])) == USER_MISTAKE
+    error = " ".join(capsys.readouterr().err.split())
+    assert "data/crossfit" in error
+    assert "Traceback" not in error
+
+
+def test_in_a_process_of_its_own(config):
+    ended = subprocess.run(
+        [sys.executable, str(ROOT / "pl_train.py"), "-c", str(config), "-k", "optim.lrr=1"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == USER_MISTAKE
+    assert "Did you mean 'lr'" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ended.stdout == ""

@@ -1,0 +1,252 @@
+"""The training command stopped and resumed, on a gym of three tiny tasks."""
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pytorch_lightning import Trainer
+from pytorch_lightning.callbacks import Callback
+from safetensors.torch import load_file
+
+from helpers.command import load_recipe, start, train
+from helpers.gyms import TINY_T5
+from helpers.tiny_run import check_answers, check_best_is_known, losses
+from mttl.assembly.model import load_run
+from mttl.checkpoints.run_folder import RunFolder
+from mttl.commands import train_tasks
+from mttl.errors import CheckpointError, ConfigError, TrainingError
+from mttl.io.files import locked
+from mttl.models.backbone import build_random
+from mttl.training.stopping import StopRequested
+
+
+class SignalAt(Callback):
+    """Sends this process a signal in the middle of a step, or of a validation."""
+
+    def __init__(self, step: int, number: signal.Signals, validating: bool = False) -> None:
+        self.step, self.number, self.validating = step, number, validating
+
+    def on_before_optimizer_step(self, trainer: Trainer, *args: Any) -> None:
+        if not self.validating and trainer.global_step == self.step:
+            signal.raise_signal(self.number)
+
+    def on_validation_batch_start(self, trainer: Trainer, *args: Any) -> None:
+        if self.validating and trainer.global_step == self.step:
+            self.validating = False
+            signal.raise_signal(self.number)
+
+
+@pytest.fixture
+def interrupt(config: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., StopRequested]:
+    """Return a function that runs the command until a signal arrives."""
+
+    def run(name: str, callback: Callback, *overrides: str) -> StopRequested:
+        recipe, build = load_recipe(), train_tasks.build_trainer
+
+        def with_callback(*args: Any, **kwargs: Any) -> Trainer:
+            trainer = build(*args, **kwargs)
+            trainer.callbacks.insert(0, callback)  # type: ignore[attr-defined]
+            return trainer
+
+        before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+        with monkeypatch.context() as once:
+            once.setattr(train_tasks, "build_trainer", with_callback)
+            with pytest.raises(StopRequested) as caught:
+                recipe.main(["-c", str(config), "-k", f"run.name={name}", *overrides])
+        assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+        return caught.value
+
+    return run
+
+
+def check_same_run(resumed: RunFolder, whole: RunFolder) -> None:
+    """Nothing distinguishes a resumed run: bit-identical, as its noise continues too."""
+    assert resumed.metrics.read_text() == whole.metrics.read_text()
+    assert resumed.results.read_text() == whole.results.read_text()
+    for name in ("skills", "router", "backbone"):
+        first = load_file(resumed.skills / f"{name}.safetensors")
+        second = load_file(whole.skills / f"{name}.safetensors")
+        assert first.keys() == second.keys()
+        for key, value in first.items():
+            assert torch.equal(value, second[key]), key
+    ours, theirs = (np.load(run.plots / "routing_history.npz") for run in (resumed, whole))
+    assert ours["steps"].tolist() == theirs["steps"].tolist()
+    np.testing.assert_array_equal(ours["weights"], theirs["weights"])
+    first, second = (torch.load(run.last, weights_only=False) for run in (resumed, whole))
+    assert first["global_step"] == second["global_step"]
+    for key, value in first["state_dict"].items():
+        assert torch.equal(value, second["state_dict"][key]), key
+
+
+@pytest.mark.parametrize(
+    ("step", "validating"),
+    [(1, False), (3, False), (5, False), (6, False), (8, True), (12, True), (11, False)],
+    ids=[
+        *("first epoch", "step before a validation", "end of an epoch", "second epoch"),
+        *("validation", "last validation", "last step"),
+    ],
+)
+def test_a_run_continues_as_if_it_had_never_stopped(
+    config: Path, whole: RunFolder, interrupt: Callable[..., StopRequested], step: int,
+    validating: bool,
+) -> None:  # fmt: skip
+    name = f"stopped-{step}-{validating}"
+    stop = interrupt(name, SignalAt(step, signal.SIGINT, validating))
+    assert str(stop) == "stopped by SIGINT; the state was saved, continue with --resume"
+    assert stop.number == signal.SIGINT
+    run = RunFolder(whole.path.parent / name)
+    assert not run.results.exists()
+    saved = torch.load(run.last, weights_only=False)
+    assert saved["global_step"] == (step if validating else step + 1)
+    if validating:
+        check_best_is_known(saved, run)
+    check_same_run(train(config, name, resume=True), whole)
+
+
+def test_a_second_signal_stops_at_once(
+    interrupt: Callable[..., StopRequested], whole: RunFolder
+) -> None:
+    class Twice(Callback):
+        def on_before_optimizer_step(self, *args: Any) -> None:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    stop = interrupt("twice", Twice())
+    assert str(stop) == "stopped by SIGINT; no state had been saved yet"
+    assert not RunFolder(whole.path.parent / "twice").last.exists()
+
+
+def test_a_signal_while_answering_stops_at_once_and_scoring_can_be_repeated(
+    config: Path, interrupt: Callable[..., StopRequested], whole: RunFolder
+) -> None:
+    class WhileAnswering(Callback):
+        def on_test_batch_start(self, *args: Any) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    stop = interrupt("answering", WhileAnswering())
+    assert stop.number == signal.SIGTERM
+    assert "the state was saved" in str(stop)
+    check_same_run(train(config, "answering", resume=True), whole)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoint(
+    config: Path, whole: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Diverge(Callback):
+        def on_before_backward(self, trainer: Trainer, module: Any, loss: torch.Tensor) -> None:
+            if trainer.global_step == 5:
+                for value in module.parameters():
+                    value.data.fill_(float("nan"))
+
+    recipe, build = load_recipe(), train_tasks.build_trainer
+
+    def diverging(*args: Any, **kwargs: Any) -> Trainer:
+        trainer = build(*args, **kwargs)
+        trainer.callbacks.insert(0, Diverge())  # type: ignore[attr-defined]
+        return trainer
+
+    monkeypatch.setattr(train_tasks, "build_trainer", diverging)
+    with pytest.raises(TrainingError, match=r"the loss is nan at step 7: the weights are useless"):
+        recipe.main(["-c", str(config), "-k", "run.name=nan"])
+    run = RunFolder(whole.path.parent / "nan")
+    assert torch.load(run.last, weights_only=False)["global_step"] == 4
+    assert not run.skills.exists()
+
+
+def test_two_processes_do_not_train_into_one_folder(
+    config: Path, interrupt: Callable[..., StopRequested], whole: RunFolder
+) -> None:
+    interrupt("taken", SignalAt(1, signal.SIGINT))
+    with (
+        locked(whole.path.parent / "taken" / ".lock"),
+        pytest.raises(ConfigError, match=r"another process trains in '.*taken': wait for it"),
+    ):
+        train(config, "taken", resume=True)
+    assert train(config, "taken", resume=True).results.is_file()
+
+
+def test_a_moved_run_is_resumed_with_its_best_weights(
+    config: Path, interrupt: Callable[..., StopRequested], whole: RunFolder
+) -> None:
+    interrupt("here", SignalAt(9, signal.SIGINT))
+    (whole.path.parent / "here").rename(whole.path.parent / "there")
+    text = (whole.path.parent / "there" / "config.yaml").read_text()
+    (whole.path.parent / "there" / "config.yaml").write_text(
+        text.replace("name: here", "name: there")
+    )
+    check_same_run(train(config, "there", resume=True), whole)
+
+
+def test_a_finished_run_can_be_resumed_with_more_steps(config: Path, whole: RunFolder) -> None:
+    constant = ["optim.schedule=constant", "optim.warmup=0"]
+    long = train(config, "long", *constant)
+    train(config, "longer", *constant, "trainer.max_steps=8")
+    longer = train(config, "longer", *constant, resume=True)
+    assert losses(longer) == losses(long)
+    assert longer.results.read_text() == long.results.read_text()
+
+
+def test_frozen_weights_are_not_in_the_checkpoints(config: Path) -> None:
+    run = train(config, "thin", "backbone.train=false")
+    for path in (run.last, run.best):
+        names = torch.load(path, weights_only=False)["state_dict"]
+        assert all(".inventory." in name or "router" in name for name in names)
+
+
+def test_a_frozen_backbone_from_a_folder_is_not_saved_but_recognised(
+    config: Path, folder: Path
+) -> None:
+    # Larger weights than usual, so that a random model says more than one thing.
+    settings = {**TINY_T5["config"], "initializer_factor": 3.0}
+    build_random("t5", settings).save_pretrained(folder / "t5")
+    pretrained = folder / "pretrained.yaml"
+    pretrained.write_text(
+        f"backbone: {{kind: pretrained, name: '{folder / 't5'}', tokenizer: byte}}"
+    )
+    run = train(f"{config}+{pretrained}", "pretrained")
+    assert not (run.skills / "backbone.safetensors").exists()
+    assert not json.loads((run.skills / "meta.json").read_text())["backbone"]["trained"]
+    check_answers(run)
+    (folder / "t5").rename(folder / "moved")
+    with pytest.raises(ConfigError, match=r"backbone\.name"):
+        load_run(run.path)
+    load_run(run.path, backbone=folder / "moved")
+    build_random("t5", settings).save_pretrained(folder / "t5")
+    with pytest.raises(CheckpointError, match="Its weights must be the same ones"):
+        load_run(run.path)
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [
+        pytest.param(signal.SIGINT, 130, id="SIGINT", marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 1, id="SIGTERM"),
+    ],
+)
+def test_a_signal_to_the_process_gives_its_exit_status(
+    config: Path, number: signal.Signals, status: int
+) -> None:
+    name = f"process-{number.name}"
+    process = start(config, name, "trainer.max_steps=100000", "trainer.val_check_interval=10")
+    assert process.stderr is not None
+    # The first line of a validation says that training is under way.
+    read = []
+    for line in process.stderr:
+        read.append(line)
+        if "mean score" in line:
+            break
+    process.send_signal(number)
+    _, rest = process.communicate(timeout=250)
+    assert process.returncode == status, "".join(read) + rest
+    assert "stopping after this step, with a checkpoint" in rest
+    assert f"stopped by {number.name}; the state was saved, continue with --resume" in rest
+    assert "Traceback" not in rest
+    saved = torch.load(
+        config.parent / "runs" / name / "checkpoints" / "last.ckpt", weights_only=False
+    )
+    assert saved["global_step"] >= 10

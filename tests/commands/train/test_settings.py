@@ -1,0 +1,166 @@
+"""The training command with each of its settings, on a gym of three tiny tasks."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from helpers.command import column, read_csv, train
+from helpers.gyms import TASKS, write_config, write_gym
+from helpers.tiny_run import answers, check_best_is_known, losses
+from mttl.checkpoints.run_folder import RunFolder
+from mttl.errors import ConfigError
+
+
+def test_the_seed_decides_everything(config: Path, whole: RunFolder) -> None:
+    again = train(config, "again")
+    assert again.metrics.read_text() == whole.metrics.read_text()
+    assert again.results.read_text() == whole.results.read_text()
+    other = train(config, "other", "run.seed=14")
+    assert losses(other) != losses(whole)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        "{kind: uniform}",
+        "{kind: temperature, temperature: 3.0}",
+        "{kind: homogeneous}",
+    ],
+)
+def test_every_sampler_trains(config: Path, whole: RunFolder, sampler: str) -> None:
+    run = train(config, sampler.split()[1].strip(",}"), f"data.sampler={sampler}")
+    assert len(losses(run)) == 12
+    assert losses(run) != losses(whole)
+
+
+def test_label_smoothing_raises_the_loss_of_the_first_step(config: Path, whole: RunFolder) -> None:
+    run = train(config, "smooth", "optim.label_smoothing=0.2")
+    assert losses(run)[0] != pytest.approx(losses(whole)[0], rel=1e-4)
+    assert all(math.isfinite(loss) for loss in losses(run))
+
+
+def test_accumulation_takes_several_batches_per_step(config: Path, whole: RunFolder) -> None:
+    run = train(
+        config, "accumulated", "trainer.accumulate_grad_batches=2", "trainer.max_steps=6",
+        "optim.schedule=constant", "optim.warmup=0",
+    )  # fmt: skip
+    state = torch.load(run.last, weights_only=False)
+    assert state["global_step"] == 6
+    assert len(losses(run)) == 6
+    assert state["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["completed"] == 12
+
+
+def test_half_precision_stays_near_full_precision(config: Path) -> None:
+    clip = "trainer.gradient_clip_val=1.0"
+    full = train(config, "full", clip)
+    run = train(config, "half", clip, "trainer.precision=bf16-mixed")
+    # bfloat16 keeps 8 bits; a few steps do not let the rounding grow.
+    assert losses(run) == pytest.approx(losses(full), rel=0.05)
+    assert losses(run) != losses(full)
+
+
+def test_gradient_checkpointing_changes_no_loss(config: Path, whole: RunFolder) -> None:
+    run = train(config, "checkpointing", "backbone.gradient_checkpointing=true")
+    # The recomputed activations are bit-identical: same operations, same noise.
+    assert losses(run) == losses(whole)
+
+
+@pytest.mark.slow
+def test_compilation_changes_no_loss_but_for_rounding(config: Path) -> None:
+    # Dropout draws other numbers when compiled.
+    still = ["backbone.config.dropout_rate=0.0", "trainer.max_steps=4"]
+    plain = train(config, "plain", *still)
+    compiled = train(config, "compiled", *still, "backbone.compile=true")
+    assert losses(compiled) == pytest.approx(losses(plain), rel=1e-4)
+
+
+def test_early_stopping_stops(config: Path) -> None:
+    # Nothing is learned, so the second validation is no better than the first.
+    run = train(
+        config, "early", "optim.lr=1e-12", "optim.router_lr=1e-12", "trainer.early_stopping=1",
+        "trainer.max_steps=100",
+    )  # fmt: skip
+    assert list(column(run.metrics, "val/score")) == [3, 7]
+    assert torch.load(run.last, weights_only=False)["global_step"] == 8
+    assert run.results.is_file()
+
+
+def test_validates_by_epoch_where_no_interval_is_given(config: Path) -> None:
+    run = train(config, "epochs", "trainer.val_check_interval=null", "trainer.early_stopping=9")
+    assert list(column(run.metrics, "val/score")) == [5, 11]
+    state = torch.load(run.last, weights_only=False)
+    check_best_is_known(state, run)
+
+
+def test_tensorboard_is_written_when_asked_for(config: Path) -> None:
+    pytest.importorskip("tensorboard")
+    run = train(config, "board", "trainer.loggers=[tensorboard]")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (events,) = (run.path / "tensorboard").glob("events*")
+    board = EventAccumulator(str(events))
+    board.Reload()
+    found = [event.value for event in board.Scalars("train/loss")]
+    assert found == pytest.approx(losses(run), rel=1e-6)
+    assert "val/copy/score" in board.Tags()["scalars"]
+
+
+def test_without_validation_the_last_weights_are_saved(config: Path) -> None:
+    run = train(
+        config,
+        "unvalidated",
+        "data.split=train+dev",
+        "data.validation=none",
+        "data.evaluate=[test]",
+    )
+    assert [path.name for path in run.checkpoints.iterdir()] == ["last.ckpt"]
+    assert not column(run.metrics, "val/score")
+    state = torch.load(run.last, weights_only=False)
+    assert state["global_step"] == 12
+    router = load_file(run.skills / "router.safetensors")
+    torch.testing.assert_close(router["logits"], state["state_dict"]["model.router.logits"])
+
+
+def test_a_run_too_short_to_validate_keeps_its_last_weights(config: Path) -> None:
+    run = train(config, "short", "trainer.max_steps=3")
+    assert not run.best.exists()
+    state = torch.load(run.last, weights_only=False)
+    router = load_file(run.skills / "router.safetensors")
+    assert torch.equal(router["logits"], state["state_dict"]["model.router.logits"])
+
+
+def test_the_best_weights_are_the_ones_saved(config: Path) -> None:
+    # Learning rates that destroy what was learned after the first validation.
+    run = train(config, "best", "optim.schedule=constant", "optim.lr=3e-2")
+    state = torch.load(run.best, weights_only=False)
+    scores = column(run.metrics, "val/score")
+    best = max(scores, key=lambda step: scores[step])
+    assert state["global_step"] == best + 1
+    router = load_file(run.skills / "router.safetensors")
+    assert torch.equal(router["logits"], state["state_dict"]["model.router.logits"])
+    dev = next(row for row in read_csv(run.results) if row["task"] == "mean")
+    assert float(dev["score"]) == pytest.approx(scores[best], abs=1e-6)
+
+
+def test_only_some_splits_and_samples_are_scored_when_asked(folder: Path) -> None:
+    gym = write_gym(folder / "samples", samples=(100, 13))
+    config = write_config(folder / "samples.yaml", gym)
+    run = train(
+        config, "samples", "data.samples=[100,13]", "data.evaluate=[dev]", "trainer.max_steps=1"
+    )
+    rows = read_csv(run.results)
+    assert [(row["task"], row["sample"]) for row in rows] == [
+        *((task, sample) for task in TASKS for sample in ("13", "100")),
+        ("mean", "all"),
+    ]
+    assert {row["split"] for row in rows} == {"dev"}
+    assert len(answers(run, "copy", "dev")) == 10
+
+
+def test_time_alone_is_no_bound_for_a_schedule(config: Path) -> None:
+    with pytest.raises(ConfigError, match="also beside max_time"):
+        train(config, "timed", "trainer.max_steps=-1", "trainer.max_time=00:00:00:05")
+    assert not (config.parent / "runs" / "timed").exists()

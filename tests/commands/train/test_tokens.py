@@ -1,0 +1,159 @@
+"""The training command where tokens choose experts: stopping and resuming, and its figures."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pytorch_lightning import Trainer
+from safetensors.torch import load_file
+from torch import Tensor
+
+from helpers.command import load_recipe, train
+from helpers.gyms import write_config, write_gym
+from helpers.interruption import SignalAt
+from mttl.checkpoints.run_folder import RunFolder
+from mttl.commands import explore, plot, train_tasks
+from mttl.training.stopping import StopRequested
+
+# The fragments of `configs/router` at the size of the tiny model. Records come every third step, so
+# that a stop falls between two of them.
+SMALL = (
+    *("moe.n_experts=3", "moe.experts.rank=2", "moe.targets=[mlp]"),
+    *("moe.router.jitter=0.1", "trainer.log_every_n_steps=3"),
+)
+BIAS_RATE = 0.01
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokens")
+    return write_config(folder / "tiny.yaml", write_gym(folder / "gym"))
+
+
+def recipe(config: Path, kind: str) -> str:
+    return f"{config}+router/{kind}.yaml"
+
+
+def settings(kind: str, *more: str) -> tuple[str, ...]:
+    rate = (f"moe.balance.bias={BIAS_RATE}",) if kind == "token_loss_free" else ()
+    return (*SMALL, *rate, *more)
+
+
+@pytest.fixture(scope="module")
+def wholes(config: Path) -> dict[str, RunFolder]:
+    """Runs that nothing interrupted."""
+    return {
+        kind: train(recipe(config, kind), f"whole-{kind}", *settings(kind))
+        for kind in ("token_top2", "token_loss_free")
+    }
+
+
+def stop_at(step: int, given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    command, build = load_recipe(), train_tasks.build_trainer
+
+    def with_signal(*args: Any, **kwargs: Any) -> Trainer:
+        trainer = build(*args, **kwargs)
+        trainer.callbacks.insert(0, SignalAt(step))  # type: ignore[attr-defined]
+        return trainer
+
+    told = "the state was saved, continue with --resume"
+    with monkeypatch.context() as once:
+        once.setattr(train_tasks, "build_trainer", with_signal)
+        with pytest.raises(StopRequested, match=told):
+            command.main(given)
+
+
+def biases(run: RunFolder) -> dict[str, Tensor]:
+    state = torch.load(run.last, weights_only=False)["state_dict"]
+    return {name: value for name, value in state.items() if name.endswith("router.bias.value")}
+
+
+# Stopped between two records; where a record and an epoch end; and in the last step.
+@pytest.mark.parametrize("kind", ["token_top2", "token_loss_free"])
+@pytest.mark.parametrize(
+    "step", [4, *(pytest.param(step, marks=pytest.mark.slow) for step in (5, 11))]
+)
+def test_a_run_continues_as_if_it_had_never_stopped(
+    config: Path,
+    wholes: dict[str, RunFolder],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    step: int,
+) -> None:
+    name = f"stopped-{kind}-{step}"
+    both = ("-c", recipe(config, kind))
+    stop_at(step, [*both, "-k", f"run.name={name}", *settings(kind)], monkeypatch)
+    resumed = train(recipe(config, kind), name, *settings(kind), resume=True)
+    whole = wholes[kind]
+    assert resumed.metrics.read_text() == whole.metrics.read_text()
+    assert resumed.results.read_text() == whole.results.read_text()
+    for part in ("skills", "router", "backbone"):
+        ours, theirs = (load_file(run.skills / f"{part}.safetensors") for run in (resumed, whole))
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
+    for file in ("token_history.npz", "token_routing.npz"):
+        first, second = (np.load(run.plots / file) for run in (resumed, whole))
+        assert set(first) == set(second)
+        for key in first:
+            np.testing.assert_array_equal(first[key], second[key], err_msg=f"{file}: {key}")
+    first, second = (torch.load(run.last, weights_only=False) for run in (resumed, whole))
+    for key, value in first["state_dict"].items():
+        assert torch.equal(value, second["state_dict"][key]), key
+
+
+def test_what_was_compared_holds_biases_and_statistics(wholes: dict[str, RunFolder]) -> None:
+    found = biases(wholes["token_loss_free"])
+    assert found
+    assert all(value.any() for value in found.values())
+    assert not biases(wholes["token_top2"])
+    for run in wholes.values():
+        history = np.load(run.plots / "token_history.npz")
+        assert history["steps"].tolist() == [3, 6, 9, 12]
+        np.testing.assert_allclose(history["load"].sum(-1), 1, rtol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def hybrid(config: Path) -> RunFolder:
+    """Tasks choose skills in attention, tokens experts in the rest."""
+    more = ("skills.n_skills=3", "skills.rank=2", "trainer.max_steps=6")
+    return train(recipe(config, "token_hybrid"), "hybrid", *settings("token_hybrid", *more))
+
+
+def test_the_figures_of_a_run_of_tokens(
+    wholes: dict[str, RunFolder], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    found, printed = drawn(wholes["token_top2"], monkeypatch, capsys)
+    assert {"heat_map.png", "similarity.svg", "tokens_over_training.png"} <= found
+    assert not any(name.startswith("tokens_heat_map") for name in found)
+    assert "Experts that tokens choose" in printed
+    assert "decoder.block.0.layer.2.DenseReluDense.wi" in printed
+
+
+def test_the_figures_of_a_hybrid_show_both(
+    hybrid: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    found, printed = drawn(hybrid, monkeypatch, capsys)
+    assert {"heat_map.png", "tokens_heat_map.png", "statistics_over_training.png"} <= found
+    assert {"tokens_over_training.png", "tokens_load_over_training.png"} <= found
+    assert "SelfAttention.q" in printed
+    assert "Experts that tokens choose" in printed
+    assert explore.main([str(hybrid.path)]) == 0
+    page = (hybrid.plots / "explore.html").read_text()
+    assert "encoder.block.0.layer.0.SelfAttention.q" in page
+    assert "encoder.block.0.layer.1.DenseReluDense.wi" in page
+
+
+def drawn(run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> tuple[set[str], str]:
+    """Draw a run; return the files and what was printed."""
+    for library in ("matplotlib", "scipy", "sklearn"):
+        pytest.importorskip(library)
+    from mttl.analysis.figures import canvas
+
+    monkeypatch.setattr(canvas, "DOTS_PER_INCH", 20)  # nothing here looks at pixels
+    monkeypatch.setenv("COLUMNS", "160")
+    capsys.readouterr()
+    assert plot.main([str(run.path)]) == 0
+    return {path.name for path in run.plots.iterdir()}, capsys.readouterr().out

@@ -1,0 +1,53 @@
+"""Folds: every task is unseen once, and no category is bunched."""
+
+from collections import Counter
+
+import pytest
+
+from helpers.command import ROOT
+from mttl.comparison.folds import deal, partitions
+from mttl.config.load import configs_dir
+from mttl.errors import ConfigError
+from mttl.tasks.folder import Gym
+from mttl.tasks.partition import load_partition
+
+LEXICAL = load_partition(configs_dir() / "partitions" / "lexical.json")
+GYM = Gym(ROOT / "data" / "lexical")
+CATEGORIES = {
+    task: GYM.category(task) for side in ("train", "dev", "test") for task in getattr(LEXICAL, side)
+}
+
+
+@pytest.mark.parametrize("n_folds", [2, 5, 7, 45])
+def test_every_task_is_unseen_once_and_categories_are_spread(n_folds: int) -> None:
+    folds = deal(CATEGORIES, n_folds, seed=13)
+    assert sorted(task for fold in folds for task in fold) == sorted(CATEGORIES)
+    sizes = [len(fold) for fold in folds]
+    assert max(sizes) - min(sizes) <= 1
+    counts = [Counter(CATEGORIES[task] for task in fold) for fold in folds]
+    for category in set(CATEGORIES.values()):
+        own = [count[category] for count in counts]
+        assert max(own) - min(own) <= 1
+
+
+def test_folds_depend_on_the_seed_alone() -> None:
+    backwards = dict(reversed(CATEGORIES.items()))
+    assert deal(backwards, 5, seed=13) == deal(CATEGORIES, 5, seed=13)
+    assert deal(CATEGORIES, 5, seed=14) != deal(CATEGORIES, 5, seed=13)
+
+
+@pytest.mark.parametrize("n_dev", [0, 4])
+def test_development_tasks_are_neither_trained_nor_unseen(n_dev: int) -> None:
+    folds = deal(CATEGORIES, 5, seed=13)
+    for fold, own in zip(folds, partitions(folds, n_dev, seed=13), strict=True):
+        assert list(own.test) == fold
+        assert len(own.dev) == n_dev
+        assert sorted((*own.train, *own.dev, *own.test)) == sorted(CATEGORIES)
+
+
+def test_mistakes_are_answered() -> None:
+    for n_folds in (1, 4):
+        with pytest.raises(ConfigError, match=rf"--folds {n_folds} must lie between 2 and 3"):
+            deal({"a": "x", "b": "x", "c": "y"}, n_folds, seed=1)
+    with pytest.raises(ConfigError, match="4 development tasks cannot be set aside"):
+        partitions([["a"], ["b"], ["c"]], 4, seed=1)

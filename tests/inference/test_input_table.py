@@ -1,0 +1,91 @@
+"""Tables of questions are read and written in three formats."""
+
+import re
+
+import pytest
+
+from mttl.errors import TaskError
+from mttl.inference.input_table import (
+    FORMATS,
+    check_questions,
+    choices_of,
+    format_header,
+    format_rows,
+    guess_kind,
+    parse_answer,
+    parse_rows_of,
+    references_of,
+    text_of,
+)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_table_is_read_as_it_was_written(kind: str) -> None:
+    rows = [
+        {"task": "a", "input": '"quoted", ' + ("" if kind == "tsv" else "tab\there\nsecond line")},
+        {"task": "b", "input": "naïve 日本"},
+    ]
+    text = format_header(["task", "input"], kind) + format_rows(rows, ["task", "input"], kind)
+    assert parse_rows_of(text + " \n\n", kind, "x") == rows
+
+
+def test_the_format_of_a_pipe_is_read_off_its_start() -> None:
+    assert guess_kind('{"input": "a"}\n') == "jsonl"
+    assert guess_kind("input\toutput\n") == guess_kind("") == "tsv"
+
+
+def test_a_table_without_rows_is_refused() -> None:
+    with pytest.raises(TaskError, match="x: there is no question"):
+        check_questions([], "x")
+
+
+def test_lists_are_one_cell_of_a_table() -> None:
+    row = {"input": "x", "probabilities": {"a": 0.5, "b": 0.5}}
+    assert format_rows([row], list(row), "csv") == 'x,"{""a"": 0.5, ""b"": 0.5}"\n'
+    assert format_rows([row], list(row), "tsv") == 'x\t{"a": 0.5, "b": 0.5}\n'
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("answer", ['"a" b', "a\tb\nc\r", "a\\nb", "", '""', None])
+def test_answers_of_any_characters_are_read_as_they_were_written(kind: str, answer: object) -> None:
+    text = format_rows([{"input": '"x', "prediction": answer}], ["input", "prediction"], kind)
+    (row,) = parse_rows_of(format_header(["input", "prediction"], kind) + text, kind, "x")
+    assert row["input"] == '"x'
+    expected = "" if answer is None and kind != "jsonl" else answer
+    assert parse_answer(row["prediction"], kind, "x") == expected
+
+
+def test_references_and_choices() -> None:
+    assert references_of({"input": "x"}) == references_of({"output": ""}) == []
+    assert references_of({"output": "a"}) == ["a"]
+    assert references_of({"output": ["a", "b"]}) == ["a", "b"]
+    assert choices_of({"choices": "a|b"}) == choices_of({"choices": ["a", "b"]}) == ["a", "b"]
+    # As in building a gym: numbers are texts, and blanks around a text are none of it.
+    row = {"input": 7, "task": 123, "output": [1, " 2.5 "], "choices": [1, 2]}
+    check_questions([row, {"input": None, "output": None, "choices": None}, {}], "x")
+    assert (text_of(row, "input"), text_of(row, "task")) == ("7", "123")
+    assert (references_of(row), choices_of(row)) == (["1", "2.5"], ["1", "2"])
+    assert references_of({"output": 3}) == ["3"]
+    assert references_of({"output": None}) == references_of({"output": " "}) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ("input\ttask\na\n", "tsv", "x, line 2: 1 cells; the header has 2"),
+        ("input,input\na,b\n", "csv", "must name every column once"),
+        ("", "csv", "must name every column once"),
+        ('input\n"a\n', "csv", "x, line 2: unexpected end of data"),
+        ('{"input": 1}\n\n{\n', "jsonl", "x, line 3, column 2"),
+        ('{"input": NaN}\n', "jsonl", "x, line 1: not valid JSON: NaN is no number"),
+        ("[]\n", "jsonl", "it must hold an object"),
+        ("text\na\n", "tsv", "x, row 1: there is no column 'input', only \"text\""),
+        ('{"input": ["a"]}\n', "jsonl", 'x, row 1: input is ["a"]; it must be text or a number'),
+        ('{"input": "a", "output": [[]]}\n', "jsonl", "x, row 1: output is [[]]; it must be text"),
+        ('{"input": "a", "task": false}\n', "jsonl", "x, row 1: task is false; it must be text"),
+        ("input,n\n,1\n ,2\n", "csv", "x: there is no question"),
+    ],
+)
+def test_malformed_tables(text: str, kind: str, message: str) -> None:
+    with pytest.raises(TaskError, match=re.escape(message)):
+        check_questions(parse_rows_of(text, kind, "x"), "x")

@@ -1,0 +1,112 @@
+"""Options that share a prompt score as in a loop over single tokens, for every kind of model."""
+
+import pytest
+import torch
+from transformers import MistralConfig, MistralForCausalLM
+
+from helpers.backbones import BACKBONES, fill, tiny_llama, tiny_t5
+from helpers.skills import skilled
+from mttl.inference import option_scores as scoring
+from mttl.inference.option_scores import option_losses, option_scores
+from mttl.skills import SkilledModel
+
+TASKS = torch.tensor([2, 0, 2])
+PROMPTS = [[5, 6, 7, 8], [9], [11, 12]]
+OPTIONS = [[[3, 1], [4, 5, 6, 1]], [[7, 1]], [[9, 10, 1], [1], [12, 13, 14, 15, 1]]]
+
+
+def tiny_mistral():
+    """Return a model whose window is shorter than a prompt with its answer."""
+    config = MistralConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, sliding_window=3, pad_token_id=0,
+    )  # fmt: skip
+    model = MistralForCausalLM(config)
+    fill(model, 3)
+    return model
+
+
+@torch.no_grad()
+def of_one_token_after_another(model: SkilledModel, task: int, prompt, answer) -> list[float]:
+    """Return the log-probability of every token of an answer, each from a pass of its own."""
+    config = model.backbone.config
+    found = []
+    for place, token in enumerate(answer):
+        before = answer[:place]
+        if config.is_encoder_decoder:
+            start = [config.decoder_start_token_id, *before]
+            inputs = {"input_ids": [prompt], "decoder_input_ids": [start]}
+        else:
+            inputs = {"input_ids": [[*prompt, *before]]}
+        tensors = {name: torch.tensor(value) for name, value in inputs.items()}
+        logits = model(torch.tensor([task]), **tensors).logits[0, -1]
+        found.append(float(logits.log_softmax(-1)[token]))
+    return found
+
+
+def expected(model, per_token):
+    rows = []
+    for task, prompt, options in zip(TASKS.tolist(), PROMPTS, OPTIONS, strict=True):
+        losses = [of_one_token_after_another(model, task, prompt, option) for option in options]
+        rows.append([sum(own) / (len(own) if per_token else 1) for own in losses])
+    return rows
+
+
+MODELS = {
+    **{family: (make, {}) for family, make in BACKBONES.items()},
+    "a window": (tiny_mistral, {}),
+    "prefixes": (tiny_llama, {"inventory": "prefix", "targets": ("attention",)}),
+    "joint prefixes": (tiny_t5, {"inventory": "prefix, joint", "targets": ("attention",)}),
+    "prompts in a decoder": (tiny_llama, {"inventory": "prompt", "targets": ("input",)}),
+    "prompts in an encoder": (tiny_t5, {"inventory": "prompt", "targets": ("input",)}),
+    "outputs": (tiny_llama, {"inventory": "lora-outputs", "n_heads": 2}),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_scores_are_those_of_a_loop(kind: str) -> None:
+    make, settings = MODELS[kind]
+    model = skilled(make(), **settings)
+    for per_token in (False, True):
+        found = option_scores(model, TASKS, PROMPTS, OPTIONS, pad_id=0, per_token=per_token)
+        for own, right in zip(found, expected(model, per_token), strict=True):
+            # The same float32 products through two blocks, summed over up to five tokens.
+            assert own == pytest.approx(right, rel=1e-4)
+
+
+@pytest.mark.parametrize("make", [tiny_t5, tiny_llama])
+def test_a_prompt_is_read_once(make, monkeypatch) -> None:
+    model = skilled(make())
+    whole = option_scores(model, TASKS, PROMPTS, OPTIONS, pad_id=0, per_token=True)
+    reader = model.backbone.get_encoder() if make is tiny_t5 else model.backbone
+    seen = []
+    handle = reader.register_forward_pre_hook(
+        lambda _, args, given: seen.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    )
+    assert option_scores(model, TASKS, PROMPTS, OPTIONS, pad_id=0, per_token=True) == whole
+    # Three prompts of four tokens; then three options each of five tokens, the last is not read.
+    assert seen == ([(3, 4)] if make is tiny_t5 else [(3, 4), (9, 4)])
+    handle.remove()
+    # In parts, and with prompts repeated, they are the same to rounding.
+    monkeypatch.setattr(scoring, "MOST_ROWS", 3)
+    parts = option_scores(model, TASKS, PROMPTS, OPTIONS, pad_id=0, per_token=True)
+    monkeypatch.setattr(scoring, "_shares", lambda _: False)
+    repeated = option_scores(model, TASKS, PROMPTS, OPTIONS, pad_id=0, per_token=True)
+    for found in (parts, repeated):
+        for own, right in zip(found, whole, strict=True):
+            assert own == pytest.approx(right, rel=1e-4)
+
+
+@pytest.mark.parametrize("make", [tiny_t5, tiny_llama])
+def test_gradients_are_those_of_repeated_prompts(make, monkeypatch) -> None:
+    found = []
+    for shared in (True, False):
+        model = skilled(make())
+        if not shared:
+            monkeypatch.setattr(scoring, "_shares", lambda _: False)
+        losses, counted = option_losses(model, TASKS, PROMPTS, OPTIONS, pad_id=0)
+        assert counted.sum(2).tolist() == [[2, 4, 0], [2, 0, 0], [3, 1, 5]]
+        losses.sum().backward()
+        found.append([value.grad for value in model.parameters() if value.requires_grad])
+    for own, right in zip(*found, strict=True):
+        torch.testing.assert_close(own, right, rtol=1e-3, atol=1e-5)

@@ -1,0 +1,241 @@
+"""Answers of a loaded run are those of its evaluation, and choices are by likelihood."""
+
+import json
+import re
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+
+import pytest
+import torch
+from lightning_fabric.plugins import Precision
+
+import mttl
+from helpers.chat_templates import CHATML, save_tokenizer
+from helpers.command import train
+from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
+from mttl.assembly.model import Built
+from mttl.errors import TaskError
+
+# Random weights that are large: answers depend on the question without any training.
+LARGE = {"initial_scale": {"*": 3.0}}
+SETTINGS: dict[str, dict] = {
+    "t5": {
+        "backbone": {**TINY_T5, **LARGE},
+        "data": {"prefix": "code", "descriptions": True, "max_input_length": 48},
+        "generation": {"num_beams": 3, "length_penalty": 0.5},
+    },
+    "llama": {"backbone": {**TINY_LLAMA, **LARGE}},
+    "chat": {
+        # Larger still: what differs stands far from the answer.
+        "backbone": {**TINY_LLAMA, "initial_scale": {"*": 8.0}},
+        "data": {"template": "chat", "descriptions": True, "max_input_length": 160},
+    },
+}
+
+
+@pytest.fixture(scope="module", params=list(SETTINGS))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp(request.param)
+    gym = write_gym(root / "gym")
+    table = [f"{task},EM,what {task} does" for task in ("copy", "reverse", "number")]
+    (gym / "TASKS.csv").write_text("\n".join(["task,metric,description", *table]))
+    settings = SETTINGS[request.param]
+    if request.param == "chat":
+        tokenizer = str(save_tokenizer(root / "tokenizer"))
+        settings = {**settings, "backbone": {**settings["backbone"], "tokenizer": tokenizer}}
+    config = write_config(root / "tiny.yaml", gym, **settings)
+    return train(config, "source", "trainer.max_steps=1", "data.validation=none").path
+
+
+@pytest.fixture
+def run(folder: Path) -> Built:
+    return mttl.load(folder)
+
+
+def evaluated(folder: Path) -> list[tuple[str, str, str]]:
+    """Return task, question as the model read it, and answer of every scored row."""
+    return [
+        (path.stem.rpartition("_")[0], row["input"], row["prediction"])
+        for path in sorted((folder / "predictions").glob("*.jsonl"))
+        for row in map(json.loads, path.read_text().splitlines())
+    ]
+
+
+def test_answers_are_those_of_evaluation(folder: Path, run: Built) -> None:
+    rows = evaluated(folder)
+    assert len({answer for *_, answer in rows}) > 2
+    questions = [shown.removeprefix(run.form.opening(task).text) for task, shown, _ in rows]
+    assert all(len(question) <= 4 for question in questions)
+    found = run.predict([task for task, *_ in rows], questions, batch_size=4)
+    assert found == [answer for *_, answer in rows]
+
+
+def test_a_chat_shows_the_day_on_which_its_run_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever it is resumed or asked, though the template shows the day of the call."""
+    template = "{{ strftime_now('%d %b %Y') }}" + CHATML
+    tokenizer = str(save_tokenizer(tmp_path / "tokenizer", template))
+    backbone = {**TINY_LLAMA, "tokenizer": tokenizer}
+    data = {"template": "chat", "max_input_length": 160}
+    config = write_config(
+        tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"), backbone=backbone, data=data
+    )
+    for day, more in ((26, {}), (27, {"resume": True})):
+        today = type("Day", (date,), {"today": classmethod(lambda cls, d=day: date(2024, 7, d))})
+        monkeypatch.setattr("mttl.commands.train_tasks.datetime.date", today)
+        path = train(config, "run", f"trainer.max_steps={day}", "data.validation=none", **more).path
+    run = mttl.load(path)
+    encoder = run.form.encoder(run.tokenizer, decoder_only=True)
+    (ids,) = encoder.prompts(["abc"])
+    assert run.tokenizer.decode(ids).startswith("26 Jul 2024")
+
+
+def test_a_chat_is_that_of_the_template(folder: Path, run: Built) -> None:
+    """The ids that the model sees are those of `apply_chat_template`, and turns end answers."""
+    if run.form.template != "chat":
+        assert run.model.backbone.generation_config.eos_token_id == 1
+        return
+    turn_ends = run.tokenizer.convert_tokens_to_ids("<extra_id_2>")
+    assert run.model.backbone.generation_config.eos_token_id == [1, turn_ends]
+    asked = [
+        {"role": "system", "content": "what copy does"},
+        {"role": "user", "content": "[copy] ab"},
+    ]
+    seen: list[list[int]] = []
+    run.model.backbone.register_forward_pre_hook(
+        lambda model, args, inputs: seen.extend(inputs["input_ids"].tolist()), with_kwargs=True
+    )
+    run.predict("copy", [" ab "])
+    prompt = run.tokenizer.apply_chat_template(asked, add_generation_prompt=True)["input_ids"]
+    assert seen[0] == prompt
+    run.choose("copy", ["ab"], ["a", "b"], batch_size=1)
+    assert seen[-3] == prompt  # once for both answers, whose last tokens are only predicted
+    for answer, ids in zip("ab", seen[-2:], strict=True):
+        whole = [*asked, {"role": "assistant", "content": answer}]
+        assert prompt + ids == run.tokenizer.apply_chat_template(whole)["input_ids"][:-1]
+    # An adapted task asks in the same form, and so does what was kept of it.
+    pairs = [("ab", "aba"), ("c", "cc"), ("b", "bb"), ("ca", "cac")]
+    settings = {"mode": "router_only", "max_steps": 1, "eval_every": 1, "batch_size": 2}
+    adapted = mttl.adapt_to(folder, pairs, task="new", description="what new does", **settings)
+    answers = adapted(["abc"])
+    assert adapted.form.opening("new").system == "what new does"
+    adapted.save(folder.parent / "new")
+    assert mttl.load(folder.parent / "new").predict("new", ["abc"]) == answers
+
+
+def test_one_task_as_a_function(run: Built) -> None:
+    reverse = run.pipeline("reverse")
+    both = run.predict("reverse", ["ab", " c "])
+    assert reverse(["ab", "c"]) == both
+    assert reverse("ab", max_new_tokens=6) == both[0]
+    assert run.predict("reverse", []) == []
+    counted: list[int] = []
+    run.predict("reverse", ["ab", "c", "a"], batch_size=2, on_rows=counted.append)
+    assert counted == [2, 1]
+
+
+def test_answers_may_be_searched_otherwise(run: Built) -> None:
+    words = ["ab", "c", "abc", "ca"] * 4
+    torch.manual_seed(0)
+    drawn = run.predict("copy", words, do_sample=True, temperature=5.0)
+    assert drawn != run.predict("copy", words)
+    short = run.predict("copy", words, max_new_tokens=1)
+    assert all(len(answer.encode()) <= 3 for answer in short)  # a byte, maybe no UTF-8
+
+
+def test_prediction_ends_the_training_mode(run: Built) -> None:
+    run.model.train()
+    run.predict("copy", ["ab"])
+    assert not run.model.training
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+def test_choices_are_by_likelihood(run: Built, per_token: bool) -> None:
+    """Compared with a loop over single answers, without padding."""
+    words, given = ["ab", "c", "abca"], ["a", "cab", "bb"]
+    found = run.choose("copy", words, given, per_token=per_token, batch_size=4)
+    encoder = run.form.encoder(run.tokenizer, decoder_only=run.decoder_only)
+    for word, choice in zip(words, found, strict=True):
+        (prompt,) = encoder.prompts([run.form.text("copy", word)], [run.form.opening("copy")])
+        scores = []
+        for answer in given:
+            (labels,) = encoder.answers([answer])
+            assert {*labels[-2:]} & {run.tokenizer.eos_token_id, *encoder.stops}
+            with torch.no_grad():
+                if run.decoder_only:
+                    ids = torch.tensor([[*prompt, *labels]])
+                    logits = run.model(torch.tensor([0]), input_ids=ids).logits
+                    logits = logits[0, len(prompt) - 1 : -1]
+                else:
+                    inputs = {"input_ids": torch.tensor([prompt]), "labels": torch.tensor([labels])}
+                    logits = run.model(torch.tensor([0]), **inputs).logits[0]
+            rows = logits.log_softmax(-1)[range(len(labels)), labels]
+            scores.append(rows.mean() if per_token else rows.sum())
+        expected = torch.stack(scores).double().softmax(0).tolist()
+        assert list(choice.probabilities) == given
+        # Padding changes the order in which products are added.
+        assert list(choice.probabilities.values()) == pytest.approx(expected, abs=1e-5)
+        assert choice.answer == given[expected.index(max(expected))]
+
+
+def test_every_text_may_have_choices_of_its_own(run: Built) -> None:
+    found = run.choose(["copy", "reverse"], ["ab", "c"], [["a", "b"], ["c", "aa", "b"]])
+    assert [list(choice.probabilities) for choice in found] == [["a", "b"], ["c", "aa", "b"]]
+    (alone,) = run.choose("reverse", ["c"], ["c", "aa", "b"])
+    assert alone.probabilities == pytest.approx(found[1].probabilities, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda run: run.predict("kopy", ["a"]), TaskError, "Did you mean 'copy'"),
+        (lambda run: run.pipeline("kopy"), TaskError, "the model knows no task 'kopy'"),
+        (lambda run: run.predict(["copy"], ["a", "b"]), TaskError, "there are 1 tasks and 2 texts"),
+        (lambda run: run.predict("copy", "abc"), TypeError, "write ['abc']"),
+        (
+            lambda run: run.predict("copy", ["a"], num_return_sequences=2),
+            ValueError,
+            "num_return_sequences (2) must be 1",
+        ),
+        (
+            lambda run: run.choose("copy", ["a"], ["a" * 99 + "b", "a" * 99 + "c"]),
+            TaskError,
+            "text 1: choices are alike in their first",
+        ),
+        (lambda run: run.choose("copy", ["a"], "rang"), TypeError, "must be a list of answers"),
+        (lambda run: run.predict("copy", ["a", 3]), TypeError, "text 2 (3) must be a text"),
+        (lambda run: run.choose("copy", ["a"], ["yes"]), TaskError, "there must be at least two"),
+        (lambda run: run.choose("copy", ["a"], ["a", "a "]), TaskError, "none twice"),
+        (lambda run: run.choose("copy", ["a"], ["a", ""]), TaskError, "none empty"),
+        (
+            lambda run: run.choose("copy", ["a"], [["a", "b"], ["a", "b"]]),
+            TaskError,
+            "there are 1 texts and choices for 2",
+        ),
+    ],
+)
+def test_mistakes_are_answered(run: Built, call, kind: type, message: str) -> None:
+    with pytest.raises(kind, match=re.escape(message)):
+        call(run)
+
+
+def test_answers_are_computed_in_the_precision_of_evaluation(tmp_path: Path) -> None:
+    gym = write_gym(tmp_path / "gym")
+    config = write_config(tmp_path / "tiny.yaml", gym, **SETTINGS["llama"])
+    # One row at a time, as shapes change how half precision is rounded.
+    mixed = ("trainer.precision=bf16-mixed", "data.eval_batch_size=1")
+    short = ("trainer.max_steps=1", "data.validation=none")
+    folder = train(config, "mixed", *mixed, *short).path
+    run = mttl.load(folder)
+    rows = evaluated(folder)
+    questions = [shown.removeprefix(run.form.opening(task).text) for task, shown, _ in rows]
+    tasks = [task for task, *_ in rows]
+    assert run.predict(tasks, questions, batch_size=1) == [answer for *_, answer in rows]
+    single = replace(run, precision=Precision())
+    chosen = [
+        model.choose("copy", ["abc"], ["a", "b"])[0].probabilities["a"] for model in (run, single)
+    ]
+    assert chosen[0] != chosen[1]
+    assert chosen[0] == pytest.approx(chosen[1], abs=0.05)  # bfloat16 has eight bits

@@ -1,0 +1,158 @@
+"""Rank classification, from a gym's options to the answers of a run and of an adapted task."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import mttl
+from helpers.command import train
+from helpers.gyms import write_config, write_gym
+from mttl.config.load import load_config
+from mttl.data.prompt_form import PromptForm
+from mttl.errors import ConfigError, TaskError
+from mttl.inference.option_scorer import Ranker
+from mttl.inference.task_options import check_options, task_options, wanted_options
+from mttl.models.backbone import load_tokenizer
+from mttl.runtime.command import USER_MISTAKE, run_command
+from mttl.tasks.folder import Gym
+
+TASKS = {
+    "parity": ("ACC", lambda word: "odd" if len(word) % 2 else "even"),
+    "copy": ("EM", lambda word: word),
+    "first": ("Classification-F1", lambda word: f"begins with {word[0]}"),
+}
+
+
+def gym_of(folder: Path, options: str | None = None) -> Path:
+    root = write_gym(folder / "gym", TASKS, sizes=(32, 5, 4))
+    if options is not None:
+        table = "task,metric,options\nparity,ACC,\ncopy,EM,{}\nfirst,Classification-F1,\n"
+        (root / "TASKS.csv").write_text(table.format(options), encoding="utf-8")
+    return root
+
+
+def test_options_are_named_or_few_answers_of_training_rows(tmp_path: Path) -> None:
+    gym = Gym(gym_of(tmp_path))
+    assert task_options(gym, "parity", [100]) == ["even", "odd"]
+    assert task_options(gym, "first", [100, 13]) == [f"begins with {letter}" for letter in "abc"]
+    assert task_options(gym, "copy", [100]) == []
+    assert wanted_options(gym, list(TASKS), [100], "both").keys() == {"parity", "first"}
+    assert wanted_options(gym, list(TASKS), [100], "generate") == {}
+    with pytest.raises(
+        TaskError, match=r"have no answers to rank: copy\. Name them in .*'options'"
+    ):
+        wanted_options(gym, list(TASKS), [100], "rank")
+
+
+def test_all_jobs_without_options_are_told_at_once(tmp_path: Path) -> None:
+    gym = Gym(gym_of(tmp_path))
+    shutil.copytree(gym.directory / "copy", gym.directory / "again")
+    for path in list((gym.directory / "again").iterdir()):
+        path.rename(path.with_name(path.name.replace("copy", "again")))
+    gym = Gym(gym.directory)
+    jobs = [("copy", 100), ("parity", 100), ("again", 100), ("copy", 100)]
+    check_options(gym, jobs, "both")
+    check_options(gym, jobs, "generate")
+    check_options(gym, jobs[1:2], "rank")
+    with pytest.raises(TaskError, match=r"have no answers to rank: copy, again\. Name them"):
+        check_options(gym, jobs, "rank")
+
+
+@pytest.mark.parametrize("named", ["a", "a| |b", "a|b|a"])
+def test_wrong_options_are_refused(named: str, tmp_path: Path) -> None:
+    gym = Gym(gym_of(tmp_path, named))
+    with pytest.raises(TaskError, match=r"TASKS\.csv', options of 'copy': the choices are"):
+        task_options(gym, "copy", [100])
+
+
+def test_named_options_come_first_and_those_that_are_cut_alike_are_refused(tmp_path: Path) -> None:
+    options = wanted_options(Gym(gym_of(tmp_path, "abcd| abce")), ["copy"], [100], "rank")
+    assert options == {"copy": ["abcd", "abce"]}
+    for length in (4, 5):
+        form = PromptForm(max_output_length=length)
+        encoder = form.encoder(load_tokenizer("byte"), decoder_only=False)
+        if length == 5:
+            Ranker.of(options, ["copy"], encoder, per_token=True)
+            continue
+        with pytest.raises(TaskError, match="options of 'copy' are alike in their first tokens"):
+            Ranker.of(options, ["copy"], encoder, per_token=True)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["generation.mode=rank", "generation.num_beams=2"], r"num_beams \(2\) searches answers"),
+        (["generation.per_token=false"], r"per_token \(false\) is for answers that are ranked"),
+        (
+            ["generation.mode=both", "trainer.strategy=fsdp2"],
+            r"\(fsdp2\) does not work with generation\.mode \(both\)",
+        ),
+    ],
+)
+def test_what_cannot_be_ranked(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config("crossfit.yaml", overrides)
+
+
+def predictions(path: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_run_ranks_what_has_options_and_so_does_what_is_adapted(tmp_path: Path, capsys) -> None:
+    config = write_config(
+        tmp_path / "tiny.yaml",
+        gym_of(tmp_path),
+        generation={"mode": "both"},
+        data={"max_output_length": 16, "validation": "dev"},
+    )
+    (tmp_path / "gym" / "partition.json").write_text(
+        json.dumps({"train": ["parity", "copy"], "dev": [], "test": ["first"]}), encoding="utf-8"
+    )
+    steps = ("trainer.max_steps=2", "trainer.val_check_interval=2")
+    folder = train(config, "ranked", *steps)
+    found = predictions(folder.predictions / "parity_test.jsonl")
+    assert {row["prediction"] for row in found} <= {"even", "odd"}
+    run = mttl.load(folder.path)
+    assert run.form.task_options == {"parity": ["even", "odd"]}
+    for task in ("parity", "copy"):  # in one list, ranked and generated
+        rows = predictions(folder.predictions / f"{task}_test.jsonl")
+        texts = [row["input"].removeprefix(f"[{task}] ") for row in rows]
+        others = [task, "copy"] * len(texts)
+        answers = run.predict(others[: 2 * len(texts)], [t for text in texts for t in (text, "b")])
+        assert answers[::2] == [row["prediction"] for row in rows]
+    choices = run.choose("parity", ["abc"], ["even", "odd"], per_token=True)
+    assert run.predict("parity", ["abc"]) == [choices[0].answer]
+    # A search that is asked for is made.
+    assert run.predict("parity", ["abc"], num_beams=2) != [choices[0].answer]
+
+    settings = {"mode": "router_only", "max_steps": 1, "eval_every": 1}
+    (result,) = mttl.adapt(
+        folder.path, gym=tmp_path / "gym", tasks=["first"], out=tmp_path / "out", **settings
+    )
+    assert result.n_empty == 0
+    losses = {"unlikelihood": 1.0, "length_normalised": 1.0}
+    (other,) = mttl.adapt(
+        folder.path, gym=tmp_path / "gym", tasks=["first"], lr=0.1, **settings, **losses
+    )
+    assert other.step in (0, 1)
+    with pytest.raises(TaskError, match="these tasks have no answers to rank: copy"):
+        mttl.adapt(*(folder.path,), gym=tmp_path / "gym", tasks=["copy"], allow_seen=True, **losses)
+    pairs = [(f"{letter}b", f"begins with {letter}") for letter in "abc" * 8]
+    adapted = mttl.adapt_to(folder.path, pairs, task="new", **settings)
+    answers = adapted(["ab", "cb"])
+    assert set(answers) <= {f"begins with {letter}" for letter in "abc"}
+    adapted.save(tmp_path / "new")
+    assert mttl.load(tmp_path / "new").predict("new", ["ab", "cb"]) == answers
+
+    few = [("ab", "yes"), ("b", "no"), ("cc", "yes"), ("a", "no")]
+    named = mttl.adapt_to(folder.path, few, task="named", options=["yes", "no"], **settings)
+    assert set(named(["c", "ca"])) <= {"yes", "no"}
+    with pytest.raises(TaskError, match=r"none may hold a bar \(\|\), which joins them"):
+        mttl.adapt_to(folder.path, few, task="named", options=["yes|no"], **settings)
+
+    # All tasks are ranked, or the command ends before anything is built.
+    status = run_command(lambda: train(config, "all", *steps, "generation.mode=rank") and 0)
+    assert status == USER_MISTAKE
+    assert "these tasks have no answers to rank: copy" in capsys.readouterr().err

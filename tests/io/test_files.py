@@ -1,0 +1,212 @@
+import errno
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from mttl.io import files
+from mttl.io.files import (
+    FolderGoneError,
+    append_line,
+    locked,
+    new_folder,
+    write_atomic,
+    write_table,
+    write_text,
+)
+
+
+def test_writes_with_usual_permissions_and_makes_parents(tmp_path):
+    path = tmp_path / "a" / "b.txt"
+    write_text(path, "zwölf\n")
+    assert path.read_text(encoding="utf-8") == "zwölf\n"
+    umask = os.umask(0)
+    os.umask(umask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
+
+
+def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "b.txt"
+    write_text(path, "old")
+
+    def fill_the_disk(temporary):
+        temporary.write_text("half of the n")
+        raise OSError(28, "full")
+
+    with pytest.raises(OSError, match="full"):
+        write_atomic(path, fill_the_disk)
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["b.txt"]
+
+
+def test_a_lock_is_for_one_and_ends_with_its_block(tmp_path: Path) -> None:
+    path = tmp_path / "new" / ".lock"
+    with locked(path), pytest.raises(BlockingIOError), locked(path):
+        pass
+    with locked(path), pytest.raises(KeyError, match="mine"), locked(path, KeyError("mine")):
+        pass
+    with locked(path):
+        pass
+
+
+def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    code = (
+        "import sys, time; from mttl.io.files import locked\n"
+        "with locked(sys.argv[1]): print('held', flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    with pytest.raises(BlockingIOError), locked(path):
+        pass
+    holder.kill()
+    holder.communicate()
+    with locked(path):
+        pass
+
+
+@pytest.mark.parametrize("answer", [NotImplementedError(), OSError(errno.ENOLCK, "no locks")])
+def test_where_a_file_system_has_no_locks_work_goes_on(
+    answer: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def acquire(lock: FileLock, blocking: bool) -> None:
+        raise answer
+
+    monkeypatch.setattr(FileLock, "acquire", acquire)
+    with locked(tmp_path / ".lock"), locked(tmp_path / ".lock"):
+        pass
+
+
+def test_a_lock_that_cannot_be_made_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def acquire(lock: FileLock, blocking: bool) -> None:
+        raise PermissionError(errno.EACCES, "of another user")
+
+    monkeypatch.setattr(FileLock, "acquire", acquire)
+    with pytest.raises(PermissionError, match="another user"), locked(tmp_path / ".lock"):
+        pass
+
+
+def test_an_appended_line_takes_the_place_of_a_cut_one(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "lines"
+    append_line(path, "one")
+    with path.open("a") as file:
+        file.write("cut o")
+    append_line(path, "zwölf")
+    assert path.read_text("utf-8") == "one\nzwölf\n"
+
+
+def test_a_new_folder_is_whole_or_absent(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "a" / "out") as temporary:
+        (temporary / "file").touch()
+        assert not (tmp_path / "a" / "out").exists()
+    assert os.listdir(tmp_path / "a" / "out") == ["file"]
+    with pytest.raises(FileExistsError, match="out"), new_folder(tmp_path / "a" / "out"):
+        pass
+    with pytest.raises(OSError, match="full"), new_folder(tmp_path / "a" / "other"):
+        raise OSError(28, "full")
+    assert os.listdir(tmp_path / "a") == ["out"]
+
+
+def test_a_table_leaves_missing_values_empty(tmp_path: Path) -> None:
+    write_table(tmp_path / "t.csv", ["a", "b"], [{"a": 1, "b": "x, y"}, {"b": None}])
+    assert (tmp_path / "t.csv").read_bytes() == b'a,b\r\n1,"x, y"\r\n,\r\n'
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / ".b.txt.abcdefg1.part").write_text("half")
+    (tmp_path / ".out.abcdefg1.part").mkdir()
+    (tmp_path / ".out.abcdefg1.part" / "model").write_text("half")
+    write_text(tmp_path / "b.txt", "whole")
+    with new_folder(tmp_path / "out"):
+        pass
+    assert sorted(os.listdir(tmp_path)) == ["b.txt", "out"]
+
+
+def test_what_another_process_is_writing_stays(tmp_path: Path) -> None:
+    def write(temporary: Path) -> None:
+        write_text(tmp_path / "b.txt", "second")
+        temporary.write_text("first")
+
+    write_atomic(tmp_path / "b.txt", write)
+    assert (tmp_path / "b.txt").read_text() == "first"
+    with new_folder(tmp_path / "out") as first:
+        with new_folder(tmp_path / "out") as second:
+            (second / "file").touch()
+        assert first.is_dir()
+        (tmp_path / "out" / "file").unlink()  # a folder replaces an empty one only
+    assert sorted(os.listdir(tmp_path)) == ["b.txt", "out"]
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_a_folder_that_may_be_replaced_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_exchange: bool
+) -> None:
+    if not can_exchange:
+        monkeypatch.setattr(sys, "platform", "other")
+    for content in ("first", "second"):
+        with new_folder(tmp_path / "out", replace=True) as folder:
+            (folder / content).touch()
+        assert os.listdir(tmp_path / "out") == [content]
+    with pytest.raises(OSError, match="full"), new_folder(tmp_path / "out", replace=True):
+        raise OSError(28, "full")
+    assert os.listdir(tmp_path / "out") == ["second"]
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_what_another_process_takes_for_left_behind_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may look between the making of a temporary file and its lock."""
+    make, taken = tempfile.mkstemp, []
+
+    def taken_once(*given: str) -> tuple[int, str]:
+        handle, name = make(*given)
+        if not taken:
+            taken.append(name)
+            os.unlink(name)
+        return handle, name
+
+    monkeypatch.setattr(tempfile, "mkstemp", taken_once)
+    write_text(tmp_path / "file.txt", "text")
+    assert taken
+    assert (tmp_path / "file.txt").read_text() == "text"
+    assert os.listdir(tmp_path) == ["file.txt"]
+
+
+def test_a_folder_that_is_removed_just_before_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, make = tmp_path / "gone", tempfile.mkstemp
+
+    def too_late(*given: str) -> tuple[int, str]:
+        shutil.rmtree(folder)
+        return make(*given)
+
+    monkeypatch.setattr(tempfile, "mkstemp", too_late)
+    with pytest.raises(FolderGoneError, match=r"its folder was removed meanwhile: .*file\.txt"):
+        write_text(folder / "file.txt", "text")
+    monkeypatch.setattr(files, "drop_cut_line", lambda path: shutil.rmtree(folder))
+    with pytest.raises(FolderGoneError, match=r"its folder was removed meanwhile: .*lines"):
+        append_line(folder / "lines", "line")
+
+
+def test_a_folder_that_is_removed_meanwhile_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    with pytest.raises(FolderGoneError, match=r"its folder was removed meanwhile: .*file\.txt"):
+        write_atomic(folder / "file.txt", lambda temporary: shutil.rmtree(folder))
+    with (
+        pytest.raises(FolderGoneError, match=r"its folder was removed meanwhile: .*out"),
+        new_folder(folder / "out"),
+    ):
+        shutil.rmtree(folder)
+    with pytest.raises(FileNotFoundError, match="other"):
+        write_atomic(tmp_path / "file.txt", lambda temporary: (tmp_path / "other").read_text())

@@ -1,0 +1,80 @@
+"""Checkpoints are compared with their checksums, and nothing in them is run."""
+
+import os
+import pickle
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from mttl.errors import CheckpointError
+from mttl.io.torch_file import load_torch
+
+STATE = {"step": 3, "weights": {"a": torch.arange(1000.0)}, "names": ["x"], "data": b"y"}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    torch.save(STATE, tmp_path / "last.ckpt")
+    return tmp_path / "last.ckpt"
+
+
+def test_plain_data_is_read(path: Path) -> None:
+    found = load_torch(path, "")
+    assert found["names"] == ["x"]
+    assert found["data"] == b"y"
+    assert torch.equal(found["weights"]["a"], STATE["weights"]["a"])
+
+
+def test_every_flipped_bit_is_noticed_or_changes_nothing(path: Path) -> None:
+    sound = path.read_bytes()
+    noticed = 0
+    for place in range(0, len(sound), 41):
+        damaged = bytearray(sound)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        try:
+            found = load_torch(path, "advice")
+        except CheckpointError as error:
+            noticed += 1
+            assert "advice" in str(error)  # noqa: PT017
+        else:
+            assert torch.equal(found["weights"]["a"], STATE["weights"]["a"])
+            assert found["step"] == 3
+    assert noticed > 90
+
+
+class Payload:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple:
+        return os.system, (f"touch '{self.marker}'",)
+
+
+@pytest.mark.parametrize("kind", ["inside", "legacy", "plain"])
+def test_programs_are_not_run(path: Path, kind: str) -> None:
+    marker = path.with_name("ran")
+    hostile = {**STATE, "more": Payload(marker)}
+    if kind == "plain":
+        path.write_bytes(pickle.dumps(hostile))
+    else:
+        torch.save(hostile, path, _use_new_zipfile_serialization=kind == "inside")
+    with pytest.raises(CheckpointError, match=r"asks for more than tensors|is damaged"):
+        load_torch(path, "Start anew")
+    assert not marker.exists()
+
+
+def test_packed_archives_are_refused(path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(1 << 20))
+    with pytest.raises(CheckpointError, match="its parts are packed, and PyTorch packs none"):
+        load_torch(path, "")
+
+
+def test_parts_stand_there_once(path: Path) -> None:
+    with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
+        archive.writestr(archive.namelist()[0], b"x")
+    with pytest.raises(CheckpointError, match="a part of it stands there twice"):
+        load_torch(path, "")

@@ -1,0 +1,87 @@
+"""What is no adapter, or more than one, is refused with the reason."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mttl.errors import CheckpointError
+from mttl.peft_format.lora_import import read_lora
+from mttl.peft_format.peft_folder import PeftFolder, read_peft, write_peft
+
+CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 2}
+TENSORS = {"a.q.lora_A.weight": torch.randn(2, 4), "a.q.lora_B.weight": torch.randn(5, 2)}
+
+
+def adapter(tmp_path, config=None, tensors=None):
+    return PeftFolder(tmp_path, CONFIG | (config or {}), TENSORS | (tensors or {}))
+
+
+def test_a_folder_comes_back_as_it_was_written(tmp_path):
+    write_peft(tmp_path / "a", CONFIG, TENSORS)
+    found = read_peft(tmp_path / "a")
+    assert found.config == CONFIG
+    assert found.tensors.keys() == TENSORS.keys()
+    assert all(torch.equal(found.tensors[name], value) for name, value in TENSORS.items())
+
+
+def test_folders_that_are_none_are_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="is no folder of PEFT: it has no adapter_config"):
+        read_peft(tmp_path)
+    config = tmp_path / "adapter_config.json"
+    config.write_text(json.dumps(CONFIG))
+    with pytest.raises(CheckpointError, match=r"has no adapter_model\.safetensors"):
+        read_peft(tmp_path)
+    (tmp_path / "adapter_model.bin").touch()
+    with pytest.raises(CheckpointError, match="a pickle, which can run any program"):
+        read_peft(tmp_path)
+    tensors = tmp_path / "adapter_model.safetensors"
+    tensors.write_bytes(b"half of it")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        read_peft(tmp_path)
+    save_file({"q.lora_A.weight": torch.zeros(1)}, tensors)
+    with pytest.raises(CheckpointError, match=r"a tensor 'q\.lora_A\.weight'; PEFT's names"):
+        read_peft(tmp_path)
+    save_file({"base_model.model.q.lora_A.weight": torch.zeros(1, dtype=torch.int8)}, tensors)
+    with pytest.raises(CheckpointError, match=r"is stored as torch\.int8; save the adapter in"):
+        read_peft(tmp_path)
+    save_file({}, tensors)
+    with pytest.raises(CheckpointError, match="holds no tensors; PEFT's names begin"):
+        read_peft(tmp_path)
+    config.write_text("{")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        read_peft(tmp_path)
+    config.write_text("[]")
+    with pytest.raises(CheckpointError, match="names no peft_type"):
+        read_peft(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"peft_type": "IA3"}, "is a IA3 adapter, not LORA"),
+        ({"use_dora": True}, "uses use_dora: it is more than a low-rank change"),
+        ({"modules_to_save": ["head"], "bias": "all"}, "uses modules_to_save, bias"),
+        ({"init_lora_weights": "pissa_niter_4"}, "'pissa_niter_4', which changes the base model"),
+    ],
+)
+def test_adapters_that_are_more_are_refused(tmp_path, config, message):
+    with pytest.raises(CheckpointError, match=message):
+        read_lora(adapter(tmp_path, config))
+
+
+def test_tensors_that_are_others_are_refused(tmp_path):
+    for tensors, message in (
+        ({"a.q.lora_magnitude_vector": torch.zeros(5)}, "cannot be used: a.q.lora_magnitude_vec"),
+        ({"a.k.lora_A.weight": torch.zeros(2, 4)}, "are missing: a.k.lora_B.weight"),
+        ({"a.q.lora_B.weight": torch.zeros(5, 3)}, r"shapes \(2, 4\) and \(5, 3\); those of a"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            read_lora(adapter(tmp_path, tensors=tensors))
+    many = {f"l{number}.bias": torch.zeros(1) for number in range(7)}
+    with pytest.raises(CheckpointError, match=r"l4\.bias and 2 more"):
+        read_lora(adapter(tmp_path, tensors=many))
+    bare = PeftFolder(tmp_path, {"peft_type": "LORA"}, TENSORS)
+    with pytest.raises(CheckpointError, match="its configuration lacks lora_alpha"):
+        read_lora(bare)

@@ -1,0 +1,293 @@
+"""peft loads an exported task and answers as it does; adapters of peft become skills."""
+
+import pytest
+import torch
+from torch import nn
+
+from helpers.backbones import BACKBONES, batch, fill, tiny_t5
+from helpers.compare import relative_error
+from helpers.skills import filled, skilled
+from mttl.errors import CheckpointError
+from mttl.library.stacking import stack_members
+from mttl.merging.fold import average_mixing, task_mixing
+from mttl.merging.low_rank_factors import relative_error as svd_error
+from mttl.peft_format.lora_export import (
+    common_scaling,
+    lora_adapter,
+    mixture_adapter,
+    skill_mixing,
+)
+from mttl.peft_format.lora_import import common_settings, read_lora
+from mttl.peft_format.peft_folder import read_peft, write_peft
+from mttl.routing import RoutingSlot, average_router, private_router
+from mttl.skills import LoRAInventory, SkilledModel, attach_skills
+
+peft = pytest.importorskip("peft")
+
+# Both sides do the same float32 arithmetic in another order, through two to four blocks.
+ROUNDING = 1e-5
+TASK_TYPES = {"t5": "SEQ_2_SEQ_LM", "bart": "SEQ_2_SEQ_LM", "llama": "CAUSAL_LM"}
+TASK_TYPES["gpt2"] = "CAUSAL_LM"
+TARGETS = {
+    "t5": ["q", "v", "wo"],
+    "bart": ["q_proj", "v_proj", "fc1"],
+    "llama": ["q_proj", "down_proj"],
+    "gpt2": ["c_attn", "c_proj"],
+}
+
+
+def export(model, mixing, folder, family, rank=None):
+    adapter = mixture_adapter(model, mixing, rank)
+    config, tensors = lora_adapter(
+        adapter,
+        base=None,
+        task_type=TASK_TYPES[family],
+        transposed=family == "gpt2",
+        scaling=common_scaling(model),
+    )
+    write_peft(folder, config, tensors)
+    return adapter
+
+
+def loaded(family, folder):
+    return peft.PeftModel.from_pretrained(BACKBONES[family](), folder).eval()
+
+
+@pytest.mark.parametrize("family", BACKBONES)
+@pytest.mark.parametrize("n_heads", [1, 2])
+@pytest.mark.parametrize("mix", ["factors", "deltas", "outputs"])
+def test_peft_answers_as_the_task(family, mix, n_heads, tmp_path):
+    model = skilled(BACKBONES[family](), inventory=f"lora-{mix}", n_heads=n_heads)
+    for task in (0, 2):
+        folder = tmp_path / str(task)
+        adapter = export(model, task_mixing(model.router, task), folder, family)
+        ranks = {part.rank for part in adapter.values()}
+        assert ranks == {2 if mix == "factors" else 6}
+        theirs = loaded(family, folder)
+        found = theirs(**batch(3)).logits
+        expected = model(torch.full((3,), task), **batch(3)).logits
+        assert relative_error(found, expected) < ROUNDING
+        with theirs.disable_adapter():
+            assert relative_error(theirs(**batch(3)).logits, expected) > 0.1
+        # Exactly the skilled layers carry an adapter.
+        adapted = {name.removeprefix("base_model.model.") for name, layer in theirs.named_modules()
+                   if hasattr(layer, "lora_A")}  # fmt: skip
+        assert adapted == set(model.skilled_layers())
+
+
+def test_the_average_and_single_skills_are_mixtures_too(tmp_path):
+    model = skilled(tiny_t5(), inventory="lora-deltas")
+    slot_model = model.router
+    for name, mixing, ids in (
+        ("mean", average_mixing(slot_model), average_router(slot_model.n_groups, 1, 3)),
+        ("one", skill_mixing(model, 1), private_router(slot_model.n_groups, 3)),
+    ):
+        adapter = export(model, mixing, tmp_path / name, "t5")
+        assert {part.rank for part in adapter.values()} == {6 if name == "mean" else 2}
+        model.router = ids
+        expected = model(torch.full((3,), int(name == "one")), **batch(3)).logits
+        model.router = slot_model
+        assert relative_error(loaded("t5", tmp_path / name)(**batch(3)).logits, expected) < ROUNDING
+    with pytest.raises(CheckpointError, match="there is no skill 3: they are numbered 0 … 2"):
+        skill_mixing(model, 3)
+
+
+def test_truncation_reports_what_it_loses(tmp_path):
+    model = skilled(tiny_t5(), inventory="lora-deltas")
+    mixing = task_mixing(model.router, 1)
+    adapter = export(model, mixing, tmp_path / "small", "t5", rank=3)
+    lost = whole = 0.0
+    for path, layer in model.skilled_layers().items():
+        change = layer.inventory.delta(mixing[layer.group][None])[0].detach()
+        lost += float((adapter[path].up @ adapter[path].down.t() - change).square().sum())
+        whole += float(change.square().sum())
+    # Squared errors of float32 factors of a change of norm about 1.
+    assert svd_error(list(adapter.values())) == pytest.approx((lost / whole) ** 0.5, rel=1e-4)
+    expected = model(torch.full((3,), 1), **batch(3)).logits
+    assert relative_error(loaded("t5", tmp_path / "small")(**batch(3)).logits, expected) > ROUNDING
+
+
+@pytest.mark.parametrize("rank", [None, 16])
+def test_dense_skills_need_a_rank(rank, tmp_path):
+    model = skilled(tiny_t5(), inventory="dense-deltas", targets=["q"])
+    mixing = task_mixing(model.router, 0)
+    if rank is None:
+        with pytest.raises(CheckpointError, match="give the rank to approximate them with"):
+            mixture_adapter(model, mixing)
+        return
+    export(model, mixing, tmp_path / "dense", "t5", rank=rank)  # all there is: 16 features
+    expected = model(torch.zeros(3, dtype=torch.long), **batch(3)).logits
+    assert relative_error(loaded("t5", tmp_path / "dense")(**batch(3)).logits, expected) < ROUNDING
+
+
+@pytest.mark.parametrize("rank", [None, 4])
+def test_adapters_are_refused(rank):
+    model = skilled(tiny_t5(), inventory="adapter, behind")
+    message = (
+        r"cannot be exported as LoRA: AdapterInventory .*Only mttl answers .*scripts/serve\.py"
+    )
+    with pytest.raises(CheckpointError, match=message):
+        mixture_adapter(model, task_mixing(model.router, 0), rank)
+
+
+def test_scales_and_a_layer_at_two_paths_are_refused():
+    model = skilled(tiny_t5(), inventory="ia3")
+    with pytest.raises(CheckpointError, match=r"cannot be exported as LoRA: IA3Inventory does not"):
+        mixture_adapter(model, task_mixing(model.router, 0), 4)
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(4, 4)
+            self.second = self.first
+
+    slot, backbone = RoutingSlot(), Twice()
+    attach_skills(
+        backbone, lambda i, o: filled(LoRAInventory(i, o, 2)), targets=["first"], slot=slot
+    )
+    twice = SkilledModel(backbone, average_router(1, 1, 2), slot)
+    with pytest.raises(CheckpointError, match="'second' stands at another path too"):
+        mixture_adapter(twice, average_mixing(twice.router))
+
+
+# Adapters of peft as skills.
+
+SETTINGS = {
+    "plain": {"r": 4, "lora_alpha": 8},
+    "rank stabilised": {"r": 2, "lora_alpha": 3, "use_rslora": True},
+    "by layer": {
+        **{"r": 2, "lora_alpha": 4, "rank_pattern": {"0.*": 3}},
+        "alpha_pattern": {r".*\.1\..*": 1},
+    },
+}
+
+
+def adapters_of_peft(family, tmp_path):
+    folders = []
+    for seed, (name, settings) in enumerate(SETTINGS.items()):
+        config = peft.LoraConfig(
+            **settings,
+            target_modules=TARGETS[family][: seed + 1],
+            fan_in_fan_out=family == "gpt2",
+            task_type=TASK_TYPES[family],
+        )
+        model = peft.get_peft_model(BACKBONES[family](), config)
+        for layer in model.modules():
+            if hasattr(layer, "lora_A"):
+                fill(layer.lora_A, seed)
+                fill(layer.lora_B, seed + 7)
+        model.save_pretrained(tmp_path / name)
+        folders.append((tmp_path / name, model.eval()(**batch(3)).logits))
+    return folders
+
+
+@pytest.mark.parametrize("family", BACKBONES)
+def test_adapters_become_skills(family, tmp_path):
+    folders = adapters_of_peft(family, tmp_path)
+    layers = stack_members([read_lora(read_peft(folder)) for folder, _ in folders])
+    backbone, slot = BACKBONES[family](), RoutingSlot()
+    rank = next(iter(layers.values()))[0].shape[2]
+    assert rank == 4
+    attachment = attach_skills(
+        backbone,
+        lambda i, o: LoRAInventory(i, o, 3, rank=rank, scale=1.0, mix="outputs"),
+        targets=list(layers),
+        slot=slot,
+    )
+    model = SkilledModel(backbone, private_router(len(attachment.groups), 3), slot).eval()
+    with torch.no_grad():
+        for path, layer in model.skilled_layers().items():
+            layer.inventory.down.copy_(layers[path][0])
+            layer.inventory.up.copy_(layers[path][1])
+    for skill, (_, expected) in enumerate(folders):
+        found = model(torch.full((3,), skill), **batch(3)).logits
+        assert relative_error(found, expected) < ROUNDING
+
+
+def test_what_comes_back_is_what_went_out(tmp_path):
+    model = skilled(tiny_t5())
+    mixing = task_mixing(model.router, 0)
+    adapter = export(model, mixing, tmp_path / "a", "t5")
+    found = read_lora(read_peft(tmp_path / "a"))
+    assert found.keys() == adapter.keys()
+    for path, part in found.items():
+        assert torch.equal(part.down, adapter[path].down)
+        # The scale went out of the factor and in again.
+        torch.testing.assert_close(part.up, adapter[path].up, rtol=1e-6, atol=0)
+
+
+# What PEFT's users set.
+
+OPTIONS = {"alpha": 6.0, "rslora": True, "dropout": 0.25}
+
+
+def adapter_with(tmp_path, name, **changed):
+    settings = {"r": 2, "lora_alpha": 6, "use_rslora": True, "lora_dropout": 0.25}
+    config = peft.LoraConfig(
+        **settings | changed, target_modules=TARGETS["t5"], task_type=TASK_TYPES["t5"]
+    )
+    model = peft.get_peft_model(tiny_t5(), config)
+    for layer in model.modules():
+        if hasattr(layer, "lora_A"):
+            fill(layer.lora_A, 1)
+            fill(layer.lora_B, 8)
+    model.save_pretrained(tmp_path / name)
+    return model
+
+
+def with_options(n_skills=1, **settings):
+    backbone, slot = tiny_t5(), RoutingSlot()
+    attachment = attach_skills(
+        backbone,
+        lambda i, o: filled(LoRAInventory(i, o, n_skills, rank=2, **settings)),
+        targets=TARGETS["t5"],
+        slot=slot,
+    )
+    router = average_router(len(attachment.groups), 1, n_skills)
+    return SkilledModel(backbone, router, slot).eval()
+
+
+def test_options_come_in_where_adapters_are_set_alike(tmp_path):
+    for name in ("a", "b"):
+        adapter_with(tmp_path, name)
+    folders = [read_peft(tmp_path / name) for name in "ab"]
+    assert common_settings(folders) == OPTIONS
+    plain, scaled = (read_lora(folders[0], scaled=scaled) for scaled in (False, True))
+    for path, part in plain.items():
+        torch.testing.assert_close(6 / 2**0.5 * part.up, scaled[path].up)
+    for number, changed in enumerate(
+        ({"r": 3}, {"lora_alpha": 5}, {"use_rslora": False}, {"lora_dropout": 0.1},
+         {"alpha_pattern": {"q": 3}}, {"rank_pattern": {"q": 1}})
+    ):  # fmt: skip
+        adapter_with(tmp_path, str(number), **changed)
+        assert common_settings([*folders, read_peft(tmp_path / str(number))]) is None
+
+
+@pytest.mark.parametrize("n_skills", [1, 3])
+def test_options_go_out(tmp_path, n_skills):
+    """Also those of several skills side by side, whose rank is another."""
+    model = with_options(n_skills, mix="outputs", **OPTIONS)
+    export(model, average_mixing(model.router), tmp_path / "out", "t5")
+    theirs = loaded("t5", tmp_path / "out")
+    config = theirs.peft_config["default"]
+    assert (config.r, config.use_rslora, config.lora_dropout) == (2 * n_skills, True, 0.25)
+    assert config.lora_alpha == pytest.approx(6 * n_skills**0.5)
+    expected = model(torch.zeros(3, dtype=torch.long), **batch(3)).logits
+    assert relative_error(theirs(**batch(3)).logits, expected) < ROUNDING
+    # It is trained on as here: the same draws, the same loss and gradients.
+    if n_skills == 1:
+        losses = []
+        for trained in (model, theirs):
+            torch.manual_seed(2)
+            ids = {"task_ids": torch.zeros(3, dtype=torch.long)} if trained is model else {}
+            losses.append(trained.train()(**ids, **batch(3)).loss)
+        torch.testing.assert_close(*losses, rtol=ROUNDING, atol=0)
+
+
+def test_skills_that_start_from_the_weight_go_out_with_what_is_subtracted(tmp_path):
+    model = with_options(2, init="orthogonal", mix="outputs")
+    export(model, average_mixing(model.router), tmp_path / "out", "t5")
+    theirs = loaded("t5", tmp_path / "out")
+    assert theirs.peft_config["default"].r == 8
+    expected = model(torch.zeros(3, dtype=torch.long), **batch(3)).logits
+    assert relative_error(theirs(**batch(3)).logits, expected) < ROUNDING

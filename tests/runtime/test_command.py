@@ -1,0 +1,227 @@
+"""Exit statuses and messages of commands, whatever the command does."""
+
+import argparse
+import errno
+import logging
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pytorch_lightning import Callback
+
+from mttl.__main__ import ALL, listing
+from mttl.commands.options import processes
+from mttl.errors import CheckpointError, ConfigError, MttlError, TaskError
+from mttl.io.files import FolderGoneError
+from mttl.runtime.command import (
+    FAULT,
+    HARMLESS,
+    INTERRUPTED,
+    SUCCESS,
+    USER_MISTAKE,
+    exit_with,
+    only_warnings,
+    run_command,
+)
+from mttl.training.stopping import StopRequested
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """Commands set up logging and warnings for their whole process."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    with warnings.catch_warnings():
+        yield
+    root.handlers, root.level = handlers, level
+
+
+def raising(error: BaseException) -> Callable[[], int]:
+    def main() -> int:
+        raise error
+
+    return main
+
+
+def test_a_logger_is_hushed_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    """Also where the function ends in an error: what comes later in this process is heard."""
+    log = logging.getLogger("mttl.data.prepare")
+    caplog.set_level(logging.INFO)
+
+    @only_warnings("mttl.data")
+    def told() -> None:
+        log.info("three small files")
+        log.warning("damaged")
+        raise ConfigError("a mistake")
+
+    with pytest.raises(ConfigError):
+        told()
+    log.info("later")
+    assert caplog.messages == ["damaged", "later"]
+
+
+def test_statuses_are_the_contract() -> None:
+    assert (SUCCESS, FAULT, USER_MISTAKE, INTERRUPTED) == (0, 1, 2, 130)
+
+
+def test_the_commands_own_status_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(lambda: 0) == 0
+    assert run_command(lambda: 7) == 7
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("kind", [MttlError, ConfigError, TaskError, CheckpointError])
+def test_a_mistake_is_a_message_on_standard_error(
+    kind: type[MttlError], capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Brackets are no markup, and lines are not broken at the width of a terminal.
+    message = f"a.yaml: section 'skills' has no '[bold]rnk[/]' {'long ' * 60}end\nthe next mistake"
+    assert run_command(raising(kind(message))) == USER_MISTAKE
+    assert capsys.readouterr() == ("", f"error: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, FAULT)]
+)
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_stop_tells_whether_the_run_can_be_continued(
+    number: signal.Signals,
+    status: int,
+    saved: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    checkpoint = tmp_path / "last.ckpt"
+    if saved:
+        checkpoint.touch()
+    assert run_command(raising(StopRequested(number, checkpoint))) == status
+    error = capsys.readouterr().err
+    assert error.startswith(f"stopped by {number.name}; ")
+    assert ("continue with --resume" in error) == saved
+    assert ("no state had been saved yet" in error) != saved
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
+@pytest.mark.parametrize("file", ["runs/[a]/config.yaml", None])
+def test_a_disk_that_takes_nothing(
+    number: int, file: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = OSError(number, "no way", file) if file else OSError(number, "no way")
+    assert run_command(raising(error)) == USER_MISTAKE
+    where = f" '{file}'" if file else ""
+    assert capsys.readouterr().err == f"error: cannot write{where}: no way\n"
+
+
+@pytest.mark.parametrize("kind", [FolderGoneError, FileNotFoundError])
+def test_a_folder_that_was_removed(
+    kind: type[OSError], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "gone" / "results.csv")
+    assert run_command(raising(kind(errno.ENOENT, "No such file", path))) == USER_MISTAKE
+    expected = f"error: cannot go on with '{path}': its folder was removed meanwhile\n"
+    assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize("folder", ["file", "file/inside"])
+def test_a_file_in_the_way_of_a_folder(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+
+    def main() -> int:
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        return SUCCESS
+
+    assert run_command(main) == USER_MISTAKE
+    error = capsys.readouterr().err
+    assert f"error: cannot write '{tmp_path / folder}'" in error
+    assert "A file stands where a folder is needed: name another folder" in error
+
+
+@pytest.mark.parametrize("fault", [ValueError("a fault"), FileNotFoundError(2, "gone", "x")])
+def test_faults_of_the_program_are_one_line_and_a_file(
+    fault: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert run_command(raising(fault)) == FAULT
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    (path,) = tmp_path.glob("mttl-fault-*.txt")
+    assert f"error: {type(fault).__name__}: " in error
+    assert f"the traceback is in '{path}'" in error
+    assert f"{type(fault).__name__}: " in path.read_text().splitlines()[-1]
+
+
+def test_what_a_class_of_ones_own_raises_is_its_own(tmp_path, monkeypatch, capsys) -> None:
+    class Watching(Callback):
+        def setup(self) -> None:
+            raise KeyError("lr")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert run_command(lambda: Watching().setup()) == USER_MISTAKE  # type: ignore[call-arg]
+    error = capsys.readouterr().err
+    assert "error: Watching failed: KeyError: 'lr' (" in error
+    assert "test_command.py, line" in error
+    assert "fault of the program" not in error
+    assert 'raise KeyError("lr")' in next(tmp_path.glob("mttl-fault-*.txt")).read_text()
+
+
+def test_the_traceback_is_printed_where_no_file_can_be_written(monkeypatch, capsys) -> None:
+    def full(**_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.mkstemp", full)
+    assert run_command(raising(ValueError("a fault"))) == FAULT
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["0", "257", "999999999", "9" * 5000])
+def test_a_command_starts_a_number_of_processes(text: str) -> None:
+    assert processes("256") == 256
+    with pytest.raises(argparse.ArgumentTypeError, match=r"must be at most 256|at least 1"):
+        processes(text)
+
+
+@pytest.mark.parametrize("status", [SUCCESS, FAULT])
+def test_the_process_ends_with_the_status(status: int) -> None:
+    with pytest.raises(SystemExit) as caught:
+        exit_with(lambda: status)
+    assert caught.value.code == status
+
+
+def test_harmless_warnings_are_silent_and_others_are_not() -> None:
+    def main() -> int:
+        warnings.warn("Checkpoint directory runs/a exists and is not empty.", stacklevel=1)
+        warnings.warn("the loss is not finite", stacklevel=1)
+        return SUCCESS
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run_command(main)
+    assert [str(warning.message) for warning in caught] == ["the loss is not finite"]
+    assert all(pattern.startswith(".*") for pattern in HARMLESS)
+
+
+def test_messages_of_the_package_are_shown_and_chatter_of_libraries_is_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def main() -> int:
+        logging.getLogger("mttl.data.cache").info("Tokenising [a] 3 tasks")
+        for library in ("httpx", "datasets", "lightning_fabric", "pytorch_lightning"):
+            logging.getLogger(f"{library}.part").info("GPU available: False")
+        logging.getLogger("datasets").warning("damaged")
+        return SUCCESS
+
+    run_command(main)
+    output, error = capsys.readouterr()
+    assert output == ""
+    assert [line.strip() for line in error.splitlines()] == ["Tokenising [a] 3 tasks", "damaged"]
+
+
+def test_every_command_is_listed_with_its_sentence() -> None:
+    lines = listing(ALL).splitlines()
+    assert [line[2:16].strip() for line in lines] == list(ALL)
+    assert all(line[16].isupper() and '"' not in line for line in lines)
+    assert "  serve         Answer over HTTP as OpenAI's" in listing(ALL)

@@ -1,0 +1,73 @@
+"""Two processes on the CPU: what they keep together, each finds again."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from helpers.together import run_together
+from mttl.babyai.rollouts import RolloutDataModule
+from mttl.runtime.processes import gathered, rank
+from mttl.training.token_monitor import TokenMonitor
+
+
+class Position:
+    """Stands for a loader of rollouts: all that it knows is a number."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.counts = number, -1
+        log = SimpleNamespace(load_state_dict=lambda counts: setattr(self, "counts", counts))
+        self.collector = SimpleNamespace(log=log)
+
+    def state(self) -> dict[str, Any]:
+        return {"number": self.number, "player": {"log": 10 * self.number}}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.number = state["number"]
+
+
+def test_a_single_process_knows_what_it_knows() -> None:
+    assert rank() == 0
+    assert gathered("a") == ["a"]
+    assert RolloutDataModule(Position(3)).state_dict() == Position(3).state()
+
+
+def _run(number: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    meeting = f"file://{folder}/rendezvous"
+    dist.init_process_group("gloo", init_method=meeting, rank=number, world_size=2)
+    assert rank() == number
+    assert gathered({"number": number}) == [{"number": 0}, {"number": 1}]
+    _loads_are_those_of_both(number)
+    _each_process_plays_on(number)
+    dist.destroy_process_group()
+
+
+def _loads_are_those_of_both(number: int) -> None:
+    monitor = TokenMonitor(Path(), ("layer",))
+    assert monitor.state_dict()["loads"] is None
+    monitor.loads = torch.tensor([[1, 2, 0]]) * 10**number
+    state = monitor.state_dict()
+    assert state["loads"].tolist() == [[11, 22, 0]]
+    resumed = TokenMonitor(Path(), ("layer",))
+    resumed.load_state_dict(state)
+    # Not counted twice, and both have something to add up at the next record.
+    assert resumed.loads is not None
+    assert sum(gathered(resumed.loads)).tolist() == [[11, 22, 0]]
+
+
+def _each_process_plays_on(number: int) -> None:
+    state = RolloutDataModule(Position(5 + number)).state_dict()  # type: ignore[arg-type]
+    resumed = Position(-1)
+    RolloutDataModule(resumed).load_state_dict(state)  # type: ignore[arg-type]
+    assert resumed.number == 5 + number
+    # One process saved: the second begins anew, with the counts of the first.
+    fewer = Position(-1)
+    RolloutDataModule(fewer).load_state_dict(Position(7).state())  # type: ignore[arg-type]
+    assert (fewer.number, fewer.counts) == ((7, -1) if number == 0 else (-1, 70))
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    run_together(_run, str(tmp_path))

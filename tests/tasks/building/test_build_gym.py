@@ -1,0 +1,292 @@
+import errno
+import json
+import os
+import re
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from helpers.raw import copying_task, make_task, rows, write_jsonl, write_raw
+from mttl.tasks.building import build_gym
+from mttl.tasks.building import split_lines as lines
+from mttl.tasks.building.build_gym import build_task, check_task, count_files, file_names
+from mttl.tasks.convert import convert
+from mttl.tasks.folder import Gym
+from mttl.tasks.rows import line_of
+from mttl.tasks.sampling import SAMPLES, draw
+from mttl.tasks.task import Source
+
+
+@pytest.fixture
+def raw(tmp_path):
+    return write_raw(tmp_path / "raw")
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "gym"
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("convert_all", [0, 10**6])
+@pytest.mark.parametrize("task", [make_task(), copying_task()])
+def test_files_are_what_is_drawn_in_memory(raw, out, task, convert_all, monkeypatch):
+    """Whether all lines are converted or only those that are asked for."""
+    monkeypatch.setattr(build_gym, "make_lines", partial(lines.make_lines, convert_all=convert_all))
+    told = []
+    outcome = build_task(task, out, raw=raw, on_rows=told.append)
+    assert (outcome.status, outcome.skipped) == ("built", False)
+    assert sum(told) > 0
+    train = list(convert(task, "train", rows(60)))
+    test = list(convert(task, "validation", rows(9))) if task.source.test else None
+    for sample in SAMPLES:
+        for split, expected in draw(task, train, test, sample).items():
+            path = out / task.name / f"{task.name}_2_{sample}_{split}.jsonl"
+            assert path.read_bytes().decode() == "".join(
+                line_of(".jsonl", line[0], line[1:]) for line in expected
+            )
+    assert Gym(out).samples(task.name) == sorted(SAMPLES)
+    assert len(files(out)) == 16
+
+
+def test_what_is_complete_is_not_built_again(raw, out):
+    build_task(make_task(), out, raw=raw, samples=[13, 21])
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.jsonl")}
+    assert len(before) == 6
+    again = build_task(make_task(description="other words"), out, raw=raw, samples=[21])
+    assert (again.status, again.skipped) == ("built", True)
+    more = build_task(make_task(), out, raw=raw, samples=[13, 42])
+    assert (more.status, more.skipped) == ("built", False)
+    assert build_task(make_task(), out, raw=raw, samples=[13, 21, 42]).skipped
+    assert count_files(make_task(), out) == (9, 15)
+
+
+def test_a_damaged_or_missing_file_is_built_again(raw, out):
+    build_task(make_task(), out, raw=raw, samples=[13])
+    whole = files(out)
+    path = out / "colours" / "colours_2_13_dev.jsonl"
+    path.write_bytes(path.read_bytes()[:-3])
+    outcome = check_task(make_task(), out, samples=[13])
+    assert outcome.status == "incomplete"
+    assert outcome.detail == "colours_2_13_dev.jsonl is not as it was built"
+    assert build_task(make_task(), out, raw=raw, samples=[13]).status == "built"
+    assert files(out) == whole
+    path.unlink()
+    assert check_task(make_task(), out, samples=[13]).detail == "1 of 3 files are missing"
+    assert not build_task(make_task(), out, raw=raw, samples=[13]).skipped
+    assert files(out) == whole
+
+
+def test_another_definition_or_source_is_built_again(raw, out):
+    build_task(make_task(), out, raw=raw, samples=[13])
+    assert not build_task(make_task(input="{text}"), out, raw=raw, samples=[13]).skipped
+    assert build_task(make_task(input="{text}"), out, raw=raw, samples=[13]).skipped
+    write_jsonl(raw / "colours__default/validation.jsonl", rows(8))
+    assert not build_task(make_task(input="{text}"), out, raw=raw, samples=[13]).skipped
+    record = out / "colours" / build_gym.RECORD
+    for text in ("no JSON", "[]"):
+        record.write_text(text)
+        assert not build_task(make_task(input="{text}"), out, raw=raw, samples=[13]).skipped
+
+
+def test_a_sample_has_the_files_of_one_k(raw, out):
+    """Those of another k would be a second set, of which nobody could say which is meant."""
+    other = make_task(k=3)
+    build_task(make_task(), out, samples=[13, 100], raw=raw)
+    assert build_task(other, out, samples=[13], raw=raw).status == "built"
+    made = {path.name for path in (out / other.name).glob("*.jsonl")}
+    assert made == {*file_names(other, [13]), *file_names(make_task(), [100])}
+    assert Gym(out).samples(other.name) == [13, 100]
+
+
+def test_published_sums(raw, out, monkeypatch):
+    """Files that have them need no record of where they are from; others are told."""
+    build_task(make_task(), out, raw=raw)
+    sums = dict(json.loads((out / "colours" / build_gym.RECORD).read_text())["files"])
+    monkeypatch.setattr(build_gym, "published_sums", lambda: {"colours": sums})
+    assert check_task(make_task(), out).status == "verified"
+    (out / "colours" / build_gym.RECORD).unlink()
+    assert build_task(make_task(), out).skipped
+    sums["colours_2_13_dev.jsonl"] = "0" * 32
+    outcome = build_task(make_task(), out, raw=raw)
+    assert (outcome.status, outcome.skipped) == ("differs", False)
+    assert outcome.detail == "1 of 15 files are not as published"
+    assert build_task(make_task(), out, raw=raw).skipped
+    distinct = make_task(references="distinct", output="{label|name}")
+    outcome = check_task(distinct, out)
+    assert outcome.detail.endswith("the published order of several right answers is not known")
+
+
+def test_own_files(tmp_path, out):
+    path = tmp_path / "mine.csv"
+    path.write_text("text,label\n" + "".join(f"text {i},{i % 3}\n" for i in range(60)))
+    task = make_task(source=Source(None, train=str(path)))
+    assert build_task(task, out).status == "built"
+    assert len(Gym(out).rows("colours", "train", 13)) == 6
+    assert len(Gym(out).rows("colours", "test", 13)) == 12
+
+
+def test_tabs_and_line_breaks_stay_in_their_texts(tmp_path, out):
+    """As TSV a tab would have moved the rest of an input into the answer that is trained."""
+    texts = [f"def f_{i}():\n\treturn {i}\r\n\n# end" for i in range(60)]
+    records = [{"text": text, "label": "a\tb\nc"} for text in texts]
+    path = write_jsonl(tmp_path / "mine.jsonl", records)
+    task = copying_task(source=Source(None, train=str(path)), input="{text}", output="{label}")
+    assert build_task(task, out).status == "built"
+    for row in Gym(out).rows("copying", "train", 13):
+        assert row.input in texts
+        assert row.outputs == ("a\tb\nc",)
+
+
+@pytest.fixture
+def three_files(tmp_path):
+    """Records that are split already."""
+    sizes = {"train": 31, "dev": 8, "test": 5}
+    for split, n in sizes.items():
+        write_jsonl(
+            tmp_path / f"{split}.jsonl", [{**r, "text": f"{split}, {r['text']}"} for r in rows(n)]
+        )
+    return {split: str(tmp_path / f"{split}.jsonl") for split in sizes}
+
+
+def test_all_rows_of_files_that_are_split_already(three_files, out):
+    task = make_task(source=Source(None, **three_files), k=None)
+    assert build_task(task, out, samples=[13]).status == "built"
+    gym = Gym(out)
+    for split, n in (("train", 31), ("dev", 8), ("test", 5)):
+        inputs = [row.input for row in gym.rows("colours", split, 13)]
+        assert inputs == [f"text: {split}, text {i}" for i in range(n)]
+    assert gym.shots("colours") is None
+    assert build_task(task, out, samples=[13]).skipped
+    write_jsonl(out.parent / "dev.jsonl", rows(9))
+    assert not build_task(task, out, samples=[13]).skipped
+
+
+def test_a_few_rows_of_files_that_are_split_already(three_files, out):
+    """Each split gives its own: train is drawn as if there were no dev, and k may be all it has."""
+    build_task(make_task(source=Source(None, **three_files)), out, samples=[13])
+    gym = Gym(out)
+    for split, n in (("train", 6), ("dev", 6), ("test", 5)):
+        inputs = [row.input for row in gym.rows("colours", split, 13)]
+        assert len(inputs) == n
+        assert all(text.startswith(f"text: {split}, ") for text in inputs)
+    assert build_task(make_task(source=Source(None, **three_files), k=99), out).status == "built"
+
+
+@pytest.mark.parametrize(
+    ("task", "k", "message"),
+    [
+        (make_task, 20, r"k is 20, and train would take all of the commonest output of the lines "
+         r"to draw from \(20\), so that none is left for dev; k must be below 20, or 'dev' in "),
+        (copying_task, 48, r"k is 48, and train would take all of the lines to draw from \(48\)"),
+    ],
+)  # fmt: skip
+def test_a_k_that_leaves_nothing_for_dev(raw, out, task, k, message):
+    outcome = build_task(task(k=k), out, raw=raw)
+    assert outcome.status == "failed"
+    assert re.search(message, outcome.detail)
+    assert list(out.iterdir()) == []
+    assert build_task(task(k=k - 1), out, raw=raw).status == "built"
+
+
+def test_a_dev_file_without_records(three_files, out):
+    Path(three_files["dev"]).write_text("")
+    outcome = build_task(make_task(source=Source(None, **three_files)), out)
+    assert outcome.status == "failed"
+    assert "dev.jsonl') are none" in outcome.detail
+
+
+def test_published_tasks_stay_tsv():
+    assert file_names(make_task("glue-rte"), [13])[0] == "glue-rte_2_13_train.tsv"
+
+
+def test_a_source_that_cannot_be_had(raw, out):
+    task = make_task(source=Source("other", train="train"))
+    outcome = build_task(task, out, raw=raw)
+    assert outcome.status == "unavailable"
+    assert "has no file other__default/train.jsonl[.gz]" in outcome.detail
+    assert list(out.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"text": "x"}, "row 61: the field 'label' is missing"),
+        ({"text": "x", "label": 9}, "row 61: the field 'label'"),
+        ({"text": 3.5, "label": {}}, "row 61"),
+    ],
+)
+def test_malformed_records(raw, out, bad, message):
+    write_jsonl(raw / "colours__default/train.jsonl.gz", [*rows(60), bad])
+    outcome = build_task(make_task(), out, raw=raw)
+    assert outcome.status == "failed"
+    assert "train.jsonl.gz" in outcome.detail
+    assert message in outcome.detail
+    assert list(out.iterdir()) == []
+
+
+def test_a_truncated_archive_keeps_what_was_there(raw, out):
+    build_task(make_task(), out, raw=raw, samples=[13])
+    before = files(out)
+    path = raw / "colours__default/train.jsonl.gz"
+    path.write_bytes(path.read_bytes()[:-20])
+    outcome = build_task(make_task(), out, raw=raw, samples=[13, 21])
+    assert outcome.status == "failed"
+    assert "train.jsonl.gz' is cut short or damaged" in outcome.detail
+    assert files(out) == before
+
+
+def test_too_few_records(raw, out):
+    write_jsonl(raw / "colours__default/train.jsonl.gz", [])
+    outcome = build_task(make_task(), out, raw=raw)
+    assert (outcome.status, outcome.detail) == (
+        "failed",
+        "task 'colours': no line to draw from is left of 0 lines of train and 9 of test.",
+    )
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()]
+)
+def test_a_full_disk_and_ctrl_c_leave_whole_files(raw, out, error, monkeypatch):
+    """They strike while the fifth file is written."""
+    sync, n_calls = os.fsync, 0
+
+    def fsync(number):
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == 5:
+            raise error
+        sync(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        with pytest.raises(type(error)):
+            build_task(make_task(), out, raw=raw)
+    left = files(out)
+    assert len(left) == 4
+    build_task(make_task(), out, raw=raw)
+    assert {name: files(out)[name] for name in left} == left
+    assert len(files(out)) == 16
+
+
+def test_a_full_disk_while_lines_are_stored(raw, out, monkeypatch):
+    class Full:
+        def write(self, data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(lines.tempfile, "TemporaryFile", lambda dir: Full())
+    with pytest.raises(OSError, match="No space left") as caught:
+        build_task(make_task(), out, raw=raw)
+    assert caught.value.filename == str(out / "colours")
+    assert list(out.iterdir()) == []
+
+
+def test_names():
+    assert file_names(make_task(), [13]) == [
+        f"colours_2_13_{split}.jsonl" for split in ("train", "dev", "test")
+    ]

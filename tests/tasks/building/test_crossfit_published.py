@@ -1,0 +1,111 @@
+"""Real records give the published files, byte for byte.
+
+The records and a gym built from them by CrossFit's own program lie beside the project; without them
+the tests are skipped.
+"""
+
+import csv
+import hashlib
+import os
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from mttl.tasks.building import build_gym
+from mttl.tasks.building.build_gym import build_task
+from mttl.tasks.building.split_lines import make_lines
+from mttl.tasks.folder import Gym
+from mttl.tasks.md5_sums import published_sums
+from mttl.tasks.sampling import SAMPLES
+from mttl.tasks.table import crossfit
+
+SHARED = Path(os.environ.get("MTTL_SHARED", Path(__file__).parents[3] / "shared"))
+RAW, GYM = SHARED / "crossfit_raw", SHARED / "crossfit"
+
+
+def served() -> list[str]:
+    index = RAW / "INDEX.csv"
+    if not index.is_file():
+        return []
+    with index.open(newline="", encoding="utf-8") as file:
+        return sorted(name for row in csv.DictReader(file) for name in row["tasks"].split())
+
+
+@pytest.fixture(scope="module")
+def gym(tmp_path_factory):
+    """The gym of all tests here: every task adds its files."""
+    return tmp_path_factory.mktemp("gym")
+
+
+@pytest.mark.skipif(not served(), reason=f"no raw records at {RAW}; set MTTL_SHARED")
+def test_raw_records_serve_48_tasks():
+    assert len(served()) == 48
+    assert set(served()) <= set(crossfit())
+
+
+@pytest.mark.parametrize(
+    "name", served() or [pytest.param("", marks=pytest.mark.skip(f"no raw records at {RAW}"))]
+)
+def test_files_are_the_published_ones(name, gym):
+    """All five samples, 15 files."""
+    outcome = build_task(crossfit()[name], gym, raw=RAW)
+    assert (outcome.status, outcome.skipped) == ("verified", False), outcome.detail
+    assert len(list((gym / name).glob("*.tsv"))) == 15
+    built = Gym(gym)
+    for sample in SAMPLES:
+        assert all(built.rows(name, split, sample) for split in ("train", "dev", "test"))
+
+
+@pytest.mark.skipif(not served(), reason=f"no raw records at {RAW}; set MTTL_SHARED")
+@pytest.mark.parametrize(
+    "name",
+    ["glue-rte", "google_wellformed_query", "hate_speech18", "lama-google_re", "race-middle"],
+)
+def test_files_are_the_published_ones_where_lines_are_converted_when_asked_for(
+    name, tmp_path, monkeypatch
+):
+    """As those of sources too large to be converted whole."""
+    monkeypatch.setattr(build_gym, "make_lines", partial(make_lines, convert_all=0))
+    outcome = build_task(crossfit()[name], tmp_path, raw=RAW)
+    assert outcome.status == "verified", outcome.detail
+
+
+@pytest.mark.skipif(not GYM.is_dir(), reason=f"no gym at {GYM}; set MTTL_SHARED")
+@pytest.mark.parametrize(
+    "name", served() or [pytest.param("", marks=pytest.mark.skip(f"no raw records at {RAW}"))]
+)
+def test_the_gym_beside_us_is_equal(name, gym):
+    """Where its own table says that it was made from the same records.
+
+    That is so for the samples of 45 of the 48 tasks and the test files of 44. Its test files hold
+    200 of the rows at most.
+    """
+    build_task(crossfit()[name], gym, raw=RAW)
+    with (GYM / "TASKS.csv").open(newline="", encoding="utf-8") as file:
+        said = {row["task"]: row for row in csv.DictReader(file)}[name]
+    for path in sorted((GYM / name).glob("*.tsv")):
+        ours, theirs = (gym / name / path.name).read_bytes(), path.read_bytes()
+        if path.name.endswith("_test.tsv"):
+            if said["test_source_same_as_published"] == "yes":
+                assert set(theirs.splitlines()) <= set(ours.splitlines())
+        elif said["same_samples_as_published"] == "yes":
+            assert ours == theirs, path.name
+        else:  # ours has its published sum, so what differs cannot have
+            md5 = hashlib.md5(theirs, usedforsecurity=False).hexdigest()
+            assert ours == theirs or md5 != published_sums()[name][path.name]
+
+
+@pytest.mark.skipif(not GYM.is_dir(), reason=f"no gym at {GYM}; set MTTL_SHARED")
+def test_every_file_of_the_gym_beside_us_loads():
+    gym = Gym(GYM)
+    n_files = 0
+    for task in gym.tasks():
+        assert gym.metric(task) == crossfit()[task].metric
+        assert gym.shots(task) == crossfit()[task].k
+        for sample in gym.samples(task):
+            for split in ("train", "dev", "test"):
+                assert gym.rows(task, split, sample)
+                n_files += 1
+    assert n_files == len(list(GYM.rglob("*.tsv")))
+    assert len(gym.tasks()) == 100

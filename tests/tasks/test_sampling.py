@@ -1,0 +1,138 @@
+"""Samples are drawn as CrossFit draws them: against its recipe as a plain program over lines."""
+
+import random
+
+import numpy as np
+import pytest
+
+from helpers.raw import copying_task, make_task
+from mttl.errors import TaskError
+from mttl.tasks.sampling import SAMPLES, cut, draw, few_shot, shuffled
+from mttl.tasks.task import Holdout, Source
+
+LABELS = ("red", "green", "blue")
+
+
+def plain(task, train, test, sample):
+    """The recipe in words, on lists of lines."""
+    train, k = list(train), task.k
+    if test is None:
+        np.random.RandomState(42).shuffle(train)
+        n = int(0.8 * len(train))
+        train, test = train[:n], train[n:]
+    np.random.RandomState(sample).shuffle(train)
+    if task.kind == "text-to-text":
+        return {"train": train[:k], "dev": train[k : 2 * k], "test": test}
+    by_label = {}
+    for line in train:
+        by_label.setdefault(line[1], []).append(line)
+    return {
+        "train": [line for lines in by_label.values() for line in lines[:k]],
+        "dev": [line for lines in by_label.values() for line in lines[k : 2 * k]],
+        "test": test,
+    }
+
+
+def lines(n, labels=LABELS, weights=None):
+    draws = random.Random(0).choices(labels, weights, k=n)
+    return [(f"text {i}", label) for i, label in enumerate(draws)]
+
+
+@pytest.mark.parametrize(("name", "n_train"), [("colours", 4), ("boolq", 8)])
+def test_blanks_around_labels_make_no_classes_of_own_tasks(name, n_train):
+    train = [(f"text {n}", label) for n in range(9) for label in ("no", " no", "yes", "yes\n")]
+    found = draw(make_task(name, output="{x}", labels=()), train, [("a", "no")], 100)
+    assert len(found["train"]) == n_train
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+@pytest.mark.parametrize("n", [20, 40, 1000])
+def test_classification(sample, n):
+    task = make_task(k=4)
+    train, test = lines(n), lines(5)
+    assert draw(task, train, test, sample) == plain(task, train, test, sample)
+
+
+@pytest.mark.parametrize(
+    ("labels", "output"),
+    [
+        (LABELS, "{label|name}"),
+        ((*LABELS, "never seen"), "{label|name}"),
+        ((), "{colour}"),
+        (("red", "green"), "{colour}"),
+    ],
+)
+def test_labels_that_are_rare_or_not_in_the_table(labels, output):
+    """Reading stops early only where no later line can change the sample."""
+    task = make_task(k=4, labels=labels, output=output)
+    train = lines(600, weights=(300, 300, 1))
+    test = train[:3]
+    for sample in SAMPLES:
+        assert draw(task, train, test, sample) == plain(task, train, test, sample)
+
+
+def test_text_to_text_with_test_lines_held_out():
+    task = copying_task(k=8)
+    train = [(f"text {i}", f"answer {i}", "another") for i in range(101)]
+    found = draw(task, train, None, 13)
+    assert found == plain(task, train, None, 13)
+    assert [len(found[split]) for split in ("train", "dev", "test")] == [8, 8, 21]
+    assert len({line[0] for split in found.values() for line in split}) == 37
+
+
+def test_several_answers_are_one_label():
+    task = make_task(k=1, labels=())
+    train = [("a", "x", "y"), ("b", "x", "z"), ("c", "x", "y"), ("d", "x", "z")]
+    assert {line[1:] for line in draw(task, train, train, 13)["train"]} == {("x", "y"), ("x", "z")}
+
+
+def test_no_more_labels_are_read_than_decide():
+    class Asked:
+        n = 0
+
+        def labels(self, indices):
+            self.n = max(self.n, len(indices))
+            return indices % 3
+
+    asked = Asked()
+    few_shot(make_task(k=16), asked, np.arange(100_000), 13)
+    assert asked.n < 1000
+
+
+def test_cuts_that_differ():
+    """The rows of amazon_polarity, of lama-trex, and a share of a test split."""
+    fixed = Source("x", train="train", holdout=Holdout(pool=50, test_start=50, test_end=60))
+    order = shuffled(100, 42)
+    pool, test = cut(make_task(source=fixed), 100)
+    assert pool.tolist() == order[:50].tolist()
+    assert test.tolist() == order[50:60].tolist()
+
+    gap = Source("x", train="train", holdout=Holdout(pool=0.8, test_start=0.99))
+    pool, test = cut(make_task(source=gap), 1000)
+    assert (len(pool), len(test)) == (800, 10)
+    assert test.tolist() == shuffled(1000, 42)[990:].tolist()
+
+    share = Source("x", train="train", test="test", test_share=0.1)
+    pool, test = cut(make_task(source=share), 5, 99)
+    assert pool.tolist() == [0, 1, 2, 3, 4]
+    assert test.tolist() == shuffled(99, 42)[:9].tolist()
+
+
+@pytest.mark.parametrize("seed", SAMPLES)
+def test_indices_are_shuffled_as_lists_are(seed):
+    items = list(range(37))
+    np.random.RandomState(seed).shuffle(items)
+    assert shuffled(37, seed).tolist() == items
+
+
+def test_empty_sides():
+    with pytest.raises(
+        TaskError, match="'colours': no line to draw from is left of 0 lines of tra"
+    ):
+        cut(make_task(), 0, 5)
+    with pytest.raises(
+        TaskError, match="no line of the test file is left of 5 lines of train and 0"
+    ):
+        cut(make_task(), 5, 0)
+    with pytest.raises(TaskError, match="'copying': no line to draw from is left of 1 lines of"):
+        cut(copying_task(), 1)
