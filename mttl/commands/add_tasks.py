@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mttl.checkpoints.inventory_folder import check_named
 from mttl.commands.options import WRITTEN, add_adapted, add_no_probe, add_source, make_parser
 from mttl.errors import CheckpointError, ConfigError
 from mttl.io.files import new_folder, write_table, write_text
@@ -26,6 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     out = Path(options.out)
     if out.exists():
         raise ConfigError(f"--out '{out}' exists already; name a new folder, or remove it")
+    check_named(options.run, options.adapted)
     # Mistakes in the options are told before they are imported.
     from mttl.adaptation.add_tasks import add_tasks
     from mttl.assembly.model import load_run

@@ -13,6 +13,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mttl.commands.name_checks import check_run_task
 from mttl.commands.options import WRITTEN, add_backbone, add_no_probe, add_source, make_parser
 from mttl.errors import CheckpointError, ConfigError
 from mttl.io.files import new_folder
@@ -28,6 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     out = Path(options.out)
     if out.exists():
         raise ConfigError(f"--out '{out}' exists already; name a new folder, or remove it")
+    check_run_task(options.run, options.task)
     from mttl.assembly.model import load_run
     from mttl.inference.model_card import scores_of
     from mttl.inference.prompt_export import Asking
