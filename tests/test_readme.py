@@ -41,6 +41,15 @@ def test_the_first_command_trains_and_its_run_answers_without_warnings(tmp_path:
         said = ended.stdout + ended.stderr
         assert not re.search("warning|torchao|bitsandbytes|triton", said, re.IGNORECASE)
     assert ended.stdout.startswith("input\tprediction\nwalk\t")
+    code = "import mttl; mttl.load('runs/crossfit')"
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert not re.search("torchao|bitsandbytes|triton|_pytree", ended.stderr)
 
 
 def test_a_run_is_loaded_and_answers(tmp_path: Path, capsys) -> None:
