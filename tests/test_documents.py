@@ -12,7 +12,12 @@ from helpers.printed import PAGES, sections, text
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("docs/architecture.md", "CONTRIBUTING.md")
 ROOMS = ("mttl", "envs", "scripts", "configs", "docs", "tests", "data")
-GENERATED = ("configuration.md", "files.md", "messages.md")  # by the site
+GENERATED = (
+    "configuration.md",
+    "files.md",
+    "messages.md",
+    "what_works_with_what.md",
+)  # by the site
 # Words of other projects, and files that a run or a user makes.
 ELSEWHERE = {
     *("nn.Module", "nn.Linear", "functional_call", "vmap", "minigrid", "gymnasium"),

@@ -2,13 +2,11 @@
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from matrix.expected import AFTER, reason
-from matrix.table import PAGE, page
-from matrix.toy import BACKBONES, COLUMNS, Refused, Run, World, files
+from matrix.expected import AFTER, BACKBONES, COLUMNS, files, reason
+from matrix.toy import Refused, Run, World
 
 CELLS = [(file, backbone) for file in files() for backbone in BACKBONES]
 # One of every folder, and each pair of a command with a backbone; the rest is `-m matrix`.
@@ -61,7 +59,3 @@ def mistake(run: Run, column: str, expected: str | None) -> str | None:
     except (Exception, SystemExit) as error:
         return f"{type(error).__name__}: {error}"
     return None if expected is None else f"works, and '{expected}' was expected"
-
-
-def test_the_page_is_current() -> None:
-    assert Path(PAGE).read_text(encoding="utf-8") == page(), "run python tests/matrix/table.py"
