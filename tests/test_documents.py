@@ -61,6 +61,19 @@ def test_paths_in_a_document_exist(document: str) -> None:
     assert not missing
 
 
+def test_the_architecture_names_every_package() -> None:
+    """Each has a row; those inside it are named there."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    folders = sorted(file.parent for file in (ROOT / "mttl").glob("**/__init__.py"))[1:]
+    missing = []
+    for folder in folders:
+        package, *inner = folder.relative_to(ROOT / "mttl").parts
+        rows = [line for line in page.splitlines() if line.startswith(f"| `mttl/{package}/` |")]
+        if len(rows) != 1 or any(f"`{name}/`" not in rows[0] for name in inner):
+            missing.append(folder.relative_to(ROOT).as_posix())
+    assert missing == []
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_names_in_a_document_exist(document: str) -> None:
     spans = named((ROOT / document).read_text(encoding="utf-8"))
