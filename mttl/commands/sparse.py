@@ -87,6 +87,8 @@ def check_files(options: argparse.Namespace) -> Gym | None:
         require_file(path, CheckpointError)
     if options.task is None:
         return None
+    if options.lm is not None:
+        raise ConfigError("--lm is only for --text: leave it out")
     return gym_with(options.gym, [options.task], "train", [options.sample])
 
 
@@ -111,10 +113,8 @@ def make_objective(
     from mttl.sparse.objectives import CausalText, MaskedText, RestoredText, TaskObjective
 
     if gym is not None:
-        if options.lm is not None or (is_decoder_only(model) and reads_both_ways(model)):
-            raise ConfigError(
-                "--task needs a model that writes answers, and --lm is only for --text"
-            )
+        if is_decoder_only(model) and reads_both_ways(model):
+            raise ConfigError("--task needs a model that writes answers")
         encoder = TextEncoder(
             tokenizer,
             decoder_only=is_decoder_only(model),

@@ -68,7 +68,7 @@ class ExistingRuns:
                 results = RunFolder(folder).require_results()
                 raise MttlError(
                     f"--runs {self.name}: '{results}' has no test scores of tasks, which are "
-                    "compared here (data.evaluate: [test]; mttl summarise shows others, "
+                    "compared here (data.evaluate: [test]; mttl compare RUN shows others, "
                     "those of BabyAI too). Leave the run out"
                 )
         for mode in dict.fromkeys(score.mode for score in self.scores if score.mode):

@@ -1,6 +1,6 @@
 """What works with what: every shipped file with every command, from what the tests expect."""
 
-from matrix.expected import AFTER, BACKBONES, COLUMNS, files, reason
+from matrix.expected import AFTER, BACKBONES, COLUMNS, files, reasons
 
 HEAD = """\
 # What works with what
@@ -17,20 +17,20 @@ what the tests expect (`python -m pytest -m matrix`).
 
 def combinations_page() -> str:
     """Return the page."""
-    reasons: dict[str, int] = {}
+    notes: dict[str, int] = {}
     lines = [f"| file | {' | '.join(COLUMNS)} |", f"|---{'|---' * len(COLUMNS)}|"]
     for file in files():
         row = []
         for column in COLUMNS:
-            cells = [_cell(reason(file, name, column), reasons) for name in BACKBONES]
+            cells = [_cell(reasons((file,), name, column), notes) for name in BACKBONES]
             same = cells[0] == cells[1]
             row.append(cells[0] if same else f"T5: {cells[0]}, Llama: {cells[1]}")
         lines.append(f"| `{file}` | {' | '.join(row)} |")
-    notes = [f"{number}. {text}" for text, number in reasons.items()]
-    return "\n".join([HEAD, *lines, "", *notes, ""])
+    numbered = [f"{number}. {text}" for text, number in notes.items()]
+    return "\n".join([HEAD, *lines, "", *numbered, ""])
 
 
-def _cell(told: str | None, reasons: dict[str, int]) -> str:
-    if told is None:
+def _cell(found: list[str], notes: dict[str, int]) -> str:
+    if not found:
         return "yes"
-    return "-" if told == AFTER else str(reasons.setdefault(told, len(reasons) + 1))
+    return "-" if found[0] == AFTER else str(notes.setdefault(found[0], len(notes) + 1))
