@@ -43,6 +43,33 @@ class Results(ResultLines[FewShotResult]):
         super().__init__(path, FewShotResult, folder.glob("results*.jsonl"))
 
 
+def keep_settings(
+    path: Path,
+    text: str,
+    problem: str,
+    advice: str,
+    ignore: tuple[str, ...] = (),
+    but: tuple[str, ...] = (),
+) -> None:
+    """Write the settings that results are made from, or refuse to mix results of other settings.
+
+    Args:
+        path: File of the settings.
+        text: The settings, as YAML.
+        problem: Beginning of the message, followed by the settings that have changed.
+        advice: End of the message.
+        ignore: Prefixes of settings that may change.
+        but: Names that may not change all the same.
+
+    Raises:
+        ConfigError: If the file holds other settings.
+    """
+    before = read_text(path, ConfigError, MOST_YAML) if path.is_file() else text
+    if changed := changed_settings(before, text, ignore, but):
+        raise ConfigError(f"{problem}: {', '.join(changed)}. {advice}")
+    write_text(path, text)
+
+
 def check_folder(
     folder: Path, settings: str, inventory: str, *, shared: tuple[str, ...] = SHARED
 ) -> None:
@@ -58,20 +85,18 @@ def check_folder(
         ConfigError: If results there were made with other settings that have a part in them, from
             another inventory, or do not tell which.
     """
-    config, source = folder / "config.yaml", folder / "inventory.sha256"
-    if config.is_file():
-        before = read_text(config, ConfigError, MOST_YAML)
-        changed = changed_settings(before, settings, MAY_CHANGE, but=shared)
-        if changed:
-            raise ConfigError(
-                f"the results in '{folder}' were made with other settings: "
-                f"{', '.join(changed)}. Use those, or another folder with --out (out= in a call)"
-            )
+    source = folder / "inventory.sha256"
     if any(path for pattern in RESULTS for path in folder.glob(pattern)):
         before = read_text(source, ConfigError).strip() if source.is_file() else None
         if before != inventory:
             raise ConfigError(_mixed(folder, before, inventory))
-    write_text(config, settings)
+    keep_settings(
+        folder / "config.yaml",
+        settings,
+        f"the results in '{folder}' were made with other settings",
+        "Use those, or another folder with --out (out= in a call)",
+        *(MAY_CHANGE, shared),
+    )
     write_text(source, f"{inventory}\n")
 
 
