@@ -27,7 +27,6 @@ from mttl.commands.options import (
     add_overrides,
     make_parser,
     positive,
-    processes,
 )
 from mttl.comparison.methods import METHODS, REFERENCE, WAYS, check_modes, own_methods, plan
 from mttl.errors import ConfigError, MttlError
@@ -187,7 +186,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add(
         "--workers",
-        type=processes,
+        type=positive,
         default=2,
         metavar="N",
         help="number of runs at a time, each on its share of the cores (%(default)s)",

@@ -50,11 +50,11 @@ class Wanted:
     """How questions are answered.
 
     Attributes:
-        choices: Answers that all questions choose from; those that a row names come first.
+        choices: Answers to choose from, for rows that name none.
         per_token: Compare answers by the mean over their tokens.
-        batch_size: Questions at a time.
-        search: What `generate` takes instead of the run's own search.
-        seed: Of sampling.
+        batch_size: Number of questions at a time.
+        search: Settings of `generate` instead of the run's search.
+        seed: Seed of sampling.
     """
 
     choices: Sequence[str]
@@ -78,17 +78,9 @@ def answer_table(
 ) -> None:
     """Answer questions and write them with their answers; scores go to standard error.
 
-    Args:
-        source: The folder of a run.
-        adapted: Folders of tasks that were adapted from it.
-        backbone: Where a pretrained backbone is now.
-        task: The task of all questions that name none.
-        questions: A file; standard input by default.
-        out: A file, which is continued where an earlier start left it; standard output by default.
-        kind: Format of both; by the names of the files by default, else JSONL where questions
-            begin with ``{``, and TSV.
-        metric: By which all answers are scored; that of the run's results by default.
-        wanted: How to answer.
+    Questions are read from standard input, and answers written to standard output, unless files
+    are named. A file of answers is continued where an earlier start left it. Without a format, the
+    names of the files decide, else whether the questions begin with ``{`` (JSONL) or not (TSV).
 
     Raises:
         ConfigError: If options do not fit one another.
@@ -223,11 +215,7 @@ def _check_choices(
 
 
 def _finished(path: Path, rows: Rows, columns: Sequence[str], kind: str, size: int) -> Rows:
-    """Return the rows that an earlier start has answered, and leave no others in the file.
-
-    Raises:
-        TaskError: If the file holds anything but answers to these questions.
-    """
+    """Return the rows that an earlier start has answered, and remove others from the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = read_text(path, TaskError) if path.is_file() else ""
     header, place = format_header(columns, kind), str(path)
@@ -239,16 +227,12 @@ def _finished(path: Path, rows: Rows, columns: Sequence[str], kind: str, size: i
     done = parse_rows_of(whole, kind, place) if lines else _whole_rows(text, kind, place)
     unfinished = len(done) < len(rows) or not text.endswith("\n")
     kept = done[:-1] if unfinished and not lines else done  # a table's last row may be cut
-    if not kept:
-        first, rest = _begun(rows[0], columns, kind), text[len(header) :]
-        if not (first.startswith(rest) or rest.startswith(first)):
-            raise TaskError(f"'{path}' does not begin with the first question. {advice}")
     for number, (old, row) in enumerate(zip(kept, rows, strict=False), 1):
         asked = [name for name in row if name not in (ANSWER, PROBABILITIES, UNANSWERED)]
         other = any((old.get(name) or "") != (row[name] or "") for name in asked)
         if other or ANSWER not in old:
             raise TaskError(
-                f"'{path}', row {number} is no answer to row {number} of the questions. {advice}"
+                f"'{path}', row {number} does not answer row {number} of the questions. {advice}"
             )
         old[ANSWER] = parse_answer(old[ANSWER], kind, f"{path}, row {number}")
     if len(done) > len(rows):
@@ -266,14 +250,6 @@ def _whole_rows(text: str, kind: str, place: str) -> Rows:
         with suppress(TaskError):
             return parse_rows_of("\n".join(lines[:end]), kind, place)
     return []
-
-
-def _begun(row: dict[str, Any], columns: Sequence[str], kind: str) -> str:
-    """Return what the line of a row begins with, up to its answer."""
-    known = list(row if kind == "jsonl" else columns)
-    known = known[: known.index(ANSWER)] if ANSWER in known else known
-    line = format_rows([{name: row.get(name, "") for name in known}], known, kind)
-    return line.removesuffix("\n").removesuffix("}" if kind == "jsonl" else "")
 
 
 def _kind_of_both(questions: str | None, out: str | None) -> str | None:
@@ -313,7 +289,7 @@ def _report(
     """Print the score of every task whose right answers are known, and what was taken for what."""
     references = [references_of(row) for row in rows]
     console = make_console(stderr=True)
-    table = Table("task", "metric", "score (per cent)", "answers", title_justify="left")
+    table = Table("task", "metric", "score (%)", "answers", title_justify="left")
     matrices = []
     for task in dict.fromkeys(filter(None, names)):
         places = [p for p, name in enumerate(names) if name == task and references[p]]

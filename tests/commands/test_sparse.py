@@ -253,4 +253,4 @@ def test_composing_refuses_what_does_not_fit(models, text, tmp_path, capsys):
     )
     assert not (tmp_path / "out").exists()
     (tmp_path / "out").mkdir()
-    assert "exists; choose another --out" in mistake(COMPOSE.main, [*t5, *base, *out], capsys)
+    assert "exists already; name a new one" in mistake(COMPOSE.main, [*t5, *base, *out], capsys)
