@@ -70,7 +70,7 @@ def adapt_run(
             run_jobs(adaptation, config, todo, results, status, models, diverged)
 
     ended = [results.finished[job] for job in jobs if job in results.finished]
-    title = f"Adaptation, mode {config.adapt.mode} (per cent)"
+    title = f"Adaptation, mode {config.adapt.mode} (%)"
     if len(ended) < len(jobs):
         title += f"; {len(ended)} of {len(jobs)} jobs have ended"
     if ended or not todo:

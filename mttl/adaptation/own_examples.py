@@ -18,10 +18,7 @@ def split_examples(
 ) -> tuple[list[Example], list[Example]]:
     """Return the rows to train on and those to choose the weights by.
 
-    Args:
-        examples: Pairs of input and output.
-        dev: Rows to choose by. None keeps every second example for it: CrossFit's 32 examples are
-            16 and 16.
+    Without ``dev``, every second example is kept for it: CrossFit's 32 examples are 16 and 16.
 
     Raises:
         TaskError: If there are too few, or one is no pair of texts.

@@ -73,17 +73,16 @@ def keep_settings(
 def check_folder(
     folder: Path, settings: str, inventory: str, *, shared: tuple[str, ...] = SHARED
 ) -> None:
-    """Note what new results are made from, or refuse to mix them with others.
+    """Note the origin of new results, or refuse to mix them with others.
 
     Args:
-        folder: Of the results. ``config.yaml`` and ``inventory.sha256`` are written into it.
+        folder: Folder of the results; ``config.yaml`` and ``inventory.sha256`` are written into it.
         settings: The resolved configuration, as YAML.
-        inventory: The digest of the inventory that is adapted.
-        shared: Settings of training that have a part in adaptation too.
+        inventory: Digest of the inventory that is adapted.
+        shared: Settings of training that adaptation depends on, too.
 
     Raises:
-        ConfigError: If results there were made with other settings that have a part in them, from
-            another inventory, or do not tell which.
+        ConfigError: If results there were made with other settings or from another inventory.
     """
     source = folder / "inventory.sha256"
     if any(path for pattern in RESULTS for path in folder.glob(pattern)):
@@ -103,12 +102,7 @@ def check_folder(
 def check_rows(
     folder: Path, jobs: Collection[FewShotJob], digest: Callable[[str, int], str]
 ) -> None:
-    """Refuse to go on with results of rows that are no longer those of the gym.
-
-    Args:
-        folder: Of the results.
-        jobs: Those whose results will be taken up.
-        digest: `mttl.tasks.folder.Gym.digest`, called for the task and sample of finished jobs.
+    """Refuse to continue with results of rows that have changed in the gym since.
 
     Raises:
         ConfigError: If a finished job had other rows, or was scored by another metric.

@@ -61,7 +61,7 @@ def save_adapted(
     if inventory_digest(skills) != inventory:
         raise CheckpointError(
             f"'{skills}' has changed since it was loaded, so what was adapted from it cannot be "
-            "saved beside it. Adapt again"
+            "saved. Adapt again"
         )
     source = read_inventory(skills)
     settings = _settings(read_found_settings(source), model, config, form)

@@ -148,9 +148,7 @@ def search_run(
 
     check_still_there(RunFolder(folder))
     if trials:
-        console.print(
-            trials_table(list(trials.values()), f"Search, mode {config.adapt.mode} (per cent)")
-        )
+        console.print(trials_table(list(trials.values()), f"Search, mode {config.adapt.mode} (%)"))
         console.print(f"The best settings are in {folder / 'best.yaml'}", highlight=False)
     diverged.report()
 

@@ -14,11 +14,7 @@ from mttl.training.precision import PRECISIONS
 
 
 def job_config(config: Config, form: Mapping[str, Any]) -> Config:
-    """Return the configuration of jobs: rates of the section adapt, rows as they were in training.
-
-    Args:
-        config: Its sections data, generation, optim, adapt and trainer are read.
-        form: How rows become text.
+    """Return the configuration of jobs: rates of the section adapt, the prompt form of training.
 
     Raises:
         ConfigError: If the weights would be in half precision.

@@ -227,6 +227,10 @@ def _finished(path: Path, rows: Rows, columns: Sequence[str], kind: str, size: i
     done = parse_rows_of(whole, kind, place) if lines else _whole_rows(text, kind, place)
     unfinished = len(done) < len(rows) or not text.endswith("\n")
     kept = done[:-1] if unfinished and not lines else done  # a table's last row may be cut
+    if not kept:
+        first, rest = _begun(rows[0], columns, kind), text[len(header) :]
+        if not (first.startswith(rest) or rest.startswith(first)):
+            raise TaskError(f"'{path}' does not begin with the first question. {advice}")
     for number, (old, row) in enumerate(zip(kept, rows, strict=False), 1):
         asked = [name for name in row if name not in (ANSWER, PROBABILITIES, UNANSWERED)]
         other = any((old.get(name) or "") != (row[name] or "") for name in asked)
@@ -250,6 +254,14 @@ def _whole_rows(text: str, kind: str, place: str) -> Rows:
         with suppress(TaskError):
             return parse_rows_of("\n".join(lines[:end]), kind, place)
     return []
+
+
+def _begun(row: dict[str, Any], columns: Sequence[str], kind: str) -> str:
+    """Return the beginning of a row's line, up to its answer."""
+    known = list(row if kind == "jsonl" else columns)
+    known = known[: known.index(ANSWER)] if ANSWER in known else known
+    line = format_rows([{name: row.get(name, "") for name in known}], known, kind)
+    return line.removesuffix("\n").removesuffix("}" if kind == "jsonl" else "")
 
 
 def _kind_of_both(questions: str | None, out: str | None) -> str | None:

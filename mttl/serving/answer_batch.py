@@ -17,11 +17,9 @@ from mttl.serving.token_choice import TokenChoice
 
 
 def answer_batch(predictor: Predictor, wanted: Sequence[WantedAnswer]) -> None:
-    """Answer; every answer is sent when it has ended, also before the others have.
+    """Answer a batch; every answer is sent when it has ended, also before the others have.
 
-    Args:
-        predictor: The model.
-        wanted: What to answer, all with one number of beams, and with several beams one length.
+    All answers have the same number of beams, and with several beams the same length.
     """
     if wanted[0].alone is not None:
         wanted[0].alone()

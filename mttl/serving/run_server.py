@@ -41,22 +41,9 @@ def serve(
     truncate: bool,
     cors: Sequence[str] = (),
 ) -> None:
-    """Serve until Ctrl-C or SIGTERM; what was accepted is answered first.
+    """Serve until Ctrl-C or SIGTERM; accepted requests are answered first.
 
-    Args:
-        source: The folder of a run.
-        adapted: Folders of tasks that were adapted from it.
-        backbone: Where a pretrained backbone is now.
-        host: The address to listen at.
-        port: The port; 0 takes a free one.
-        key: That requests have to name; else the one in the environment, if any.
-        limits: Of a request.
-        batch_size: The most answers of a batch.
-        wait: Seconds that an answer waits for others while the model is idle.
-        most_waiting: The most answers that wait.
-        most_tokens: Of an answer that a request asks for.
-        truncate: Cut questions that are too long as in training; else they are refused.
-        cors: Origins whose pages may ask; ``*`` allows all.
+    The options are those of `mttl serve`, with ``wait`` in seconds.
 
     Raises:
         ConfigError: If nothing can be served, or not there.
@@ -95,18 +82,9 @@ def answer_requests(
     key: str | None = None,
     add_routes: Callable[[Service, FastAPI], object] = lambda service, application: None,
 ) -> None:
-    """Answer until Ctrl-C or SIGTERM; what was accepted is answered first.
+    """Answer until Ctrl-C or SIGTERM; accepted requests are answered first.
 
-    Args:
-        listener: Where requests arrive.
-        tasks: By name.
-        notices: What is printed before, given the address.
-        limits: Of a request.
-        batch_size: The most answers of a batch.
-        wait: Seconds that an answer waits for others while the model is idle.
-        most_waiting: The most answers that wait.
-        key: That requests have to name.
-        add_routes: Adds to the application what else it answers.
+    ``notices`` returns the lines to print at the start, given the address.
 
     Raises:
         KeyboardInterrupt: If it was asked twice to end, and some requests were not answered.
@@ -137,13 +115,7 @@ def answer_requests(
 def served_tasks(
     models: Mapping[str, Predictor], *, most_tokens: int, truncate: bool
 ) -> dict[str, ServedTask]:
-    """Return the tasks of models; those that differ in rows only share one.
-
-    Args:
-        models: The model of every task.
-        most_tokens: Of an answer.
-        truncate: Cut questions that are too long.
-    """
+    """Return the tasks of models; models that differ only in routing weights become one."""
     models = join_rows(models)
     encoders = {
         id(predictor): predictor.form.encoder(
@@ -162,12 +134,7 @@ def served_tasks(
 def uvicorn_settings(
     service: Service, add_routes: Callable[[FastAPI], object] = lambda application: None
 ) -> uvicorn.Config:
-    """Return how uvicorn serves; when it ends, clients that do not read are not waited for.
-
-    Args:
-        service: Its limits say how long a request may take.
-        add_routes: As for `make_application`.
-    """
+    """Return uvicorn's settings; when it ends, clients that do not read are not waited for."""
     return uvicorn.Config(
         make_application(service, add_routes),
         log_config=None,

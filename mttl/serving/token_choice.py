@@ -101,13 +101,10 @@ def draw(
     top_ps: Float[Tensor, "D"],
     uniform: Float[Tensor, "D"],
 ) -> Int[Tensor, "D"]:
-    """Draw a token for each row by inverting its distribution function.
+    """Draw a token for each row: invert its distribution function at a uniform number in [0, 1).
 
-    Args:
-        logits: Of every token.
-        temperatures: Logits are divided by them; above 0.
-        top_ps: Only the likeliest tokens that together have this share are drawn.
-        uniform: A number in [0, 1) for each row, which decides.
+    Logits are divided by temperatures above 0; only the likeliest tokens up to the share ``top_ps``
+    are drawn.
     """
     logits = logits.double()
     # The largest logit becomes 0 before the division, so that no temperature overflows.

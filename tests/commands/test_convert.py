@@ -56,7 +56,7 @@ def test_mistakes_are_told_before_anything_is_loaded(tmp_path: Path, capsys) -> 
 
 def test_the_command_needs_no_module_beside_the_package(tmp_path: Path) -> None:
     """An editable install finds `mttl` and `envs`, and not the commands at the root."""
-    command = [sys.executable, "-m", "mttl", "convert", "--help"]
+    command = [sys.executable, "-m", "mttl", "train", "--help"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False

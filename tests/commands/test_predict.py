@@ -216,7 +216,7 @@ def test_answers_to_other_questions_are_left_alone(
         (
             {"input": "a"},
             ["--task", "copy", "--choices", "a" * 99 + "b", "a" * 99 + "c"],
-            "row 1: choices are alike in their first",
+            "row 1: choices are identical up to the",
         ),
         (
             {"input": "a"},

@@ -1,12 +1,12 @@
-"""What the protocols allow, and what a request is told that asks for something else."""
+"""What the protocols allow, and the errors of other requests."""
 
 from typing import Any
 
 import pytest
+from mttl.serving.chat_question import chat_question
 
 from mttl.data.prompt_form import PromptForm
 from mttl.serving.api_errors import Refusal
-from mttl.serving.chat_question import chat_question
 from mttl.serving.protocol import (
     NEUTRAL,
     ChatRequest,
