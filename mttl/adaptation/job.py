@@ -228,7 +228,7 @@ def best_row(
     gym: Gym,
     config: Config,
 ) -> Float[Tensor, "1 1"]:
-    """Return the id of the trained task by whose routing the rows of a job cost least.
+    """Return the id of the trained task whose routing has the lowest loss on the rows of a job.
 
     Raises:
         ConfigError: If the router keeps no rows of tasks.

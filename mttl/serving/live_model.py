@@ -139,7 +139,7 @@ class LiveModel:
     def answer(
         self, task: ServedTask, text: str, row: Float[Tensor, "G H K"] | None
     ) -> dict[str, Any]:
-        """Answer a question with a mixture, or the task's routing weights, in the model's thread."""
+        """Answer a question with a mixture or the task's routing weights, in the model's thread."""
         predictor = task.predictor if row is None else self._mixed(task, row)
         answer = predictor.predict(task.name, [text])[0]
         found: dict[str, Any] = {"answer": answer, "read": task.form.text(task.name, text)}

@@ -284,7 +284,7 @@ def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
         ({"samples": [7]}, TaskError, "has no sample 7"),
         ({"samples": []}, TaskError, "samples is empty; name some"),
         ({"gym": "nowhere"}, TaskError, "the gym 'nowhere' does not exist"),
-        ({"config": "nowhere.yaml"}, ConfigError, "there is no file 'nowhere.yaml'"),
+        ({"config": "nowhere.yaml"}, ConfigError, "'nowhere.yaml'"),
     ],
 )
 def test_mistakes_are_answered(run: Path, given: dict, kind: type, message: str) -> None:
