@@ -12,8 +12,7 @@ from mttl.adaptation.new_tasks import Adaptation
 from mttl.adaptation.plan import read_samples
 from mttl.adaptation.results import Results
 from mttl.adaptation.score_table import few_shot_table
-from mttl.adaptation.shard import Shard
-from mttl.adaptation.workers import start_workers
+from mttl.adaptation.shard import Shard, start_workers
 from mttl.config.schema import Config
 from mttl.errors import ConfigError
 from mttl.runtime.command import make_console, only_warnings

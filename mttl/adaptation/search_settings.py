@@ -22,8 +22,7 @@ from mttl.adaptation.search import (
 from mttl.adaptation.search_ranges import search_ranges
 from mttl.adaptation.search_training import search_training
 from mttl.adaptation.settings import with_settings
-from mttl.adaptation.shard import Shard
-from mttl.adaptation.workers import start_workers
+from mttl.adaptation.shard import Shard, start_workers
 from mttl.checkpoints.run_folder import RunFolder, check_still_there
 from mttl.config.schema import Config, Search
 from mttl.errors import ConfigError

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -25,47 +26,33 @@ KEY_VARIABLE = "MTTL_API_KEY"
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
-def serve(
-    *,
-    source: str | None,
-    adapted: Sequence[str],
-    backbone: str | None,
-    host: str,
-    port: int,
-    key: str | None,
-    limits: Limits,
-    batch_size: int,
-    wait: float,
-    most_waiting: int,
-    most_tokens: int,
-    truncate: bool,
-    cors: Sequence[str] = (),
-) -> None:
+def serve(options: Namespace) -> None:
     """Serve until Ctrl-C or SIGTERM; accepted requests are answered first.
 
-    The options are those of `mttl serve`, with ``wait`` in seconds.
+    The options are those of `mttl serve`.
 
     Raises:
         ConfigError: If nothing can be served, or not there.
         KeyboardInterrupt: If it was asked twice to end, and some requests were not answered.
     """
-    key = os.environ.get(KEY_VARIABLE) if key is None else key
+    key = os.environ.get(KEY_VARIABLE) if options.api_key is None else options.api_key
     if key is not None and not key.strip():
         raise ConfigError(f"--api-key and {KEY_VARIABLE} must not be empty: leave them out")
-    with listen(host, port) as listener:
-        models, _ = load_tasks(source, adapted, backbone)
-        tasks = served_tasks(models, most_tokens=most_tokens, truncate=truncate)
-        warn = host not in LOCAL and key is None
+    with listen(options.host, options.port) as listener:
+        models, _ = load_tasks(options.source, options.adapted, options.backbone)
+        tasks = served_tasks(models, most_tokens=options.most_tokens, truncate=options.truncate)
+        warn = options.host not in LOCAL and key is None
+        cors = options.cors
         warning = "warning: anybody who reaches this address may ask; see --api-key"
         answer_requests(
             listener,
             tasks,
             lambda place: [f"serving {len(tasks)} tasks at {place}v1", *[warning] * warn],
             key=key,
-            limits=limits,
-            batch_size=batch_size,
-            wait=wait,
-            most_waiting=most_waiting,
+            limits=Limits(body=options.most_bytes, seconds=options.timeout),
+            batch_size=options.batch_size,
+            wait=options.wait / 1000,
+            most_waiting=options.most_waiting,
             add_routes=lambda _, application: allow_origins(cors, application) if cors else None,
         )
 

@@ -177,11 +177,9 @@ def test_runs_without_skills_of_tasks_are_refused(
     ):
         other = config.model_copy(update=section)
         monkeypatch.setattr(
-            "mttl.commands.routing_report.open_rows.load_any_config",
+            f"{OPEN_ROWS}.load_any_config",
             lambda *_, found=other, **__: found,
         )
         assert message in refused()
-    monkeypatch.setattr(
-        "mttl.commands.routing_report.open_rows.load_any_config", lambda *_, **__: None
-    )
+    monkeypatch.setattr(f"{OPEN_ROWS}.load_any_config", lambda *_, **__: None)
     assert "has no config.yaml of a training on text" in refused()

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from mttl.serving.chat_question import chat_question
 
 from mttl.data.prompt_form import PromptForm
 from mttl.serving.api_errors import Refusal
@@ -14,6 +13,7 @@ from mttl.serving.protocol import (
     StreamOptions,
     parse_request,
 )
+from mttl.serving.served_task import chat_question
 
 USER = {"role": "user", "content": "ab"}
 ASKED = {"model": "copy", "prompt": "ab"}
