@@ -124,11 +124,7 @@ def model_folder(models: Path, job: FewShotJob) -> Path:
 
 
 def read_reference(name: str) -> dict[FewShotJob, FewShotResult]:
-    """Read the results to compare with.
-
-    Raises:
-        ConfigError: If the folder holds none.
-    """
+    """Read the results to compare with."""
     finished = Results(Path(name)).finished
     if not finished:
         raise ConfigError(f"--reference '{name}' holds no results*.jsonl of an adaptation")

@@ -37,9 +37,6 @@ def fine_tune(
 
     Returns:
         The step of the weights kept, their score, and their answers to the development rows.
-
-    Raises:
-        DivergedError: If a loss or a trained weight is not finite, or a weight is huge.
     """
     precision = precision or Precision()
     best_step, (best, answers) = 0, score_batches(module, development, precision)

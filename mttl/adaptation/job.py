@@ -120,14 +120,10 @@ def task_module(
 
 @dataclass(frozen=True)
 class Fitted:
-    """What training on a job's rows came to.
+    """The result of training on a job's rows.
 
-    Attributes:
-        step: The step whose weights were kept.
-        dev: Their score on the development rows; undefined (NaN) where there was no training.
-        answers: To the rows that were scored, by their split.
-        course: How it came about.
-        data: The rows.
+    ``step`` is the step whose weights were kept; ``dev`` is NaN if nothing was trained; ``answers``
+    are by split.
     """
 
     step: int
@@ -228,11 +224,7 @@ def best_row(
     gym: Gym,
     config: Config,
 ) -> Float[Tensor, "1 1"]:
-    """Return the id of the trained task whose routing has the lowest loss on the rows of a job.
-
-    Raises:
-        ConfigError: If the router keeps no rows of tasks.
-    """
+    """Return the id of the trained task whose routing has the lowest loss on the rows of a job."""
     require_rows(model.router)
     module = task_module(model, tokenizer, {job.task: gym.metric(job.task)}, config)
     few = {"batch_size": min(ROWS_AT_ONCE, config.data.eval_batch_size)}

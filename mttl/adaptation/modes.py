@@ -206,11 +206,7 @@ def _differ(known: TaskRouter) -> bool:
 
 
 def require_rows(known: TaskRouter) -> None:
-    """Refuse to begin as a trained task where there is no row of one.
-
-    Raises:
-        ConfigError: If the router keeps none.
-    """
+    """Refuse to begin as a trained task where there is no row of one."""
     if not known.task_rows:
         raise ConfigError(
             "init 'best_row' and 'best_coefficients' begin as a trained task, and a "
@@ -246,11 +242,7 @@ def require_trainable(mode: AdaptMode, *routers: nn.Module) -> None:
 
 
 def require_frozen(mode: AdaptMode) -> None:
-    """Refuse to train a quantised backbone.
-
-    Raises:
-        ConfigError: If the mode trains the backbone.
-    """
+    """Refuse to train a quantised backbone."""
     if "backbone" in TRAINED_ROLES.get(mode, ()):
         raise ConfigError(
             f"mode '{mode}' trains the backbone, which is quantised and cannot be trained. Use "

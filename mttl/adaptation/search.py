@@ -33,12 +33,7 @@ VALUES = "values.json"
 
 @dataclass(frozen=True)
 class Trial:
-    """Settings that were tried, and what they scored on development rows.
-
-    Args:
-        values: The settings by dotted name.
-        results: Of every job.
-    """
+    """Settings that were tried, by dotted name, and the results of all jobs."""
 
     values: Values
     results: tuple[FewShotResult, ...]

@@ -34,9 +34,6 @@ def search_ranges(
     Draws depend only on the seed and the finished trials, so an interrupted search ends like an
     uninterrupted one. Trials of an earlier start are evaluated again, from the results of their
     jobs. Other jobs, ranges or seeds begin another search in the same journal.
-
-    Raises:
-        ConfigError: If Optuna is not installed, or another process searches in the folder.
     """
     optuna = _optuna()
     refusal = ConfigError(

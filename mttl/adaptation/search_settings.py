@@ -153,11 +153,7 @@ def search_run(
 
 
 def check_search(config: Config) -> Search:
-    """Return what to search, or say what is wrong with it before anything runs.
-
-    Raises:
-        ConfigError: If there is nothing to search, or a value would be refused.
-    """
+    """Return what to search, or say what is wrong with it before anything runs."""
     search = config.search
     if not (search.grid or search.points or search.ranges):
         raise ConfigError(

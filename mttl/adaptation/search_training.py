@@ -48,10 +48,6 @@ def search_training(config: Config, out: str | None) -> None:
 
     Every trial is a `mttl train`; finished trials are read, and interrupted ones continue. ``out``
     is ``search-NAME`` in the folder of runs by default.
-
-    Raises:
-        ConfigError: If development rows are trained on, or the folder holds other trials.
-        MttlError: If a training failed; where it diverged, after the others.
     """
     if config.data.split == "train+dev":
         raise ConfigError(

@@ -15,15 +15,7 @@ Job = TypeVar("Job")
 
 @dataclass(frozen=True)
 class Shard:
-    """One part of several that share the jobs.
-
-    Args:
-        number: Which part, from 1.
-        n_shards: Parts in all.
-
-    Raises:
-        TaskError: If there is no such part.
-    """
+    """One part of several that share the jobs; parts are numbered from 1."""
 
     number: int = 1
     n_shards: int = 1

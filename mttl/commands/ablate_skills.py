@@ -108,10 +108,6 @@ def ablate(
         share: Give the weight of the skill to the others, in proportion to theirs.
         n_rows: Development rows of every task and sample; by default as in validation.
         backbone: Where a pretrained backbone is now.
-
-    Raises:
-        CheckpointError: If the run keeps no configuration, or no skills that tasks mix.
-        ConfigError: If the folder holds results of other settings, or of another inventory.
     """
     config = text_config(run, "give the folder of such a run")
     built = load_run(run, backbone=backbone)

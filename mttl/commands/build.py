@@ -65,11 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def choose(names: Sequence[str] | None, partition: str | None, config: str | None) -> "list[Task]":
-    """Return the tasks that any of the options name; without options, all of CrossFit's.
-
-    Raises:
-        TaskError: If a name is unknown.
-    """
+    """Return the tasks that any of the options name; without options, all of CrossFit's."""
     from mttl.tasks.table import crossfit
     from mttl.tasks.task_file import load_tasks
 

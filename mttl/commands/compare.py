@@ -105,11 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line.
-
-    Raises:
-        ConfigError: If options do not go together.
-    """
+    """Read the command line."""
     parser = make_parser("compare", __doc__)
     add = parser.group(COMPARED).add_argument
     add(

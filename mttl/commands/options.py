@@ -214,11 +214,7 @@ def _at_least(least: int, text: str) -> int:
 
 
 def new_path(text: str | Path) -> Path:
-    """Return the path of ``--out``, where nothing is yet.
-
-    Raises:
-        ConfigError: If something is there.
-    """
+    """Return the path of ``--out``, where nothing is yet."""
     if Path(text).exists():
         raise ConfigError(f"--out '{text}' exists already; name a new one, or remove it")
     return Path(text)

@@ -52,10 +52,6 @@ def answer_table(options: Namespace, search: Mapping[str, Any]) -> None:
     Questions are read from standard input, and answers written to standard output, unless files
     are named. A file of answers is continued where an earlier start left it. Without a format, the
     names of the files decide, else whether the questions begin with ``{`` (JSONL) or not (TSV).
-
-    Raises:
-        ConfigError: If options do not fit one another.
-        TaskError: If a question is malformed, or its task is unknown.
     """
     metric, out, questions = options.metric, options.out, options.questions
     if metric is not None:

@@ -131,11 +131,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def maskable_names(model: "nn.Module", *, freeze_norms: bool, freeze: list[str]) -> list[str]:
-    """Return the parameters that may change, without normalisation layers and patterns to freeze.
-
-    Raises:
-        ConfigError: If a pattern matches nothing, or nothing is left.
-    """
+    """Return the parameters that may change: all but norms and patterns that are frozen."""
     names = [name for name, _ in model.named_parameters()]
     frozen: set[str] = set()
     if freeze_norms:

@@ -40,12 +40,7 @@ class ExistingRuns:
         return seeds_of(self.folders)
 
     def check(self) -> None:
-        """Check that all are finished runs of one method.
-
-        Raises:
-            MttlError: If one is not a run, has not ended or has no test scores, or they
-                differ in more than their seeds.
-        """
+        """Check that all are finished runs of one method."""
         for folder in self.folders[1:]:
             if other := differences(self.folders[0], folder):
                 raise MttlError(

@@ -16,9 +16,6 @@ def deal(categories: Mapping[str, str], n_folds: int, seed: int) -> list[list[st
         categories: Category of every task.
         n_folds: Number of folds.
         seed: Seed of the order.
-
-    Raises:
-        ConfigError: If there are fewer than two folds, or more than tasks.
     """
     if not 2 <= n_folds <= len(categories):
         raise ConfigError(

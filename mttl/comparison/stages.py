@@ -80,9 +80,6 @@ class Processes:
             command: A script and its arguments, or ``-m mttl`` and a command with its arguments.
             log: File to which the output is appended.
             cost: File of the cost; the cost of earlier attempts is added.
-
-        Raises:
-            MttlError: If the command failed, or everything is stopping.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:

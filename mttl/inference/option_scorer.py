@@ -16,13 +16,9 @@ from mttl.skills.skilled_model import SkilledModel
 
 @dataclass(frozen=True)
 class Ranker:
-    """The options of some tasks, and how they are compared.
+    """The options of tasks, as texts and as ids by task id, and how they are compared.
 
-    Attributes:
-        texts: By task id.
-        ids: The same as ids, their ends included.
-        pad_id: Fills up ids.
-        per_token: Whether likelihoods are means over tokens.
+    With ``per_token``, likelihoods are means over tokens.
     """
 
     texts: Mapping[int, Sequence[str]]

@@ -38,13 +38,7 @@ CERTAIN = 1e-2
 
 @dataclass(frozen=True)
 class OptionTraining:
-    """What is added to the loss of a batch whose tasks all have options.
-
-    Attributes:
-        ranker: The options.
-        unlikelihood: Weight of the first loss.
-        length_normalised: Weight of the second.
-    """
+    """Further losses of a batch whose tasks all have options, with their weights."""
 
     ranker: Ranker
     unlikelihood: float

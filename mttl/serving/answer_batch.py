@@ -68,12 +68,7 @@ def tokens_at_end(predictor: Predictor, name: str) -> Set[int]:
 
 
 class RowEnds(StoppingCriteria):
-    """Hands every new token to its answer, and stops the rows whose answers have ended.
-
-    Args:
-        answers: Of the rows of a batch.
-        choice: Knows the scores of tokens.
-    """
+    """Hands every new token to its answer, and stops the rows whose answers have ended."""
 
     def __init__(self, answers: Sequence[GrowingAnswer], choice: TokenChoice) -> None:
         self._answers = answers

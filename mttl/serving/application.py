@@ -100,11 +100,7 @@ class Service:
         return {"id": name, "object": "model", "created": self._since, "owned_by": "mttl"}
 
     def task(self, name: str) -> ServedTask:
-        """Return a task by its name.
-
-        Raises:
-            Refusal: If there is none.
-        """
+        """Return a task by its name."""
         if name not in self.tasks:
             raise Refusal(
                 404,
@@ -235,11 +231,7 @@ class Service:
         wanted: Sequence[WantedAnswer],
         ends: float,
     ) -> AsyncIterator[tuple[int, Piece]]:
-        """Return the pieces of answers until all have ended; drop them where nobody waits.
-
-        Raises:
-            Refusal: If it takes too long, or the model fails.
-        """
+        """Return the pieces of answers until all have ended; drop them where nobody waits."""
         gone = asyncio.ensure_future(_disconnected(request))
         arrives = asyncio.ensure_future(pieces.get())
         n_open = len(wanted)
@@ -272,11 +264,7 @@ class Service:
                 row.dropped = True
 
     async def body(self, request: Request) -> dict[str, Any]:
-        """Return the parameters of a request.
-
-        Raises:
-            Refusal: If its body is too large, too slow, or no JSON object.
-        """
+        """Return the parameters of a request."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise Refusal(

@@ -26,12 +26,7 @@ HEADERS = {
 
 
 class LivePage:
-    """Sends a page, and answers what it asks.
-
-    Args:
-        page: The page.
-        model: The model; None if it could not be loaded, which the page reports.
-    """
+    """Sends a page, and answers its requests; without a model, the page reports the problem."""
 
     def __init__(self, page: str, model: LiveModel | None) -> None:
         self.page, self.model = page, model

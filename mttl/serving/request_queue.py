@@ -72,11 +72,7 @@ class RequestQueue:
         return not self._closed and self._thread.is_alive()
 
     def put(self, predictor: Predictor, wanted: Sequence[WantedAnswer]) -> None:
-        """Let the answers of a request wait for the model: all of them, or none.
-
-        Raises:
-            Refusal: If the queue has no room for them, now or ever, or takes no more.
-        """
+        """Let the answers of a request wait for the model: all of them, or none."""
         with self._changed:
             if not self.is_open:
                 raise Refusal(503, "the server is shutting down; try again, or elsewhere")

@@ -133,11 +133,7 @@ def uvicorn_settings(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens.
-
-    Raises:
-        ConfigError: If the address is not this machine's, or taken.
-    """
+    """Return a socket that listens."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
@@ -149,12 +145,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """Uvicorn's, which ends as the commands here do.
-
-    Args:
-        config: Of uvicorn.
-        queue: Takes no more once the server ends.
-    """
+    """Uvicorn's server, which ends as the other commands do and closes the queue."""
 
     def __init__(self, config: uvicorn.Config, queue: RequestQueue) -> None:
         super().__init__(config)

@@ -35,11 +35,7 @@ class ServedTask:
         return self.predictor.form
 
     def encode(self, questions: Sequence[str]) -> tuple[list[list[int]], int]:
-        """Return the ids of questions, and how many were cut off.
-
-        Raises:
-            Refusal: If a question is empty, or too long and not to be cut.
-        """
+        """Return the ids of questions, and how many were cut off."""
         empty = [str(place) for place, text in enumerate(questions) if not text.strip()]
         if empty:
             places = f"number {', '.join(empty)} of {len(questions)}, counted from 0"
@@ -68,10 +64,6 @@ class ServedTask:
         """Return the answers that a request wants, ``n`` for each question.
 
         ``send`` gets the pieces of each answer, with its place.
-
-        Raises:
-            Refusal: If there are too many, they are longer than allowed, or tokens are to be scored
-                where answers are not found token by token.
         """
         if len(prompts) * request.n > MOST_ANSWERS:
             raise Refusal(
@@ -140,11 +132,7 @@ class ServedTask:
 
 
 def chat_question(messages: Sequence[Message], form: PromptForm, task: str) -> str:
-    """Return the input of a task that the messages of a chat hold.
-
-    Raises:
-        Refusal: If there is not one message of a user, or a system message other than in training.
-    """
+    """Return the input of a task that the messages of a chat hold."""
     system = form.opening(task).system
     if messages[0].role in ("system", "developer") and messages[0].text.strip() in ("", system):
         messages = messages[1:]  # empty, or stands there anyway

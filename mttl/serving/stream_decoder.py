@@ -20,16 +20,7 @@ BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")  # what byte fallback splits characters 
 
 
 class GrowingAnswer:
-    """Collects the tokens of an answer, and sends what is settled.
-
-    Args:
-        wanted: The answer.
-        tokenizer: Turns ids into text.
-        ends: Tokens that end an answer.
-
-    Attributes:
-        ended: Nothing is added any more.
-    """
+    """Collects the tokens of an answer, of which ``ends`` end it, and sends its settled text."""
 
     def __init__(
         self, wanted: WantedAnswer, tokenizer: PreTrainedTokenizerBase, ends: Set[int]

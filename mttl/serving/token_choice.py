@@ -19,15 +19,10 @@ from mttl.serving.stream_decoder import Score
 
 
 class TokenChoice(LogitsProcessor):
-    """Replaces the logits of rows that draw by ones that leave what they drew, and scores tokens.
+    """Replaces the logits of rows that draw by the token that they drew, and scores tokens.
 
-    Args:
-        wanted: The rows of a batch.
-        device: Where the logits are.
-        forced: Tokens one of which must be the last that a row may have; none forces nothing.
-
-    Attributes:
-        scores: Of the tokens that were chosen last, by row, where they are asked for.
+    If ``forced`` holds tokens, one of them is the last token of a row of full length. ``scores``
+    are those of the tokens chosen last, by row, if they are requested.
     """
 
     def __init__(

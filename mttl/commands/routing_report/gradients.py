@@ -29,9 +29,6 @@ def gradient_cosines(run: Path, n_rows: int) -> Float[np.ndarray, "T T"]:
 
     They are computed after training, in evaluation mode, on ``n_rows`` training rows of each task.
     All gradients are in memory at once: 4 bytes per task and parameter of the skills.
-
-    Raises:
-        CheckpointError: If the run keeps no configuration, or no skills that tasks mix.
     """
     module, data = open_rows(run, "--gradients", max_rows=n_rows)
     inventories = [layer.inventory for layer in module.model.skilled_layers().values()]

@@ -16,11 +16,7 @@ from mttl.training.text_to_text import TextToTextModule
 
 
 def text_config(run: Path, advice: str) -> Config:
-    """Return the configuration of a training on text.
-
-    Raises:
-        CheckpointError: If the run keeps none; the message ends with the advice.
-    """
+    """Return the configuration of a training on text."""
     path = run / "config.yaml"
     config = load_any_config([str(path)], own=LEAVE) if path.is_file() else None
     if not isinstance(config, Config):

@@ -48,10 +48,6 @@ def read_view(
         folder: The folder of the run.
         adapted: Folders of tasks that were adapted from it; they come last.
         backbone: Where a pretrained backbone is now, with which adapted tasks are loaded.
-
-    Raises:
-        CheckpointError: If the run has not ended, or its files are damaged or of different runs.
-        TaskError: If it has a single task, or routes no tasks and some were adapted.
     """
     if has_token_record(folder) and not (folder / "plots" / "routing.npz").is_file():
         view = token_view(folder, read_token_record(folder))
@@ -143,9 +139,6 @@ def task_factors(folder: Path, tasks: Sequence[str]) -> dict[str, list[str]]:
 
     They stand in the column `factors` of the gym's TASKS.csv as ``name=value name=value``. A factor
     that a task lacks, or that has one value only, is left out.
-
-    Raises:
-        TaskError: If an entry has another form.
     """
     factors: list[dict[str, str]] = []
     column = gym_column(read_settings(folder), "factors")
