@@ -431,7 +431,7 @@ def test_a_model_that_fails_ends_no_server(serve: Any, folders: dict[str, Path])
 
     run = mttl.load(folders["t5"])
     with serve(run, answer=answer) as served, client(served.address) as ask:
-        with pytest.raises(openai.InternalServerError, match="the model failed; the log"):
+        with pytest.raises(openai.InternalServerError, match="the model failed; see the log"):
             ask.completions.create(model="copy", prompt="a")
         with pytest.raises(openai.APIError, match="the model failed"):
             list(ask.completions.create(model="copy", prompt="a", stream=True))
