@@ -41,9 +41,6 @@ def packed_layers(model: nn.Module) -> dict[str, nn.Module]:
 def dense_weight(layer: nn.Module) -> Float[Tensor, "O I"]:
     """Return the weight of a linear layer in floating point: unpacked where it is packed.
 
-    Args:
-        layer: An `nn.Linear`, or a class derived from it, as those of bitsandbytes are.
-
     Raises:
         ValueError: If the weight was repacked for inference.
     """
@@ -85,9 +82,6 @@ def stored(weight: Tensor) -> tuple[tuple[int, ...], Tensor]:
     These are the scales of its blocks, where there are any: largest magnitudes, which come out
     alike whatever machine packs the weight and however its entries are laid out, and that other
     weights do not share. They are finite where the weight was.
-
-    Args:
-        weight: Packed or not.
     """
     kept: Any = weight
     if not is_packed(weight):
@@ -116,9 +110,6 @@ def hold_still(model: nn.Module) -> None:
     On processors with bfloat16, bitsandbytes repacks a 4-bit weight with the first pass in
     evaluation: scales are rounded, so that the network is another one from then on. And weights
     that only a kernel can read stop gradients, without an error.
-
-    Args:
-        model: Any; changed in place.
     """
     for path, layer in packed_layers(model).items():
         if hasattr(layer, "support_avx512bf16_for_cpu"):

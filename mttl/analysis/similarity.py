@@ -22,10 +22,6 @@ def task_similarity(
     cosines are near 1. Rows without a direction (constant ones, under correlation) are like each
     other and unlike the rest.
 
-    Args:
-        weights: Mixing weights of tasks over skills.
-        measure: One of `MEASURES`.
-
     Raises:
         ValueError: If the measure is neither.
     """

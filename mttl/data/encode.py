@@ -179,13 +179,6 @@ def check_positions(
 ) -> None:
     """Refuse lengths that a model has no positions for.
 
-    Args:
-        n_positions: Of the model; None where it has no limit, as T5.
-        decoder_only: Whether input and answer are one sequence.
-        max_input_length: The most ids of a prompt.
-        max_output_length: The most ids of an answer.
-        prompt_length: Vectors in front of the text.
-
     Raises:
         ConfigError: If they are longer.
     """

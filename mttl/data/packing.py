@@ -13,12 +13,7 @@ from mttl.shapes import IGNORED
 
 
 class Sequences:
-    """Sequences of limited length that rows are put into one by one.
-
-    Args:
-        length: The most tokens of a sequence.
-        most: How many sequences there may be; any number by default.
-    """
+    """Sequences of limited length that rows are put into one by one."""
 
     def __init__(self, length: int, most: int | None = None) -> None:
         self.length, self.most = length, most
@@ -49,11 +44,7 @@ class Sequences:
 
 @dataclass(frozen=True)
 class PackedCollator(TrainCollator):
-    """Makes batches in which rows follow one another in one sequence, for decoder-only models.
-
-    Args:
-        packed_length: The most tokens of a sequence.
-    """
+    """Makes batches in which rows follow one another in one sequence, for decoder-only models."""
 
     packed_length: int = 0
 

@@ -86,11 +86,6 @@ def best_clusters(
 ) -> tuple[Int[Tensor, "K"], dict[int, float]]:
     """Return the clusters of the best silhouette, and the silhouettes of all numbers tried.
 
-    Args:
-        points: Of length 1.
-        most: The largest number of clusters; fewer than points.
-        seed: Of the starts.
-
     Raises:
         ValueError: If there are fewer than three points, or ``most`` is below 2.
     """
@@ -110,12 +105,7 @@ def shuffled(labels: Int[Tensor, "K"], *, seed: int = 0) -> Int[Tensor, "K"]:
 
 
 def task_shares(tasks: Sequence[str], labels: Int[Tensor, "K"]) -> dict[str, list[float]]:
-    """Return which share of each task's members is in each cluster.
-
-    Args:
-        tasks: Of every member.
-        labels: Their clusters.
-    """
+    """Return which share of each task's members is in each cluster."""
     members = torch.nn.functional.one_hot(labels).double()
     shares = {}
     for task in dict.fromkeys(tasks):

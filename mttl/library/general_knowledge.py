@@ -19,10 +19,6 @@ def without_general(members: Sequence[Changes], general: Sequence[Changes]) -> l
     it is. Scales are in B here; PEFT multiplies by the member's own after subtracting, which
     differs where scales do.
 
-    Args:
-        members: The changes of each by path of the layer.
-        general: Of the members that hold general knowledge.
-
     Raises:
         ValueError: If ranks differ in a layer; it is named.
 

@@ -37,24 +37,13 @@ DOWN, UP = ".down", ".up"
 
 @dataclass(frozen=True)
 class Member:
-    """A skill with its card.
-
-    Attributes:
-        card: What is known of it.
-        changes: Its weight changes by path of the layer.
-    """
+    """A skill with its card."""
 
     card: MemberCard
     changes: Mapping[str, LowRank]
 
     def told(self, name: str | None, licence: str | None, data: str | None) -> "Member":
-        """Return the same member with other words on its card, where there are any.
-
-        Args:
-            name: With ``*`` for its own name.
-            licence: Under which it may be used.
-            data: What it was trained on.
-        """
+        """Return the member with the given words on its card; ``*`` in a name is its own name."""
         given = {"name": name and name.replace("*", self.card.name)}
         given |= {"licence": licence, "data": data}
         words: dict[str, Any] = {key: word for key, word in given.items() if word is not None}
@@ -182,13 +171,7 @@ def is_library(folder: str | Path) -> bool:
 def member_problems(
     members: Iterable[Member], base: BaseModel, present: Iterable[str] = ()
 ) -> list[str]:
-    """Return why members cannot belong to a library, a line each; empty if all can.
-
-    Args:
-        members: In the order in which they were named.
-        base: The model of the library.
-        present: Names of members that are there already.
-    """
+    """Return why members cannot belong to a library, a line each; empty if all can."""
     problems, taken = [], dict.fromkeys(present, "the library")
     for member in members:
         name, source = member.card.name, member.card.source
@@ -223,12 +206,9 @@ def member_problems(
 
 
 def add_members(folder: str | Path, base: BaseModel, members: Sequence[Member]) -> Library:
-    """Add members to a library, which is made where there is none: all of them, or none.
+    """Add all members to a library, or none; the library is made where there is none.
 
-    Args:
-        folder: The library.
-        base: The model below the members.
-        members: Their cards need no base, targets and weights, which are filled in.
+    Base, targets and weights on the cards are filled in.
 
     Raises:
         CheckpointError: If one cannot be a member, or the library has another base model; all

@@ -17,12 +17,6 @@ def stack_members(
     A member that lacks a layer of another's changes nothing there. Zeros add nothing to a product,
     so that each skill changes what its member changes, exactly.
 
-    Args:
-        members: The changes of each by path of the layer.
-
-    Returns:
-        The factors of every layer that a member has; the inventory's scale is 1.
-
     Raises:
         ValueError: If a layer's features differ between members; it is named.
     """

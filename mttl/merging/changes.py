@@ -31,12 +31,7 @@ class Change(Protocol):
 
 @dataclass(frozen=True)
 class DenseChange:
-    """What sets a tuned model apart from its base.
-
-    Args:
-        name: What to call it.
-        weights: Of the tuned model.
-    """
+    """What sets a tuned model apart from its base."""
 
     name: str
     weights: Weights
@@ -54,13 +49,7 @@ class DenseChange:
 
 @dataclass(frozen=True)
 class Ranges:
-    """The ranges of a task vector over several tensors, one after another, as often as asked.
-
-    Args:
-        base: Weights of the base.
-        change: The task vector.
-        tensors: Names of the tensors.
-    """
+    """The ranges of a task vector over several tensors, one after another, as often as asked."""
 
     base: Weights
     change: Change

@@ -119,13 +119,7 @@ def changed_answer(network: Any, changes: Mapping[str, LowRank]) -> Float[Tensor
 
 
 def read_model(folder: Path, *, meta: bool = False, tensors: Any = None) -> tuple[Any, Causes]:
-    """Read a model as transformers does, and return also what is wrong with its tensors.
-
-    Args:
-        folder: Its folder.
-        meta: Read names and shapes alone, where accelerate is installed.
-        tensors: What stands in the place of the folder's.
-    """
+    """Read a model as transformers does (``meta``: names and shapes); return it and its faults."""
     config = AutoConfig.from_pretrained(folder)
     named = getattr(transformers, (config.architectures or [""])[0], None)
     kind: Any = named or read_architecture(str(folder))[0]._model_mapping[type(config)]

@@ -33,12 +33,6 @@ from mttl.skills.weights.sparse import place_supports, saved_supports
 class MixtureChange:
     """What the skills of a run change for one task; it is a `Change`.
 
-    Args:
-        name: What to call it.
-        run: Folder of the run.
-        task: The task.
-        base: The backbone that the run was trained on, or started from.
-
     Raises:
         CheckpointError: If the run or the base cannot be read, the run knows no such task, was
             trained on another backbone, or has skills that are no plain weights.

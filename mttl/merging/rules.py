@@ -20,17 +20,7 @@ from mttl.merging.weights_folder import Weights
 
 @dataclass(frozen=True)
 class Parts:
-    """What is merged.
-
-    Attributes:
-        base: Weights of the base.
-        changes: Task vectors of the models.
-        signs: 1 for experts, −1 for anti-experts.
-        weights: λ of each.
-        base_fisher: Fisher information of the base.
-        fishers: Of the models, where the method asks for it.
-        contrast_fisher: Of the difference of expert and anti-expert.
-    """
+    """What is merged."""
 
     base: Weights
     changes: tuple[Change, ...]

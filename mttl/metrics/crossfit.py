@@ -33,11 +33,7 @@ from mttl.plugins.classes import find_class, make
 
 
 class NumberMetric(TextMetric):
-    """Base of the metrics that make a few numbers of every row, kept in double precision.
-
-    Args:
-        n_numbers: How many.
-    """
+    """Base of the metrics that make a few numbers of every row, kept in double precision."""
 
     bits: list[Tensor]
 
@@ -62,11 +58,7 @@ class NumberMetric(TextMetric):
 
 
 class MeanComparison(NumberMetric):
-    """The mean over rows of the best comparison with any accepted answer.
-
-    Args:
-        compare: Scores one answer against one reference, from 0 to 1.
-    """
+    """The mean over rows of the best comparison with any accepted answer."""
 
     def __init__(self, compare: Callable[[str, str], float]) -> None:
         super().__init__(1)
@@ -138,9 +130,6 @@ class MatthewsCorrelation(LabelMetric):
     Of two labels, one is compared with everything else: the first option of the task; where it
     names none, CoLA's ``acceptable``, or the first label in alphabetical order. Of more labels,
     each is a class, and so is an answer that is no label.
-
-    Args:
-        options: Of the task, if it names them.
 
     References:
         Gorodkin, *Comparing two K-category assignments by a K-category correlation coefficient*,

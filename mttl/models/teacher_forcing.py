@@ -42,12 +42,7 @@ def forced_inputs(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Tenso
 
 
 def targets_of(model: nn.Module, labels: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
-    """Return what each position predicts: its label, or in a decoder-only model the next one.
-
-    Args:
-        model: A language model of transformers.
-        labels: Token ids, or -100.
-    """
+    """Return what each position predicts: its label, or in a decoder-only model the next one."""
     if not is_decoder_only(model):
         return labels
     return torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], 1)
@@ -75,11 +70,6 @@ def run_at(
     model: nn.Module, places: Int[Tensor, "N"], **inputs: Any
 ) -> tuple[Float[Tensor, "N V"], Any]:
     """Run a model, its head on some positions alone.
-
-    Args:
-        model: A language model of transformers.
-        places: Where among the positions of all rows, one after another.
-        **inputs: What it is called with.
 
     Returns:
         The logits of the N positions, and all that the model returned.

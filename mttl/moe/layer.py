@@ -130,9 +130,6 @@ class MoELayer(nn.Module):
     def forward(self, x: Float[Tensor, "R *positions I"]) -> Float[Tensor, "R *positions O"]:
         """Return the layer's output.
 
-        Args:
-            x: Inputs; the rows of one example are neighbours.
-
         Raises:
             RuntimeError: If no routing is in use.
         """

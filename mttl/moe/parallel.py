@@ -88,13 +88,7 @@ class ParallelExperts(Inventory):
 
 
 def expert_slice(experts: Inventory, start: int, stop: int) -> Inventory:
-    """Return a copy of some of the experts.
-
-    Args:
-        experts: All of their parameters and buffers have one entry per expert along the first axis.
-        start: The first one.
-        stop: The one after the last.
-    """
+    """Return a copy of some of the experts."""
     return _with_others(experts, lambda tensor: tensor[start:stop].clone(), stop - start)
 
 
@@ -102,9 +96,6 @@ def gather_first(tensor: Tensor) -> Tensor:
     """Return what the processes hold of a tensor, in the order of their ranks, to the first one.
 
     All call it together; the others get their own part back.
-
-    Args:
-        tensor: Of the same shape in all processes.
     """
     # NCCL sends from GPUs only, and between two loops of a trainer a model lies on the CPU.
     sent = tensor.detach().contiguous()

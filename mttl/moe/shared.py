@@ -13,9 +13,6 @@ class SharedExpert(nn.Module):
 
     What all tokens need is learned once, and leaves the others free to differ.
 
-    Args:
-        experts: Of any kind; a single one.
-
     Raises:
         ValueError: If there are more, or they act on the output of another module.
 

@@ -49,9 +49,6 @@ def make_run(
         general: Names of members whose mean is taken from the others.
         prepare: Called with the configuration and the model before it is written.
 
-    Returns:
-        The configuration of the run, and its model.
-
     Raises:
         ConfigError: If a section does not fit members, or two members have one task.
         CheckpointError: If a member is damaged, or the backbone is not that of the library.
@@ -115,11 +112,6 @@ def with_members(
     config: Config, layers: Mapping[str, tuple[Tensor, Tensor]], *, mix: str
 ) -> Config:
     """Return a configuration whose skills, or experts, are as many and as large as the members.
-
-    Args:
-        config: The run's.
-        layers: Stacked factors (K, I, r) and (K, O, r) by path of the layer.
-        mix: How skills combine.
 
     Raises:
         ConfigError: If a section does not fit members.

@@ -26,11 +26,6 @@ def mixture_adapter(
 ) -> dict[str, LowRank]:
     """Return one mixture as a pair of factors per layer, all of one rank.
 
-    Args:
-        model: Backbone, skills and router.
-        mixing: Weight of every skill in every group.
-        rank: The largest rank allowed; by default what an exact copy takes.
-
     Returns:
         The factors by path of the layer. Layers that need fewer columns are padded with zeros.
 

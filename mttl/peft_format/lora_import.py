@@ -30,14 +30,10 @@ STORED = ".base_layer.weight"
 
 
 def read_lora(folder: PeftFolder, *, scaled: bool = True) -> dict[str, LowRank]:
-    """Return the weight changes of a LoRA adapter by path of the layer, PEFT's scale included.
+    """Return the weight changes of a LoRA adapter by path of the layer, with PEFT's scale if wanted.
 
     The scale is ``lora_alpha / r``, or ``lora_alpha / √r`` where `use_rslora` is set; single layers
     may have an alpha of their own (`alpha_pattern`).
-
-    Args:
-        folder: The adapter.
-        scaled: Put the scale into the second factors; else it is left out.
 
     Raises:
         CheckpointError: If it is no LoRA adapter, changes more than the weights of linear layers,
@@ -70,10 +66,6 @@ def read_lora(folder: PeftFolder, *, scaled: bool = True) -> dict[str, LowRank]:
 def without_base(folder: PeftFolder, base: str | None) -> PeftFolder:
     """Return an adapter without the weights that PEFT stores of the base, as those of a head.
 
-    Args:
-        folder: The adapter.
-        base: The model below it.
-
     Raises:
         CheckpointError: If it stores others than the base has: they were trained, or resized.
     """
@@ -96,9 +88,6 @@ def without_base(folder: PeftFolder, base: str | None) -> PeftFolder:
 
 def common_settings(folders: Sequence[PeftFolder]) -> dict[str, Any] | None:
     """Return what skills take over from adapters that are all set alike, or None.
-
-    Args:
-        folders: Adapters that `read_lora` takes.
 
     Returns:
         ``alpha``, ``rslora`` and ``dropout`` of skills of the adapters' rank; None where adapters,

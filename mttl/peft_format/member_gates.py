@@ -28,12 +28,6 @@ def train_gates(
     Task t is that of member t, and moves that member's gates alone. Dropout is off. (The paper
     trains one member after another; here a batch holds rows of all tasks.)
 
-    Args:
-        module: A model whose token routers are all `PhatgooseRouter`.
-        batches: Of training rows; begun again when they end.
-        n_steps: Steps of AdamW.
-        lr: Its learning rate.
-
     Raises:
         DivergedError: If gates are not finite at the end.
     """

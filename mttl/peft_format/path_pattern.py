@@ -20,11 +20,6 @@ _REPEAT = re.compile(r"[*+]|\{\d*,\d*\}")
 def first_match(patterns: Mapping[str, Any], path: str, otherwise: Any) -> Any:
     """Return the value of the first pattern that matches the end of a path.
 
-    Args:
-        patterns: Values by pattern.
-        path: Of a layer.
-        otherwise: The value where none matches.
-
     Raises:
         ValueError: If a pattern is none, or could take for ever.
     """

@@ -35,13 +35,7 @@ CERTAIN = 80.0
 
 @dataclass(frozen=True)
 class PolyLayer:
-    """One layer of a Poly checkpoint, in our arrangement.
-
-    Attributes:
-        down: Input-side factors.
-        up: Output-side factors, to be scaled by 1 / r.
-        logits: Of every task and head.
-    """
+    """One layer of a Poly checkpoint, in our arrangement."""
 
     down: Float[Tensor, "K I r"]
     up: Float[Tensor, "K O r"]
@@ -55,11 +49,6 @@ def poly_checkpoint(
 
     Both answer alike in evaluation mode; with Polytropon's router trained as it is by default, they
     train alike too. Routers of other kinds are written as logits that give their weights.
-
-    Args:
-        model: Backbone, low-rank skills and router.
-        base: What the base model is called; none leaves it open.
-        task_type: ``"SEQ_2_SEQ_LM"`` or ``"CAUSAL_LM"``.
 
     Raises:
         CheckpointError: If the skills, their mixing, the router or a layer has no counterpart.

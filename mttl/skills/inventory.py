@@ -364,10 +364,6 @@ class Inventory(nn.Module, ABC):
 def require_divisible(n_heads: int, **features: int) -> None:
     """Refuse a number of heads that does not divide a number of features.
 
-    Args:
-        n_heads: Heads H.
-        **features: Names and sizes of the axes that are cut into H blocks.
-
     Raises:
         ValueError: If one of them is not a multiple of ``n_heads``.
     """

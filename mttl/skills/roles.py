@@ -48,12 +48,7 @@ def roles(backbone: nn.Module) -> dict[str, str]:
 
 
 def members(backbone: nn.Module, paths: Collection[str]) -> dict[str, list[str]]:
-    """Return what each word for targets stands for.
-
-    Args:
-        backbone: Any model.
-        paths: Of those of its modules that can be meant.
-    """
+    """Return what each word for targets stands for."""
     found: dict[str, list[str]] = {}
     known = roles(backbone)
     for path in paths:

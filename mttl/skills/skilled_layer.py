@@ -72,10 +72,5 @@ class SkilledLayer(nn.Module):
 
 
 def hidden_states(given: Sequence[Any], named: Mapping[str, Any]) -> Tensor:
-    """Return what a part of the backbone reads: its first argument, or the one of that name.
-
-    Args:
-        given: What it was called with.
-        named: The same by name.
-    """
+    """Return what a part of the backbone reads: its first argument, or the one of that name."""
     return given[0] if given else named["hidden_states"]

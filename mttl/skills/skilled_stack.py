@@ -27,10 +27,6 @@ class SkilledStack(SkilledLayer):
     def forward(self, *args: Any, **settings: Any) -> Any:
         """Return what the stack returns, its last states with the skills of the current routing.
 
-        Args:
-            *args: What the stack takes.
-            **settings: What the stack takes.
-
         Raises:
             RuntimeError: If no routing is in use.
             ValueError: If the rows do not fit the examples of the routing.
@@ -70,11 +66,7 @@ class SkilledStack(SkilledLayer):
 
 
 def stack_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return features of all states of a token and of the output, and states, of the last stack.
-
-    Args:
-        backbone: A language model of transformers: of its decoder, or its only stack, by path.
-    """
+    """Return features of all states of a token and of the output, and states, of the last stack."""
     stack = last_stack(backbone)
     if stack is None:
         return {}

@@ -19,19 +19,7 @@ def answer_inputs(
     batch_size: int = 64,
     on_rows: Callable[[int], object] = lambda n: None,
 ) -> list[str]:
-    """Generate an answer to every input, greedily; inputs of similar length share a batch.
-
-    Args:
-        model: A language model of transformers; left in evaluation mode.
-        encoder: Encodes inputs for it.
-        inputs: Texts.
-        max_new_tokens: Most tokens of an answer.
-        batch_size: Inputs at a time.
-        on_rows: Called after each batch with its size.
-
-    Returns:
-        The answers in the order of the inputs, without blanks around them.
-    """
+    """Generate an answer to every input, greedily; inputs of similar length share a batch."""
     model.eval()
     generate: Any = model.generate
     return answer_texts(

@@ -54,11 +54,6 @@ class SparseComposition:
     def apply(self, name: str, skill: SparseSkill, *, weight: float = 1.0) -> None:
         """Put a skill on the network.
 
-        Args:
-            name: What to call it.
-            skill: The skill.
-            weight: Factor on its changes.
-
         Raises:
             ConfigError: If a skill of that name is on the network, or the weight is no number.
             CheckpointError: If the skill was made for another network; the message lists what
@@ -82,12 +77,6 @@ class SparseComposition:
     def swap(self, old: str, name: str, skill: SparseSkill, *, weight: float = 1.0) -> None:
         """Put a skill in the place of another.
 
-        Args:
-            old: The one to take off.
-            name: What to call the new one.
-            skill: The new one.
-            weight: Factor on its changes.
-
         Raises:
             ValueError: If there is no ``old``.
             ConfigError: As for `apply`; the old skill then stays.
@@ -105,13 +94,7 @@ class SparseComposition:
             self.remove(name)
 
     def originals(self, name: str, indices: Tensor, values: Tensor) -> Tensor:
-        """Return weights of a tensor as they are without skills.
-
-        Args:
-            name: Of the tensor.
-            indices: Places in it.
-            values: What stands there with the present skills on it.
-        """
+        """Return weights of a tensor as they are without skills."""
         known = self._remembered.get(name)
         if known is None or not len(known.indices):
             return values

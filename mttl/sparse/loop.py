@@ -53,13 +53,6 @@ def run_steps(
 ) -> None:
     """Take all steps that are left, with a progress bar; the state is kept at the end, too.
 
-    Args:
-        work: The steps.
-        state: File of the state.
-        settings: What the state belongs to; JSON.
-        console: Where progress is shown.
-        save_every: Steps between two states.
-
     Raises:
         StopRequested: After Ctrl-C or SIGTERM; the step was finished and the state saved.
         DivergedError: If the loss is not finite where the state would be kept.

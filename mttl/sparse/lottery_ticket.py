@@ -174,10 +174,6 @@ class LotteryTicket:
     ) -> SparseSkill:
         """Return the skill as trained so far.
 
-        Args:
-            about: How it was made; JSON.
-            originals: See `SparseTuning.skill`.
-
         Raises:
             RuntimeError: In the first phase.
         """

@@ -28,12 +28,7 @@ SHOWN_AS_MASK, SHOWN_AS_OTHER = 0.8, 0.1
 
 
 class TaskObjective:
-    """The answer to an input: the negative log-likelihood per token.
-
-    Args:
-        encoder: Encodes inputs and answers for the model.
-        rows: Inputs and answers.
-    """
+    """The answer to an input: the negative log-likelihood per token."""
 
     def __init__(self, encoder: TextEncoder, rows: Sequence[tuple[str, str]]) -> None:
         self._prompts = encoder.prompts([row[0] for row in rows])
@@ -89,11 +84,6 @@ class _Text:
 class CausalText(_Text):
     """Raw text from left to right, the end token included where the tokenizer has one.
 
-    Args:
-        tokenizer: The model's.
-        texts: Lines.
-        max_length: Most tokens of a line, special ones included.
-
     Raises:
         ConfigError: If there is no text, or the length leaves no room for it.
     """
@@ -117,12 +107,6 @@ class MaskedText(_Text):
     """Raw text with some tokens to guess, as BERT learns.
 
     Of the chosen tokens 80 % show the mask, 10 % another token, and 10 % themselves.
-
-    Args:
-        tokenizer: The model's; must have a mask token.
-        texts: Lines.
-        max_length: Most tokens of a line, special ones included.
-        share: Fraction of the tokens to guess; at least one of each line.
 
     Raises:
         ConfigError: If there is no text, no room for it, or no mask token.

@@ -11,10 +11,6 @@ class RowOrder:
 
     A place in the stream always holds the same row, so that whoever resumes needs only the place.
 
-    Args:
-        n_rows: How many rows there are.
-        seed: Of the orders.
-
     Raises:
         ValueError: If there is no row.
     """

@@ -50,13 +50,7 @@ class _Lines(NamedTuple):
 
 @dataclass(frozen=True)
 class RowFile:
-    """A file whose rows are read one by one, so that its size does not matter.
-
-    Attributes:
-        path: Where it is.
-        n_lines: Its lines that are not blank.
-        digest: SHA-256 of its content.
-    """
+    """A file whose rows are read one by one, so that its size does not matter."""
 
     path: Path
     n_lines: int

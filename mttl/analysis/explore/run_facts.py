@@ -51,16 +51,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Adapted:
-    """A task that was adapted from a run, and how that went.
-
-    Attributes:
-        name: The task, with its sample.
-        scores: Of the adapted task.
-        steps: When its row was recorded.
-        rows: What it was.
-        curve: The score on development rows over steps.
-        answers: Some of them.
-    """
+    """A task that was adapted from a run, and how that went."""
 
     name: str
     scores: list[Score]

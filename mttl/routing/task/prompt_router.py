@@ -36,13 +36,7 @@ class PromptRouter(TaskRouter):
         examples: Float[Tensor, "B D"],
         prompts: Float[Tensor, "B D"] | None = None,
     ) -> Float[Tensor, "G B H K"]:
-        """Return the mixing weights of each example.
-
-        Args:
-            task_ids: Of the examples; nothing depends on them.
-            examples: A vector of some training rows of each example's task.
-            prompts: A vector of each prompt; none where the weights of whole tasks are asked for.
-        """
+        """Return the mixing weights of each example."""
         return self.weigh((examples if prompts is None else prompts).float())
 
     @abstractmethod

@@ -45,12 +45,7 @@ class MemberRouter(TokenRouter):
 
     @abstractmethod
     def read(self, down: Float[Tensor, "E I r"], up: Float[Tensor, "E O r"]) -> None:
-        """Take from the members' factors what their scores depend on.
-
-        Args:
-            down: Input-side factors.
-            up: Output-side factors, scales included.
-        """
+        """Take from the members' factors what their scores depend on."""
 
     @abstractmethod
     def scores(self, states: Float[Tensor, "N I"]) -> Float[Tensor, "N E"]:

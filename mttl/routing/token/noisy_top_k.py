@@ -88,14 +88,7 @@ def expected_load(
     deviation: Float[Tensor, "N E"],
     top_k: int,
 ) -> Float[Tensor, "N E"]:
-    """Return the probability that each expert is chosen if its noise alone is drawn anew.
-
-    Args:
-        clean: Logits without noise; minus infinity where forbidden.
-        noisy: Logits with noise.
-        deviation: Standard deviations of the noise.
-        top_k: Experts per token.
-    """
+    """Return the probability that each expert is chosen if its noise alone is drawn anew."""
     best = noisy.topk(top_k + 1, dim=-1).values
     last, next_best = best[:, -2:-1], best[:, -1:]
     # Without a chosen expert, the one after the last chosen becomes the last.

@@ -89,12 +89,7 @@ def feed_forward_blocks(backbone: nn.Module) -> dict[str, FeedForwardBlock]:
 
 
 def separate(backbone: nn.Module, path: str) -> nn.Module:
-    """Return the module of a block, which is made one where it is part of a larger layer.
-
-    Args:
-        backbone: The model; changed in place.
-        path: One of those that `feed_forward_blocks` found, or of any other module.
-    """
+    """Return a block as a module; one that is part of a larger layer is split off in place."""
     above, _, name = path.rpartition(".")
     layer = backbone.get_submodule(above)
     form = _form(layer)

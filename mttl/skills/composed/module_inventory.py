@@ -92,10 +92,6 @@ class ModuleInventory(nn.Module):
     ) -> dict[str, Tensor]:
         """Return the parameters of every task.
 
-        Args:
-            base: The parameters of the base by name.
-            weights: Mixing weights of the tasks in every group, for the one head there is.
-
         Returns:
             For a parameter of shape (…), a tensor of shape (T, …).
         """

@@ -69,9 +69,6 @@ class Prefix:
             alone: Attends to a prefix that has a softmax of its own, without sinks or caps; by
                 default ``plain``.
             **settings: What else ``plain`` takes.
-
-        Returns:
-            What ``plain`` returns.
         """
         keys, values = self._heads(self.keys, key), self._heads(self.values, value)
         if self.gates is not None:
@@ -109,10 +106,6 @@ class SkilledAttention(SkilledLayer):
 
     def forward(self, *args: Any, **settings: Any) -> Any:
         """Return what the module returns, having seen the prefixes of the current routing.
-
-        Args:
-            *args: What the module takes.
-            **settings: What the module takes.
 
         Raises:
             RuntimeError: If no routing is in use.

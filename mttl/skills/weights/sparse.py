@@ -236,11 +236,7 @@ def place_supports(layers: Mapping[str, SkilledLayer], support: Mapping[str, Ten
 
 
 def saved_supports(skills: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the supports among saved skills, as `place_supports` takes them.
-
-    Args:
-        skills: Tensors by ``<path of the layer>.<name>``.
-    """
+    """Return the supports among saved skills, as `place_supports` takes them."""
     ending = ".indices"
     return {
         f"{name.removesuffix(ending)}.weight": tensor

@@ -29,12 +29,7 @@ _SECONDS_TO_ANSWER = 10
 
 
 class TableRecords:
-    """Records of a table on disk, memory-mapped; read a block at a time.
-
-    Args:
-        table: A `datasets.Dataset`.
-        name: Where it is from, for messages.
-    """
+    """Records of a table on disk, memory-mapped; read a block at a time."""
 
     def __init__(self, table: Any, name: str):
         self.name = name
@@ -53,12 +48,7 @@ class TableRecords:
 
 
 class StreamedRecords:
-    """Records that are fetched while they are read.
-
-    Args:
-        stream: A `datasets.IterableDataset`.
-        name: Where it is from, for messages.
-    """
+    """Records that are fetched while they are read."""
 
     def __init__(self, stream: Any, name: str):
         self.name = name

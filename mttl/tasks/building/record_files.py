@@ -22,11 +22,7 @@ _NEWLINE, _BRACE = ord("\n"), ord("{")
 
 
 class Records(Protocol):
-    """The records of one split, in their order; may be read several times.
-
-    Attributes:
-        name: Where they are, for messages.
-    """
+    """The records of one split, in their order; may be read several times."""
 
     name: str
 
@@ -62,12 +58,7 @@ def open_file(path: Path, columns: Sequence[str] = (), scratch: Path | None = No
 
 
 class FileRecords:
-    """The records of a file, in order; see `mttl.tasks.building.read_records.read_records`.
-
-    Args:
-        path: The file.
-        columns: Names of the columns of a CSV or TSV file that has no header.
-    """
+    """The records of a file, in order; see `mttl.tasks.building.read_records.read_records`."""
 
     def __init__(self, path: Path, columns: Sequence[str] = ()):
         self.path = path
@@ -83,10 +74,6 @@ class JsonLines(FileRecords):
 
     For that the places of the lines are found once (8 bytes a line); a gzipped file is unpacked
     into a file without a name. Records that are taken are parsed, others only begin like one.
-
-    Args:
-        path: The file.
-        scratch: The folder of that file; None: that of the system.
     """
 
     def __init__(self, path: Path, scratch: Path | None = None):

@@ -66,14 +66,7 @@ def make_lines(
 
 
 class Stored:
-    """All lines of a split, in a file without a name.
-
-    Args:
-        task: How a record is written.
-        split: Its name, for messages.
-        records: All of them.
-        scratch: Where the file goes; None: in the system's folder.
-    """
+    """All lines of a split, in a file without a name."""
 
     def __init__(self, task: Task, split: str, records: Records, scratch: Path | None = None):
         self._file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115
@@ -109,11 +102,6 @@ class ConvertedWhenAsked:
     """Lines of a task that writes each record alone, converted when they are asked for.
 
     Where records may be left out, or any text may be a label, all records are read once to see.
-
-    Args:
-        task: How a record is written.
-        split: Its name, for messages.
-        records: All of them.
     """
 
     def __init__(self, task: Task, split: str, records: RandomAccess):
