@@ -1,4 +1,4 @@
-"""Attention over the outputs of skills: every token chooses anew which of them it needs."""
+"""Attention over the outputs of skills: each token weighs the skills that it needs."""
 
 import math
 

@@ -52,7 +52,7 @@ def dense_weight(layer: nn.Module) -> Float[Tensor, "O I"]:
         if getattr(weight.quant_state, "packing_format_for_cpu", False):
             raise ValueError(
                 "bitsandbytes has repacked a 4-bit weight for inference, in which its scales are "
-                "rounded; load the model anew, and call hold_still "
+                "rounded; load the model again, and call hold_still "
                 "(mttl.aggregation.packed_weights) on it"
             )
         from bitsandbytes.functional import dequantize_4bit
@@ -79,9 +79,9 @@ def is_transposed(layer: nn.Module) -> bool:
 def stored(weight: Tensor) -> tuple[tuple[int, ...], Tensor]:
     """Return the shape that a weight has for its layer, and numbers that tell it from others.
 
-    These are the scales of its blocks, where there are any: largest magnitudes, which come out
-    alike whatever machine packs the weight and however its entries are laid out, and that other
-    weights do not share. They are finite where the weight was.
+    These are the scales of its blocks, where there are any. A scale is a largest magnitude: it
+    does not depend on the machine that packs the weight, nor on the layout of its entries, and
+    it differs between weights. It is finite where the weight was.
     """
     kept: Any = weight
     if not is_packed(weight):

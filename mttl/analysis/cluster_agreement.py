@@ -1,4 +1,4 @@
-"""How well clusters of tasks that are routed alike agree with the tasks' categories."""
+"""How well clusters of tasks with similar routing agree with the tasks' categories."""
 
 from collections.abc import Sequence
 

@@ -8,7 +8,7 @@ def task_tree(similarity: Float[np.ndarray, "T T"]) -> Float[np.ndarray, "T-1 4"
     """Join the most similar tasks, then the most similar clusters, until one is left.
 
     The distance is 1 minus the similarity, that of clusters the mean over their pairs (average
-    linkage); neighbouring leaves are as alike as the tree allows (optimal leaf ordering).
+    linkage); neighbouring leaves are as similar as the tree allows (optimal leaf ordering).
 
     Returns:
         SciPy's linkage matrix: the two clusters of each merge, their distance, the tasks joined.

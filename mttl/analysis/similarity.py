@@ -1,4 +1,4 @@
-"""Which tasks are routed alike."""
+"""Which tasks have similar routing."""
 
 import numpy as np
 from jaxtyping import Float

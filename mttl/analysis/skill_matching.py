@@ -34,7 +34,7 @@ def matched(
 
 
 def align_groups(weights: Float[np.ndarray, "G T K"]) -> Int[np.ndarray, "G K"]:
-    """Order the skills of every group of layers alike, so that a mean over groups means something.
+    """Order the skills of all groups of layers in one way, to make means over groups meaningful.
 
     Every group's skills are matched, one to one, to the mean of the groups that are matched
     already, and then to the mean of all until nothing changes. Those that are used most come first.
@@ -88,7 +88,7 @@ def skill_stability(
 
     Returns:
         The mean correlation of matched skills in every group, and its mean over groups compared
-        with the baseline. A skill that all tasks use alike correlates with none (0).
+        with the baseline. A skill that all tasks use equally correlates with none (0).
 
     Raises:
         ValueError: If the shapes differ.

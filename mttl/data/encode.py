@@ -219,7 +219,7 @@ def tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a hash of all that decides how the tokenizer encodes.
 
     Its class, vocabulary, special tokens and settings; for the fast ones their whole pipeline,
-    without padding and truncation (every call sets these anew); and the ids of a probe text.
+    without padding and truncation (each call sets these); and the ids of a probe text.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     pipeline = json.loads(backend.to_str()) if backend is not None else {}

@@ -51,8 +51,8 @@ class PackedCollator(TrainCollator):
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return what `TrainCollator` does for S sequences, and where their rows are.
 
-        Positions (`position_ids`, S L) begin anew with every row, which is how transformers' masks
-        tell rows apart; those of padding are 0. `task_ids` (B,) are of the rows, sequence by
+        Positions (`position_ids`, S L) restart at 0 with every row: by them transformers' masks
+        separate rows. Those of padding are 0. `task_ids` (B,) are of the rows, sequence by
         sequence, and `segments` (B ints) the tokens of each; what pads a sequence is counted with
         its last row.
 

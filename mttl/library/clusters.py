@@ -1,8 +1,8 @@
-r"""Model-based clustering (MBC): members whose weights are alike belong together.
+r"""Model-based clustering (MBC): members with similar weights form a cluster.
 
 The weights of a member, all factors of all layers in one vector, are reduced by a truncated SVD of
 the matrix of all members, scaled to length 1, so that distances are those of cosines, and clustered
-by k-means. One skill per cluster is trained anew on the tasks of its members.
+by k-means. One new skill per cluster is trained on the tasks of its members.
 
 The released code (microsoft/mttl) sets the smallest entries of each member to 0 first, draws a
 randomised SVD, and gives k-means the rows of the cosine matrix instead of the vectors; its number

@@ -88,7 +88,7 @@ def merge_models(
                 if not merged.isfinite().all():
                     kind = str(entry.dtype).removeprefix("torch.")
                     raise ValueError(
-                        f"'{tensor}' would hold values that are no numbers, or too large for {kind}"
+                        f"'{tensor}' would hold values that are NaN, or too large for {kind}"
                     )
             else:
                 merged = file.read(stored, start, stop)

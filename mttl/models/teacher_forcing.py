@@ -75,7 +75,7 @@ def run_at(
         The logits of the N positions, and all that the model returned.
     """
     head = model.get_output_embeddings()  # type: ignore[operator]
-    # A compiled model would be compiled anew for every number of positions; skills on the head
+    # A compiled model would be recompiled for every number of positions; skills on the head
     # need whole examples.
     if model._compiled_call_impl is None and isinstance(head, nn.Linear):
         # The rows come as one contiguous matrix: strided ones, as `logits_to_keep` makes them, are

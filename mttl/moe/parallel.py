@@ -61,7 +61,7 @@ class ParallelExperts(Inventory):
         self.local = expert_slice(experts, rank * n_local, (rank + 1) * n_local)
 
     def reset_parameters(self) -> None:
-        """Draw this process's experts anew."""
+        """Re-initialise this process's experts."""
         self.local.reset_parameters()
 
     def gather(self) -> Inventory:

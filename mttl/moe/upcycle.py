@@ -66,6 +66,6 @@ def _plain(module: nn.Module) -> nn.Linear:
     if is_packed(module.weight):
         raise ValueError(
             "a feed-forward block whose weights are quantised cannot be copied into experts, which "
-            "are trained; use experts beside it (lora, adapter), or remove backbone.quantize"
+            "are trained; use added experts (lora, adapter), or remove backbone.quantize"
         )
     return module

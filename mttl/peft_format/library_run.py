@@ -16,9 +16,8 @@ from mttl.config.load import dump_config
 from mttl.config.moe_schema import LoRAExperts, MoE
 from mttl.config.schema import Config
 from mttl.errors import CheckpointError, ConfigError
-from mttl.library.general_knowledge import without_general
 from mttl.library.library_folder import Library, Member
-from mttl.library.stacking import stack_members
+from mttl.library.stacking import stack_members, without_general
 
 # Task routers that need no training: what they do is known, or what they begin with.
 ROUTERS = ("private", "polytropon", "average", "expert", "retrieval")

@@ -42,7 +42,7 @@ def read_peft(folder: str | Path) -> PeftFolder:
     """
     path = Path(folder)
     if not (path / CONFIG).exists():
-        raise CheckpointError(f"'{path}' is no folder of PEFT: it has no {CONFIG}")
+        raise CheckpointError(f"'{path}' is not a folder of PEFT: it has no {CONFIG}")
     if not (path / TENSORS).exists():
         if (path / PICKLE).is_file():
             raise CheckpointError(

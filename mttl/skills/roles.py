@@ -38,7 +38,7 @@ def roles(backbone: nn.Module) -> dict[str, str]:
         if role is None and above and path not in blocks and not isinstance(parent, nn.ModuleList):
             beside = {_own_role(*child) for child in parent.named_children()}
             role = "mlp" if "attention" in beside and "mlp" not in beside else None
-        # The gates of experts are linear layers beside them.
+        # The gates of experts are linear layers next to them.
         is_gate = role == "mlp" and linear_features(module) is not None
         if inherited == "neither" or (is_gate and any("expert" in n for n in parent._modules)):
             role = "neither"

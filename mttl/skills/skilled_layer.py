@@ -51,7 +51,7 @@ class SkilledLayer(nn.Module):
         """Return the output of the base with the skills of a routing.
 
         Args:
-            x: What skills read beside it: shape (R, …, I), rows of one example side by side.
+            x: Input of the skills: shape (R, …, I), rows of one example side by side.
             y: What the base made, shape (R, …, O).
             routing: As from `merge`.
             merged: As from `merge`.

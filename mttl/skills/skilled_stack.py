@@ -1,4 +1,4 @@
-"""The stack of the backbone whose output becomes logits, together with ladders beside it."""
+"""The stack of the backbone whose output becomes logits, with ladders parallel to it."""
 
 from typing import Any
 

@@ -16,15 +16,43 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from mttl.data.collate import pad_id_of
+from mttl.data.collate import pad, pad_id_of, padded_inputs
 from mttl.data.encode import TextEncoder, special_ids
 from mttl.data.user_text import UserText
 from mttl.errors import ConfigError
+from mttl.models.teacher_forcing import forced_logits
 from mttl.shapes import IGNORED
-from mttl.sparse.language_loss import language_loss
+from mttl.training.loss import answer_losses, global_mean, token_losses
 
 # Of the tokens that a masked language model predicts: these show a mask, those another token.
 SHOWN_AS_MASK, SHOWN_AS_OTHER = 0.8, 0.1
+
+
+def language_loss(
+    model: nn.Module,
+    inputs: Sequence[Sequence[int]],
+    labels: Sequence[Sequence[int]],
+    pad_id: int,
+    *,
+    masked: bool = False,
+) -> Float[Tensor, ""]:
+    """Return the mean loss of the labelled tokens.
+
+    Args:
+        model: A language model of transformers.
+        inputs: Ids of each example.
+        labels: Ids to predict: of the answer for an encoder–decoder, else as many as inputs, -100
+            where nothing is predicted.
+        pad_id: Fills up.
+        masked: Labels are those of their own positions, not of the next ones.
+    """
+    device = next(model.parameters()).device
+    batch = {key: value.to(device) for key, value in padded_inputs(inputs, pad_id).items()}
+    wanted = pad(labels, IGNORED).to(device)
+    if masked:
+        return global_mean(token_losses(model(**batch).logits, wanted), wanted)
+    logits, wanted, places = forced_logits(model, {**batch, "labels": wanted})
+    return global_mean(answer_losses(logits, wanted, places), wanted)
 
 
 class TaskObjective:
@@ -85,7 +113,7 @@ class CausalText(_Text):
     """Raw text from left to right, the end token included where the tokenizer has one.
 
     Raises:
-        ConfigError: If there is no text, or the length leaves no room for it.
+        ConfigError: If the text is empty, or the length leaves no room for it.
     """
 
     def __init__(
@@ -109,7 +137,7 @@ class MaskedText(_Text):
     Of the chosen tokens 80 % show the mask, 10 % another token, and 10 % themselves.
 
     Raises:
-        ConfigError: If there is no text, no room for it, or no mask token.
+        ConfigError: If the text is empty, or there is no room for it, or no mask token.
 
     References:
         Devlin et al., *BERT*, NAACL 2019, arXiv:1810.04805, section 3.1.
@@ -162,7 +190,7 @@ class RestoredText(_Text):
         share: Fraction of the tokens that are replaced.
 
     Raises:
-        ConfigError: If there is no text, no room for it, or no mask.
+        ConfigError: If the text is empty, or there is no room for it, or no mask.
 
     References:
         Lewis et al., *BART*, ACL 2020, arXiv:1910.13461, section 2.2 (text infilling).

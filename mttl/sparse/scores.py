@@ -57,7 +57,7 @@ class FisherScores:
     """Sums up squared gradients: the diagonal of the empirical Fisher information.
 
     It is exact where every gradient is that of one example; the square of a batch's mean gradient
-    is smaller, but orders entries much alike.
+    is smaller, but gives a similar order of entries.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:

@@ -146,7 +146,7 @@ class Gym:
             place = "data.metrics" if given else f"'{self.directory / 'TASKS.csv'}'"
             raise TaskError(
                 f"{place} gives the task '{task}' the metric '{name}'; there are "
-                f"{', '.join(METRIC_NAMES)}.{nearest(name, METRIC_NAMES)} One of your own is "
+                f"{', '.join(METRIC_NAMES)}.{nearest(name, METRIC_NAMES)} A custom one is "
                 "module:Class"
             )
         published = task in published_sums()

@@ -28,5 +28,5 @@ class LinearRouter(TokenRouter):
         LinearRouter.reset_parameters(self)
 
     def reset_parameters(self) -> None:
-        """Draw the weight anew."""
+        """Re-initialise the weight."""
         nn.init.normal_(self.weight, std=(self.init_scale / self.in_features) ** 0.5)

@@ -24,7 +24,7 @@ class MemberRouter(TokenRouter):
         in_features: Features I of a token.
         n_experts: Members E.
         top_k: Members per token.
-        temperature: Small ones leave the best member alone, large ones weigh the kept ones alike.
+        temperature: Small ones choose the best member, large ones give kept ones equal weights.
 
     Raises:
         ValueError: If ``top_k`` is not between 1 and E, or the temperature is not positive.

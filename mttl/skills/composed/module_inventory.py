@@ -78,12 +78,12 @@ class ModuleInventory(nn.Module):
         return len(self.groups)
 
     def reset_parameters(self) -> None:
-        """Draw all skills anew, as they began."""
+        """Re-initialise all skills."""
         for name in self._group_of:
             self._of(name).reset_parameters()
 
     def renew(self, skills: Int[Tensor, "N"]) -> None:
-        """Draw some skills anew; the others stay."""
+        """Re-initialise some skills; the others stay."""
         for name in self._group_of:
             self._of(name).renew(skills)
 

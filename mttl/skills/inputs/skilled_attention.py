@@ -114,7 +114,7 @@ class SkilledAttention(SkilledLayer):
         routing, merged = self.merge()
         if routing.segments:
             raise ValueError(
-                "prefixes of several examples cannot be told apart in a packed sequence; leave "
+                "prefixes of several examples cannot be separated in a packed sequence; leave "
                 "data.packed_length out"
             )
         keys, values, *gates = merged

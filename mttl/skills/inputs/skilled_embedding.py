@@ -42,7 +42,7 @@ class SkilledEmbedding(SkilledLayer):
         routing, (prompts,) = self.merge()
         if routing.segments:
             raise ValueError(
-                "prompts of several examples cannot be told apart in a packed sequence; leave "
+                "prompts of several examples cannot be separated in a packed sequence; leave "
                 "data.packed_length out"
             )
         embedded = self.base(ids)

@@ -1,4 +1,4 @@
-r"""Fixed random projections of a short vector to many numbers, drawn anew from a seed.
+r"""Fixed random projections of a short vector to many numbers, drawn from a seed whenever needed.
 
 | name | P | stored |
 |---|---|---|

@@ -88,7 +88,7 @@ class SparseInventory(Inventory):
         self._pattern_state: tuple[object, ...] = ()
 
     def reset_parameters(self) -> None:
-        """Draw the values anew; the supports stay."""
+        """Re-initialise the values; the supports stay."""
         draw(self.values, self.init, self.in_features)
 
     def set_support(self, indices: Int[Tensor, "n"] | Int[Tensor, "K n"]) -> None:
@@ -139,7 +139,7 @@ class SparseInventory(Inventory):
             return y + change.to(y.dtype)
         changes, which = self._dense(merged[0]) if len(merged) == 1 else merged
         changes, x, y = changes.to(dtype), x.to(dtype), y.to(dtype)
-        if len(changes) == 1:  # all examples alike: one product
+        if len(changes) == 1:  # all examples are equal: one product
             return torch.addmm(y.flatten(0, 1), x.flatten(0, 1), changes[0].t()).view_as(y)
         if len(changes) == len(x):
             return torch.baddbmm(y, x, changes.transpose(1, 2))

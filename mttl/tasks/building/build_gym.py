@@ -17,10 +17,10 @@ import numpy as np
 
 from mttl.errors import TaskError
 from mttl.io.files import atomic_path, write_text
+from mttl.tasks.building.hub import UnavailableError
 from mttl.tasks.building.record_files import counted
 from mttl.tasks.building.sources import local_files, open_records
 from mttl.tasks.building.split_lines import Lines, make_lines
-from mttl.tasks.building.unavailable import UnavailableError
 from mttl.tasks.md5_sums import published_sums
 from mttl.tasks.sampling import SAMPLES, Indices, cut, few_shot
 from mttl.tasks.task import Task

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mttl.errors import TaskError
 from mttl.io.reading import require_file
-from mttl.tasks.building.read_records import DECODE, open_bounded, read_records
+from mttl.tasks.building.read_records import DECODE, open_unpacked, read_records
 from mttl.tasks.template_field import Record
 
 _BLOCK = 1 << 20
@@ -118,7 +118,7 @@ class JsonLines(FileRecords):
         )
         starts, end = [np.zeros(1, np.int64)], 0
         begins, regular = True, True  # whether the next byte is the first of a line
-        with open_bounded(self.path) as source:
+        with open_unpacked(self.path) as source:
             for block in iter(lambda: source.read(_BLOCK), b""):
                 if packed:
                     file.write(block)
@@ -148,7 +148,7 @@ class JsonLines(FileRecords):
 
 
 def counted(records: Records, on_rows: Callable[[int], object]) -> Records:
-    """Return the same records; whenever some have been read, `on_rows` is told how many."""
+    """Return the same records; `on_rows` is called with the number of those just read."""
     if isinstance(records, RandomAccess):
         return _CountedRandomAccess(records, on_rows)
     return _Counted(records, on_rows)

@@ -149,7 +149,7 @@ class ConvertedWhenAsked:
 
 
 def _converted(task: Task, split: str, records: Records) -> Iterator[list[Line]]:
-    """Give the lines of all records, a block at a time; what goes wrong is told with the file."""
+    """Yield the lines of all records, a block at a time; errors name the file."""
     lines = convert(task, split, records)
     while True:
         with _told_with(records.name):
