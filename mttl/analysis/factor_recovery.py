@@ -27,8 +27,8 @@ class FactorRecovery(NamedTuple):
         matching: The mean area under the ROC curve: how well a value's skill separates its tasks
             from all others; 0.5 for a value without a skill.
         pairs: The area under the ROC curve of the similarity of tasks: how well it separates
-            two tasks that share the factor's value from two that do not. Only tasks that differ in every
-            other factor are paired; it is 0.5 where none are. Rows are compared by their cosine,
+            two tasks that share the factor's value from two that do not. Only tasks that differ in
+            every other factor are paired; it is 0.5 without any. Rows are compared by their cosine,
             less their mean and what the sum of the other factors' effects explains, so that a
             factor shows behind a stronger one, and without a skill of its own.
     """

@@ -305,6 +305,6 @@ def _unreachable(key: str, name: str, error: Exception) -> str:
         )
     return (
         f"{key} ('{name}') is not a folder here and could not be loaded from the model hub: "
-        f"{cause} Where the hub can be reached, run `hf download {name} --local-dir DIR`, copy DIR to this "
-        f"machine and pass {key}=DIR, or --backbone DIR of a trained run"
+        f"{cause} Where the hub can be reached, run `hf download {name} --local-dir DIR`, copy DIR "
+        f"to this machine and pass {key}=DIR, or --backbone DIR of a trained run"
     )

@@ -2,9 +2,9 @@ r"""Sparse skills are added to a network and removed again, bit for bit.
 
 :math:`\theta = \theta_0 + \sum_j w_j \phi_j`. To subtract what was added would leave rounding
 errors behind; so the weights that skills touch are remembered as they were (as many as there are
-entries in the skills, not in the network), every composition is computed from these, and where no skill
-is left they are put back. The sum is in double precision and in the order of the skills' names, so
-that the order of application does not matter.
+entries in the skills, not in the network), every composition is computed from these, and where no
+skill is left they are put back. The sum is in double precision and in the order of the skills'
+names, so that the order of application does not matter.
 """
 
 import math

@@ -25,8 +25,8 @@ class DiffPruningInventory(Inventory):
     .. math:: s = \sigma((\log u - \log(1 - u) + \alpha) / \tau), \quad
               z = \min(1, \max(0, s (r - l) + l)), \quad u \sim U(0, 1),
 
-    and is :math:`s = \sigma(\alpha)` stretched in the same way in evaluation. The expected number of entries
-    that change, :math:`\sum \sigma(\alpha - \tau \log(-l / r))`, times ``penalty`` is added to the
+    and is :math:`s = \sigma(\alpha)` stretched in the same way in evaluation. The expected number of
+    entries that change, :math:`\sum \sigma(\alpha - \tau \log(-l / r))`, times ``penalty`` is added to the
     loss. With groups, z is the product of an entry's own and its group's (structured diff pruning;
     the groups of the paper are whole matrices, here ``"layer"``). The paper has no temperature: its
     τ is 1. ``keep`` rounds in evaluation to the entries of largest change, in each layer; the paper
