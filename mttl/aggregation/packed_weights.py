@@ -121,11 +121,7 @@ def hold_still(model: nn.Module) -> None:
 
 
 class KernelLinear(nn.Linear):
-    """A linear layer whose weight only a kernel can read, with a gradient for its input.
-
-    Args:
-        layer: Its weight and bias are taken over; they are frozen.
-    """
+    """A linear layer whose weight only a kernel can read, with a gradient for its input."""
 
     def __init__(self, layer: nn.Module) -> None:
         weight, bias = layer.weight, layer.bias

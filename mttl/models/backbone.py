@@ -129,14 +129,6 @@ def read_architecture(
 ) -> tuple[Any, PretrainedConfig]:
     """Read the configuration of a language model and no weights.
 
-    Args:
-        name: A model of the hub, or a folder.
-        revision: Branch, tag or commit on the hub.
-        gguf_file: Name of a GGUF file inside ``name`` that holds it.
-
-    Returns:
-        The class that builds such a model, and the configuration.
-
     Raises:
         ConfigError: If it cannot be found, reached or read.
     """

@@ -97,15 +97,7 @@ def generate_texts(
     decoder_only: bool,
     **settings: Any,
 ) -> list[str]:
-    """Return an answer to every prompt, without blanks around it.
-
-    Args:
-        generate: A model's ``generate``.
-        tokenizer: Turns ids into text.
-        inputs: ``input_ids`` and ``attention_mask`` of the prompts.
-        decoder_only: The model repeats the prompt before its answer; it is cut off.
-        **settings: What else ``generate`` takes.
-    """
+    """Return an answer to every prompt, without blanks around it."""
     ids = generate(**inputs, **settings)
     if decoder_only:
         ids = ids[:, inputs["input_ids"].shape[1] :]

@@ -69,11 +69,7 @@ def forced_logits(
 def run_at(
     model: nn.Module, places: Int[Tensor, "N"], **inputs: Any
 ) -> tuple[Float[Tensor, "N V"], Any]:
-    """Run a model, its head on some positions alone.
-
-    Returns:
-        The logits of the N positions, and all that the model returned.
-    """
+    """Run a model, its head on some positions alone."""
     head = model.get_output_embeddings()  # type: ignore[operator]
     # A compiled model would be recompiled for every number of positions; skills on the head
     # need whole examples.

@@ -29,10 +29,6 @@ class ParallelExperts(Inventory):
     get them under `DistributedDataParallel`, which must leave the experts alone: list their names
     in the model's ``_ddp_params_and_buffers_to_ignore``.
 
-    Args:
-        experts: All E experts, equal in all processes; this one's share is copied.
-        group: The processes; all of them by default.
-
     Raises:
         ValueError: If tokens cannot choose such experts, or the processes cannot have equally many.
         RuntimeError: If there is no process group.

@@ -112,11 +112,7 @@ class FullTuning:
 
     @torch.no_grad()
     def rewind(self, settings: LotterySettings, turn: int = 1) -> dict[str, Tensor]:
-        """Narrow the support, and put the tensors back.
-
-        Returns:
-            Sorted int64 places by name.
-        """
+        """Narrow the support, and put the tensors back."""
         if settings.schedule == "cubic":
             self.mark()
         self._support = support = self._best(settings, settings.density ** (turn / settings.rounds))

@@ -13,13 +13,6 @@ class PromptRouter(TaskRouter):
 
     Where a whole task is asked about, as in figures, the vector of its examples stands for its
     prompts. Vectors are means of the backbone's input embeddings over tokens.
-
-    Args:
-        n_groups: Routed groups G.
-        n_tasks: Tasks T.
-        n_heads: Heads H.
-        n_skills: Skills K.
-        n_features: Size D of the backbone's embeddings.
     """
 
     draws = False

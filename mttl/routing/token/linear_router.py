@@ -11,12 +11,6 @@ class LinearRouter(TokenRouter):
     """A token router with logits ``W x``.
 
     Small logits at first leave all experts a chance; the Switch Transformer starts with 0.1.
-
-    Args:
-        in_features: Features I of a token.
-        n_experts: Experts E.
-        init_scale: The weight starts with variance ``init_scale / in_features``.
-        balance: As in `TokenRouter`.
     """
 
     def __init__(

@@ -15,14 +15,7 @@ FORMS = (
 
 
 class InlineFeedForward(nn.Module):
-    """What a layer like BART's computes between two residual connections, as a module.
-
-    Args:
-        fc1: The projection up.
-        act: The activation.
-        fc2: The projection down.
-        dropout: Probability of dropping a hidden unit while training.
-    """
+    """What a layer like BART's computes between two residual connections, as a module."""
 
     def __init__(self, fc1: nn.Module, act: nn.Module, fc2: nn.Module, dropout: float) -> None:
         super().__init__()

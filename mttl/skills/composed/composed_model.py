@@ -134,9 +134,6 @@ class ComposedModel(nn.Module):
     def task_module(self, task_id: int) -> nn.Module:
         """Return a copy of the base with the composed parameters of one task, without noise.
 
-        Returns:
-            A plain module that shares nothing with this one.
-
         Raises:
             ValueError: If the id is out of range.
         """

@@ -63,9 +63,6 @@ def build_task(
 ) -> Outcome:
     """Build the files of a task, unless they are complete.
 
-    Returns:
-        What became of it; a source that cannot be had or read is no exception.
-
     Raises:
         OSError: If a file cannot be written.
     """

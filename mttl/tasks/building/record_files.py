@@ -45,13 +45,7 @@ class RandomAccess(Protocol):
 
 
 def open_file(path: Path, columns: Sequence[str] = (), scratch: Path | None = None) -> Records:
-    """Return the records of a file of one of `mttl.tasks.task.FILE_ENDINGS`.
-
-    Args:
-        path: The file.
-        columns: Names of the columns of a CSV or TSV file that has no header.
-        scratch: Where a large file may be unpacked; None: in the system's folder.
-    """
+    """Return the records of a file of one of `mttl.tasks.task.FILE_ENDINGS`."""
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         return JsonLines(path, scratch)
     return FileRecords(path, columns)

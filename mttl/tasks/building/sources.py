@@ -16,12 +16,6 @@ def open_records(
 ) -> Records:
     """Return the records of one split.
 
-    Args:
-        source: Where they are; one without `path` names files.
-        split: One of its splits.
-        raw: A folder of raw records to take in place of the hub.
-        scratch: Where large files may be unpacked; None: in the system's folder.
-
     Raises:
         UnavailableError: If they cannot be had; the message says why and what to do.
         TaskError: If a file cannot be read as records.

@@ -51,15 +51,7 @@ def make_lines(
     scratch: Path | None = None,
     convert_all: int = CONVERT_ALL,
 ) -> Lines:
-    """Return the lines of a split.
-
-    Args:
-        task: How a record is written.
-        split: Its name, for messages.
-        records: All of them.
-        scratch: Where lines may be stored; None: in the system's folder.
-        convert_all: Sources of so many records are converted whole in any case.
-    """
+    """Return the lines of a split."""
     if isinstance(records, RandomAccess) and each_alone(task) and len(records) > convert_all:
         return ConvertedWhenAsked(task, split, records)
     return Stored(task, split, records, scratch)
