@@ -154,13 +154,14 @@ def read_answers(folder: Path, task: str) -> Answers | None:
         return None
     counts = {True: 0, False: 0}
     shown: list[tuple[str, str, list[str], bool]] = []
-    for number, line in enumerate(path.open("rb"), 1):
-        row = parse_json(line, f"'{path}', line {number}", CheckpointError, dict)
-        right = row["prediction"] in row["references"]
-        counts[right] += 1
-        if counts[right] <= MOST_ANSWERS:
-            accepted = [_short(text) for text in row["references"][:3]]
-            shown.append((_short(row["input"]), _short(row["prediction"]), accepted, right))
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            row = parse_json(line, f"'{path}', line {number}", CheckpointError, dict)
+            right = row["prediction"] in row["references"]
+            counts[right] += 1
+            if counts[right] <= MOST_ANSWERS:
+                accepted = [_short(text) for text in row["references"][:3]]
+                shown.append((_short(row["input"]), _short(row["prediction"]), accepted, right))
     return Answers(split, counts[True], sum(counts.values()), shown)
 
 
