@@ -16,13 +16,13 @@ NARROW = (torch.int8, torch.uint8, torch.int16, torch.int32)
 
 
 def is_packed(weight: Any) -> bool:
-    """Tell whether a tensor is a weight that one of the libraries keeps."""
+    """Return whether a tensor is a weight that one of the libraries keeps."""
     kind = type(weight)
     return kind.__name__ in BITSANDBYTES or kind.__module__.startswith("torchao.")
 
 
 def is_plain_linear(layer: nn.Module) -> bool:
-    """Tell whether a layer is a product with a tensor like any other.
+    """Return whether a layer is a product with a tensor like any other.
 
     A layer of torchao is an `nn.Linear`, too: only the class of its weight tells.
     """
@@ -72,7 +72,7 @@ def dense_weight(layer: nn.Module) -> Float[Tensor, "O I"]:
 
 
 def is_transposed(layer: nn.Module) -> bool:
-    """Tell whether a layer keeps its weight as (I, O): GPT-2's do."""
+    """Return whether a layer keeps its weight as (I, O): GPT-2's do."""
     return type(layer).__name__ == "Conv1D"
 
 
@@ -150,7 +150,7 @@ class _KernelProduct(torch.autograd.Function):
 
 
 def is_foreign(module: nn.Module) -> bool:
-    """Tell whether a module keeps matrices of small whole numbers, as layers of GPTQ and AWQ do."""
+    """Return whether a module keeps matrices of small whole numbers, as layers of GPTQ and AWQ do."""
     if isinstance(module, nn.Linear) or any(True for _ in module.children()):
         return False
     tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))

@@ -156,7 +156,7 @@ def open_library(folder: str | Path) -> Library:
 
 
 def is_library(folder: str | Path) -> bool:
-    """Tell whether a folder is a library."""
+    """Return whether a folder is a library."""
     return (Path(folder) / LIBRARY).exists()
 
 

@@ -21,7 +21,7 @@ class Change(Protocol):
         ...
 
     def touches(self, tensor: str) -> bool:
-        """Tell whether the tensor may have changed at all."""
+        """Return whether the tensor may have changed at all."""
         ...
 
     def read(self, tensor: str, start: int, base: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
@@ -31,13 +31,13 @@ class Change(Protocol):
 
 @dataclass(frozen=True)
 class DenseChange:
-    """What sets a tuned model apart from its base."""
+    """The difference of a tuned model and its base."""
 
     name: str
     weights: Weights
 
     def touches(self, tensor: str) -> bool:
-        """Tell whether the tensor may have changed at all: any that the model has may."""
+        """Return whether the tensor may have changed at all: any that the model has may."""
         return tensor in self.weights
 
     def read(self, tensor: str, start: int, base: Float[Tensor, "N"]) -> Float[Tensor, "N"]:

@@ -1,4 +1,4 @@
-"""Backbones whose weights are kept in few bits, back in floating point, and what that has cost."""
+"""Unpack quantised backbones to floating point, and measure the quantisation error."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -77,11 +77,11 @@ def dense_layer(
 
 
 def _unpacks(conversion: Any) -> bool:
-    """Tell whether a conversion of names in files builds packed weights."""
+    """Return whether a conversion of names in files builds packed weights."""
     operations = getattr(conversion, "operations", [])
     return any(type(one).__name__.endswith("Deserialize") for one in operations)
 
 
 def _was_transposed(layer: nn.Module) -> bool:
-    """Tell whether bitsandbytes took the layer from a class that keeps weights as (I, O)."""
+    """Return whether bitsandbytes took the layer from a class that keeps weights as (I, O)."""
     return getattr(layer, "source_cls", None) is Conv1D

@@ -1,4 +1,4 @@
-"""What keeps models from being merged, all of it at once and before anything is written."""
+"""Differences that prevent a merge, all listed before anything is written."""
 
 import os
 from collections.abc import Mapping, Sequence

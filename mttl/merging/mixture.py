@@ -84,7 +84,7 @@ class MixtureChange:
         self._latest: tuple[str, Tensor] | None = None
 
     def touches(self, tensor: str) -> bool:
-        """Tell whether the tensor may have changed at all."""
+        """Return whether the tensor may have changed at all."""
         return tensor in self._owners or self._trained is not None
 
     def read(self, tensor: str, start: int, base: Float[Tensor, "N"]) -> Float[Tensor, "N"]:

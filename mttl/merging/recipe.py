@@ -145,7 +145,7 @@ class Ingredient(Section):
 
 
 class Recipe(Section):
-    """All there is to say about a merge."""
+    """A whole recipe."""
 
     base: Base
     """What the result is made from, and looks like."""

@@ -276,7 +276,7 @@ def load_tokenizer(
 
 
 def is_decoder_only(backbone: nn.Module) -> bool:
-    """Tell whether a model continues its input rather than answering it from an encoder."""
+    """Return whether a model continues its input rather than answering it from an encoder."""
     return not backbone.config.is_encoder_decoder  # type: ignore[union-attr]
 
 

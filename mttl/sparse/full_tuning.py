@@ -12,7 +12,7 @@ from mttl.sparse.scores import FisherScores, MovementScores, magnitude_of_change
 
 
 class FullTuning:
-    """Trains whole tensors to find out which of their entries matter, and puts them back.
+    """Trains whole tensors to score their entries, and restores them.
 
     Args:
         parameters: The tensors that may be in the support, at their start.

@@ -219,7 +219,7 @@ class RestoredText(_Text):
         return language_loss(model, inputs, labels, self.pad_id)
 
     def corrupt(self, line: Sequence[int], generator: random.Random) -> list[int]:
-        """Return a line with spans replaced; a mask may stand for masks, too."""
+        """Return a line with spans replaced; a span may include masks."""
         ids = list(line)
         left = round(self._share * len(ids))
         while left > 0:
@@ -231,7 +231,7 @@ class RestoredText(_Text):
 
 
 def mask_id(tokenizer: PreTrainedTokenizerBase, text: str | None) -> int:
-    """Return the id that stands for what is to be guessed.
+    """Return the id of the mask.
 
     Args:
         tokenizer: The model's.

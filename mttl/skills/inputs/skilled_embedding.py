@@ -73,7 +73,7 @@ def put_prompts(backbone: nn.Module) -> None:
 
 
 def has_encoder(backbone: nn.Module) -> bool:
-    """Tell whether a decoder looks at what an encoder makes of the input."""
+    """Return whether a decoder looks at what an encoder makes of the input."""
     return bool(getattr(getattr(backbone, "config", None), "is_encoder_decoder", False))
 
 

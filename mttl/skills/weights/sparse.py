@@ -191,7 +191,7 @@ class SparseInventory(Inventory):
 
 
 def _comparable(weights: Tensor) -> bool:
-    """Tell whether examples with equal weights may share a change.
+    """Return whether examples with equal weights may share a change.
 
     Equal rows may belong to different tasks, whose gradients must stay apart; on an accelerator,
     to compare them would stall it, and a compiled model cannot decide by values.

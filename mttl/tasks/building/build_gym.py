@@ -79,7 +79,7 @@ def build_task(
     except TaskError as error:
         return Outcome(task.name, "failed", str(error))
     except OSError as error:
-        error.filename = error.filename or str(folder)  # a write does not tell its file
+        error.filename = error.filename or str(folder)  # a failed write does not name its file
         raise
     finally:
         if not any(folder.iterdir()):

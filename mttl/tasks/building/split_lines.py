@@ -121,7 +121,7 @@ class ConvertedWhenAsked:
 
     def _look_through(self) -> None:
         places, labels = array("q"), array("q")
-        with _told_with(self._records.name):
+        with _named_errors(self._records.name):
             for number, answers in survey(self._task, self._split, self._records):
                 places.append(number - 1)
                 labels.append(self._numbers[answers])
@@ -144,7 +144,7 @@ def _converted(task: Task, split: str, records: Records) -> Iterator[list[Line]]
     """Yield the lines of all records, a block at a time; errors name the file."""
     lines = convert(task, split, records)
     while True:
-        with _told_with(records.name):
+        with _named_errors(records.name):
             block = list(islice(lines, _BLOCK))
         if not block:
             return
@@ -152,8 +152,8 @@ def _converted(task: Task, split: str, records: Records) -> Iterator[list[Line]]
 
 
 @contextmanager
-def _told_with(name: str) -> Iterator[None]:
-    """Let errors name where the records are."""
+def _named_errors(name: str) -> Iterator[None]:
+    """Prepend the name of the records to errors."""
     try:
         yield
     except TaskError as error:
