@@ -150,7 +150,7 @@ class _KernelProduct(torch.autograd.Function):
 
 
 def is_foreign(module: nn.Module) -> bool:
-    """Return whether a module keeps matrices of small whole numbers, as layers of GPTQ and AWQ do."""
+    """Return whether a module keeps matrices of small whole numbers, as those of GPTQ and AWQ."""
     if isinstance(module, nn.Linear) or any(True for _ in module.children()):
         return False
     tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))

@@ -160,7 +160,7 @@ def _dare(method: Dare, parts: Parts) -> Rule:
 
 
 def _measured(tensor: str, fishers: Sequence[Weights | None]) -> bool:
-    """Return whether all Fisher information is there; where it is not, no model changed anything."""
+    """Return whether all Fisher information is there; if not, no model changed the tensor."""
     return all(fisher is not None and tensor in fisher for fisher in fishers)
 
 

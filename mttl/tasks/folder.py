@@ -125,7 +125,7 @@ class Gym:
         return read_rows(self.file(task, split, sample), max_rows)
 
     def digest(self, task: str, sample: int) -> str:
-        """Return a hash of a sample's rows and of the metric: scores with another hash are of others.
+        """Return a hash of a sample's rows and of the metric: equal hashes have comparable scores.
 
         Raises:
             TaskError: If a file is empty or cannot be read.
