@@ -201,7 +201,7 @@ BARE = "is a folder that holds no model; name one that does"
         (cut, UNREADABLE + "Error while deserializing header"),
         (lambda folder: (folder / WEIGHTS).unlink(), UNREADABLE + f"Error no file named {WEIGHTS}"),
         (lambda folder: (folder / "config.json").unlink(), UNREADABLE + "Unrecognized model"),
-        (lambda folder: (folder / "config.json").write_text("{"), "not valid JSON"),
+        (lambda folder: (folder / "config.json").write_text("{"), "not a valid JSON file"),
         (configure(model_type="t55"), UNREADABLE + ".*`t55`"),
         (configure(d_ff=7), UNREADABLE + "You set `ignore_mismatched_sizes` to `False`"),
         (
