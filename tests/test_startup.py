@@ -225,7 +225,6 @@ NAMES = {
     "import": [(["none", "--out", "x"], "'none' is no folder of PEFT")],
     "library": [(["list", "EMPTY"], "is no library")],
     "convert": [(["none.gguf", "--out", "x"], "There is no file 'none.gguf'")],
-    "pretrain": [(["--gyms", "none", "--out", "x"], "the gym 'none' does not exist")],
     "babyai record": [
         (["--levels", "GoToX", "--episodes", "1", "--out", "x.npz"], "unknown level 'GoToX'")
     ],
