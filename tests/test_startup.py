@@ -211,7 +211,7 @@ NAMES = {
     ],
     "build": [
         (["--tasks", "glue-rt"], "Did you mean 'glue-rte'"),
-        (["--raw", "none"], "there is no folder 'none'"),
+        (["--raw", "none"], "the folder 'none' does not exist"),
     ],
     "sparse": [
         (["--model", "m", "--task", "verb_pst", "--out", "x"], "Did you mean 'verb_past'"),
@@ -224,7 +224,7 @@ NAMES = {
     "merge": [(["none.yaml", "--out", "x"], "'none.yaml' does not exist")],
     "import": [(["none", "--out", "x"], "'none' is no folder of PEFT")],
     "library": [(["list", "EMPTY"], "is no library")],
-    "convert": [(["none.gguf", "--out", "x"], "There is no file 'none.gguf'")],
+    "convert": [(["none.gguf", "--out", "x"], "The file 'none.gguf' does not exist")],
     "babyai record": [
         (["--levels", "GoToX", "--episodes", "1", "--out", "x.npz"], "unknown level 'GoToX'")
     ],
