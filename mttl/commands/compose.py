@@ -71,9 +71,9 @@ def score(
     import torch
 
     from mttl.data.encode import TextEncoder
+    from mttl.inference.batched_answers import answer_texts
     from mttl.metrics.crossfit import score_answers
     from mttl.models.backbone import is_decoder_only
-    from mttl.sparse.answers import answer_inputs
 
     gym = Gym(options.gym)
     rows = gym.rows(options.score, options.split, options.sample)
@@ -89,12 +89,15 @@ def score(
     status = make_console(stderr=True)
     with counting_bar(status) as bars:
         bar = bars.add_task("answering", total=len(rows))
-        answers = answer_inputs(
-            model,
+        answers = answer_texts(
+            lambda _, **settings: model.generate(**settings),
             encoder,
             [prefix + row.input for row in rows],
-            max_new_tokens=options.max_output_length,
+            decoder_only=is_decoder_only(model),
+            device=model.device,
             on_rows=lambda n: bars.advance(bar, n),
+            max_new_tokens=options.max_output_length,
+            do_sample=False,
         )
     metric = gym.metric(options.score)
     value = score_answers(metric, answers, [row.outputs for row in rows])

@@ -189,7 +189,7 @@ def run(options: argparse.Namespace) -> None:
     from mttl.merging.check_written import changed_answer, check_written, task_answers
     from mttl.merging.fold import strip
     from mttl.peft_format.library_run import make_run
-    from mttl.peft_format.member_tasks import prepare_members
+    from mttl.peft_format.member_gates import prepare_members
     from mttl.training.report import attachment_table
 
     out = new_path(options.out)

@@ -73,10 +73,6 @@ class MemberCard:
 def parse_card(text: str | bytes, place: str) -> MemberCard:
     """Read a card.
 
-    Args:
-        text: Its JSON.
-        place: Where it is from, for the message.
-
     Raises:
         CheckpointError: If it is no card, or one of another format.
     """
