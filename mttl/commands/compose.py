@@ -129,5 +129,5 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--split", choices=SPLITS, default="test", help="(%(default)s)")
     add("--prefix", action="store_true", help="put [task] before every input")
     add("--max-length", type=int, default=256, help="most tokens of an input (%(default)s)")
-    add("--max-output-length", type=int, default=64, help="of an answer (%(default)s)")
+    add("--max-output-length", type=int, default=64, help="most tokens of an answer (%(default)s)")
     return parser.parse_args(arguments)

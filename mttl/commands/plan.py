@@ -132,7 +132,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = make_parser("plan", __doc__)
     add_config(parser)
     add = parser.group(WORK).add_argument
-    add("--processes", type=positive, metavar="N", help="by default what section trainer names")
+    add(
+        "--processes",
+        type=positive,
+        metavar="N",
+        help="number of processes (those of the section trainer)",
+    )
     add("--gpu-memory", type=positive, nargs="+", default=[], metavar="GIB", help="does it fit?")
     add("--tasks", type=positive, metavar="N", help="how many; by default the gym's are read")
     add("--backbones", nargs="+", metavar="DIR", help="compare folders that hold a config.json")

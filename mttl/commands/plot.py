@@ -14,7 +14,7 @@ were adapted from the run next to its own, and which of these have similar routi
 rows, and shows their cosines: gradients.csv, a figure and a table.
 
 Where tokens choose experts, it also shows the loads of experts over layers and training, what
-tells most about a token's expert (its task, itself, or the token before), and the tokens that each
+determines most a token's expert (its task, itself, or the token before), and the tokens that each
 expert is chosen for. In a run that routes tokens only, "skills" are experts, and weights are how
 the tokens of a task are shared among them.
 

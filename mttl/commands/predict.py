@@ -74,12 +74,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.group(READ).add_argument
     add_source(parser, required=False)
     add_adapted(parser)
-    add("--task", metavar="NAME", help="of the rows that name none")
+    add("--task", metavar="NAME", help="task of the rows that name none")
     add("--in", dest="questions", metavar="FILE", help="questions (standard input)")
     add(
         "--format",
         choices=("tsv", "csv", "jsonl"),
-        help="of both (by their names; else jsonl after a {, or tsv)",
+        help="format of both files (by their names, else by the first character)",
     )
     add = parser.group(WORK).add_argument
     add(
@@ -94,9 +94,17 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--temperature", type=above_zero, metavar="T", help="draw answers")
     add("--top-p", type=above_zero, metavar="P", help="draw from the likeliest share P of all")
     add("--max-tokens", type=positive, metavar="N", help="longest answer (as in training)")
-    add("--seed", type=natural, default=13, metavar="N", help="of draws (%(default)s)")
-    add("--batch-size", type=positive, default=64, metavar="N", help="at a time (%(default)s)")
-    add("--metric", metavar="NAME", help="to score by (that of the run's results, else EM)")
+    add("--seed", type=natural, default=13, metavar="N", help="seed of sampling (%(default)s)")
+    add(
+        "--batch-size",
+        type=positive,
+        default=64,
+        metavar="N",
+        help="questions at a time (%(default)s)",
+    )
+    add(
+        "--metric", metavar="NAME", help="metric of the scores (that of the run's results, else EM)"
+    )
     out = parser.group(WRITTEN)
     out.add_argument("--out", metavar="FILE", help="the same with answers (standard output)")
     return parser.parse_args(arguments)

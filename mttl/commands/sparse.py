@@ -193,7 +193,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--mask", help="text of the mask of an encoder–decoder, where its tokenizer has none")
     add("--on", nargs="+", default=[], metavar="FILE", help="sparse skills to train on top of")
     add("--max-length", type=int, default=256, help="most tokens of an input (%(default)s)")
-    add("--max-output-length", type=int, default=64, help="of an answer (%(default)s)")
+    add("--max-output-length", type=int, default=64, help="most tokens of an answer (%(default)s)")
     add_settings(parser)
     add = parser.group(WORK).add_argument
     add("--freeze-norms", action="store_true", help="leave normalisation layers alone")
@@ -221,15 +221,15 @@ def add_settings(parser: CommandParser) -> None:
         "schedule": {"choices": SCHEDULES, "help": "choose once, or by every step (%(default)s)"},
         "dense_steps": {"type": int, "help": "before a schedule begins to prune (%(default)s)"},
         "rewind": {"type": int, "help": "go back to this step of the first round (%(default)s)"},
-        "full_steps": {"type": int, "help": "of the first phase (%(default)s)"},
-        "sparse_steps": {"type": int, "help": "of the second phase (%(default)s)"},
+        "full_steps": {"type": int, "help": "steps of the first phase (%(default)s)"},
+        "sparse_steps": {"type": int, "help": "steps of the second phase (%(default)s)"},
         "batch_size": {"type": int, "help": "rows per step (%(default)s)"},
         "lr": {"type": float, "help": "learning rate (%(default)s)"},
         "sparse_lr": {"type": float, "help": "that of the second phase; --lr by default"},
         "warmup": {"type": float, "help": "fraction of a phase (%(default)s)"},
         "l1": {"type": float, "help": "pull to the start (%(default)s; 0.1 for languages)"},
         "gradient_clip_val": {"type": float, "help": "largest norm of the gradients"},
-        "seed": {"type": int, "help": "of all draws (%(default)s)"},
+        "seed": {"type": int, "help": "seed of all draws (%(default)s)"},
     }
     for name, settings in given.items():
         flag = f"--{name.replace('_', '-')}"
