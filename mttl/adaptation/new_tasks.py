@@ -17,10 +17,10 @@ from torch import Tensor
 from mttl.adaptation import modes
 from mttl.adaptation.adaptation_history import Course
 from mttl.adaptation.adapted_model import AdaptedModel
+from mttl.adaptation.custom_examples import Example, split_examples, write_examples
 from mttl.adaptation.diverged import Diverged
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.job import run_job, task_module
-from mttl.adaptation.own_examples import Example, split_examples, write_examples
 from mttl.adaptation.plan import new_tasks, plan_jobs
 from mttl.adaptation.results import Results, check_folder, check_rows
 from mttl.adaptation.save_adapted import Answers, save_adapted
@@ -159,7 +159,7 @@ def adapt_to(
         raise ConfigError(
             "init='factors' needs factors=['name=value', …], what the task is made of"
         )
-    if METRICS.is_own(metric):
+    if METRICS.is_plugin(metric):
         find_class(METRICS, metric, trusted=True)
     training, development = split_examples(examples, dev)
     saved = read_inventory(run)
@@ -342,7 +342,7 @@ def _settings_of(run: str | Path, config: str | Path | None, settings: Mapping[s
                 f"'{own}' does not exist, so the run does not tell its settings; give "
                 "config='crossfit.yaml', or the files that it was trained with"
             )
-        given = load_config([str(own)], own=None)  # a file of the run: it may not name code to run
+        given = load_config([str(own)], plugins=None)  # the run's file may name no code
     return with_settings(given, {f"adapt.{name}": value for name, value in settings.items()})
 
 

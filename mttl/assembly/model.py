@@ -25,7 +25,7 @@ from mttl.assembly.saved_settings import ModelSettings, read_found_settings
 from mttl.checkpoints.model_hub import download
 from mttl.checkpoints.saved_inventory import load_into, read_inventory
 from mttl.config.moe_schema import MEMBERS
-from mttl.config.plugin_section import OwnPart
+from mttl.config.plugin_section import PluginSection
 from mttl.config.schema import Config, Generation
 from mttl.config.skills_schema import Aggregation, Skills, kinds_of
 from mttl.data.prompt_form import PromptForm
@@ -307,7 +307,7 @@ def _attach(
     placements, sections = [], list(kinds_of(skills))
     probe = AttachmentProbe(model) if fresh else None
     for one in sections:
-        kind = getattr(one, "own_class", None) or KINDS[one.kind]
+        kind = getattr(one, "plugin_class", None) or KINDS[one.kind]
         make = partial(_make_inventory, one, aggregation, n_skills)
         placements.append(Placement(make, one.targets, kind.site))
     try:
@@ -318,7 +318,7 @@ def _attach(
         read_prefixes(model)
     if probe is not None:
         kinds = ", ".join(one.kind for one in sections)
-        promised = not any(isinstance(one, OwnPart) for one in sections)
+        promised = not any(isinstance(one, PluginSection) for one in sections)
         probe.check(slot, kinds, promised)
     return found
 
@@ -332,7 +332,7 @@ def _make_inventory(
     *more: int,
 ) -> Inventory:
     n_heads, gate, alike = skills.n_heads, skills.gate, skills.alike
-    if isinstance(skills, OwnPart):
+    if isinstance(skills, PluginSection):
         sizes = {"in_features": in_features, "out_features": out_features}
         made = skills.make(**sizes, n_skills=n_skills, n_heads=n_heads)
         made.require_use("task")

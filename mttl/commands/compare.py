@@ -28,7 +28,7 @@ from mttl.commands.options import (
     make_parser,
     positive,
 )
-from mttl.comparison.methods import METHODS, REFERENCE, WAYS, check_modes, own_methods, plan
+from mttl.comparison.methods import METHODS, REFERENCE, WAYS, check_modes, custom_methods, plan
 from mttl.errors import ConfigError, MttlError
 from mttl.runtime.command import make_console
 
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     from mttl.comparison.result_tables import write_tables
     from mttl.comparison.tables import check_rows
 
-    own = own_methods(options.method, options.modes or ())
+    own = custom_methods(options.method, options.modes or ())
     shipped = options.methods
     if shipped is None:
         shipped = [] if options.runs else list(METHODS)

@@ -97,7 +97,7 @@ FIXED_ROUTERS = ("shared", "private", "average", "random", "expert", "none")
 WAYS = (*MODES, "best_row")
 
 
-def own_methods(texts: Sequence[str], modes: Sequence[str]) -> dict[str, Method]:
+def custom_methods(texts: Sequence[str], modes: Sequence[str]) -> dict[str, Method]:
     """Return the methods that ``NAME=FRAGMENT`` texts define.
 
     Args:

@@ -12,7 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from mttl.config.plugin_section import own_class_of
+from mttl.config.plugin_section import plugin_name
 from mttl.config.section import Section, once
 from mttl.plugins.classes import METRICS
 
@@ -128,7 +128,7 @@ class Data(Section):
     date: Annotated[str, AfterValidator(_day)] | None = None
     """The day, as YYYY-MM-DD, that chat templates show which show one: by default that on which
     training starts. A run keeps it."""
-    metrics: dict[TaskName, Annotated[str, AfterValidator(own_class_of(METRICS))]] = {}
+    metrics: dict[TaskName, Annotated[str, AfterValidator(plugin_name(METRICS))]] = {}
     """Metrics of tasks in the place of those in TASKS.csv: one of CrossFit's, or `module:Class`."""
     expert_matrix: str | None = None
     """CSV file of the skills that a person would give each task: the matrix of an expert router

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from mttl.config.plugin_section import OwnKinds
+from mttl.config.plugin_section import PluginKinds
 from mttl.config.section import Fraction, NonNegative, Section, Seed, once
 from mttl.config.skills_schema import LowRankChange
 from mttl.plugins.classes import SKILLS, TOKEN_ROUTERS
@@ -130,7 +130,7 @@ TokenRouting = Annotated[
     | Spectral
     | Phatgoose,
     Field(discriminator="kind"),
-    OwnKinds(TOKEN_ROUTERS),
+    PluginKinds(TOKEN_ROUTERS),
 ]
 
 
@@ -163,7 +163,7 @@ class AdapterExperts(Section):
 TokenExperts = Annotated[
     FeedForwardExperts | LoRAExperts | IA3Experts | AdapterExperts,
     Field(discriminator="kind"),
-    OwnKinds(SKILLS),
+    PluginKinds(SKILLS),
 ]
 # Routers among members of a library, which exist already.
 MEMBERS = ("arrow", "spectral", "phatgoose")

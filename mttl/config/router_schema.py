@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from mttl.config.plugin_section import OwnKinds
+from mttl.config.plugin_section import PluginKinds
 from mttl.config.section import Fraction, NonNegative, Section
 from mttl.plugins.classes import ROUTERS
 
@@ -278,5 +278,5 @@ Router = Annotated[
     | Retrieval
     | NoRouter,
     Field(discriminator="kind"),
-    OwnKinds(ROUTERS, _AnyRouter),
+    PluginKinds(ROUTERS, _AnyRouter),
 ]

@@ -9,7 +9,7 @@ from mttl.config.capabilities import missing_features
 from mttl.config.data_schema import Data
 from mttl.config.moe_schema import MoE
 from mttl.config.optim_schema import Optim
-from mttl.config.plugin_section import OwnKinds, OwnPart
+from mttl.config.plugin_section import PluginKinds, PluginSection
 from mttl.config.router_schema import Router
 from mttl.config.section import (
     AS_TRAINED,
@@ -301,7 +301,7 @@ class Trainer(Section):
     """Refuse operations without a deterministic implementation."""
     loggers: list[Literal["tensorboard", "wandb"]] = []
     """Boards to compare runs on, beside metrics.csv."""
-    callbacks: list[Annotated[OwnPart, OwnKinds(CALLBACKS)]] = []
+    callbacks: list[Annotated[PluginSection, PluginKinds(CALLBACKS)]] = []
     """Callbacks of one's own for Lightning's trainer."""
     early_stopping: PositiveInt | None = None
     """Stop after so many validations without a better mean score."""
@@ -340,7 +340,7 @@ class Config(Section):
     """Experts that tokens choose, beside or instead of skills that tasks choose."""
     optim: Optim
     """Optimizer and learning rates."""
-    loss: Annotated[OwnPart, OwnKinds(LOSSES)] | None = None
+    loss: Annotated[PluginSection, PluginKinds(LOSSES)] | None = None
     """A training loss of one's own; cross-entropy by default."""
     generation: Generation = Generation()
     """How answers are generated."""
@@ -412,7 +412,7 @@ class Config(Section):
     def _is_low_rank(self) -> bool:
         """Return whether any skills or experts have two factors; those of one's own may."""
         kinds = [*kinds_of(self.skills), *([self.moe.experts] if self.moe else [])]
-        return any(one.kind == "lora" or isinstance(one, OwnPart) for one in kinds)
+        return any(one.kind == "lora" or isinstance(one, PluginSection) for one in kinds)
 
     def _task_problems(self) -> list[str]:
         """Return what does not fit between skills and the task router."""

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_serializer, model_validator
 
-from mttl.config.plugin_section import OwnKinds
+from mttl.config.plugin_section import PluginKinds
 from mttl.config.section import Fraction, NonNegative, Section, Seed
 from mttl.plugins.classes import SKILLS
 
@@ -374,7 +374,7 @@ _Kinds: TypeAlias = (
     | Intrinsic
     | DiffPruning
 )
-OneKind = Annotated[_Kinds, Field(discriminator="kind"), OwnKinds(SKILLS, _AnySkills)]
+OneKind = Annotated[_Kinds, Field(discriminator="kind"), PluginKinds(SKILLS, _AnySkills)]
 
 
 class Several(_Sizes):
@@ -429,7 +429,7 @@ class NoSkills(Section):
 
 
 Skills = Annotated[
-    _Kinds | Several | NoSkills, Field(discriminator="kind"), OwnKinds(SKILLS, _AnySkills)
+    _Kinds | Several | NoSkills, Field(discriminator="kind"), PluginKinds(SKILLS, _AnySkills)
 ]
 
 

@@ -19,9 +19,9 @@ from helpers.checksums import note_again
 from helpers.command import ROOT, train
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config, write_gym
 from helpers.new_tasks import NEW, train_source
+from mttl.adaptation.custom_examples import write_examples
 from mttl.adaptation.fine_tune import fine_tune, score_batches
 from mttl.adaptation.new_tasks import Adaptation
-from mttl.adaptation.own_examples import write_examples
 from mttl.commands import adapt
 from mttl.config.load import dump_config, load_config
 from mttl.data.data_module import TextToTextDataModule

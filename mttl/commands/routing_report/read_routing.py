@@ -158,7 +158,7 @@ def task_factors(folder: Path, tasks: Sequence[str]) -> dict[str, list[str]]:
 def read_settings(folder: Path) -> Section | None:
     """Return the configuration of a run, if its folder has one."""
     config = folder / "config.yaml"
-    return load_any_config([str(config)], own=LEAVE) if config.is_file() else None
+    return load_any_config([str(config)], plugins=LEAVE) if config.is_file() else None
 
 
 def gym_column(settings: Section | None, column: str) -> dict[str, str]:
