@@ -86,20 +86,20 @@ def apply_mode(
     device = next(model.parameters()).device
     known = model.router
     router = adapted_router(known, mode, n_tasks, init=init, rows=rows)
-    drawn_anew = mode == "from_scratch" or init == "own"
-    _check_mode(model, router, mode, init, drawn_anew=drawn_anew)
+    reinitialised = mode == "from_scratch" or init == "own"
+    _check_mode(model, router, mode, init, reinitialised=reinitialised)
     model.router = router.to(device).train(model.router.training)
     parts = parts_by_role(model)
-    if drawn_anew:
+    if reinitialised:
         for skills in parts["skills"]:
-            skills.draw_anew()  # type: ignore[operator]
+            skills.reset_all_skills()  # type: ignore[operator]
         # A mode that trains no router leaves those of tokens as they are.
         for part in parts["router"] if "router" in TRAINED_ROLES[mode] else ():
             if part is not model.router:
                 part.reset_parameters()  # type: ignore[operator]
     elif init != "best_row" and (own := own_skills(known, router)):
         for layer in model.skilled_layers().values():
-            layer.inventory.renew(torch.tensor(own))
+            layer.inventory.reset_skills(torch.tensor(own))
     roles = TRAINED_ROLES[mode]
     tuned = _tuned_backbone(model) if "backbone" in roles else []
     model.backbone.requires_grad_(False)
@@ -293,7 +293,7 @@ def attention_parts(inventory: Inventory) -> list[nn.Module]:
 
 
 def _check_mode(
-    model: SkilledModel, router: TaskRouter, mode: AdaptMode, init: RowInit, *, drawn_anew: bool
+    model: SkilledModel, router: TaskRouter, mode: AdaptMode, init: RowInit, *, reinitialised: bool
 ) -> None:
     layers = model.token_layers().values()
     if packed_layers(model.backbone):
@@ -325,18 +325,18 @@ def _check_mode(
             f"{cause} weighs what tasks choose, and here only tokens choose. Use "
             "'skills_only', which leaves their routers as they are"
         )
-    storeys = [getattr(layer.inventory, "storeys", ()) for layer in model.skilled_layers().values()]
-    if init in FREE and any(len(own) > 1 for own in storeys):
+    stages = [getattr(layer.inventory, "stages", ()) for layer in model.skilled_layers().values()]
+    if init in FREE and any(len(own) > 1 for own in stages):
         raise ConfigError(
             f"init '{init}' may become negative, and stacked skills are mixed by their shares "
             "of a row. Use 'mean', or another start"
         )
-    if drawn_anew and any(isinstance(layer.router, MemberRouter) for layer in layers):
+    if reinitialised and any(isinstance(layer.router, MemberRouter) for layer in layers):
         raise ConfigError(
             f"mode '{mode}' from fresh skills would re-initialise the members by whose weights "
             "tokens are routed. Use 'zero_shot', or 'skills_only'"
         )
-    if drawn_anew and any(layer.base is None for layer in layers):
+    if reinitialised and any(layer.base is None for layer in layers):
         raise ConfigError(
             f"mode '{mode}' from fresh skills needs the backbone's feed-forward blocks, which its "
             "experts replaced in training. Use another mode, or experts that keep the blocks "

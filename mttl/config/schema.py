@@ -464,8 +464,8 @@ class Config(Section):
                 ("skills.kind", skills.kind, fusable),
                 ("skills.n_heads", n_heads, 1),
                 ("skills.gate", getattr(skills, "gate", False), False),
-                ("skills.alike", getattr(skills, "alike", False), False),
-                ("skills.stacked", getattr(skills, "stacked", None), None),
+                ("skills.identical_init", getattr(skills, "identical_init", False), False),
+                ("skills.stages", getattr(skills, "stages", None), None),
                 ("router.kind", kind, "average"),  # attention takes the router's place
                 ("backbone.train", self.backbone.train, False),
                 ("moe", "given" if self.moe else None, None),

@@ -219,7 +219,7 @@ def test_what_cannot_be_added(run: Path, row: Path, tmp_path: Path) -> None:
         (["router.shared_skill=true"], "all", "more skills change every task"),
         (["skills.shared_down=true"], "all", "share a factor with those of the run"),
         (["router.normalise=average_correction"], "all", "more skills change every task"),
-        (["skills.kind=adapter", "skills.stacked=[5, 3]"], "all", "a stack have their storeys"),
+        (["skills.kind=adapter", "skills.stages=[5, 3]"], "all", "a stack have their stages"),
     ],
 )
 def test_what_these_routers_cannot(

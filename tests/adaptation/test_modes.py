@@ -37,7 +37,7 @@ def test_fresh_skills_that_begin_alike_do_so_again() -> None:
     model = skilled(tiny_t5())
     inventories: list[Any] = [layer.inventory for layer in model.skilled_layers().values()]
     for inventory in inventories:
-        inventory.begin_alike()
+        inventory.make_identical()
     before = [inventory.down.clone() for inventory in inventories]
     apply_mode(model, "from_scratch")
     for inventory, down in zip(inventories, before, strict=True):
@@ -62,8 +62,8 @@ def test_routers_of_tokens_are_brought_back_where_experts_were_drawn_anew(mode: 
     routers = tuple(f"{name}.router." for name in model.token_layers())
     assert routers
     with adapted(model, mode, init="own"):
-        drawn_anew = [name for name in changed(model, before) if any(r in name for r in routers)]
-        assert bool(drawn_anew) == (mode != "skills_only")  # which leaves them as they are
+        reinitialised = [name for name in changed(model, before) if any(r in name for r in routers)]
+        assert bool(reinitialised) == (mode != "skills_only")  # which leaves them as they are
     assert changed(model, before) == set()
 
 

@@ -26,8 +26,8 @@ def size(parameters: dict[str, Tensor]) -> int:
 def of_size(kind: str, n_skills: int) -> Config:
     """Return the configuration of a kind with some skills; where they are stacked, one below."""
     stacked = [1, n_skills - 1] if n_skills > 1 else "null"
-    storeys = [f"skills.stacked={stacked}"] if "stacked" in kind else []
-    return frozen_config(kind, f"skills.n_skills={n_skills}", *storeys)
+    settings = [f"skills.stages={stacked}"] if "stacked" in kind else []
+    return frozen_config(kind, f"skills.n_skills={n_skills}", *settings)
 
 
 @pytest.mark.parametrize("kind", KINDS)

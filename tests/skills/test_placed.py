@@ -22,9 +22,9 @@ FOLDED = ("head_mask", "head_mask, soft", "norm")
 # A softmax gives every column and every position some attention, whatever is there.
 SEEN = ("prefix, joint", "prefix, computed", "prompt")
 HARD = ("head_mask",)
-SITES = {kind: kind_class(kind).site for kind in PLACED}
+ATTACHMENT_POINTS = {kind: kind_class(kind).attachment_point for kind in PLACED}
 # The first of every site meets every family.
-FIRST = {site: kind for kind, site in reversed(SITES.items())}.values()
+FIRST = {point: kind for kind, point in reversed(ATTACHMENT_POINTS.items())}.values()
 
 
 def cases(kinds: Sequence[str], half: int | None = None) -> pytest.MarkDecorator:
@@ -49,7 +49,7 @@ every, first_half, second_half = (cases([*PLACED], half) for half in (None, 0, 1
 
 
 def placed(family: str, kind: str, **settings: Any) -> SkilledModel:
-    blocks = SITES[kind] == "block"
+    blocks = ATTACHMENT_POINTS[kind] == "block"
     if blocks or kind in ("ladder", "prefix, behind a gate"):  # which have no blocks of features
         settings["n_heads"] = 1
     targets = ["attention", "mlp"] if blocks else ["attention"]

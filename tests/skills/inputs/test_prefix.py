@@ -45,7 +45,7 @@ def one_task(
         lambda i, o, *more: PrefixInventory(i, o, 1, *more, **settings),
         targets=targets,
         slot=slot,
-        site="attention",
+        attachment_point="attention",
     )
     return SkilledModel(backbone, average_router(len(attachment.groups), 1, 1), slot).eval()
 
