@@ -150,7 +150,7 @@ def _refusal(new: SavedInventory) -> Callable[[str], CheckpointError]:
     def refuse(reason: str) -> CheckpointError:
         return CheckpointError(
             f"'{new.folder}' cannot be added to the run: {reason}. Adapt with "
-            "adapt.mode=router_only adapt.init=best_row, which change nothing but a row of the "
+            "adapt.mode=router_only adapt.init=nearest_task, which change nothing but a row of the "
             "run's own router, or keep the task in its folder, which mttl predict takes with "
             "--adapted"
         )

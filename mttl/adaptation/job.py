@@ -78,7 +78,7 @@ def run_job(
     for init in row_starts(model.router, config.adapt):
         begun_as = None
         if init in AS_TRAINED:
-            row = best_row(model, tokenizer, job, gym, config)
+            row = nearest_task(model, tokenizer, job, gym, config)
             begun_as = tasks[int(row)] if tasks else None
         with (
             seeded(job.seed, next(model.parameters()).device),
@@ -217,7 +217,7 @@ def score(
     return result, answers
 
 
-def best_row(
+def nearest_task(
     model: SkilledModel,
     tokenizer: PreTrainedTokenizerBase,
     job: FewShotJob,

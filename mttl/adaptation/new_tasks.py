@@ -43,7 +43,7 @@ from mttl.tasks.folder import Gym
 
 # By how rows start: the router that knows of new tasks, and its file.
 KNOWN_ROWS = {
-    "matrix": ("expert", "Expert", "router/expert.yaml"),
+    "expert_row": ("expert", "Expert", "router/expert.yaml"),
     "factors": ("metadata", "metadata", "router/metadata_grid.yaml"),
 }
 
@@ -363,7 +363,7 @@ def _known_rows(
             f"adapt.init '{init}' needs a run of the {name} router, and this one's is "
             f"'{router['kind']}'; use 'mean' or 'fresh', or train with {file}"
         )
-    if init == "matrix":
+    if init == "expert_row":
         rows = read_expert_matrix(router["matrix"], tasks, n_skills)
     else:
         rows = factor_rows({task: factors(task) for task in tasks}, tasks, router["factors"])

@@ -29,8 +29,8 @@ MODE_WAYS = tuple(
     for mode in MODES
 )
 # The routing weights of the trained task with the lowest loss on the new rows.
-BEST_ROW = Way("best_row", ("adapt.mode=zero_shot", "adapt.init=best_row"))
-ROW_WAYS = (MODE_WAYS[0], BEST_ROW)
+NEAREST_TASK = Way("nearest_task", ("adapt.mode=zero_shot", "adapt.init=nearest_task"))
+ROW_WAYS = (MODE_WAYS[0], NEAREST_TASK)
 # Routing weights of several heads may be trained without the skills (MHR-z).
 HEAD_WAYS = tuple(way for way in MODE_WAYS if way.name in ("all", "router_only"))
 
@@ -69,16 +69,17 @@ def _polytropon(*settings: str, ways: tuple[Way, ...] = MODE_WAYS[:1]) -> Method
 
 
 METHODS: dict[str, Method] = {
-    "polytropon": _polytropon(ways=(*MODE_WAYS, BEST_ROW)),
+    "polytropon": _polytropon(ways=(*MODE_WAYS, NEAREST_TASK)),
     "shared": Method("router/shared.yaml"),
     # As published: a new task has a private skill …
     "private": Method(
         "router/private.yaml",
-        ways=(Way("all", ("adapt.mode=skills_only", "adapt.init=own")), BEST_ROW),
+        ways=(Way("all", ("adapt.mode=skills_only", "adapt.init=private_skill")), NEAREST_TASK),
     ),
     # … or the skills that a matrix names.
     "expert": Method(
-        "router/expert.yaml", ways=(Way("all", ("adapt.mode=all", "adapt.init=matrix")), BEST_ROW)
+        "router/expert.yaml",
+        ways=(Way("all", ("adapt.mode=all", "adapt.init=expert_row")), NEAREST_TASK),
     ),
     # A network generates its weights: it needs the learning rate of the skills.
     "hyperformer": Method("router/hyperformer.yaml", one_speed=True, ways=ROW_WAYS),
@@ -94,7 +95,7 @@ METHODS: dict[str, Method] = {
 }
 # Routers without parameters.
 FIXED_ROUTERS = ("shared", "private", "average", "random", "expert", "none")
-WAYS = (*MODES, "best_row")
+WAYS = (*MODES, "nearest_task")
 
 
 def custom_methods(texts: Sequence[str], modes: Sequence[str]) -> dict[str, Method]:

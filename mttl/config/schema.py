@@ -89,13 +89,13 @@ class Adapt(Section):
 
     mode: AdaptMode = "all"
     """What to train; see `mttl.adaptation.modes`."""
-    init: RowInit | Literal["auto", "two_starts"] = "auto"
+    init: RowInit | Literal["auto", "best_of_two"] = "auto"
     """How the routing of a new task starts: at the mean of the trained tasks, untrained, at the row
     of the trained task by which its training rows cost least, at its row of the Expert's matrix,
     with a fresh skill of its own, a row of Polytropon's, composed of its factors, fixed with all
     skills alike, or as free coefficients of the skills: all 1 / K (CAT), or the weights of the
     trained task by which its rows cost least. `auto` is the best row in mode `all`,
-    if there are examples and trained tasks are routed differently, and else the mean. `two_starts`
+    if there are examples and trained tasks are routed differently, and else the mean. `best_of_two`
     is the same, but where that is the best row adapts from the mean as well, and keeps what scores
     higher on the development rows: twice the work."""
     gradient_free: bool = False
@@ -137,8 +137,8 @@ class Adapt(Section):
         told = f"mode '{mode}' takes no row over" if steps else "examples is 0"
         still = mode == "zero_shot" or self.gradient_free or not steps
         problems = {
-            f"init 'own' gives a new task a fresh skill, which mode '{mode}' does not train; use "
-            "'skills_only' or 'full', or another init, as 'mean'": init == "own"
+            f"init 'private_skill' gives a new task a fresh skill, which mode '{mode}' does not train; use "
+            "'skills_only' or 'full', or another init, as 'mean'": init == "private_skill"
             and mode in ("zero_shot", "router_only", "average"),
             "mode 'average' gives a new task all skills alike, so that init 'fresh' changes "
             "nothing; leave it out": init == "fresh" and mode == "average",
@@ -157,7 +157,7 @@ class Adapt(Section):
             f"'{mode}' does not; leave it out, or use 'all' or 'skills_only'": self.up_lr_ratio != 1
             and mode in ("zero_shot", "router_only"),
             f"mode 'average' mixes all skills alike and takes no init '{init}'": mode == "average"
-            and init in ("matrix", "learned"),
+            and init in ("expert_row", "learned"),
             f"mode '{mode}' takes no row over from training, so init 'factors' composes none; use "
             "'zero_shot', 'router_only', 'skills_only', 'all' or 'full'": init == "factors"
             and no_row,

@@ -223,12 +223,12 @@ def test_every_method_is_a_configuration(name: str) -> None:
 
 def test_a_way_to_adapt_is_that_of_the_methods_that_have_it() -> None:
     names = ["polytropon", "private", "expert", "shared"]
-    plans = METHODS.plan(names, ["best_row", "full"], [13])
+    plans = METHODS.plan(names, ["nearest_task", "full"], [13])
     found = {item.name: [way.name for way in item.ways] for item in plans}
     assert found == {
-        "polytropon": ["all", "full", "best_row"],
-        "private": ["all", "best_row"],
-        "expert": ["all", "best_row"],
+        "polytropon": ["all", "full", "nearest_task"],
+        "private": ["all", "nearest_task"],
+        "expert": ["all", "nearest_task"],
         "shared": ["all"],
     }
 
@@ -245,7 +245,7 @@ def test_a_method_overrules_the_files_of_all_runs(
         f"{config}+router/private.yaml",
     ]
     run = tmp_path / "out" / "private" / "seed13"
-    assert load_config(str(run / "adapt-all" / "config.yaml")).adapt.init == "own"
+    assert load_config(str(run / "adapt-all" / "config.yaml")).adapt.init == "private_skill"
 
 
 def test_settings_of_all_runs_leave_those_that_a_way_is_known_by(
@@ -272,14 +272,23 @@ def test_baselines_treat_new_tasks_as_published(
         f"# By hand.\nskills: {{n_skills: 2}}\nrouter: {{kind: expert, matrix: {matrix}}}\n"
     )
     expert = METHODS.Method(str(fragment), ways=METHODS.METHODS["expert"].ways)
-    given = ("--methods", "polytropon", "private", "expert", "--modes", "best_row", "--seeds", "13")
+    given = (
+        "--methods",
+        "polytropon",
+        "private",
+        "expert",
+        "--modes",
+        "nearest_task",
+        "--seeds",
+        "13",
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(METHODS.METHODS, "expert", expert)
         assert compare(config, tmp_path / "out", *given) == 0
     with (tmp_path / "out" / "table.csv").open() as file:
         lines = {row["method"]: row for row in csv.DictReader(file)}
     methods = ("polytropon", "private", "expert")
-    assert list(lines) == [*methods, *(f"{method}: best_row" for method in methods)]
+    assert list(lines) == [*methods, *(f"{method}: nearest_task" for method in methods)]
 
     def n_trained(run: str, way: str) -> int:
         path = tmp_path / "out" / run / "seed13" / f"adapt-{way}" / "results.jsonl"
@@ -287,7 +296,7 @@ def test_baselines_treat_new_tasks_as_published(
 
     one_skill = int(lines["expert"]["trained"]) // 2
     assert n_trained("private", "all") == n_trained("expert", "all") == one_skill
-    assert n_trained("expert", "best_row") == 0
+    assert n_trained("expert", "nearest_task") == 0
 
 
 def test_every_task_is_unseen_once(
