@@ -47,9 +47,9 @@ class AdaptedModel:
         return self.module.model
 
     @property
-    def opening(self) -> str:
+    def prompt_prefix(self) -> str:
         """What stands before every input, as in training."""
-        return self.form.opening(self.result.task).text
+        return self.form.prompt_prefix(self.result.task).text
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

@@ -146,7 +146,7 @@ def fit(
     show_tasks(module.model, data)
     options = wanted_options(gym, [job.task], [job.sample], config.generation.mode)
     form = PromptForm.of(config.data)
-    module.offer(options, form, per_token=config.generation.per_token)
+    module.set_options(options, form, per_token=config.generation.per_token)
     if weights := config.adapt.option_weights:
         options = wanted_options(gym, [job.task], [job.sample], "rank")
         module.contrast(options, form, **weights)

@@ -154,7 +154,7 @@ class _Study:
             max_output_length=built.form.max_output_length,
         )
         options = wanted_options(gym, tasks, config.data.samples, config.generation.mode)
-        module.offer(options, built.form, per_token=config.generation.per_token)
+        module.set_options(options, built.form, per_token=config.generation.per_token)
         module.to(device_of()).eval()
         rows = TextToTextDataModule(
             *(gym, tasks, built.tokenizer, data), decoder_only=is_decoder_only(model.backbone)

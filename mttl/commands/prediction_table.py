@@ -45,7 +45,7 @@ CHUNK = 8  # batches that are sorted by length together, and written together
 MOST_LABELS = 20  # of a confusion matrix that is printed
 
 
-def answer_table(options: Namespace, search: Mapping[str, Any]) -> None:
+def prediction_table(options: Namespace, search: Mapping[str, Any]) -> None:
     """Answer questions and write them with their answers; scores go to standard error.
 
     ``options`` are those of `mttl predict`; ``search`` replaces settings of the run's `generate`.

@@ -117,7 +117,7 @@ def train(config: Config, *, resume: bool = False) -> None:
         max_output_length=config.data.max_output_length,
         loss=config.loss,
     )
-    module.offer(options, built.form, per_token=config.generation.per_token)
+    module.set_options(options, built.form, per_token=config.generation.per_token)
     trainer = build_trainer(config, folder, built, resumed_step=step)
 
     # Nothing but the cache is written before all of that is known to fit.

@@ -46,8 +46,8 @@ class Homogeneous(Section):
 Sampler = Annotated[Proportional | Uniform | Temperature | Homogeneous, Field(discriminator="kind")]
 
 
-Prefix = Literal["name", "code", "none"]
-_Prefix = Literal[Prefix, "auto"]
+TaskPrefix = Literal["name", "code", "none"]
+_TaskPrefix = Literal[TaskPrefix, "auto"]
 Truncate = Literal["start", "end"]
 Template = Literal["plain", "chat"]
 
@@ -111,7 +111,7 @@ class Data(Section):
     truncate: Truncate = "end"
     """Which side of an input is cut that is longer; what stands before it (`prefix`,
     `descriptions`) stays."""
-    prefix: Annotated[_Prefix, BeforeValidator(prefix_kind)] = "name"
+    prefix: Annotated[_TaskPrefix, BeforeValidator(prefix_kind)] = "name"
     """What stands before every input: `[name]` of the task, its `[code]` (six letters that tell
     nothing of the name), or nothing. `auto` shows the name only where the router does not tell
     tasks apart (shared, average, random, smear, retrieval, none, expert where two rows of its

@@ -104,7 +104,7 @@ class Predictor:
             generate,
             self.form.encoder(self.tokenizer, decoder_only=self.decoder_only),
             [self.form.text(task, text) for task, text in zip(names, texts, strict=True)],
-            openings=[self.form.opening(task) for task in names],
+            prompt_prefixes=[self.form.prompt_prefix(task) for task in names],
             decoder_only=self.decoder_only,
             device=self.device,
             batch_size=batch_size,
@@ -190,7 +190,7 @@ class Predictor:
         for place, own in enumerate(answers, 1):
             if tuple(own) not in ids:
                 ids[tuple(own)] = self.choice_ids(own, f"text {place}")
-        prompts = encoder.prompts(questions, [self.form.opening(task) for task in names])
+        prompts = encoder.prompts(questions, [self.form.prompt_prefix(task) for task in names])
         task_ids = self.task_ids(names).to(self.device)
         self.model.eval()
         found: list[Choice] = [Choice("", {})] * len(texts)

@@ -209,7 +209,7 @@ class Service:
         n_tokens = 0
         try:
             for index in range(n_answers if reply.chat else 0):
-                yield _event(reply.opening(index))
+                yield _event(reply.first_event(index))
             async for place, piece in arriving:
                 n_tokens += piece.n_tokens
                 yield _event(reply.part(place, piece))

@@ -77,7 +77,7 @@ class LiveModel:
         own = None if rows is None else self._row(task, name)
         return {
             "name": name,
-            "opening": task.form.opening(name).text,
+            "prompt_prefix": task.form.prompt_prefix(name).text,
             "options": task.form.task_options.get(name, []),
             "unmixed": self._unmixed(predictor),
             "row": [] if own is None else self._shown(own).tolist(),

@@ -111,7 +111,7 @@ def served_tasks(
         for predictor in models.values()
     }
     for name, predictor in models.items():
-        predictor.form.opening(name)  # raises where a description is missing
+        predictor.form.prompt_prefix(name)  # raises where a description is missing
     return {
         name: ServedTask(name, predictor, encoders[id(predictor)], most_tokens, truncate)
         for name, predictor in models.items()

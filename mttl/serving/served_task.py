@@ -42,8 +42,8 @@ class ServedTask:
             raise Refusal(400, f"a question is empty ({places}); every one must hold text")
         texts = [self.form.text(self.name, question) for question in questions]
         lost: list[int] = []
-        openings = [self.form.opening(self.name)] * len(texts)
-        prompts = self.encoder.prompts(texts, openings, lost)
+        prompt_prefixes = [self.form.prompt_prefix(self.name)] * len(texts)
+        prompts = self.encoder.prompts(texts, prompt_prefixes, lost)
         if lost and not self.truncate:
             most = self.form.max_input_length
             raise Refusal(
@@ -133,7 +133,7 @@ class ServedTask:
 
 def chat_question(messages: Sequence[Message], form: PromptForm, task: str) -> str:
     """Return the input of a task that the messages of a chat hold."""
-    system = form.opening(task).system
+    system = form.prompt_prefix(task).system
     if messages[0].role in ("system", "developer") and messages[0].text.strip() in ("", system):
         messages = messages[1:]  # empty, or stands there anyway
     roles = [message.role for message in messages]

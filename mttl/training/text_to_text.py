@@ -19,7 +19,7 @@ from mttl.config.plugin_section import PluginSection
 from mttl.config.schema import Generation
 from mttl.data.prompt_form import PromptForm
 from mttl.errors import ConfigError, TrainingError
-from mttl.inference.option_scorer import Ranker
+from mttl.inference.option_scorer import OptionScorer
 from mttl.inference.option_training import OptionTraining
 from mttl.metrics.crossfit import build_metric, computed
 from mttl.models.backbone import is_decoder_only
@@ -83,7 +83,7 @@ class TextToTextModule(SharesExperts):
         own: Any = getattr(model.backbone, "generation_config", None)
         self.generation = search_settings(generation or Generation(), max_output_length, own)
         self.plugin_loss = None if loss is None else build_loss(loss)
-        self.ranker: Ranker | None = None
+        self.option_scorer: OptionScorer | None = None
         self.option_training: OptionTraining | None = None
         # Lists by task id: names of tasks may hold characters that module names may not.
         self.scores = nn.ModuleList(build_metric(metric) for metric in metrics.values())
@@ -292,7 +292,7 @@ class TextToTextModule(SharesExperts):
             for task_id, sample, row, text, references, answer in rows
         ]
 
-    def offer(
+    def set_options(
         self, options: Mapping[str, Sequence[str]], form: PromptForm, *, per_token: bool
     ) -> None:
         """Choose answers of some tasks among options rather than generate them.
@@ -303,19 +303,19 @@ class TextToTextModule(SharesExperts):
             per_token: Whether likelihoods are means over tokens.
         """
         if options:
-            self.ranker = self._ranker(options, form, per_token)
+            self.option_scorer = self._option_scorer(options, form, per_token)
 
     def contrast(
         self, options: Mapping[str, Sequence[str]], form: PromptForm, **weights: float
     ) -> None:
         """Train with losses over options too."""
-        self.option_training = OptionTraining(self._ranker(options, form, True), **weights)
+        self.option_training = OptionTraining(self._option_scorer(options, form, True), **weights)
 
-    def _ranker(
+    def _option_scorer(
         self, options: Mapping[str, Sequence[str]], form: PromptForm, per_token: bool
-    ) -> Ranker:
+    ) -> OptionScorer:
         encoder = form.encoder(self.tokenizer, decoder_only=is_decoder_only(self.model.backbone))
-        return Ranker.of(options, self.tasks, encoder, per_token=per_token)
+        return OptionScorer.of(options, self.tasks, encoder, per_token=per_token)
 
     def answer(self, task_ids: Int[Tensor, "B"], inputs: Mapping[str, Tensor]) -> list[str]:
         """Find an answer to every prompt: the likeliest option of its task, or a generated one.
@@ -324,9 +324,9 @@ class TextToTextModule(SharesExperts):
             task_ids: The task of each.
             inputs: ``input_ids`` and ``attention_mask``.
         """
-        if self.ranker is None:
+        if self.option_scorer is None:
             return self._generated(task_ids, inputs)
-        found = self.ranker.answers(self.model, task_ids, inputs)
+        found = self.option_scorer.answers(self.model, task_ids, inputs)
         rest = [row for row in range(len(task_ids)) if row not in found]
         if rest:
             others = {name: value[rest] for name, value in inputs.items()}

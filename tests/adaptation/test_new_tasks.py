@@ -357,9 +357,9 @@ def test_questions_look_as_in_training(
         written, ["new"], adapted.tokenizer, data, decoder_only=kind == "llama"
     )
     rows = loader.prepared("dev")
-    assert list(rows["input"]) == [adapted.opening + text for text, _ in PAIRS]
+    assert list(rows["input"]) == [adapted.prompt_prefix + text for text, _ in PAIRS]
     shown = {"name": "[new] ", "code": f"[{task_code('new')}] ", "none": ""}[prefix]
-    assert adapted.opening == shown + ("say b " if described else "")
+    assert adapted.prompt_prefix == shown + ("say b " if described else "")
     _, scored = score_batches(adapted.module, loader.evaluation_dataloader("dev"))
     assert adapted([text for text, _ in PAIRS]) == [row.prediction for row in scored]
 
