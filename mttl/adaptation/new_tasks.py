@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mttl.adaptation import modes
-from mttl.adaptation.adaptation_history import Course
+from mttl.adaptation.adaptation_history import AdaptationHistory
 from mttl.adaptation.adapted_model import AdaptedModel
 from mttl.adaptation.custom_examples import Example, split_examples, write_examples
 from mttl.adaptation.diverged import Diverged
@@ -181,7 +181,7 @@ def adapt_to(
         inventory, built = inventory_digest(saved.folder), load_run(run, backbone=backbone)
         model = built.model.to(device_of())
         rows = _known_rows(values, saved.meta, model.router.n_skills, [task], lambda _: factors)
-        found: list[tuple[FewShotResult, Answers, Course]] = []
+        found: list[tuple[FewShotResult, Answers, AdaptationHistory]] = []
         run_job(
             *(model, built.tokenizer, FewShotJob(task, 0, seed), gym, values),
             row=rows.get(task),
@@ -190,12 +190,12 @@ def adapt_to(
             keep=lambda *best: found.append(best),
             stay=True,
         )
-        ((result, answers, course),) = found
+        ((result, answers, history),) = found
         module = task_module(model, built.tokenizer, {task: gym.metric(task)}, values)
         known = wanted_options(gym, [task], [0], values.generation.mode)
     descriptions = {} if description is None else {task: description}
     shown = PromptForm(**form, task_descriptions=descriptions, task_options=known)
-    return AdaptedModel(module, values, result, shown, answers, course, saved.folder, inventory)
+    return AdaptedModel(module, values, result, shown, answers, history, saved.folder, inventory)
 
 
 @dataclass(frozen=True)
@@ -301,10 +301,10 @@ class Adaptation:
         rows = _known_rows(config, self.meta, n_skills, tasks, self.gym.factors)
         digest = self.gym.digest(job.task, job.sample)
 
-        def keep(result: FewShotResult, answers: Answers, course: Course) -> None:
+        def keep(result: FewShotResult, answers: Answers, history: AdaptationHistory) -> None:
             assert save is not None
             shown = self._shown(job, config)
-            where = {"skills": self.skills, "inventory": self.inventory, "course": course}
+            where = {"skills": self.skills, "inventory": self.inventory, "history": history}
             save_adapted(
                 save, self.run.model, result, answers, values, shown, **where, replace=True
             )

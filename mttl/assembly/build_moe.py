@@ -9,7 +9,7 @@ from mttl.config.moe_schema import BLOCK_EXPERTS, LoRAExperts, MoE
 from mttl.config.plugin_section import PluginSection
 from mttl.errors import ConfigError
 from mttl.moe.attach_experts import Place, Selection, TokenLayers, attach_experts
-from mttl.moe.expert_parallel import check_shares
+from mttl.moe.expert_parallel import check_shardable
 from mttl.moe.upcycle import silent, upcycle
 from mttl.plugins.classes import parameters
 from mttl.routing.context import RoutingSlot
@@ -75,7 +75,7 @@ def build_experts(
             made = moe.experts.make(**own, n_heads=1)
             made.require_use("token")
             if moe.parallel:
-                check_shares(made)
+                check_shardable(made)
             return made
         settings = moe.experts.model_dump(exclude={"kind"})
         return KINDS[moe.experts.kind](*sizes, n_experts, **settings)

@@ -112,7 +112,7 @@ def test_a_job_begins_with_the_nearest_task(gym: Gym, mode: str, init: str) -> N
     whole = run_job(
         *(model, tokenizer, JOB, gym, settings),
         tasks=["red", "green", "blue"],
-        keep=lambda result, answers, course: rows.append(course.rows[0]),
+        keep=lambda result, answers, history: rows.append(history.rows[0]),
     )
     known = model.router.matrix()[:, [int(best)]]
     assert whole.task == "copy"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from mttl.analysis.routing_record import read_arrays, read_course
+from mttl.analysis.routing_record import read_adaptation_history, read_arrays
 from mttl.errors import CheckpointError
 from mttl.io.reading import parse_json, read_table, to_number
 
@@ -179,11 +179,11 @@ def read_adapted(folder: Path) -> list[Adapted]:
 
 
 def _adapted(place: Path, *, several_modes: bool) -> Adapted:
-    course = read_course(place)
+    history = read_adaptation_history(place)
     path = place / "plots" / "routing_history.npz"
     arrays = read_arrays(path, ("score_steps", "scores"))
     steps, scores = arrays["score_steps"], arrays["scores"]
-    if course is None:
+    if history is None:
         raise CheckpointError(f"'{path}' has no record; adapt to the task again, or remove it")
     by_task = read_scores(place)
     task = next((name for name in by_task if name != "mean"), place.name)
@@ -191,8 +191,8 @@ def _adapted(place: Path, *, several_modes: bool) -> Adapted:
     return Adapted(
         name=f"{place.name}{mode}",
         scores=by_task.get(task, []),
-        steps=course.steps,
-        rows=course.weights[:, :, 0],
+        steps=history.steps,
+        rows=history.weights[:, :, 0],
         curve=(steps.tolist(), [round(float(score), 5) for score in np.nan_to_num(scores)]),
         answers=read_answers(place, task),
     )

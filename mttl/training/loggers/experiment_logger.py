@@ -20,7 +20,7 @@ from mttl.io.reading import reason
 logger = logging.getLogger(__name__)
 
 
-class Board(Logger):
+class ExperimentLogger(Logger):
     """Shows a run. A board that does not start is refused; one that fails later is left alone.
 
     Args:
