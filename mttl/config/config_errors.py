@@ -30,7 +30,7 @@ FORMS = {
 }
 
 
-def explain(
+def format_errors(
     error: ValidationError, tree: Mapping[str, Any], sources: Sources, root: type[BaseModel]
 ) -> str:
     """Return one line per mistake.

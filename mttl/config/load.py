@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from mttl.config.config_errors import explain
+from mttl.config.config_errors import format_errors
 from mttl.config.merge_tree import Sources, Tree, merge, nested
 from mttl.config.plugin_section import IMPORT
 from mttl.config.router_schema import BLIND_TO_TASKS
@@ -109,7 +109,7 @@ def load_any_config(
     try:
         return schema.model_validate(tree, context=plugins)
     except ValidationError as error:
-        told = explain(error, tree, sources, schema)
+        told = format_errors(error, tree, sources, schema)
         sections = schema.model_fields.items()
         absent = [name for name, field in sections if field.is_required() and name not in tree]
         if len(absent) > 1:

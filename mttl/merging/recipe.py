@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
-from mttl.config.config_errors import explain
+from mttl.config.config_errors import format_errors
 from mttl.config.load import read_yaml
 from mttl.config.section import Section, Seed
 from mttl.errors import ConfigError
@@ -206,5 +206,5 @@ def read_recipe(path: str | Path) -> Recipe:
     try:
         return Recipe.model_validate(tree)
     except ValidationError as error:
-        lines = explain(error, tree, {}, Recipe).splitlines()
+        lines = format_errors(error, tree, {}, Recipe).splitlines()
         raise ConfigError("\n".join(f"{path}: {line}" for line in lines)) from None
