@@ -27,7 +27,7 @@ class TopK(_TopKTokens):
     """While training, multiply the router's input by U(1 - jitter, 1 + jitter)."""
 
 
-class Switch(Section):
+class SwitchRouting(Section):
     """The most probable expert of each token, its probability as the gate (Switch Transformer)."""
 
     kind: Literal["switch"]
@@ -57,7 +57,7 @@ class ExpertChoice(Section):
     """Experts per token, on average."""
 
 
-class Base(Section):
+class BaseRouting(Section):
     """A balanced assignment of tokens while training, the best expert in evaluation (BASE)."""
 
     kind: Literal["base"]
@@ -71,7 +71,7 @@ class Hash(Section):
     """Of the draw."""
 
 
-class Example(_TopKTokens):
+class ExampleRouting(_TopKTokens):
     """The same experts for all tokens of an example, by their mean; not for causal decoders."""
 
     kind: Literal["example"]
@@ -119,13 +119,13 @@ class Phatgoose(Section):
 
 TokenRouting = Annotated[
     TopK
-    | Switch
+    | SwitchRouting
     | NoisyTopK
     | GShard
     | ExpertChoice
-    | Base
+    | BaseRouting
     | Hash
-    | Example
+    | ExampleRouting
     | Arrow
     | Spectral
     | Phatgoose,
@@ -134,7 +134,7 @@ TokenRouting = Annotated[
 ]
 
 
-class FeedForwardExperts(Section):
+class UpcycledExperts(Section):
     """Copies of the backbone's feed-forward blocks, whose place they take (sparse upcycling)."""
 
     kind: Literal["feed_forward"]
@@ -161,7 +161,7 @@ class AdapterExperts(Section):
 
 
 TokenExperts = Annotated[
-    FeedForwardExperts | LoRAExperts | IA3Experts | AdapterExperts,
+    UpcycledExperts | LoRAExperts | IA3Experts | AdapterExperts,
     Field(discriminator="kind"),
     PluginKinds(SKILLS),
 ]
@@ -269,7 +269,7 @@ class MoE(Section):
         top_k = router.top_k if isinstance(router, _TopKTokens) else 1
         if top_k > self.n_experts:
             problems.append(f"router.top_k ({top_k}) must not exceed n_experts ({self.n_experts})")
-        if isinstance(router, TopK | Example) and router.normalise and top_k == 1:
+        if isinstance(router, TopK | ExampleRouting) and router.normalise and top_k == 1:
             problems.append(
                 "router.normalise with top_k 1 makes every gate 1, and nothing is learned: set "
                 "normalise: false, or kind: switch"

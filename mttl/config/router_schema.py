@@ -163,7 +163,7 @@ class ScoreFunction(_AnyRouter):
     """Logits start in U(-init_scale, init_scale)."""
 
 
-class Random(_Blind):
+class RandomRouting(_Blind):
     """A random skill per training step for all tasks, their average afterwards (AdaMix)."""
 
     kind: Literal["random"]
@@ -266,7 +266,7 @@ Router = Annotated[
     | CPoly
     | Categorical
     | ScoreFunction
-    | Random
+    | RandomRouting
     | Shared
     | Private
     | Average

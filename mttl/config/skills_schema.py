@@ -279,7 +279,7 @@ _ONE_TEXT = (
 )
 
 
-class Prefix(_AnySkills):
+class PrefixTuning(_AnySkills):
     """Keys and values in front of the text."""
 
     sized_by: ClassVar = "length"
@@ -365,7 +365,7 @@ _Kinds: TypeAlias = (
     | KronA
     | KronABlock
     | HeadMask
-    | Prefix
+    | PrefixTuning
     | Prompt
     | Adapter
     | Compacter

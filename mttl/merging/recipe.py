@@ -99,13 +99,13 @@ class Dare(Section):
     """As for ties."""
 
 
-Method = Annotated[
+MergeMethod = Annotated[
     Arithmetic | CaPE | Elastic | ElasticCaPE | FisherAverage | Ties | Dare,
     Field(discriminator="kind"),
 ]
 
 
-class Base(Section):
+class MergeBase(Section):
     """The model that task vectors start from."""
 
     model: Text
@@ -147,11 +147,11 @@ class Ingredient(Section):
 class Recipe(Section):
     """A whole recipe."""
 
-    base: Base
+    base: MergeBase
     """What the result is made from, and looks like."""
     models: Annotated[list[Ingredient], Field(min_length=1)]
     """What is merged into it."""
-    method: Method
+    method: MergeMethod
     """How."""
     out: Text | None = None
     """Folder of the result; the command's --out wins."""
