@@ -139,8 +139,8 @@ def adapted_router(
         mode: What to train.
         n_tasks: How many new tasks.
         init: How new rows start.
-        rows: Of the new tasks: weights, for the start ``"expert_row"``; factors, for ``"factors"``; the
-            id of the trained task to begin as, for ``"nearest_task"`` and ``"best_coefficients"``.
+        rows: Of the new tasks: weights, for the start ``"expert_row"``; factors, for ``"factors"``;
+            the id of the trained task, for ``"nearest_task"`` and ``"best_coefficients"``.
 
     Raises:
         ValueError: If the mode is unknown, or the rows are missing.
@@ -300,16 +300,16 @@ def _check_mode(
         require_frozen(mode)
     if init == "private_skill" and "skills" not in TRAINED_ROLES[mode]:
         raise ConfigError(
-            f"init 'private_skill' gives a new task a fresh skill, which mode '{mode}' does not train; use "
-            "'skills_only', or 'full'"
+            f"init 'private_skill' gives a new task a fresh skill, which mode '{mode}' does not "
+            "train; use 'skills_only', or 'full'"
         )
     rows_stay = isinstance(router, FixedRouter) and mode not in ("average", "from_scratch")
     if init == "fresh" and rows_stay and _differ(model.router):
         raise ConfigError(
             "init 'fresh' begins with a row that is then learned, and rows of this run are fixed: "
-            "a new task would keep equal weights of all skills. Use 'private_skill' (a skill of its own), "
-            "'expert_row' (its row of the Expert's matrix), 'auto' (as the trained task that fits "
-            "best), or 'average' where that mixture is meant"
+            "a new task would keep equal weights of all skills. Use 'private_skill' (a skill of its "
+            "own), 'expert_row' (its row of the Expert's matrix), 'auto' (as the trained task that "
+            "fits best), or 'average' where that mixture is meant"
         )
     require_trainable(mode, router, *parts_by_role(model)["router"][1:])
     attention = [attention_parts(layer.inventory) for layer in model.skilled_layers().values()]

@@ -147,7 +147,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         nargs="*",
         choices=VARIANTS,
         metavar="MODE",
-        help=f"further ways to adapt, of {', '.join(VARIANTS)}, for methods that have them (all; none "
+        help=f"further adaptation variants, of {', '.join(VARIANTS)}, for methods that have them (all; none "
         "for custom methods)",
     )
     add = parser.group(READ).add_argument
@@ -157,7 +157,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="FILE[+FILE...]",
         help="the common configuration (%(default)s)",
     )
-    add_overrides(parser, "settings of all runs; ways to adapt keep the settings that define them")
+    add_overrides(
+        parser, "settings of all runs; adaptation variants keep the settings that define them"
+    )
     add("--tasks", default="test", help="as for mttl adapt (%(default)s)")
     add("--samples", metavar="N[,N...]", help="few-shot samples of every unseen task (all)")
     add(

@@ -250,7 +250,7 @@ class MethodComparison:
             write_text(path, text)
 
     def stages(self, variant: AdaptationVariant) -> list[str]:
-        """Return the names of the stages of a way of adaptation."""
+        """Return the names of the stages of an adaptation variant."""
         return [f"adapt-{variant.name}"]
 
     def has_ended(self, item: Plan) -> bool:

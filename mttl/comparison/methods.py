@@ -12,7 +12,7 @@ MODES = ("all", "zero_shot", "router_only", "skills_only", "average", "from_scra
 
 
 class AdaptationVariant(NamedTuple):
-    """A way to adapt a trained inventory.
+    """A variant of adaptation.
 
     Attributes:
         name: Its name in tables and folders; every method has the way ``"all"``.
@@ -115,7 +115,7 @@ def custom_methods(texts: Sequence[str], modes: Sequence[str]) -> dict[str, Meth
 
     Args:
         texts: Definitions from the command line.
-        modes: Further ways to adapt them.
+        modes: Further adaptation variants of them.
 
     Raises:
         MttlError: If a text has another form, its name is taken, or a file does not exist.
@@ -170,13 +170,13 @@ def plan(
     folds: Sequence[int] = (0,),
     methods: Mapping[str, Method] = METHODS,
 ) -> list[Plan]:
-    """Return what to run: every seed and fold of every method, with the ways that it has.
+    """Return what to run: every seed and fold of every method, with the variants that it has.
 
     The first seed of all methods comes first, so that a comparison that was stopped early compares.
 
     Args:
         names: Names of methods.
-        modes: Further ways to adapt the methods that have them.
+        modes: Further adaptation variants the methods that have them.
         seeds: Seeds of training and adaptation.
         folds: Numbers of folds; 0 takes the partition as it is.
         methods: Methods by name.
@@ -196,7 +196,7 @@ def plan(
 def check_modes(
     modes: Sequence[str], plans: Sequence[Plan], methods: Mapping[str, Method] = METHODS
 ) -> None:
-    """Refuse further ways to adapt that none of the planned methods has.
+    """Refuse further adaptation variants that none of the planned methods has.
 
     Raises:
         MttlError: If there is one; the message names the methods that have it.

@@ -62,7 +62,7 @@ def write_tables(
     if not scores:
         return ""
     ended = {(score.method, score.mode) for score in scores if score.mode}
-    # Methods, then the further ways to adapt them.
+    # Methods, then the further adaptation variants of them.
     planned = {(item.name, variant.name): variant for item in plans for variant in item.variants}
     columns = [
         column
@@ -154,7 +154,7 @@ def _costs(
 
 
 def n_trained_in(runs: Sequence[Path], mode: str) -> int:
-    """Return how many parameters of skills and router a training, or a way to adapt, trains."""
+    """Return how many parameters a training, or an adaptation variant, trains."""
     if mode == "all":
         return n_trained(runs[0])
     places = (run / f"adapt-{mode}" for run in runs)
@@ -230,7 +230,7 @@ def _caption(
 
 
 def _scores(scores: list[TaskScore], method: str, mode: str) -> list[TaskScore]:
-    """Return the scores of a way to adapt; with an empty mode, of the training tasks."""
+    """Return the scores of an adaptation variant; with an empty mode, of the training tasks."""
     return [score for score in scores if (score.method, score.mode) == (method, mode)]
 
 

@@ -137,8 +137,9 @@ class Adapt(Section):
         told = f"mode '{mode}' takes no row over" if steps else "examples is 0"
         still = mode == "zero_shot" or self.gradient_free or not steps
         problems = {
-            f"init 'private_skill' gives a new task a fresh skill, which mode '{mode}' does not train; use "
-            "'skills_only' or 'full', or another init, as 'mean'": init == "private_skill"
+            f"init 'private_skill' gives a new task a fresh skill, which mode '{mode}' does not "
+            "train; use 'skills_only' or 'full', or another init, as 'mean'": init
+            == "private_skill"
             and mode in ("zero_shot", "router_only", "average"),
             "mode 'average' gives a new task all skills alike, so that init 'fresh' changes "
             "nothing; leave it out": init == "fresh" and mode == "average",
@@ -300,7 +301,7 @@ class Trainer(Section):
     deterministic: bool = False
     """Refuse operations without a deterministic implementation."""
     loggers: list[Literal["tensorboard", "wandb"]] = []
-    """Boards to compare runs on, beside metrics.csv."""
+    """Experiment loggers, beside metrics.csv."""
     callbacks: list[Annotated[PluginSection, PluginKinds(CALLBACKS)]] = []
     """Callbacks of one's own for Lightning's trainer."""
     early_stopping: PositiveInt | None = None

@@ -29,7 +29,7 @@ class Placement:
 
     Attributes:
         make_inventory: Makes the skills of a place from its ``in_features`` and ``out_features``,
-            and what else the site tells.
+            and what else the attachment point gives.
         targets: Which places; see `attach_skills`.
         attachment_point: What the inventories are made for: their class's ``attachment_point``.
     """
@@ -90,7 +90,7 @@ def attach_skills(
     Args:
         backbone: Any model.
         make_inventory: Makes the skills of a layer from its ``in_features`` and ``out_features``,
-            and what else the site tells.
+            and what else the attachment point gives.
         targets: Which layers: ``"attention"``, ``"self_attention"``, ``"cross_attention"``,
             ``"mlp"`` (by position; see `mttl.skills.roles.roles`), ``"all"`` (every one inside a
             block of the stack), or patterns with ``*`` and ``?`` that match the end of a layer's
@@ -153,7 +153,7 @@ def attach_kinds(
                 for point in ATTACHMENT_POINTS
                 if ATTACHMENT_POINTS[point].layer is where.layer
             ]
-            if any(path in skilled[point] for point in same):
+            if any(path in skilled[name] for name in same):
                 # Where output projections meet linear layers, the former's advice fits.
                 apart = ATTACHMENT_POINTS[
                     same[-1] if path in skilled[same[-1]] else placement.attachment_point

@@ -25,7 +25,7 @@ from mttl.skills.targets import linear_places
 
 @dataclass(frozen=True)
 class AttachmentPoint:
-    """One sort of place for skills; an inventory names its own in ``attachment_point``.
+    """A kind of place for skills; an inventory names its own in ``attachment_point``.
 
     Attributes:
         noun: What such a place is called in messages.

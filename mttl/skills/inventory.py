@@ -42,7 +42,7 @@ class Inventory(nn.Module, ABC):
 
     Attributes:
         uses: The uses that the kind has.
-        attachment_point: The sort of place that it sits on, one of `mttl.skills.attachment_points`.
+        attachment_point: The kind of place that it sits on, one of `mttl.skills.attachment_points`.
         gate_features: Features that a gate around the skills reads at a token: by default I.
         reads: What `dispatch` is given: the ``"input"`` of the layer, or its ``"output"``.
         reads_weight: Whether `combine_linear` needs the base layer's weight itself.

@@ -159,8 +159,8 @@ class TextToTextModule(SharesExperts):
             given = getattr(losses, "shape", None)
             shape = type(losses).__name__ if given is None else f"losses of shape {tuple(given)}"
             raise TrainingError(
-                f"{type(self.plugin_loss).__name__} gives {shape}, and must give one for every token, "
-                f"{tuple(places.shape)}"
+                f"{type(self.plugin_loss).__name__} gives {shape}, and must give one for every "
+                f"token, {tuple(places.shape)}"
             )
         return at_places(losses, places, labels)
 

@@ -1,4 +1,4 @@
-"""Methods and ways to adapt that only the studies compare, besides those of `mttl compare`."""
+"""Methods and adaptation variants that only the studies compare, besides those of `mttl compare`."""
 
 from dataclasses import replace
 

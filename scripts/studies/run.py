@@ -74,9 +74,9 @@ class Study(Section):
     reference: str
     """The method that the others are compared with."""
     modes: list[str] = []
-    """Further ways to adapt."""
+    """Further adaptation variants."""
     curve: list[int] = []
-    """Numbers of training rows: every way to adapt is repeated with each."""
+    """Numbers of training rows: every adaptation variant is repeated with each."""
     seeds: Seeds = [13, 14, 15]
     """Seeds of training and adaptation."""
     folds: PositiveInt | None = None

@@ -23,7 +23,7 @@ N_DEV = 4  # development tasks of a fold
 
 
 class SearchedRates(MethodComparison):
-    """A comparison with a search for the rates of every way to adapt that trains."""
+    """A comparison with a search for the rates of every adaptation variant that trains."""
 
     @cached_property
     def partitions(self) -> list[Partition]:
@@ -59,7 +59,7 @@ class SearchedRates(MethodComparison):
         return {**super().shared_settings(), "search_rates": True}
 
     def stages(self, variant: AdaptationVariant) -> list[str]:
-        """Return the names of the stages of a way of adaptation."""
+        """Return the names of the stages of an adaptation variant."""
         trains = "adapt.mode=zero_shot" not in variant.settings
         return [*([f"search-{variant.name}"] if trains else []), *super().stages(variant)]
 
@@ -86,7 +86,7 @@ class SearchedRates(MethodComparison):
         return [*command, "-k", *given, f"search.points={json.dumps(points)}"]
 
     def rates(self, item: Plan, variant: AdaptationVariant) -> list[str]:
-        """Return the settings that the search of a way to adapt has found."""
+        """Return the settings that the search of an adaptation variant has found."""
         if f"search-{variant.name}" not in self.stages(variant):
             return []
         path = self.run_folder(item) / f"search-{variant.name}" / "best.yaml"

@@ -131,7 +131,7 @@ OTHERS: dict[str, Callable[[int, int, int], Inventory]] = {
 }
 
 
-# Kinds with a site of their own: what makes them, but for the sizes of a place.
+# Kinds with an attachment point of their own: what makes them, but for the sizes of a place.
 PLACED: dict[str, Callable[..., Inventory]] = {
     "head_mask": partial(HeadMaskInventory, start=0.05),
     "head_mask, soft": partial(HeadMaskInventory, hard=False),

@@ -1,10 +1,11 @@
 """Attention of the backbone together with the prefixes that it sees.
 
 The module computes queries, keys and values as ever, cache and positions included, and hands them
-to the function that attends; a `AttentionPrefix` goes there with the call and is put in front of the keys.
-So a cache holds the text alone, rows may be repeated for beams, and no position moves. The library
-of the backbone has to pass the argument ``prefix`` on to that function, and the function has to
-call `AttentionPrefix.attend`; for transformers `mttl.models.prefixed_attention` sees to it.
+to the function that attends; an `AttentionPrefix` goes there with the call and is put in front of
+the keys. So a cache holds the text alone, rows may be repeated for beams, and no position moves.
+The library of the backbone has to pass the argument ``prefix`` on to that function, and the
+function has to call `AttentionPrefix.attend`; for transformers `mttl.models.prefixed_attention`
+sees to it.
 """
 
 from collections.abc import Callable

@@ -24,8 +24,8 @@ class IntrinsicInventory(Inventory):
     :math:`\operatorname{vec} \Delta_k = \lambda_k P \theta_k` with a fixed random projection P of
     d to O · I numbers (`mttl.skills.weights.projections`), drawn from the path of the layer. It is
     linear, so that vectors may be mixed before they are projected: it is done for the fewer of the
-    two, examples or skills. With a vector of the whole model (see `tie_to`) all skills of all layers
-    together have d numbers each.
+    two, examples or skills. With a vector of the whole model (see `tie_to`) all skills of all
+    layers together have d numbers each.
 
     In the papers P has columns of length 1 over the whole network; in the released code of SAID,
     and here, over each layer. There every parameter moves, here the weights of linear layers.

@@ -1,4 +1,4 @@
-"""The boards of a trainer: opened with the settings of the run, and shown what came out."""
+"""The experiment loggers of a trainer: opened with the run's settings, closed with its scores."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -12,7 +12,7 @@ MOST_ROWS = 5  # answers of a task in a table
 
 
 def experiment_loggers(trainer: pl.Trainer) -> list[ExperimentLogger]:
-    """Return the boards among the loggers of a trainer."""
+    """Return the experiment loggers among the loggers of a trainer."""
     return [logger for logger in trainer.loggers if isinstance(logger, ExperimentLogger)]
 
 

@@ -1,4 +1,4 @@
-"""A callback that shows on boards how training goes: rates, norms of gradients, and its speed."""
+"""A callback that logs how training goes: rates, norms of gradients, and its speed."""
 
 import math
 import time

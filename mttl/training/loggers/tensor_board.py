@@ -44,7 +44,7 @@ class TensorBoard(ExperimentLogger):
             RuntimeError: If there is none yet.
         """
         if self._writer is None:
-            raise RuntimeError("the board is not open: call `open` first")
+            raise RuntimeError("the logger is not open: call `open` first")
         return self._writer
 
     def begin(self, settings: Mapping[str, Any]) -> None:
