@@ -11,6 +11,7 @@ router are those of the run.
 
 import argparse
 import sys
+from typing import Any
 
 from mttl.commands.options import READ, WRITTEN, add_config, add_run, add_shares, make_parser
 
@@ -18,19 +19,24 @@ from mttl.commands.options import READ, WRITTEN, add_config, add_run, add_shares
 def main(arguments: list[str] | None = None) -> int:
     """Adapt, score and print a table; return the exit status."""
     given = sys.argv[1:] if arguments is None else arguments
-    options = vars(parse(given))
+    return run_jobs("adapt", "adaptation", given, vars(parse(given)))
+
+
+def run_jobs(name: str, work: str, given: list[str], options: dict[str, Any]) -> int:
+    """Do the work of `mttl adapt` or `mttl search` on a run, if one is given."""
     from mttl.checkpoints.inventory_folder import inventory_folder
     from mttl.config.load import load_any_config
     from mttl.config.worlds import world_of
 
-    overrides = options.pop("override")
-    config = load_any_config(options.pop("config") or "", overrides, run=options["source"])
-    inventory_folder(options["source"])
-    from mttl.assembly.saved_settings import check_overrides
+    overrides, source = options.pop("override"), options["source"]
+    config = load_any_config(options.pop("config") or "", overrides, run=source)
+    if source is not None:
+        inventory_folder(source)
+        from mttl.assembly.saved_settings import check_overrides
 
-    check_overrides(options["source"], config, overrides)
-    command = [sys.executable, "-m", "mttl", "adapt", *given]
-    world_of(config).run("adaptation", config, command=command, **options)
+        check_overrides(source, config, overrides)
+    command = [sys.executable, "-m", "mttl", name, *given]
+    world_of(config).run(work, config, command=command, **options)
     return 0
 
 

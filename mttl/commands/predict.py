@@ -85,7 +85,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--metric", metavar="NAME", help="metric of the scores (that of the run's results, else EM)"
     )
     out = parser.group(WRITTEN)
-    out.add_argument("--out", metavar="FILE", help="the same with answers (standard output)")
+    out.add_argument("--out", metavar="FILE", help="the table with answers (standard output)")
     return parser.parse_args(arguments)
 
 
