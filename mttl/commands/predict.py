@@ -41,9 +41,9 @@ def main(arguments: list[str] | None = None) -> int:
     if len(files) > len(set(files)):
         raise ConfigError(f"--out '{options.out}' is the file of the questions: name another one")
     check_named(options.source, options.adapted)
-    from mttl.commands.prediction_table import answer_table
+    from mttl.commands.prediction_table import prediction_table
 
-    answer_table(options, {name: value for name, value in search.items() if value is not None})
+    prediction_table(options, {name: value for name, value in search.items() if value is not None})
     return 0
 
 
