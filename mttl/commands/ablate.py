@@ -20,6 +20,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mttl.commands.name_checks import check_routing
 from mttl.commands.options import (
     WORK,
     WRITTEN,
@@ -42,6 +43,7 @@ MOST_SHOWN = 4
 def main(arguments: list[str] | None = None) -> int:
     """Switch off, draw and print; return the exit status."""
     options = parse(arguments)
+    check_routing(options.run)
     from mttl.analysis.ablation_record import FILE, FOLDER, read_ablation
     from mttl.analysis.figures import ablation_map, save_figure
     from mttl.analysis.skill_matching import group_agreement

@@ -13,9 +13,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from envs.errors import LevelError
 from envs.files import FILM_ENDINGS
+from envs.levels import find_level
+from mttl.commands.name_checks import run_tasks
 from mttl.commands.options import WORK, WRITTEN, add_source, make_parser, natural
-from mttl.errors import MttlError, nearest
+from mttl.errors import MttlError
 from mttl.runtime.command import make_console
 
 if TYPE_CHECKING:
@@ -31,18 +34,16 @@ def main(arguments: list[str] | None = None) -> int:
     episodes = list(dict.fromkeys(options.episode or [0]))
     if len(levels) > 1 and len(episodes) > 1:
         raise MttlError("--episode: a film of several levels is of one episode of each; name one")
+    trained = run_tasks(options.run)
+    for level in levels if trained else ():
+        if level not in trained:
+            raise MttlError(explain_level(level, options.run, tuple(trained)))
     from envs.episodes import episode_seed
     from envs.film import Episode, film
     from mttl.babyai.build_policy import load_policies
     from mttl.babyai.evaluate import play_episode
 
     model, known = load_policies(options.run)
-    for level in levels:
-        if level not in known:
-            raise MttlError(
-                f"--level: '{options.run}' has no policy for {level}.{nearest(level, known)} "
-                f"It has policies for {', '.join(known)}"
-            )
     seed = evaluation_seed(options.run)
     choose = "sampled" if options.sampled else "greedy"
     console = make_console()
@@ -79,6 +80,15 @@ def skill_shares(model: "ComposedModel") -> list[list[float]]:
     return matched(weights, align_groups(weights)).mean(0).tolist()
 
 
+def explain_level(level: str, run: Path, levels: tuple[str, ...]) -> str:
+    """Return why a level cannot be played."""
+    try:
+        find_level(level)
+    except LevelError as error:
+        return f"--level: {error}"
+    return f"--level: '{run}' has no policy for {level}, only for {', '.join(levels)}"
+
+
 def evaluation_seed(run: Path) -> int:
     """Return the seed of the run's episodes of evaluation; the usual one for skills alone."""
     from mttl.checkpoints.saved_inventory import read_inventory
@@ -111,7 +121,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="N",
         help="which episode (0); may be repeated",
     )
-    add("--sampled", action="store_true", help="draw actions instead of taking the likeliest")
+    add("--sampled", action="store_true", help="draw actions instead of taking the most likely")
     out = parser.group(WRITTEN).add_argument
     out("--out", type=Path, required=True, metavar="FILE", help="film to write, .gif or .mp4")
     return parser.parse_args(arguments)

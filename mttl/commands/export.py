@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from mttl.commands.name_checks import check_run_task
 from mttl.commands.options import (
     WORK,
     WRITTEN,
@@ -70,6 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     out = new_path(options.out)
     if options.rank is not None and options.inventory:
         raise ConfigError("--rank is for a single mixture: leave it out with --inventory")
+    check_run_task(options.run, options.task)
     from mttl.assembly.model import load_run
     from mttl.inference.model_card import scores_of
     from mttl.inference.prompt_export import PromptExport

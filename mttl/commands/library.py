@@ -32,6 +32,7 @@ from mttl.commands.options import (
     new_path,
     positive,
 )
+from mttl.library.member_card import check_library
 from mttl.runtime.command import make_console
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ ONE_EACH = ("private", "polytropon")
 def main(arguments: list[str] | None = None) -> int:
     """Do what the first word says; return the exit status."""
     options = parse(arguments)
+    if options.work is not add:
+        check_library(options.library)
     options.work(options)
     return 0
 

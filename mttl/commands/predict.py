@@ -10,9 +10,11 @@ left it.
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from mttl.checkpoints.inventory_folder import check_named
+from mttl.commands.name_checks import run_tasks
 from mttl.commands.options import (
     READ,
     WORK,
@@ -23,7 +25,8 @@ from mttl.commands.options import (
     natural,
     positive,
 )
-from mttl.errors import ConfigError
+from mttl.errors import ConfigError, TaskError, nearest
+from mttl.io.reading import require_file
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -41,10 +44,28 @@ def main(arguments: list[str] | None = None) -> int:
     if len(files) > len(set(files)):
         raise ConfigError(f"--out '{options.out}' is the file of the questions: name another one")
     check_named(options.source, options.adapted)
+    if options.questions is not None:
+        require_file(options.questions, TaskError)
+    check_task(options.task, [options.source, *options.adapted])
     from mttl.commands.prediction_table import prediction_table
 
     prediction_table(options, {name: value for name, value in search.items() if value is not None})
     return 0
+
+
+def check_task(task: str | None, folders: Sequence[str | None]) -> None:
+    """Check that a run, or a task that was adapted from it, is the task of the questions.
+
+    Raises:
+        TaskError: If none is.
+    """
+    known = [run_tasks(folder) for folder in folders if folder is not None]
+    tasks = [name for names in known for name in names]
+    if task is not None and all(known) and task not in tasks:
+        raise TaskError(
+            f"--task: there is no task '{task}'.{nearest(task, tasks)} --adapted DIR adds one that "
+            "was kept"
+        )
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -85,7 +106,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--metric", metavar="NAME", help="metric of the scores (that of the run's results, else EM)"
     )
     out = parser.group(WRITTEN)
-    out.add_argument("--out", metavar="FILE", help="the table with answers (standard output)")
+    out.add_argument("--out", metavar="FILE", help="the same with answers (standard output)")
     return parser.parse_args(arguments)
 
 

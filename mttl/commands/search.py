@@ -6,8 +6,8 @@ mttl search -c crossfit.yaml+search/training.yaml --out runs/search
 
 Every trial adapts to all samples of the partition's dev tasks and is scored on their development
 rows. Without --from every trial is a training with other settings of the section optim, scored on
-the development rows of its tasks. An interrupted search continues; trials.csv and best.yaml hold
-the results so far.
+the development rows of its tasks. Started again, it goes on; trials.csv and best.yaml hold what is
+known so far.
 """
 
 import argparse

@@ -118,8 +118,10 @@ def custom_methods(texts: Sequence[str], modes: Sequence[str]) -> dict[str, Meth
         modes: Further adaptation variants of them.
 
     Raises:
-        MttlError: If a text has another form, or its name is taken.
+        MttlError: If a text has another form, its name is taken, or a file does not exist.
     """
+    from mttl.config.load import find_file  # slow to import
+
     found: dict[str, Method] = {}
     for text in texts:
         name, _, fragment = text.partition("=")
@@ -130,6 +132,8 @@ def custom_methods(texts: Sequence[str], modes: Sequence[str]) -> dict[str, Meth
             )
         if name in METHODS or name in found:
             raise MttlError(f"--method {name}: there is a method of this name; choose another")
+        for file in fragment.split("+"):
+            find_file(file, suffix=".yaml")
         variants = (
             MODE_VARIANTS[0],
             *(variant for variant in MODE_VARIANTS[1:] if variant.name in modes),
