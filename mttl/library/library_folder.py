@@ -26,10 +26,17 @@ from mttl.io.files import locked, new_folder, write_text
 from mttl.io.reading import file_sha256, read_bytes, read_json, shown
 from mttl.io.safetensors_file import write_tensors
 from mttl.library.low_rank_change import LowRank
-from mttl.library.member_card import BaseModel, MemberCard, check_member_name, parse_card
+from mttl.library.member_card import (
+    LIBRARY,
+    BaseModel,
+    MemberCard,
+    check_library,
+    check_member_name,
+    parse_card,
+)
 
 FORMAT_VERSION = 1
-LIBRARY, CARD, WEIGHTS = "library.json", "card.json", "weights.safetensors"
+CARD, WEIGHTS = "card.json", "weights.safetensors"
 LOCK = ".lock"
 DOWN, UP = ".down", ".up"
 
@@ -137,11 +144,7 @@ def open_library(folder: str | Path) -> Library:
     Raises:
         CheckpointError: If the folder is no library, or one of another format.
     """
-    path = Path(folder) / LIBRARY
-    if not path.exists():
-        raise CheckpointError(
-            f"'{folder}' is no library: it has no {LIBRARY}. mttl library add makes one"
-        )
+    path = check_library(folder)
     facts = read_json(path, CheckpointError, dict)
     written = facts.get("format_version")
     if written != FORMAT_VERSION:

@@ -36,6 +36,13 @@ def test_main_files_validate_alone(name: str) -> None:
         assert resolve_path(config.data.partition, "data.partition").is_file()
 
 
+def test_lexical_is_another_name_of_crossfit() -> None:
+    run = ["run.name=run"]
+    assert load_config("lexical.yaml", run) == load_config("crossfit.yaml", run)
+    first = (configs_dir() / "crossfit.yaml").read_text(encoding="utf-8").split("\n")[0]
+    assert "generated tasks about words and dates" in first
+
+
 @pytest.mark.parametrize("name", FRAGMENTS)
 def test_fragments_validate_on_the_default(name: str) -> None:
     if name.startswith("babyai/"):
