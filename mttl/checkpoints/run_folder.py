@@ -19,7 +19,7 @@ LATER_SETTINGS: dict[str, Any] = {
     "data.date": None,
     "generation.from_backbone": False,
     "moe.parallel": False,
-    "skills.alike": False,
+    "skills.identical_init": False,
     "trainer.callbacks": [],
 }
 
