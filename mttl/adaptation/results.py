@@ -9,7 +9,7 @@ from mttl.adaptation.shard import Shard
 from mttl.checkpoints.run_folder import changed_settings
 from mttl.errors import ConfigError
 from mttl.io.files import write_text
-from mttl.io.reading import MOST_YAML, read_text
+from mttl.io.reading import read_text
 
 # Settings that have no part in a job's result: those of the run, and which jobs there are …
 MAY_CHANGE = (
@@ -60,7 +60,7 @@ def check_folder(
     """
     config, source = folder / "config.yaml", folder / "inventory.sha256"
     if config.is_file():
-        before = read_text(config, ConfigError, MOST_YAML)
+        before = read_text(config, ConfigError)
         changed = changed_settings(before, settings, MAY_CHANGE, but=shared)
         if changed:
             raise ConfigError(

@@ -37,7 +37,7 @@ from mttl.data.row_columns import lengths_of, numbers_of, pick
 from mttl.errors import CheckpointError, ConfigError
 from mttl.inference.task_options import wanted_options
 from mttl.io.files import write_text
-from mttl.io.reading import MOST_YAML, check_count, check_name, read_text
+from mttl.io.reading import check_count, check_name, read_text
 from mttl.io.yaml12 import dump
 from mttl.metrics.crossfit import score_answers
 from mttl.models.backbone import is_decoder_only
@@ -338,7 +338,7 @@ def _settings_of(run: Path) -> Config:
 def _keep(path: Path, ours: dict[str, Any], begun: bool) -> None:
     """Note what results are made from, or refuse to mix them with others."""
     if begun:
-        before = read_text(path, ConfigError, MOST_YAML) if path.is_file() else ""
+        before = read_text(path, ConfigError) if path.is_file() else ""
         changed = changed_settings(before, dump(ours), ignore=())
         if changed:
             raise ConfigError(

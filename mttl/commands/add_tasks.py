@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from mttl.commands.options import WRITTEN, add_adapted, add_no_probe, add_source, make_parser
 from mttl.errors import CheckpointError, ConfigError
 from mttl.io.files import new_folder, write_table, write_text
-from mttl.io.reading import MOST_YAML, read_table, read_text
+from mttl.io.reading import read_table, read_text
 from mttl.runtime.command import make_console
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def copy_scores(parts: "Sequence[RunFolder]", new: "RunFolder") -> None:
     Means are left out: they are of fewer tasks.
     """
     if parts[0].config.is_file():
-        write_text(new.config, read_text(parts[0].config, CheckpointError, MOST_YAML))
+        write_text(new.config, read_text(parts[0].config, CheckpointError))
     from mttl.tasks.partition import MEAN
 
     tables = [part.results for part in parts if part.results.is_file()]

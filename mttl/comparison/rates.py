@@ -6,7 +6,7 @@ from pathlib import Path
 from mttl.config.schema import Adapt
 from mttl.errors import MttlError
 from mttl.io import yaml12
-from mttl.io.reading import MOST_YAML, read_text
+from mttl.io.reading import read_text
 
 # Of the configured rates; the first is taken where others are no better.
 FACTORS = (1.0, 0.3, 3.0)
@@ -29,7 +29,7 @@ def chosen_rates(folder: Path) -> list[str]:
     """
     path = folder / "best.yaml"
     try:
-        found = yaml12.parse(read_text(path, MttlError, MOST_YAML))["adapt"]
+        found = yaml12.parse(read_text(path, MttlError))["adapt"]
         return [f"adapt.{name}={float(found[name])}" for name in ("lr", "router_lr")]
     except (yaml12.YAMLError, KeyError, TypeError, ValueError) as error:
         raise MttlError(f"'{path}' is damaged ({error}). Delete it and its folder") from error

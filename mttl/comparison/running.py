@@ -11,7 +11,7 @@ from typing import TypeVar
 from mttl.comparison.stages import Processes
 from mttl.errors import ConfigError
 from mttl.io.files import locked, write_text
-from mttl.io.reading import MOST_YAML, read_text
+from mttl.io.reading import read_text
 from mttl.runtime.command import make_console
 from mttl.runtime.progress_bar import counting_bar
 
@@ -90,7 +90,7 @@ def keep_config(path: Path, text: str, changed_by: Callable[[str], str]) -> None
     """
     from mttl.checkpoints.run_folder import changed_settings
 
-    before = read_text(path, ConfigError, MOST_YAML) if path.exists() else text
+    before = read_text(path, ConfigError) if path.exists() else text
     if changed := changed_settings(before, text, ignore=()):
         raise ConfigError(changed_by(", ".join(changed)))
     write_text(path, text)

@@ -11,7 +11,6 @@ many members come in, or none; what a writer that was killed has left is removed
 Writers wait for each other at ``.lock``; readers need not.
 """
 
-import errno
 import hashlib
 import json
 import shutil
@@ -23,7 +22,7 @@ from typing import Any
 
 from mttl.checkpoints.inventory_files import read_tensors
 from mttl.errors import CheckpointError, ConfigError, nearest, some
-from mttl.io.files import GONE, FolderGoneError, locked, new_folder, write_text
+from mttl.io.files import locked, new_folder, write_text
 from mttl.io.reading import file_sha256, read_bytes, read_json, shown
 from mttl.io.safetensors_file import write_tensors
 from mttl.library.low_rank_change import LowRank
@@ -232,8 +231,7 @@ def add_members(folder: str | Path, base: BaseModel, members: Sequence[Member]) 
 
     Raises:
         CheckpointError: If one cannot be a member, or the library has another base model; all
-            reasons are listed, and nothing is written.
-        FolderGoneError: If the folder was removed meanwhile, and earlier members with it.
+            reasons are listed, and nothing is written. Also if the folder was removed meanwhile.
     """
     path, members = Path(folder), [member.trimmed() for member in members]
     _require_new_members(path, base, members)  # without a lock: nothing is made for what is refused
@@ -244,7 +242,7 @@ def add_members(folder: str | Path, base: BaseModel, members: Sequence[Member]) 
         _sweep(before)
         added = {member.card.name: _write_member(path, base, member) for member in members}
         if not (path / LOCK).exists():
-            raise FolderGoneError(errno.ENOENT, GONE, str(path))
+            raise CheckpointError(f"'{path}': the folder was removed meanwhile")
         hashes = dict(sorted({**before.hashes, **added}.items()))
         library = replace(before, version=before.version + 1, hashes=hashes)
         _write_library(library)

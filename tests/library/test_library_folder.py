@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from mttl.errors import CheckpointError, ConfigError
-from mttl.io.files import FolderGoneError
 from mttl.library import library_folder
 from mttl.library.library_folder import (
     Library,
@@ -181,7 +180,7 @@ def test_a_folder_that_is_removed_meanwhile_is_told(tmp_path, monkeypatch):
         return write(*given)
 
     monkeypatch.setattr(library_folder, "_write_member", remove_and_write)
-    with pytest.raises(FolderGoneError, match="its folder was removed meanwhile"):
+    with pytest.raises(CheckpointError, match="folder was removed meanwhile"):
         add_members(folder, BASE, [member("new")])
     assert not (folder / "library.json").exists()
 

@@ -141,7 +141,7 @@ def test_numbers_that_are_not_finite_are_told_in_words(refusing: httpx.Client) -
     text = '{"task": "copy", "text": "ab", "skills": [NaN, 0, 0]}'
     headers = {"Content-Type": "application/json"}
     reply = refusing.post("/live", content=text, headers=headers)
-    assert "NaN is no number of JSON" in reply.json()["error"]["message"]
+    assert "NaN is not a number" in reply.json()["error"]["message"]
     reply = refusing.post("/live", content=text.replace("NaN", "1e999"), headers=headers)
     assert 'the number "1e999" is too large' in reply.json()["error"]["message"]
 
