@@ -292,7 +292,7 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
         (("--runs", f"mine={a},{tmp_path / 'empty'}"), r"config\.yaml' is missing"),
         (("--runs", f"mine={a},{c}"), r"differ in more than their seeds: optim\.lr \(0\.1 and"),
         (("--runs", f"mine={b},{d}"), r"adapt-all: adapt\.lr \(1 and 7\), .*max_eval_rows"),
-        (("--runs", f"mine={a},{a}"), "two runs have the seed 1"),
+        (("--runs", f"mine={a},{a}"), "have one seed, 1: name one of them"),
         (("--runs", f"mine={a}", f"mine={b}"), "--runs mine: there is another method"),
         (("--runs", f"x={a}", f"y={b}"), "'y' has the seeds 2 and 'x' has 1: .* share none"),
         (("--runs", f"x={a}", "--reference", "z"), "must contain z: .*--reference names another"),
@@ -301,8 +301,7 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
             ("--runs", f"mine={half[0]},{half[1]}"),
             "half4/adapt-all' has results of 4 of the 5 tasks and samples",
         ),
-        (("--runs", f"x={a}", "--folds", "3"), "reads runs as they stand, and --folds is of"),
-        (("--runs", f"x={a}", "--search-rates"), "they stand, and --search-rates is of"),
+        (("--runs", f"x={a}", "--folds", "3"), "reads finished runs, and --folds needs"),
         (("--runs", f"x={a}", "--seeds", "13"), f"{alone} --seeds would change nothing"),
         (("--runs", f"x={a}", "--steps", "500"), f"{alone} --steps would"),
         (

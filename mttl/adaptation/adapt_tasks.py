@@ -12,8 +12,7 @@ from mttl.adaptation.new_tasks import Adaptation
 from mttl.adaptation.plan import read_samples
 from mttl.adaptation.results import Results
 from mttl.adaptation.score_table import few_shot_table
-from mttl.adaptation.shard import Shard
-from mttl.adaptation.workers import start_workers
+from mttl.adaptation.shard import Shard, start_workers
 from mttl.config.schema import Config
 from mttl.errors import ConfigError
 from mttl.runtime.command import make_console, only_warnings
@@ -70,7 +69,7 @@ def adapt_run(
             run_jobs(adaptation, config, todo, results, status, models, diverged)
 
     ended = [results.finished[job] for job in jobs if job in results.finished]
-    title = f"Adaptation, mode {config.adapt.mode} (per cent)"
+    title = f"Adaptation, mode {config.adapt.mode} (%)"
     if len(ended) < len(jobs):
         title += f"; {len(ended)} of {len(jobs)} jobs have ended"
     if ended or not todo:
@@ -125,11 +124,7 @@ def model_folder(models: Path, job: FewShotJob) -> Path:
 
 
 def read_reference(name: str) -> dict[FewShotJob, FewShotResult]:
-    """Read the results to compare with.
-
-    Raises:
-        ConfigError: If the folder holds none.
-    """
+    """Read the results to compare with."""
     finished = Results(Path(name)).finished
     if not finished:
         raise ConfigError(f"--reference '{name}' holds no results*.jsonl of an adaptation")

@@ -22,14 +22,14 @@ class AdaptedModel:
     """A model that was adapted to one task; call it with inputs to get its answers.
 
     Args:
-        module: The adapted model with its tokenizer; its router knows the one task.
-        config: How it was adapted.
-        result: The score on the development rows, and the step whose weights were kept.
-        form: How inputs look, as in training.
-        answers: To the development rows.
-        course: How the routing came about.
+        module: The adapted model with its tokenizer; its router has one task.
+        config: Settings of the adaptation.
+        result: Score on the development rows, and the step whose weights were kept.
+        form: Prompt form of training.
+        answers: Answers to the development rows.
+        course: History of the adaptation.
         skills: The folder ``skills/`` of the run that was adapted.
-        inventory: Its digest.
+        inventory: Digest of that inventory.
     """
 
     module: TextToTextModule

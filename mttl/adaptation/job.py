@@ -56,22 +56,21 @@ def run_job(
     """Adapt to one sample of one task, score, and leave the model as it was.
 
     Of several starts, the one that ends best on the development rows is kept, of equal ones the
-    first; test rows are scored for those alone that are the best so far. The random state of
-    PyTorch is left as it was too.
+    first; test rows are scored only for the best so far. PyTorch's random state is restored too.
 
     Args:
         model: The trained model.
-        tokenizer: Of its backbone.
+        tokenizer: The tokenizer of its backbone.
         job: Task, sample and seed.
-        gym: Where the rows are.
-        config: Made by `mttl.adaptation.settings.job_config`.
-        row: What the routing of the task starts at, where it is known.
-        tasks: Names of the trained tasks, for the result to say which one the new one began as.
-        score_test: Read and answer the test rows; else the test score is undefined.
+        gym: The rows of the task.
+        config: Settings from `mttl.adaptation.settings.job_config`.
+        row: Initial routing weights of the task, if they are known.
+        tasks: Names of the trained tasks, for the result to name the nearest one.
+        score_test: Whether the test rows are scored; else the test score is undefined.
         on_step: Called after every optimizer step.
-        keep: Called with the result, the answers of every split, and how it came about, while the
-            model is adapted.
-        stay: Leave the model adapted, rather than as it was.
+        keep: Called with the result, the answers of every split, and the history, while the model
+            is adapted.
+        stay: Whether the model stays adapted.
     """
     mode = config.adapt.mode
     best: tuple[FewShotResult, Mapping[str, Sequence[Prediction]], Course] | None = None
@@ -121,14 +120,10 @@ def task_module(
 
 @dataclass(frozen=True)
 class Fitted:
-    """What training on a job's rows came to.
+    """The result of training on a job's rows.
 
-    Attributes:
-        step: The step whose weights were kept.
-        dev: Their score on the development rows; undefined (NaN) where there was no training.
-        answers: To the rows that were scored, by their split.
-        course: How it came about.
-        data: The rows.
+    ``step`` is the step whose weights were kept; ``dev`` is NaN if nothing was trained; ``answers``
+    are by split.
     """
 
     step: int
@@ -229,11 +224,7 @@ def best_row(
     gym: Gym,
     config: Config,
 ) -> Float[Tensor, "1 1"]:
-    """Return the id of the trained task by whose routing the rows of a job cost least.
-
-    Raises:
-        ConfigError: If the router keeps no rows of tasks.
-    """
+    """Return the id of the trained task whose routing has the lowest loss on the rows of a job."""
     require_rows(model.router)
     module = task_module(model, tokenizer, {job.task: gym.metric(job.task)}, config)
     few = {"batch_size": min(ROWS_AT_ONCE, config.data.eval_batch_size)}

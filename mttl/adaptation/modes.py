@@ -53,15 +53,15 @@ def apply_mode(
     | ``router_only`` | new rows | the router (MHR-z) |
     | ``skills_only`` | new rows, fixed | the skills |
     | ``all`` | new rows | router and skills (Polytropon) |
-    | ``average`` | all skills alike | the skills, as one (MHR-μ) |
+    | ``average`` | equal weights | the skills, as one (MHR-μ) |
     | ``from_scratch`` | fresh rows | router and fresh skills: no transfer but the backbone's |
     | ``full`` | new rows | everything, the backbone too; the named parts, if a run trained parts |
 
-    Skills that are weighed alike move alike: in ``average`` the average of kinds that mix factors
-    learns what a single skill would that starts there. Routers of tokens belong to the router and
-    their experts to the skills; they know no tasks, so a new one needs nothing new of them. Where
-    tasks have skills of their own (C-Poly), a new one has fresh ones if the mode trains skills, and
-    else the common skills alone; one that begins as a trained task, with that task's.
+    With equal weights all skills get the same update, so in ``average`` the average of kinds that
+    mix factors is trained like a single skill. Routers of tokens belong to the router and their
+    experts to the skills; they do not depend on tasks. With private skills (C-Poly), a new task has
+    fresh ones if the mode trains skills, else only the common skills; a task that starts as a
+    trained one has the skills of that task.
 
     Args:
         model: Trained backbone, skills and router.
@@ -76,7 +76,7 @@ def apply_mode(
     Raises:
         ValueError: If the mode is unknown, or the rows are missing.
         ConfigError: If the mode trains a router that has nothing to train, averages where no task
-            mixes skills, draws anew experts that replaced parts of the backbone, or would leave
+            mixes skills, re-initialises experts that replaced parts of the backbone, or would leave
             fresh skills untrained.
 
     References:
@@ -127,9 +127,9 @@ def adapted_router(
     | ``fresh`` | as an untrained router of the same kind starts |
     | ``best_row`` | the row of one trained task, which is given |
     | ``matrix`` | given and fixed: the Expert baseline, whose matrix names new tasks too |
-    | ``own`` | all on one skill, fixed, and skills are drawn anew: the Private baseline |
+    | ``own`` | one skill, fixed, and skills are re-initialised: the Private baseline |
     | ``learned`` | Polytropon's, untrained, over skills that any router has trained |
-    | ``average`` | all skills alike, fixed: with the mode ``zero_shot`` MHR-μ before any step |
+    | ``average`` | equal weights, fixed: with the mode ``zero_shot`` MHR-μ before any step |
     | ``factors`` | composed of what a metadata router has learned of the tasks' factors |
     | ``coefficients`` | free coefficients, all 1 / K, over skills of any router (CAT) |
     | ``best_coefficients`` | the same, as the weights of one trained task, which is given |
@@ -184,11 +184,11 @@ def adapted_router(
 def row_starts(known: TaskRouter, adapt: Adapt) -> tuple[RowInit, ...]:
     """Return how the routing of a new task may start; of several, all are tried.
 
-    ``"auto"`` is ``"best_row"`` in the mode ``"all"``, if there are rows of the new task to choose
-    one by and trained tasks are routed differently; else ``"mean"``. (A row that is learned alone
-    scored higher from the mean.) A new task of C-Poly starts at the mean, too, since the skills of
-    its own are not another task's. ``"two_starts"`` is the same, but tries ``"mean"`` as well
-    where that is ``"best_row"``. Where all trained tasks are routed alike, none is the best.
+    ``"auto"`` is ``"best_row"`` in the mode ``"all"``, if there are rows of the new task and the
+    routing weights of trained tasks differ; else ``"mean"``. (Routing weights that are trained
+    alone scored higher from the mean.) A new task of C-Poly starts at the mean, too, since its
+    private skills are not another task's. ``"two_starts"`` tries ``"mean"`` in addition to
+    ``"best_row"``.
     """
     if adapt.init == "best_coefficients" and known.task_rows and not _differ(known):
         return ("coefficients",)
@@ -206,11 +206,7 @@ def _differ(known: TaskRouter) -> bool:
 
 
 def require_rows(known: TaskRouter) -> None:
-    """Refuse to begin as a trained task where there is no row of one.
-
-    Raises:
-        ConfigError: If the router keeps none.
-    """
+    """Refuse to begin as a trained task where there is no row of one."""
     if not known.task_rows:
         raise ConfigError(
             "init 'best_row' and 'best_coefficients' begin as a trained task, and a "
@@ -246,11 +242,7 @@ def require_trainable(mode: AdaptMode, *routers: nn.Module) -> None:
 
 
 def require_frozen(mode: AdaptMode) -> None:
-    """Refuse to train a quantised backbone.
-
-    Raises:
-        ConfigError: If the mode trains the backbone.
-    """
+    """Refuse to train a quantised backbone."""
     if "backbone" in TRAINED_ROLES.get(mode, ()):
         raise ConfigError(
             f"mode '{mode}' trains the backbone, which is quantised and cannot be trained. Use "
@@ -315,7 +307,7 @@ def _check_mode(
     if init == "fresh" and rows_stay and _differ(model.router):
         raise ConfigError(
             "init 'fresh' begins with a row that is then learned, and rows of this run are fixed: "
-            "a new task would mix all skills alike for ever. Use 'own' (a skill of its own), "
+            "a new task would keep equal weights of all skills. Use 'own' (a skill of its own), "
             "'matrix' (its row of the Expert's matrix), 'auto' (as the trained task that fits "
             "best), or 'average' where that mixture is meant"
         )
@@ -341,8 +333,8 @@ def _check_mode(
         )
     if drawn_anew and any(isinstance(layer.router, MemberRouter) for layer in layers):
         raise ConfigError(
-            f"mode '{mode}' from fresh skills would draw anew the members by whose weights tokens "
-            "are routed. Use 'zero_shot', or 'skills_only'"
+            f"mode '{mode}' from fresh skills would re-initialise the members by whose weights "
+            "tokens are routed. Use 'zero_shot', or 'skills_only'"
         )
     if drawn_anew and any(layer.base is None for layer in layers):
         raise ConfigError(
@@ -394,10 +386,10 @@ def kept_state(model: SkilledModel, mode: AdaptMode) -> Callable[[], None]:
 def _changing(model: SkilledModel, mode: AdaptMode) -> list[torch.Tensor]:
     """Return what a mode changes, but for the task router, which it replaces.
 
-    Token routers may hold a bias that is moved without a gradient.
+    Token routers may have a bias that is updated without a gradient.
     """
     roles, parts = TRAINED_ROLES.get(mode, ()), parts_by_role(model)
-    if "skills" in roles:  # where skills are drawn anew, routers of tokens are, too
+    if "skills" in roles:  # re-initialised skills come with re-initialised routers of tokens
         roles = (*roles, "router")
     parts["router"].remove(model.router)
     found = [value for role in parts if role in roles for m in parts[role] for value in _values(m)]

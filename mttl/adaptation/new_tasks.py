@@ -236,17 +236,7 @@ class Adaptation:
         splits: Sequence[str] = ("dev", "test"),
         backbone: str | Path | None = None,
     ) -> "Adaptation":
-        """Load a run, and plan its jobs on the gym of a configuration.
-
-        Args:
-            config: Its sections data and adapt are read.
-            run: The run's folder.
-            tasks: As for `new_tasks`.
-            samples: Which few-shot samples; all by default.
-            allow_seen: Take tasks of training too.
-            splits: The splits that will be scored.
-            backbone: Where the pretrained backbone is now, if not where it was in training.
-        """
+        """Load a run, and plan its jobs on the gym of a configuration."""
         saved = read_inventory(run)
         inventory = inventory_digest(saved.folder)
         if saved.meta["settings"].get("backbone", {}).get("quantize"):
@@ -304,12 +294,7 @@ class Adaptation:
     ) -> FewShotResult:
         """Run a job with the settings of a configuration; the model is left as it was.
 
-        Args:
-            job: One of the jobs.
-            config: Its sections data, generation, optim and adapt are read.
-            score_test: As for `mttl.adaptation.job.run_job`.
-            on_step: Called after every optimizer step.
-            save: Folder to keep the adapted task in; an earlier one there is replaced.
+        With ``save``, the adapted task is kept in that folder; an earlier one there is replaced.
         """
         values = job_config(config, self.form)
         n_skills, tasks = self.run.model.router.n_skills, [job.task]
@@ -368,10 +353,7 @@ def _known_rows(
     tasks: Sequence[str],
     factors: Callable[[str], Sequence[str]],
 ) -> dict[str, Float[Tensor, "1 _"]]:
-    """Return what is known of the routing of new tasks, where it starts there.
-
-    It is their rows in the Expert's matrix, or their factors.
-    """
+    """Return initial routing weights of new tasks, from the Expert's matrix or their factors."""
     init, router = config.adapt.init, meta["settings"]["router"]
     if init not in KNOWN_ROWS:
         return {}

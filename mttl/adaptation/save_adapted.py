@@ -52,16 +52,11 @@ def save_adapted(
     course: Course,
     replace: bool = False,
 ) -> None:
-    """Write an adapted task.
-
-    Raises:
-        CheckpointError: If the run is another one by now.
-        FileExistsError: If there is something at ``folder`` already.
-    """
+    """Write an adapted task."""
     if inventory_digest(skills) != inventory:
         raise CheckpointError(
             f"'{skills}' has changed since it was loaded, so what was adapted from it cannot be "
-            "saved beside it. Adapt again"
+            "saved. Adapt again"
         )
     source = read_inventory(skills)
     settings = _settings(read_found_settings(source), model, config, form)

@@ -1,4 +1,4 @@
-"""Show what a skill is: switch every skill off, and see what becomes of every task.
+"""Show what each skill does: switch it off, and score every task without it.
 
 mttl ablate runs/crossfit
 mttl ablate runs/crossfit --loss --rows 32
@@ -10,10 +10,10 @@ and nothing else has changed; with --share they take over its weight, so that ro
 which asks how well the others do in its place.
 
 Groups of layers number their skills independently. By default they are matched by their use first
-(see `skill_matching.align_groups`) and switched off in all groups together; where groups
-agree on little, which is told, --per-group switches a skill off in one group at a time. An
-interrupted command goes on where it was. OUT gets results.jsonl, ablation.npz and the figure
-ablation, which shows the matrix beside the routing.
+(see `skill_matching.align_groups`) and switched off in all groups together. If the reported
+agreement of the groups is low, --per-group switches a skill off in one group at a time. An
+interrupted command continues. OUT gets results.jsonl, ablation.npz and the figure ablation, which
+shows the matrix next to the routing.
 """
 
 import argparse
@@ -126,7 +126,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add_source(parser, dest="run", help="the folder of a run on text that has ended")
     add_backbone(parser)
     add = parser.group(WORK).add_argument
-    add("--loss", action="store_true", help="the loss alone: no answers, which take longer")
+    add("--loss", action="store_true", help="compute only the loss: answers take longer")
     add("--per-group", action="store_true", help="one group of layers at a time")
     add("--share", action="store_true", help="share the skill's weight among the others")
     add("--rows", type=positive, metavar="N", help="of every task (as many as in validation)")

@@ -1,4 +1,4 @@
-"""Put sparse skills on a model, θ0 + φ1 + φ2 …, and save or score what they make of it.
+"""Put sparse skills on a model, θ0 + φ1 + φ2 …, and save or score the composition.
 
 mttl compose --model t5-small --skills french.safetensors task.safetensors --out models/composed
 mttl compose --model t5-small --skills french.safetensors task.safetensors --score verb_past
@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mttl.commands.options import READ, WRITTEN, add_no_probe, make_parser
+from mttl.commands.options import READ, WRITTEN, add_no_probe, make_parser, new_path
 from mttl.errors import ConfigError
 from mttl.io.files import new_folder
 from mttl.runtime.command import make_console
@@ -25,11 +25,9 @@ if TYPE_CHECKING:
 def main(arguments: list[str] | None = None) -> int:
     """Load, compose, and do what is asked."""
     options = parse(arguments)
-    out = None if options.out is None else Path(options.out)
+    out = None if options.out is None else new_path(options.out)
     if out is None and options.score is None:
         raise ConfigError("nothing to do: give --out, --score or both")
-    if out is not None and out.exists():
-        raise ConfigError(f"'{out}' exists; choose another --out or delete it")
     skills = [read_weight(given) for given in options.skills]
     from mttl.merging.check_written import check_written, logits
     from mttl.models.backbone import load_pretrained, load_tokenizer
@@ -63,7 +61,7 @@ def read_weight(given: str) -> tuple[Path, float]:
     try:
         return Path(path), float(weight)
     except ValueError as error:
-        raise ConfigError(f"--skills '{given}': '{weight}' is no number") from error
+        raise ConfigError(f"--skills '{given}': '{weight}' is not a number") from error
 
 
 def score(

@@ -1,18 +1,18 @@
-"""Make a page to look around in one run, or in several side by side: one file, offline.
+"""Make an interactive page of one run, or of several side by side: one file, offline.
 
 mttl explore runs/crossfit
 mttl explore runs/seed13 runs/seed14 --html both.html
 mttl explore runs/crossfit --serve
 
-The page opens with the scores of all tasks beside baselines, curves of training, the map and the
+The page begins with the scores of all tasks next to baselines, curves of training, the map and the
 tree of tasks, and the skills. A task that is clicked shows its skills layer by layer, the tasks
-nearest to it, right and wrong answers. What mttl ablate found stands beside the routing, and
+nearest to it, right and wrong answers. Results of mttl ablate are shown next to the routing, and
 tasks that were adapted and kept (mttl adapt --save) move through the map. Skills of a further
 run are matched to those of the first. The page needs no network; by default it goes to
 RUN/plots/explore.html.
 
 With --serve the page can ask the run, too: a question is answered with the skills of a task, of a
-mixture of tasks, or with weights of one's own, and its tokens are coloured by the experts that took
+mixture of tasks, or with custom weights, and its tokens are coloured by the experts that took
 them, where tokens choose experts. The page is then at http://127.0.0.1:8000/ until Ctrl-C, and no
 file is written. It needs `pip install fastapi uvicorn`.
 """

@@ -8,9 +8,9 @@ mttl export runs/crossfit --inventory --out adapters/poly
 A task's mixture, the average of all skills or a single skill becomes an adapter of the kind that
 computes the same: PEFT's LoRA, IA3, LoKr, BEFT, LN tuning, prompt or prefix tuning, or AdapterHub's
 bottleneck adapter. The whole inventory with its router becomes a Poly adapter. A backbone that the
-run has trained itself is written into OUT/base_model, and the adapter names it; with --all the
-adapters OUT/TASK of all tasks share it. Beside each stand a tokenizer whose chat template asks as
-in training, the run's search, and a card with lines to copy.
+run has trained is written into OUT/base_model, and the adapter names it; with --all the adapters
+OUT/TASK of all tasks share it. Each folder also holds a tokenizer whose chat template formats
+prompts as in training, the run's search, and a card with lines to copy.
 """
 
 import argparse
@@ -19,7 +19,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from mttl.commands.options import WORK, WRITTEN, add_backbone, add_no_probe, add_source, make_parser
+from mttl.commands.options import (
+    WORK,
+    WRITTEN,
+    add_backbone,
+    add_no_probe,
+    add_source,
+    make_parser,
+    new_path,
+)
 from mttl.errors import ConfigError
 from mttl.io.files import new_folder
 from mttl.runtime.command import make_console
@@ -38,13 +46,13 @@ class Export(NamedTuple):
     """An adapter to write.
 
     Attributes:
-        folder: Where in the folder that is written; empty for that one.
+        folder: Name of its folder in that of the export; empty for that one.
         kind: ``"lora"`` (any of PEFT's), ``"bottleneck"`` or ``"poly"``.
-        tasks: That it answers.
-        about: What it is, in a sentence.
+        tasks: Tasks that it answers.
+        about: Description in one sentence.
         exact: Whether nothing was cut off.
-        adapter: Its files.
-        answers: That it should give to the probe; none leaves that out.
+        adapter: The files of the adapter.
+        answers: Expected answers to the probe; without any, it is not probed.
     """
 
     folder: str
@@ -59,9 +67,7 @@ class Export(NamedTuple):
 def main(arguments: list[str] | None = None) -> int:
     """Export; return the exit status."""
     options = parse(arguments)
-    out = Path(options.out)
-    if out.exists():
-        raise ConfigError(f"--out '{out}' exists already; name a new folder, or remove it")
+    out = new_path(options.out)
     if options.rank is not None and options.inventory:
         raise ConfigError("--rank is for a single mixture: leave it out with --inventory")
     from mttl.assembly.model import load_run
@@ -207,7 +213,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     which = parser.group("what is exported").add_mutually_exclusive_group(required=True)
     which.add_argument("--task", metavar="NAME", help="the mixture of a task of the run")
     which.add_argument("--all", action="store_true", help="every task, over one base")
-    which.add_argument("--average", action="store_true", help="all skills alike")
+    which.add_argument("--average", action="store_true", help="the average of all skills")
     which.add_argument("--skill", type=int, metavar="K", help="one skill alone, from 0")
     which.add_argument("--inventory", action="store_true", help="all skills and the router")
     parser.group(WORK).add_argument(

@@ -7,10 +7,9 @@ input), each row's own. The file holds a tensor per parameter, under its name in
 """
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mttl.commands.options import READ, WORK, WRITTEN, make_parser, natural, positive
+from mttl.commands.options import READ, WORK, WRITTEN, make_parser, natural, new_path, positive
 from mttl.config.enums import GRADIENTS
 from mttl.errors import ConfigError, TrainingError
 from mttl.runtime.command import make_console
@@ -27,7 +26,9 @@ LABELS = ("reference", "sampled")
 def main(arguments: list[str] | None = None) -> int:
     """Read model and rows, estimate, and write the file."""
     options = parse(arguments)
-    _check(options)
+    if not options.out.endswith(".safetensors"):
+        raise ConfigError(f"--out '{options.out}' must end in .safetensors")
+    new_path(options.out)
     import torch
 
     from mttl.aggregation.fisher import diagonal_fisher
@@ -76,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def read_batches(options: argparse.Namespace, model: "PreTrainedModel") -> list[dict[str, Any]]:
-    """Return the rows in batches, drawn from all tasks alike where not all are taken."""
+    """Return batches of rows, drawn uniformly from all tasks if not all are taken."""
     import torch
 
     from mttl.config.load import resolve_folder
@@ -106,13 +107,6 @@ def read_batches(options: argparse.Namespace, model: "PreTrainedModel") -> list[
         collate([rows[place] for place in order[start : start + options.batch_size]])
         for start in range(0, len(order), options.batch_size)
     ]
-
-
-def _check(options: argparse.Namespace) -> None:
-    if Path(options.out).suffix != ".safetensors":
-        raise ConfigError(f"--out '{options.out}' must end in .safetensors")
-    if Path(options.out).exists():
-        raise ConfigError(f"--out '{options.out}' exists already; choose another, or delete it")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

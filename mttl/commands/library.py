@@ -29,6 +29,7 @@ from mttl.commands.options import (
     add_no_probe,
     make_parser,
     natural,
+    new_path,
     positive,
 )
 from mttl.runtime.command import make_console
@@ -94,7 +95,7 @@ def add(options: argparse.Namespace) -> None:
 def check_members(
     members: "Sequence[Member]", base: "BaseModel", options: argparse.Namespace
 ) -> None:
-    """See in a library for the purpose that members answer as in what they come from."""
+    """Check in a temporary library that members answer as their sources do."""
     from mttl.assembly.model import load_run
     from mttl.checkpoints.inventory_folder import find_inventory
     from mttl.library.library_folder import add_members
@@ -191,7 +192,7 @@ def run(options: argparse.Namespace) -> None:
     from mttl.peft_format.member_tasks import prepare_members
     from mttl.training.report import attachment_table
 
-    out = new(options.out)
+    out = new_path(options.out)
     library = open_library(options.library)
     general = library.chosen(options.general) if options.general else []
     names = [name for name in library.chosen(options.members) if name not in general]
@@ -264,7 +265,7 @@ def export(options: argparse.Namespace) -> None:
     from mttl.merging.check_written import changed_answer, check_written
     from mttl.peft_format.lora_export import write_member
 
-    out = new(options.out)
+    out = new_path(options.out)
     library = open_library(options.library)
     names = library.chosen(options.members)
     network = base_network(library.base, options)
@@ -294,7 +295,7 @@ def cluster(options: argparse.Namespace) -> None:
     )
     from mttl.library.library_folder import open_library
 
-    out, console = new(options.out), make_console()
+    out, console = new_path(options.out), make_console()
     library = open_library(options.library)
     members = [library.member(name) for name in library.chosen(options.members)]
     if options.clusters and options.most:
@@ -329,15 +330,6 @@ def cluster(options: argparse.Namespace) -> None:
         f"-k router.matrix={out} skills.n_skills={len(columns)}",
         markup=False,
     )
-
-
-def new(name: str) -> Path:
-    """Return a path where nothing is yet."""
-    from mttl.errors import ConfigError
-
-    if Path(name).exists():
-        raise ConfigError(f"--out '{name}' exists already; name another place, or remove it")
-    return Path(name)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -41,25 +41,9 @@ def main(arguments: list[str] | None = None) -> int:
     if len(files) > len(set(files)):
         raise ConfigError(f"--out '{options.out}' is the file of the questions: name another one")
     check_named(options.source, options.adapted)
-    from mttl.commands.prediction_table import Wanted, answer_table
+    from mttl.commands.prediction_table import answer_table
 
-    answer_table(
-        source=options.source,
-        adapted=options.adapted,
-        backbone=options.backbone,
-        task=options.task,
-        questions=options.questions,
-        out=options.out,
-        kind=options.format,
-        metric=options.metric,
-        wanted=Wanted(
-            choices=options.choices,
-            per_token=options.per_token,
-            batch_size=options.batch_size,
-            search={name: value for name, value in search.items() if value is not None},
-            seed=options.seed,
-        ),
-    )
+    answer_table(options, {name: value for name, value in search.items() if value is not None})
     return 0
 
 

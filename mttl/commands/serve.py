@@ -29,24 +29,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     check_named(options.source, options.adapted)
     check_libraries("fastapi", "uvicorn")
-    from mttl.serving.application import Limits
     from mttl.serving.run_server import serve
 
-    serve(
-        source=options.source,
-        adapted=options.adapted,
-        backbone=options.backbone,
-        host=options.host,
-        port=options.port,
-        key=options.api_key,
-        limits=Limits(body=options.most_bytes, seconds=options.timeout),
-        batch_size=options.batch_size,
-        wait=options.wait / 1000,
-        most_waiting=options.most_waiting,
-        most_tokens=options.most_tokens,
-        truncate=options.truncate,
-        cors=options.cors,
-    )
+    serve(options)
     return 0
 
 

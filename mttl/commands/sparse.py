@@ -125,26 +125,13 @@ def make_objective(
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a UTF-8 file that hold text.
-
-    Raises:
-        ConfigError: If it cannot be read.
-    """
+    """Return the lines of a UTF-8 file that hold text."""
     text = read_text(path, ConfigError)
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def maskable_names(model: "nn.Module", *, freeze_norms: bool, freeze: list[str]) -> list[str]:
-    """Return the parameters that may change.
-
-    Args:
-        model: The network.
-        freeze_norms: Leave the parameters of normalisation layers alone.
-        freeze: Patterns of further parameters to leave alone.
-
-    Raises:
-        ConfigError: If a pattern matches nothing, or nothing is left.
-    """
+    """Return the parameters that may change: all but norms and patterns that are frozen."""
     names = [name for name, _ in model.named_parameters()]
     frozen: set[str] = set()
     if freeze_norms:
@@ -164,13 +151,13 @@ def maskable_names(model: "nn.Module", *, freeze_norms: bool, freeze: list[str])
 
 
 def reads_both_ways(model: "nn.Module") -> bool:
-    """Tell whether a folder holds an encoder, whatever it was loaded as."""
+    """Return whether a folder holds an encoder, whatever class it was loaded as."""
     architectures: Any = getattr(model.config, "architectures", None) or []
     return any(name.endswith(("ForMaskedLM", "ForPreTraining")) for name in architectures)
 
 
 def is_norm(module: "nn.Module") -> bool:
-    """Tell whether a module is a normalisation, of PyTorch or of a model's own."""
+    """Return whether a module is a normalisation layer."""
     return type(module).__name__.endswith("Norm")
 
 

@@ -59,11 +59,7 @@ from mttl.training.token_report import write_token_routing
 def check_rows(
     gym: Gym, tasks: Sequence[str], splits: Sequence[str], samples: Sequence[int]
 ) -> None:
-    """Read what will be scored in the end, so that a damaged file costs no training.
-
-    Raises:
-        TaskError: If a file is absent or malformed.
-    """
+    """Read the rows that will be scored, so that a malformed file is found before training."""
     for split in splits:
         for task in tasks:
             for sample in samples:

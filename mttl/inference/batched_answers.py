@@ -35,15 +35,15 @@ def answer_texts(
     """Generate an answer to every text; texts of similar length share a batch.
 
     Args:
-        generate: Takes the places of the rows of a batch, and what a model's ``generate`` takes.
+        generate: Gets the places of a batch's rows, and the arguments of a model's ``generate``.
         encoder: Encodes texts for the model.
-        texts: As the model reads them.
-        openings: What each begins with and keeps, where long ones are cut at their start.
-        decoder_only: The kind of model.
-        device: Where it is.
-        batch_size: Texts at a time.
+        texts: Texts as the model reads them.
+        openings: The beginning of each text, which is kept when long texts are cut at their start.
+        decoder_only: Whether the model is decoder-only.
+        device: Device of the model.
+        batch_size: Number of texts at a time.
         on_rows: Called after each batch with its size.
-        **settings: What else ``generate`` takes.
+        **settings: Further arguments of ``generate``.
 
     Returns:
         The answers in the order of the texts, without blanks around them.

@@ -21,18 +21,18 @@ QUESTION = "your question"
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What a card tells.
+    """The content of a card.
 
     Attributes:
         kind: A model of transformers, an adapter of PEFT or AdapterHub (or several over one base),
             or a run.
-        place: What the folder is loaded by: its path, or its name on the hub.
-        base: The backbone, by path or name.
-        about: What the weights are, in a sentence.
-        tasks: That the weights answer, in the order of their ids.
-        decoder_only: The kind of model.
-        dtype: Of the model's weights, as the run answers; a run needs none.
-        template: How questions become ids; a run needs none.
+        place: Path of the folder, or its name on the hub.
+        base: Path or name of the backbone.
+        about: Description of the weights in one sentence.
+        tasks: Names of the tasks in the order of their ids.
+        decoder_only: Whether the model is decoder-only.
+        dtype: Data type of the model's weights; not for a run.
+        template: Prompt template; not for a run.
         scores: Rows of ``results.csv``.
     """
 
@@ -145,7 +145,7 @@ class Card:
         ]
 
     def _form(self) -> str:
-        """Say how questions look."""
+        """Describe the prompts."""
         if self.template is None:
             return f"Its tasks: {', '.join(f'`{task}`' for task in self.tasks)}."
         openings = self.template.openings

@@ -38,24 +38,14 @@ CERTAIN = 1e-2
 
 @dataclass(frozen=True)
 class OptionTraining:
-    """What is added to the loss of a batch whose tasks all have options.
-
-    Attributes:
-        ranker: The options.
-        unlikelihood: Weight of the first loss.
-        length_normalised: Weight of the second.
-    """
+    """Further losses of a batch whose tasks all have options, with their weights."""
 
     ranker: Ranker
     unlikelihood: float
     length_normalised: float
 
     def losses(self, model: SkilledModel, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return the losses that have a weight, by name, from one more pass over the batch.
-
-        Args:
-            model: In training mode.
-            batch: As from `mttl.data.collate.TrainCollator`.
+        """Return the losses that have a weight, by name, from another pass over a training batch.
 
         Raises:
             TaskError: If the answer of a row is no option of its task.
@@ -92,13 +82,7 @@ class OptionTraining:
 def unlikelihood(
     losses: Float[Tensor, "B n L"], counted: Bool[Tensor, "B n L"], right: Int[Tensor, "B"]
 ) -> Float[Tensor, ""]:
-    """Return the mean unlikelihood loss of the tokens of wrong options.
-
-    Args:
-        losses: Negative log-probability of each token.
-        counted: Which count.
-        right: The place of the right option of each row.
-    """
+    """Return the mean unlikelihood loss of the counted tokens of wrong options."""
     wrong = counted.clone()
     wrong[torch.arange(len(right), device=right.device), right] = False
     each = -torch.log(1 - torch.exp(-losses) + CERTAIN)
@@ -108,13 +92,7 @@ def unlikelihood(
 def length_normalised(
     losses: Float[Tensor, "B n L"], counted: Bool[Tensor, "B n L"], right: Int[Tensor, "B"]
 ) -> Float[Tensor, ""]:
-    """Return the cross-entropy of the right option under the means over tokens.
-
-    Args:
-        losses: As for `unlikelihood`, and so are the others.
-        counted: Which count.
-        right: The place of the right option of each row.
-    """
+    """Return the cross-entropy of the right option under the means over counted tokens."""
     means = -losses.sum(2) / counted.sum(2).clamp_min(1)
     means = means.masked_fill(~counted.any(2), -torch.inf)
     return functional.cross_entropy(means, right)

@@ -214,7 +214,7 @@ class Predictor:
         """Return the ids of answers to choose from, cut as in training.
 
         Raises:
-            TaskError: If two of them are alike there.
+            TaskError: If two of them are identical there.
         """
         encoder = self.form.encoder(self.tokenizer, decoder_only=self.decoder_only)
         return choice_ids(encoder, choices, f"{place}: choices", "shorten them")

@@ -18,15 +18,10 @@ from mttl.models.generation import search_file
 
 @dataclass(frozen=True, kw_only=True)
 class Asking:
-    """How weights are asked.
+    """The prompt format of exported weights: tokenizer, prompt form by task, and search.
 
-    Attributes:
-        tokenizer: The model's.
-        forms: How questions look, by task.
-        decoder_only: The kind of model.
-        generation: How the model generates by itself.
-        search: How answers are searched, as `mttl.models.generation.search_settings` says.
-        dtype: Of the weights as they answer.
+    ``generation`` is the model's own generation config; ``search`` the settings of
+    `mttl.models.generation.search_settings`; ``dtype`` that of the weights as they answer.
     """
 
     tokenizer: PreTrainedTokenizerBase

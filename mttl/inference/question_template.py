@@ -28,11 +28,11 @@ class QuestionTemplate:
     """How the questions of tasks become ids.
 
     Attributes:
-        tokenizer: A copy of the model's, whose chat template makes prompts as in training where
-            `exact`; else it has none. Where there are several tasks it takes their name (``task``).
+        tokenizer: A copy of the model's; if `exact`, its chat template makes the prompts of
+            training. With several tasks the template takes their name (``task``).
         exact: Whether there is such a template.
-        openings: What stands before the questions of each task.
-        ends: Ids before and after these, where there is no template.
+        openings: Text before the questions of each task.
+        ends: Ids before and after the prompt, for questions without a template.
     """
 
     tokenizer: PreTrainedTokenizerBase

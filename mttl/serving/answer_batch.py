@@ -17,11 +17,9 @@ from mttl.serving.token_choice import TokenChoice
 
 
 def answer_batch(predictor: Predictor, wanted: Sequence[WantedAnswer]) -> None:
-    """Answer; every answer is sent when it has ended, also before the others have.
+    """Answer a batch; every answer is sent when it has ended, also before the others have.
 
-    Args:
-        predictor: The model.
-        wanted: What to answer, all with one number of beams, and with several beams one length.
+    All answers have the same number of beams, and with several beams the same length.
     """
     if wanted[0].alone is not None:
         wanted[0].alone()
@@ -70,12 +68,7 @@ def tokens_at_end(predictor: Predictor, name: str) -> Set[int]:
 
 
 class RowEnds(StoppingCriteria):
-    """Hands every new token to its answer, and stops the rows whose answers have ended.
-
-    Args:
-        answers: Of the rows of a batch.
-        choice: Knows the scores of tokens.
-    """
+    """Hands every new token to its answer, and stops the rows whose answers have ended."""
 
     def __init__(self, answers: Sequence[GrowingAnswer], choice: TokenChoice) -> None:
         self._answers = answers

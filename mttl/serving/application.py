@@ -1,4 +1,4 @@
-"""The web application: routes, limits, and what clients are told when something is wrong."""
+"""The web application: routes, limits, and error replies."""
 
 import asyncio
 import hmac
@@ -19,13 +19,12 @@ from starlette.requests import ClientDisconnect
 from mttl.errors import MttlError, nearest
 from mttl.io.reading import parse_json
 from mttl.serving.api_errors import Refusal
-from mttl.serving.chat_question import chat_question
 from mttl.serving.generation_request import Piece, WantedAnswer
 from mttl.serving.metrics import Measures
 from mttl.serving.protocol import ChatRequest, CompletionRequest, parse_request
 from mttl.serving.replies import Reply
 from mttl.serving.request_queue import RequestQueue
-from mttl.serving.served_task import ServedTask
+from mttl.serving.served_task import ServedTask, chat_question
 
 CLIENT_GONE = 499  # what proxies call it
 TRUNCATED = "X-Truncated-Tokens"
@@ -37,12 +36,7 @@ class _ClientGoneError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a request may ask of a server.
-
-    Attributes:
-        body: Bytes of a request.
-        seconds: That a request may take.
-    """
+    """Limits of a request: the bytes of its body, and the seconds that it may take."""
 
     body: int
     seconds: float
@@ -52,11 +46,11 @@ class Service:
     """Answers requests of the two protocols.
 
     Args:
-        tasks: By name.
-        queue: Where answers wait for their model.
-        limits: Of a request.
-        measures: Counts what happens.
-        key: That every request has to name; None lets everybody in.
+        tasks: Tasks by name.
+        queue: The queue of answers.
+        limits: Limits of a request.
+        measures: Counters of the server.
+        key: API key that every request has to name; None accepts all requests.
     """
 
     def __init__(
@@ -86,12 +80,12 @@ class Service:
         return JSONResponse({"object": "list", "data": models})
 
     async def model(self, request: Request, name: str) -> Response:
-        """Tell of one task."""
+        """Describe one task."""
         self._check_key(request)
         return JSONResponse(self._model(self.task(name).name))
 
     async def health(self) -> Response:
-        """Tell whether requests are taken; no key is needed."""
+        """Report whether requests are accepted; no key is needed."""
         status = "ok" if self.queue.is_open else "closing"
         return JSONResponse({"status": status}, 200 if self.queue.is_open else 503)
 
@@ -106,11 +100,7 @@ class Service:
         return {"id": name, "object": "model", "created": self._since, "owned_by": "mttl"}
 
     def task(self, name: str) -> ServedTask:
-        """Return a task by its name.
-
-        Raises:
-            Refusal: If there is none.
-        """
+        """Return a task by its name."""
         if name not in self.tasks:
             raise Refusal(
                 404,
@@ -241,11 +231,7 @@ class Service:
         wanted: Sequence[WantedAnswer],
         ends: float,
     ) -> AsyncIterator[tuple[int, Piece]]:
-        """Return the pieces of answers until all have ended; drop them where nobody waits.
-
-        Raises:
-            Refusal: If it takes too long, or the model fails.
-        """
+        """Return the pieces of answers until all have ended; drop them where nobody waits."""
         gone = asyncio.ensure_future(_disconnected(request))
         arrives = asyncio.ensure_future(pieces.get())
         n_open = len(wanted)
@@ -266,7 +252,7 @@ class Service:
                     )
                 place, piece = arrives.result()
                 if piece.failed:
-                    raise Refusal(500, "the model failed; the log of the server tells why")
+                    raise Refusal(500, "the model failed; see the log of the server")
                 n_open -= piece.finish is not None
                 self.measures.add_tokens(answer=piece.n_tokens)
                 yield place, piece
@@ -278,11 +264,7 @@ class Service:
                 row.dropped = True
 
     async def body(self, request: Request) -> dict[str, Any]:
-        """Return the parameters of a request.
-
-        Raises:
-            Refusal: If its body is too large, too slow, or no JSON object.
-        """
+        """Return the parameters of a request."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise Refusal(
@@ -355,7 +337,7 @@ def make_application(
 
     @application.exception_handler(Exception)
     async def fail(request: Request, error: Exception) -> Response:
-        refusal = Refusal(500, "a fault of the server; its log tells more")
+        refusal = Refusal(500, "internal error; see the log of the server")
         return JSONResponse(refusal.body, refusal.status)
 
     return application

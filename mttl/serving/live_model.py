@@ -27,11 +27,11 @@ class LiveRequest(Part):
     """A question of the page.
 
     Attributes:
-        task: In whose form it is asked, and whose row answers unless a mixture is given.
+        task: The task whose prompt form, and by default whose routing weights, are used.
         text: The question.
-        tasks: A mixture of the rows of tasks, in shares.
+        tasks: Shares of tasks in a mixture of routing weights.
         skills: A weight for every skill.
-        start: The task whose rows these weights change; without it they are the row of every group.
+        start: The task whose routing weights `skills` changes; by default all are replaced.
     """
 
     task: Text
@@ -42,12 +42,7 @@ class LiveRequest(Part):
 
 
 class LiveModel:
-    """Answers the page.
-
-    Args:
-        tasks: By name.
-        pairs: The skills of every group of layers in the page's order, heads being groups.
-    """
+    """Answers the page; ``pairs`` are the skills of every group of layers in the page's order."""
 
     def __init__(self, tasks: Mapping[str, ServedTask], pairs: Any) -> None:
         self.tasks = tasks
@@ -91,11 +86,7 @@ class LiveModel:
         }
 
     def row(self, request: LiveRequest) -> Float[Tensor, "G H K"] | None:
-        """Return the mixture that a request wants, None for the task's own row.
-
-        Raises:
-            Refusal: If there is none, or it does not fit the model.
-        """
+        """Return the mixture that a request wants, None for the task's own row."""
         task = self.tasks[request.task]
         if request.tasks is None and request.skills is None:
             return None
@@ -139,13 +130,7 @@ class LiveModel:
     def answer(
         self, task: ServedTask, text: str, row: Float[Tensor, "G H K"] | None
     ) -> dict[str, Any]:
-        """Answer a question; call it where the model runs.
-
-        Args:
-            task: In whose form it is asked.
-            text: The question.
-            row: A mixture; by default the task's own row.
-        """
+        """Answer a question with a mixture or the task's routing weights, in the model's thread."""
         predictor = task.predictor if row is None else self._mixed(task, row)
         answer = predictor.predict(task.name, [text])[0]
         found: dict[str, Any] = {"answer": answer, "read": task.form.text(task.name, text)}

@@ -26,12 +26,7 @@ HEADERS = {
 
 
 class LivePage:
-    """Sends a page, and answers what it asks.
-
-    Args:
-        page: The page.
-        model: Answers; None where it could not be loaded, which the page tells.
-    """
+    """Sends a page, and answers its requests; without a model, the page reports the problem."""
 
     def __init__(self, page: str, model: LiveModel | None) -> None:
         self.page, self.model = page, model
@@ -84,13 +79,13 @@ def serve_page(
     """Serve the page of a run until Ctrl-C or SIGTERM; its tasks are served as by `serve`, too.
 
     Args:
-        run: Its folder.
+        run: Folder of the run.
         adapted: Folders of tasks that were adapted from it.
         backbone: Where a pretrained backbone is now.
-        host: The address to listen at.
-        port: The port; 0 takes a free one.
+        host: Address to listen at.
+        port: Port; 0 takes a free one.
         pairs: The skills of every group of layers, in the page's order.
-        make_page: Returns the page, given what it has to know of what it can ask.
+        make_page: Returns the page, given the facts of the model.
 
     Raises:
         ConfigError: If the address is not this machine's, or taken.

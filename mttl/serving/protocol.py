@@ -156,11 +156,7 @@ Kind = TypeVar("Kind", bound=_Request)
 
 
 def parse_part(kind: type[SomePart], values: dict[str, Any]) -> SomePart:
-    """Return what JSON says, as a model.
-
-    Raises:
-        Refusal: If a parameter is unknown, not supported, missing or wrong.
-    """
+    """Return what JSON says, as a model."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:

@@ -11,14 +11,7 @@ from mttl.serving.generation_request import Piece, ScoredToken
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """One request's reply: what all its parts have in common.
-
-    Attributes:
-        model: The task that was asked.
-        chat: The protocol: chat, or completions.
-        scored: Whether tokens have log-probabilities.
-        n_prompt_tokens: Of all questions.
-    """
+    """The common parts of one request's reply, in the protocol of chats or of completions."""
 
     model: str
     chat: bool

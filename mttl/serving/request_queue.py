@@ -36,9 +36,9 @@ class RequestQueue:
     """Collects answers into batches and hands these to the model, in a thread of its own.
 
     Args:
-        batch_size: The most answers of a batch.
-        wait: Seconds that an answer waits for others while the model is idle.
-        most: The most answers that wait.
+        batch_size: Largest number of answers of a batch.
+        wait: Seconds that an idle model waits to form a batch.
+        most: Largest number of waiting answers.
         on_batch: Called with every batch.
         answer: Answers a batch.
     """
@@ -72,11 +72,7 @@ class RequestQueue:
         return not self._closed and self._thread.is_alive()
 
     def put(self, predictor: Predictor, wanted: Sequence[WantedAnswer]) -> None:
-        """Let the answers of a request wait for the model: all of them, or none.
-
-        Raises:
-            Refusal: If the queue has no room for them, now or ever, or takes no more.
-        """
+        """Let the answers of a request wait for the model: all of them, or none."""
         with self._changed:
             if not self.is_open:
                 raise Refusal(503, "the server is shutting down; try again, or elsewhere")
@@ -99,11 +95,7 @@ class RequestQueue:
             self._changed.notify()
 
     def close(self, *, at_once: bool = False) -> None:
-        """Take no more; what waits is answered.
-
-        Args:
-            at_once: Drop what waits and what runs.
-        """
+        """Accept no more answers; ``at_once`` drops those that wait or run."""
         with self._changed:
             self._closed = True
             if at_once:

@@ -8,7 +8,7 @@ from mttl.data.prompt_form import PromptForm
 from mttl.inference.predictor import Predictor
 from mttl.serving.api_errors import Refusal
 from mttl.serving.generation_request import Piece, WantedAnswer
-from mttl.serving.protocol import MOST_ANSWERS, ChatRequest, CompletionRequest
+from mttl.serving.protocol import MOST_ANSWERS, ChatRequest, CompletionRequest, Message
 
 
 @dataclass(frozen=True)
@@ -16,11 +16,11 @@ class ServedTask:
     """A task and the model that answers it.
 
     Attributes:
-        name: Of the task.
-        predictor: The model; other tasks may be its, too.
-        encoder: Of the model.
-        most_tokens: Of an answer that a request asks for; the run's own length is always allowed.
-        truncate: Cut questions that are too long as in training; else they are refused.
+        name: Name of the task.
+        predictor: The model, which may answer other tasks, too.
+        encoder: Encoder of the model.
+        most_tokens: Largest ``max_tokens``; the length of answers in training is always allowed.
+        truncate: Whether long questions are cut as in training; else they are refused.
     """
 
     name: str
@@ -35,11 +35,7 @@ class ServedTask:
         return self.predictor.form
 
     def encode(self, questions: Sequence[str]) -> tuple[list[list[int]], int]:
-        """Return the ids of questions, and how many were cut off.
-
-        Raises:
-            Refusal: If a question is empty, or too long and not to be cut.
-        """
+        """Return the ids of questions, and how many were cut off."""
         empty = [str(place) for place, text in enumerate(questions) if not text.strip()]
         if empty:
             places = f"number {', '.join(empty)} of {len(questions)}, counted from 0"
@@ -67,14 +63,7 @@ class ServedTask:
     ) -> list[WantedAnswer]:
         """Return the answers that a request wants, ``n`` for each question.
 
-        Args:
-            request: With its settings.
-            prompts: Ids of its questions.
-            send: Gets the pieces of each answer, with its place.
-
-        Raises:
-            Refusal: If there are too many, they are longer than allowed, or tokens are to be scored
-                where answers are not found token by token.
+        ``send`` gets the pieces of each answer, with its place.
         """
         if len(prompts) * request.n > MOST_ANSWERS:
             raise Refusal(
@@ -140,3 +129,20 @@ class ServedTask:
                 param="max_tokens",
                 code="context_length_exceeded",
             )
+
+
+def chat_question(messages: Sequence[Message], form: PromptForm, task: str) -> str:
+    """Return the input of a task that the messages of a chat hold."""
+    system = form.opening(task).system
+    if messages[0].role in ("system", "developer") and messages[0].text.strip() in ("", system):
+        messages = messages[1:]  # empty, or stands there anyway
+    roles = [message.role for message in messages]
+    if roles != ["user"]:
+        found = f"the messages are of {', '.join(roles)}" if roles else "no message is of the user"
+        raise Refusal(
+            400,
+            f"{found}; the task was trained on single questions, so "
+            "there must be one message, of the user. Put what it needs to know into that one",
+            param="messages",
+        )
+    return messages[0].text

@@ -18,14 +18,7 @@ def token_experts(
     """Return the tokens of a question and of its answer, and the experts that took each.
 
     The model reads the answer once more, as it reads right answers in training; the token that ends
-    it is read by nothing.
-
-    Args:
-        predictor: A model that routes tokens.
-        encoder: Of its questions.
-        task: The question's.
-        text: The question.
-        answer: What the model answered.
+    it is not read.
 
     Returns:
         ``prompt`` and ``answer``, texts of tokens; and ``layers``, each with its ``name``, its

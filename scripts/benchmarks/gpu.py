@@ -203,7 +203,7 @@ def _earlier(path: Path, machine: dict[str, str]) -> dict[str, Any]:
         state = json.loads(path.read_text(encoding="utf-8"))
         if state["machine"] == machine:
             return state
-        print(f"'{path}' is of another machine or other versions: all rows run anew")
+        print(f"'{path}' is of another machine or other versions: all rows run again")
     return {"machine": machine, "rows": {}}
 
 

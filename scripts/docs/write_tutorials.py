@@ -62,7 +62,7 @@ def cleaned(book: dict) -> dict:
 
 
 def printed(text: str) -> str:
-    """Return what stays on a terminal: no colours, and of lines written anew the last form.
+    """Return the text that stays on a terminal: no colours, and lines as they were last written.
 
     Paths are those within the project, not of the machine.
     """

@@ -8,19 +8,20 @@ Next to NAME.yaml stand NAME.csv, NAME.md and NAME.svg, written again whenever a
 """
 
 import argparse
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+from methods import ALL
 from pydantic import Field, PositiveInt, ValidationError
+from searched_rates import SearchedRates
 
 from mttl.comparison.comparison_folder import Comparison, carry_out
-from mttl.comparison.folds import chosen
-from mttl.comparison.methods import ALL, MODE_WAYS, Method, Plan, check_modes, plan
+from mttl.comparison.methods import MODE_WAYS, Method, Plan, Way, check_modes, plan
 from mttl.comparison.result_tables import write_tables
 from mttl.config.section import Section, Seeds
 from mttl.errors import ConfigError
+from mttl.io.files import write_text
 from mttl.io.yaml12 import read_yaml
 from mttl.runtime.command import exit_with, make_console
 
@@ -114,12 +115,17 @@ def prepare(study: Study, out: Path, only_folds: list[int] | None) -> tuple[Comp
     if study.curve:
         for name, method in methods.items():
             kept = [way for way in method.ways if way.name in ("all", *study.modes)]
-            ways = tuple(way.with_examples(n) for way in kept for n in study.curve)
+            ways = tuple(
+                Way(f"{way.name}-{n}", (*way.settings, f"adapt.examples={n}"))
+                for way in kept
+                for n in study.curve
+            )
             methods[name] = replace(method, ways=ways)
         study = study.model_copy(
             update={"modes": [f"{m}-{n}" for m in ("all", *study.modes) for n in study.curve]}
         )
-    comparison = Comparison(
+    kind = SearchedRates if study.rates == "search" else Comparison
+    comparison = kind(
         out=out,
         config=study.config,
         steps=study.steps,
@@ -129,14 +135,16 @@ def prepare(study: Study, out: Path, only_folds: list[int] | None) -> tuple[Comp
         overrides=tuple(study.settings),
         examples=study.examples,
         n_folds=study.folds,
-        search_rates=study.rates == "search",
         unseen_only=not study.score_seen,
         methods=methods,
         reference=study.reference,
     )
-    folds = chosen(study.folds, only_folds)
+    folds = (0,) if study.folds is None else range(1, study.folds + 1)
+    if only_folds and (wrong := sorted(set(only_folds) - set(folds))):
+        raise ConfigError(f"--only-folds {wrong[0]} must be one of the study's {study.folds} folds")
+    folds = only_folds or folds
     plans = plan(list(methods), study.modes, study.seeds, folds, methods)
-    check_modes(study.modes, plans)
+    check_modes(study.modes, plans, methods)
     return comparison, plans
 
 
@@ -160,7 +168,8 @@ def main(arguments: list[str] | None = None) -> int:
             ("comparison.svg", ".svg"),
         ):
             if (comparison.out / made).is_file():
-                shutil.copy(comparison.out / made, options.study.with_suffix(suffix))
+                text_of = (comparison.out / made).read_text(encoding="utf-8")
+                write_text(options.study.with_suffix(suffix), text_of)
         return text
 
     text = carry_out(comparison, plans, options.workers, write)

@@ -27,7 +27,7 @@ INPUTS = {
 @pytest.mark.parametrize(("mode", "init"), [("from_scratch", "mean"), ("skills_only", "own")])
 def test_members_are_not_drawn_anew(mode: AdaptMode, init: RowInit) -> None:
     model = token_model(tiny_t5(), router=lambda place: ArrowRouter(place.in_features, N_EXPERTS))
-    with pytest.raises(ConfigError, match="would draw anew the members by whose weights tokens"):
+    with pytest.raises(ConfigError, match="would re-initialise the members by whose weights"):
         apply_mode(model, mode, init=init)
     with pytest.raises(ConfigError, match="'router_only' has nothing to train"):
         apply_mode(model, "router_only")
@@ -69,7 +69,7 @@ def test_routers_of_tokens_are_brought_back_where_experts_were_drawn_anew(mode: 
 
 @pytest.mark.parametrize("mode", ["zero_shot", "skills_only", "all", "full"])
 def test_rows_that_are_fixed_do_not_begin_fresh(mode: AdaptMode) -> None:
-    """They would mix the skills of all tasks alike for ever."""
+    """They would keep equal weights of all skills."""
     model = skilled(tiny_t5(), router="expert")
     with pytest.raises(ConfigError, match=r"rows of this run are fixed.* Use 'own'"):
         apply_mode(model, mode, init="fresh")
@@ -191,7 +191,7 @@ def test_a_new_task_of_expert_has_the_row_that_its_matrix_gives(mode: AdaptMode)
 def test_a_new_task_of_private_learns_with_a_fresh_skill_as_if_it_were_alone(
     mode: AdaptMode,
 ) -> None:
-    """Against a model of a single skill on the same backbone, drawn alike."""
+    """Against a model of a single skill on the same backbone, with identical initialisation."""
     many, one = (skilled(tiny_t5(), router="expert", n_skills=k) for k in (3, 1))
     before = snapshot(many)
     losses, counts = [], []

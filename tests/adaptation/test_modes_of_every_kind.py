@@ -1,4 +1,4 @@
-"""Every shipped kind of skill is adapted alike: a mode trains what it names, and is undone."""
+"""Every shipped kind of skill is adapted: a mode trains what it names, and is undone."""
 
 from collections.abc import Iterator
 from typing import get_args

@@ -135,7 +135,7 @@ def test_a_job_begins_with_the_best_row(gym: Gym, mode: str, init: str) -> None:
         ("auto", {"mode": "from_scratch"}, None, "mean"),
         ("auto", {"mode": "average"}, None, "mean"),
         ("auto", {"examples": 0}, None, "mean"),
-        ("auto", {}, shared_router(3, 3), "mean"),  # tasks are routed alike
+        ("auto", {}, shared_router(3, 3), "mean"),  # tasks have equal routing weights
         ("auto", {}, average_router(3, 3, 3), "mean"),
         ("auto", {}, private_router(3, 3), "best_row"),
         ("auto", {}, SmearRouter(3, 3, 1, 3, n_features=8), "mean"),  # no rows

@@ -115,7 +115,7 @@ def test_results_of_another_number_of_examples_are_not_returned(run: Path, tmp_p
 
 
 def test_a_call_begins_with_the_best_row(run: Path) -> None:
-    """Nothing is trained: the new task answers as the trained one whose row costs least."""
+    """Nothing is trained: the new task answers as the nearest trained one."""
     given = {"init": "best_row", "mode": "zero_shot"}
     found = mttl.adapt_to(run, PAIRS, task="twice", dev=PAIRS, **given)
     source = mttl.load(run)
@@ -284,7 +284,7 @@ def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
         ({"samples": [7]}, TaskError, "has no sample 7"),
         ({"samples": []}, TaskError, "samples is empty; name some"),
         ({"gym": "nowhere"}, TaskError, "the gym 'nowhere' does not exist"),
-        ({"config": "nowhere.yaml"}, ConfigError, "there is no file 'nowhere.yaml'"),
+        ({"config": "nowhere.yaml"}, ConfigError, "'nowhere.yaml'"),
     ],
 )
 def test_mistakes_are_answered(run: Path, given: dict, kind: type, message: str) -> None:

@@ -97,7 +97,7 @@ def test_mistakes_end_in_a_message_and_no_folder(
         ([str(run), "--task", "revers", "--out", "x"], "knows no task 'revers'. Did you mean"),
         ([str(tmp_path / "policies"), "--average", "--out", "x"], "holds policies, which have no"),
         ([str(tmp_path), "--average", "--out", "x"], "holds no trained inventory"),
-        ([str(run), "--average", "--out", "there"], "exists already; name a new folder"),
+        ([str(run), "--average", "--out", "there"], "exists already; name a new one"),
     ):
         words = [str(tmp_path / word) if word in ("x", "there") else word for word in given]
         assert run_command(lambda words=words: SCRIPT.main(words)) == USER_MISTAKE

@@ -36,18 +36,14 @@ def test_folds_depend_on_the_seed_alone() -> None:
     assert deal(CATEGORIES, 5, seed=14) != deal(CATEGORIES, 5, seed=13)
 
 
-@pytest.mark.parametrize("n_dev", [0, 4])
-def test_development_tasks_are_neither_trained_nor_unseen(n_dev: int) -> None:
+def test_a_task_is_trained_or_unseen() -> None:
     folds = deal(CATEGORIES, 5, seed=13)
-    for fold, own in zip(folds, partitions(folds, n_dev, seed=13), strict=True):
+    for fold, own in zip(folds, partitions(folds), strict=True):
         assert list(own.test) == fold
-        assert len(own.dev) == n_dev
-        assert sorted((*own.train, *own.dev, *own.test)) == sorted(CATEGORIES)
+        assert sorted((*own.train, *own.test)) == sorted(CATEGORIES)
 
 
 def test_mistakes_are_answered() -> None:
     for n_folds in (1, 4):
         with pytest.raises(ConfigError, match=rf"--folds {n_folds} must lie between 2 and 3"):
             deal({"a": "x", "b": "x", "c": "y"}, n_folds, seed=1)
-    with pytest.raises(ConfigError, match="4 development tasks cannot be set aside"):
-        partitions([["a"], ["b"], ["c"]], 4, seed=1)

@@ -76,7 +76,7 @@ def test_named_options_come_first_and_those_that_are_cut_alike_are_refused(tmp_p
         if length == 5:
             Ranker.of(options, ["copy"], encoder, per_token=True)
             continue
-        with pytest.raises(TaskError, match="options of 'copy' are alike in their first tokens"):
+        with pytest.raises(TaskError, match="options of 'copy' are identical up to the length"):
             Ranker.of(options, ["copy"], encoder, per_token=True)
 
 

@@ -1,4 +1,4 @@
-"""What the protocols allow, and what a request is told that asks for something else."""
+"""What the protocols allow, and the errors of other requests."""
 
 from typing import Any
 
@@ -6,7 +6,6 @@ import pytest
 
 from mttl.data.prompt_form import PromptForm
 from mttl.serving.api_errors import Refusal
-from mttl.serving.chat_question import chat_question
 from mttl.serving.protocol import (
     NEUTRAL,
     ChatRequest,
@@ -14,6 +13,7 @@ from mttl.serving.protocol import (
     StreamOptions,
     parse_request,
 )
+from mttl.serving.served_task import chat_question
 
 USER = {"role": "user", "content": "ab"}
 ASKED = {"model": "copy", "prompt": "ab"}

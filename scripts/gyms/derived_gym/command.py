@@ -23,7 +23,7 @@ class Recipe:
 
     Attributes:
         title: The first line of its README.
-        n_steps: How often progress is told.
+        n_steps: Number of progress steps.
         build: Returns the files of its folder, given what to call with each task's name.
         settings: Returns the files under `configs/` that belong to it.
         note: Returns what explains differences, such as other versions; often nothing.

@@ -55,7 +55,7 @@ def test_tasks_are_compared_by_their_gradients(
     stacked = torch.stack(directions)
     # Single precision; ours are of padded batches, whose sums have other lengths.
     np.testing.assert_allclose(found, (stacked @ stacked.T).numpy(), atol=1e-4)
-    assert "Least alike" in capsys.readouterr().out
+    assert "Lowest cosines" in capsys.readouterr().out
     assert "cosines of the gradients" in (tmp_path / "gradients.svg").read_text()
 
 
