@@ -64,7 +64,7 @@ def keep_settings(
     Raises:
         ConfigError: If the file holds other settings.
     """
-    before = read_text(path, ConfigError, MOST_YAML) if path.is_file() else text
+    before = read_text(path, ConfigError) if path.is_file() else text
     if changed := changed_settings(before, text, ignore, but):
         raise ConfigError(f"{problem}: {', '.join(changed)}. {advice}")
     write_text(path, text)
@@ -84,19 +84,7 @@ def check_folder(
     Raises:
         ConfigError: If results there were made with other settings or from another inventory.
     """
-<<<<<<< HEAD
-    config, source = folder / "config.yaml", folder / "inventory.sha256"
-    if config.is_file():
-        before = read_text(config, ConfigError)
-        changed = changed_settings(before, settings, MAY_CHANGE, but=shared)
-        if changed:
-            raise ConfigError(
-                f"the results in '{folder}' were made with other settings: "
-                f"{', '.join(changed)}. Use those, or another folder with --out (out= in a call)"
-            )
-=======
     source = folder / "inventory.sha256"
->>>>>>> restructure
     if any(path for pattern in RESULTS for path in folder.glob(pattern)):
         before = read_text(source, ConfigError).strip() if source.is_file() else None
         if before != inventory:

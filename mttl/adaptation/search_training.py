@@ -33,11 +33,7 @@ from mttl.config.load import dump_config
 from mttl.config.schema import Config
 from mttl.errors import ConfigError, DivergedError, MttlError
 from mttl.io.files import locked, write_text
-<<<<<<< HEAD
-from mttl.io.reading import read_table, read_text, to_number
-=======
 from mttl.io.reading import read_table, to_number
->>>>>>> restructure
 from mttl.runtime.child_process import with_parent
 from mttl.runtime.command import make_console
 from mttl.tasks.partition import MEAN
@@ -153,17 +149,3 @@ def _trained(config: Config, values: Values, folder: Path) -> tuple[FewShotResul
         for row in read_table(run.results, MttlError, ["task", "split", "metric", "score"])
         if row["split"] == "dev" and row["task"] != MEAN
     )
-<<<<<<< HEAD
-
-
-def _keep(path: Path, text: str) -> None:
-    """Note what trials are made from, or refuse to mix them with others."""
-    before = read_text(path, ConfigError) if path.is_file() else text
-    if changed := changed_settings(before, text, MAY_CHANGE):
-        raise ConfigError(
-            f"the trials in '{path.parent}' were made with other settings: {', '.join(changed)}. "
-            "Use those, or another folder with --out"
-        )
-    write_text(path, text)
-=======
->>>>>>> restructure

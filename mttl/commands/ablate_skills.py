@@ -33,11 +33,6 @@ from mttl.data.data_module import TextToTextDataModule
 from mttl.data.evaluation import evaluation_batches
 from mttl.data.row_columns import lengths_of, numbers_of, pick
 from mttl.inference.task_options import wanted_options
-<<<<<<< HEAD
-from mttl.io.files import write_text
-from mttl.io.reading import check_count, check_name, read_text
-=======
->>>>>>> restructure
 from mttl.io.yaml12 import dump
 from mttl.metrics.crossfit import score_answers
 from mttl.models.backbone import is_decoder_only
@@ -308,30 +303,3 @@ def switched_off(
         yield
     finally:
         handle.remove()
-<<<<<<< HEAD
-
-
-def _settings_of(run: Path) -> Config:
-    path = run / "config.yaml"
-    config = load_any_config([str(path)], own=LEAVE) if path.is_file() else None
-    if not isinstance(config, Config):
-        raise CheckpointError(
-            f"'{run}' has no config.yaml of a training on text, which says where its development "
-            "rows are: give the folder of such a run"
-        )
-    return config
-
-
-def _keep(path: Path, ours: dict[str, Any], begun: bool) -> None:
-    """Note what results are made from, or refuse to mix them with others."""
-    if begun:
-        before = read_text(path, ConfigError) if path.is_file() else ""
-        changed = changed_settings(before, dump(ours), ignore=())
-        if changed:
-            raise ConfigError(
-                f"the results in '{path.parent}' were made with other settings: "
-                f"{', '.join(changed)}. Use those, or another folder with --out"
-            )
-    write_text(path, dump(ours))
-=======
->>>>>>> restructure
