@@ -99,7 +99,7 @@ def test_the_room_of_configurations_is_light() -> None:
         (["--help"], 0, "usage:"),
         (["--version"], 0, "mttl 0.1.0"),
         (["-c", "crossfit.yaml", "-k", "skills.rnk=4"], USER_MISTAKE, "Did you mean 'rank'?"),
-        (["-c", "missing.yaml"], USER_MISTAKE, "there is no file 'missing.yaml'"),
+        (["-c", "missing.yaml"], USER_MISTAKE, "the file 'missing.yaml' does not exist"),
         (["-c", "crossfit.yaml"], USER_MISTAKE, "holds no trained inventory"),
         (["--from"], USER_MISTAKE, "usage:"),
     ],

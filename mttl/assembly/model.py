@@ -139,7 +139,7 @@ def from_pretrained(
         backbone: As for `load_run`.
 
     Raises:
-        ConfigError: If it is no folder, and cannot be had from the hub.
+        ConfigError: If the folder does not exist, and the hub has no such repository.
         CheckpointError: As for `load_run`.
     """
     folder = Path(name)

@@ -154,7 +154,7 @@ class SavedRun(Predictor):
         """Write what `save_pretrained` writes into a repository of the model hub.
 
         Args:
-            name: ``"OWNER/NAME"``, or the name of one's own; made if there is none.
+            name: ``"OWNER/NAME"``, or ``"NAME"`` for your own account; made if it does not exist.
             private: Whether a new one is.
             token: That may write; by default that of `hf auth login`.
             message: Of the commit.

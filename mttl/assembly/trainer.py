@@ -79,7 +79,7 @@ def build_policy_trainer(
         folder: Where the run writes.
         levels: Their names.
         groups: Names of the routed groups.
-        monitor: Says how well the policies do.
+        monitor: Callback that reports progress.
         every_n_steps: Steps between two checkpoints, and between two records of the routing.
         resumed_step: The step that a resumed run continues from.
     """

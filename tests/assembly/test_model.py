@@ -343,7 +343,11 @@ def test_unknown_tasks_and_ids_out_of_range() -> None:
         ),
         ("", "backbone.initial_scale={'*.nowhere': 2.0}", "backbone.initial_scale: '*.nowhere'"),
         ("", "backbone.tokenizer=./nowhere", "backbone.tokenizer ('./nowhere') is no folder"),
-        ("router/expert.yaml", "router.matrix=nowhere.csv", "there is no file 'nowhere.csv'"),
+        (
+            "router/expert.yaml",
+            "router.matrix=nowhere.csv",
+            "'nowhere.csv' does not exist",
+        ),
         (
             "router/expert.yaml",
             "router.matrix=expert_lexical",

@@ -57,7 +57,7 @@ def test_a_file_is_looked_up_as_given_first(write: Writer) -> None:
     [
         (
             "crosfit.yaml",
-            r"there is no file 'crosfit.yaml', nor one in configs/, nor in .*"
+            r"the file 'crosfit.yaml' does not exist here, nor in configs/, nor in .*"
             r"Did you mean 'crossfit.yaml' or 'crossfit_paper.yaml' or 'data/",
         ),
         ("crossfit.yaml+", r"the name of a file is empty; files are joined as a.yaml\+b.yaml"),
@@ -139,7 +139,7 @@ def test_a_file_that_others_overrule_is_refused(first: str, second: str) -> None
     # A command that names the second itself leaves the first out.
     names = f"crossfit.yaml+trainer/quick.yaml+{first}.yaml"
     assert join_files(names, f"{second}.yaml") == f"crossfit.yaml+trainer/quick.yaml+{second}.yaml"
-    with pytest.raises(ConfigError, match=r"there is no file 'none\.yaml'"):
+    with pytest.raises(ConfigError, match=r"the file 'none\.yaml' does not exist"):
         join_files(names, "none.yaml")
 
 
@@ -154,10 +154,10 @@ def test_a_part_alone_is_told_what_to_stand_behind(write: Writer) -> None:
 
 
 def test_a_file_that_a_setting_names_is_told_with_it() -> None:
-    with pytest.raises(ConfigError, match=r"^data\.tasks: there is no file '/none/mine\.yaml'$"):
+    with pytest.raises(ConfigError, match=r"^data\.tasks: '/none/mine\.yaml' does not exist"):
         resolve_path("/none/mine.yaml", "data.tasks")
     with pytest.raises(
-        ConfigError, match=r"^data\.partition: there is no file 'lexicl\.json', nor"
+        ConfigError, match=r"^data\.partition: the file 'lexicl\.json' does not exist here, nor"
     ):
         resolve_path("lexicl.json", "data.partition")
 

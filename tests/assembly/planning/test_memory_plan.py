@@ -41,7 +41,7 @@ def config_of(folder: Path, backbone: dict, *overrides: str):
 def test_passes_without_weights_keep_what_real_ones_keep(
     folder: Path, backbone: dict, settings: list[str]
 ) -> None:
-    """The same passes, counted alike, on the model that `pl_train.py` builds."""
+    """The same passes, counted in the same way, on the model that `pl_train.py` builds."""
     config = config_of(folder, backbone, *settings)
     real, fake = build_model(config, TASKS).model, fake_model(config, TASKS)
     # In mixed precision real tensors keep some casts of a block a little longer: 0.7 % here.
