@@ -314,15 +314,15 @@ def _check_mode(
     require_trainable(mode, router, *parts_by_role(model)["router"][1:])
     attention = [attention_parts(layer.inventory) for layer in model.skilled_layers().values()]
     weighed = mode == "average" or init in ("average", *FREE)
-    told = "mode 'average'" if mode == "average" else f"init '{init}'"
+    cause = "mode 'average'" if mode == "average" else f"init '{init}'"
     if weighed and any(attention):
         raise ConfigError(
-            f"{told} has no meaning for a fusion: attention takes the place of mixing "
+            f"{cause} has no meaning for a fusion: attention takes the place of mixing "
             "weights. Use 'skills_only', or the run whose skills were fused"
         )
     if weighed and not model.router.n_groups:
         raise ConfigError(
-            f"{told} weighs what tasks choose, and here only tokens choose. Use "
+            f"{cause} weighs what tasks choose, and here only tokens choose. Use "
             "'skills_only', which leaves their routers as they are"
         )
     storeys = [getattr(layer.inventory, "storeys", ()) for layer in model.skilled_layers().values()]
@@ -339,8 +339,8 @@ def _check_mode(
     if drawn_anew and any(layer.base is None for layer in layers):
         raise ConfigError(
             f"mode '{mode}' from fresh skills needs the backbone's feed-forward blocks, which its "
-            "experts replaced in training. Use another mode, or experts beside the blocks (lora, "
-            "adapter)"
+            "experts replaced in training. Use another mode, or experts that keep the blocks "
+            "(lora, adapter)"
         )
 
 

@@ -270,7 +270,7 @@ class Adaptation:
         check_folder(folder, dump_config(config.model_copy(update=of_the_run)), self.inventory)
 
     def folder(self, name: str) -> Path:
-        """Return a folder beside ``skills/``, which the next save of the run would replace."""
+        """Return a folder next to ``skills/``, which the next save of the run would replace."""
         # The folder may be given as ".", whose parent has to be looked up.
         skills = self.skills if self.skills.name else self.skills.absolute()
         return skills.parent / name

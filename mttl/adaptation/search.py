@@ -62,7 +62,7 @@ def trial_name(values: Mapping[str, Any]) -> str:
 
 
 def note_values(folder: Path, values: Mapping[str, Any]) -> None:
-    """Write a trial's settings beside its results, so that `finished_trials` finds it."""
+    """Write a trial's settings into its folder, so that `finished_trials` finds it."""
     write_text(folder / VALUES, json.dumps(dict(values), indent=2) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""How well clusters of tasks that are routed alike agree with the tasks' categories."""
+"""How well clusters of tasks with similar routing agree with the tasks' categories."""
 
 from collections.abc import Sequence
 
@@ -20,12 +20,6 @@ def category_agreement(
 
     The tree of tasks is cut into as many clusters as there are categories. 1 is the same partition,
     0 what chance gives on average; the baseline permutes the categories among the tasks.
-
-    Args:
-        similarity: Of all tasks with all.
-        categories: One per task.
-        n_permutations: Of the baseline.
-        seed: Of the baseline.
 
     Raises:
         ValueError: If there are not as many categories as tasks, or fewer than two different ones.
@@ -54,10 +48,6 @@ def adjusted_mutual_information(
 
     Rows are permutations of each other, so that all but the joint entropy are the same for all:
     a thousand rows cost little more than one.
-
-    Args:
-        labels: From 0 on.
-        clusters: Likewise.
     """
     from sklearn.metrics.cluster import expected_mutual_information
 

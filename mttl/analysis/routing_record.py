@@ -30,12 +30,7 @@ Curves = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> steps and values
 
 @dataclass(frozen=True)
 class RoutingHistory:
-    """The mixing weights over training.
-
-    Attributes:
-        steps: When they were recorded, in ascending order.
-        weights: What they were.
-    """
+    """The mixing weights over training."""
 
     steps: Int[np.ndarray, "S"]
     weights: Float[np.ndarray, "S G T K"]
@@ -128,11 +123,6 @@ def read_arrays(
     path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()
 ) -> dict[str, np.ndarray]:
     """Read arrays of an ``.npz`` file.
-
-    Args:
-        path: The file.
-        names: What it must hold.
-        optional: What it may hold.
 
     Raises:
         CheckpointError: If one is absent or the file is damaged.

@@ -17,10 +17,6 @@ def match_skills(
 ) -> Int[np.ndarray, "G K"]:
     """Pair the skills of two runs, one to one, so that their tasks' weights correlate most.
 
-    Args:
-        first: Mixing weights of one run.
-        second: Those of the other, of the same tasks in the same order.
-
     Returns:
         For each group the skills of the second run in the order of the first's; see `matched`.
 
@@ -38,13 +34,10 @@ def matched(
 
 
 def align_groups(weights: Float[np.ndarray, "G T K"]) -> Int[np.ndarray, "G K"]:
-    """Order the skills of every group of layers alike, so that a mean over groups means something.
+    """Order the skills of all groups of layers in one way, to make means over groups meaningful.
 
     Every group's skills are matched, one to one, to the mean of the groups that are matched
     already, and then to the mean of all until nothing changes. Those that are used most come first.
-
-    Args:
-        weights: Mixing weights.
 
     Returns:
         For each group its skills in the common order; see `matched`.
@@ -70,14 +63,6 @@ def group_agreement(
     """Return how much matched skills of different groups of layers correlate, beside chance.
 
     The baseline permutes the tasks of every group on its own, and matches again.
-
-    Args:
-        weights: Mixing weights.
-        n_permutations: Of the baseline.
-        seed: Of the baseline.
-
-    Returns:
-        The mean correlation over pairs of groups and skills; nothing for a single group.
     """
     if len(weights) == 1:
         return None
@@ -101,15 +86,9 @@ def skill_stability(
     Matching finds correlation in noise too. The baseline permutes the tasks of the second run, the
     same way in all groups, and matches again.
 
-    Args:
-        first: Mixing weights of one run.
-        second: Those of the other, of the same tasks in the same order.
-        n_permutations: Of the baseline.
-        seed: Of the baseline.
-
     Returns:
         The mean correlation of matched skills in every group, and its mean over groups compared
-        with the baseline. A skill that all tasks use alike correlates with none (0).
+        with the baseline. A skill that all tasks use equally correlates with none (0).
 
     Raises:
         ValueError: If the shapes differ.

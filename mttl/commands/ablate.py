@@ -20,6 +20,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mttl.commands.name_checks import check_routing
 from mttl.commands.options import (
     WORK,
     WRITTEN,
@@ -42,6 +43,7 @@ MOST_SHOWN = 4
 def main(arguments: list[str] | None = None) -> int:
     """Switch off, draw and print; return the exit status."""
     options = parse(arguments)
+    check_routing(options.run)
     from mttl.analysis.ablation_record import FILE, FOLDER, read_ablation
     from mttl.analysis.figures import ablation_map, save_figure
     from mttl.analysis.skill_matching import group_agreement
@@ -102,7 +104,7 @@ def ablation_table(found: "Ablation") -> "Table":
 
 
 def use_and_effect(view: "RoutingView", found: "Ablation") -> str:
-    """Say how far the skills that a task uses are those that it needs."""
+    """Return how the weights of skills and the effects of removing them agree."""
     import numpy as np
 
     from mttl.analysis.skill_matching import matched
@@ -110,13 +112,13 @@ def use_and_effect(view: "RoutingView", found: "Ablation") -> str:
     weights = matched(view.record.weights, found.pairs).mean(0)
     harm = found.losses[0] if found.scores is None else -found.scores[0]
     n_tasks, n_skills = weights.shape
-    told = "Weights and what it costs to be without the skill"
+    text = "Weights and the effect of removing a skill"
     if min(weights.std(), harm.std()) > 0:
-        told += f" correlate {np.corrcoef(weights.ravel(), harm.ravel())[0, 1]:.2f}"
+        text += f" correlate {np.corrcoef(weights.ravel(), harm.ravel())[0, 1]:.2f}"
     same = int((weights.argmax(1) == harm.argmax(1)).sum())
     return (
-        f"{told}; for {same} of {n_tasks} tasks the skill with most weight is the one that costs "
-        f"most (1 of {n_skills} by chance)"
+        f"{text}; for {same} of {n_tasks} tasks the skill with most weight is the one with the "
+        f"largest effect (1 of {n_skills} by chance)"
     )
 
 
@@ -129,7 +131,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--loss", action="store_true", help="compute only the loss: answers take longer")
     add("--per-group", action="store_true", help="one group of layers at a time")
     add("--share", action="store_true", help="share the skill's weight among the others")
-    add("--rows", type=positive, metavar="N", help="of every task (as many as in validation)")
+    add("--rows", type=positive, metavar="N", help="rows of every task (as many as in validation)")
     out = parser.group(WRITTEN)
     out.add_argument("--out", metavar="DIR", help="where to write (RUN/ablation)")
     return parser.parse_args(arguments)

@@ -11,21 +11,28 @@ router are those of the run.
 
 import argparse
 import sys
+from pathlib import Path
 
 from mttl.commands.options import READ, WRITTEN, add_config, add_run, add_shares, make_parser
+from mttl.errors import ConfigError
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Adapt, score and print a table; return the exit status."""
     given = sys.argv[1:] if arguments is None else arguments
     options = vars(parse(given))
-    from mttl.checkpoints.inventory_folder import inventory_folder
+    from mttl.commands.name_checks import check_adaptation
     from mttl.config.load import load_any_config
     from mttl.config.worlds import world_of
 
     overrides = options.pop("override")
     config = load_any_config(options.pop("config") or "", overrides, run=options["source"])
-    inventory_folder(options["source"])
+    allow_seen = options["allow_seen"]
+    names = (options["source"], options["tasks"], options["samples"])
+    check_adaptation(config, *names, allow_seen=allow_seen)
+    reference = options["reference"]
+    if reference and not any(Path(reference).glob("results*.jsonl")):
+        raise ConfigError(f"--reference '{reference}' holds no results*.jsonl of an adaptation")
     from mttl.assembly.saved_settings import check_overrides
 
     check_overrides(options["source"], config, overrides)

@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from mttl.checkpoints.inventory_folder import check_named
 from mttl.commands.options import (
     WRITTEN,
     add_adapted,
@@ -30,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Add and write; return the exit status."""
     options = parse(arguments)
     out = new_path(options.out)
+    check_named(options.run, options.adapted)
     # Imported after the options have been checked.
     from mttl.adaptation.add_tasks import add_tasks
     from mttl.assembly.model import load_run

@@ -61,10 +61,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="LEVEL",
         help="such as GoToLocal (those of the paper)",
     )
-    add("--episodes", type=positive, required=True, metavar="N", help="of each level")
+    add("--episodes", type=positive, required=True, metavar="N", help="episodes of each level")
     workers_help = "processes (%(default)s: none)"
     add("--workers", type=natural, default=0, metavar="N", help=workers_help)
-    add("--seed", type=int, default=0, metavar="N", help="of the record (%(default)s)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the record (%(default)s)")
     out = parser.group(WRITTEN).add_argument
     out("--out", type=Path, required=True, metavar="FILE", help="file to write, .npz")
     return parser.parse_args(arguments)

@@ -21,6 +21,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mttl.commands.name_checks import check_routing
 from mttl.commands.options import READ, WRITTEN, add_adapted, add_address, make_parser
 from mttl.runtime.command import make_console
 from mttl.runtime.libraries import check_libraries
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 def main(arguments: list[str] | None = None) -> int:
     """Write the page, or serve it; return the exit status."""
     options = parse(arguments)
+    check_routing(*options.runs)
     if options.serve:
         check_libraries("fastapi", "uvicorn")
         serve(options)

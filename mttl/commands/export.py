@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from mttl.commands.name_checks import check_run_task
 from mttl.commands.options import (
     WORK,
     WRITTEN,
@@ -70,6 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     out = new_path(options.out)
     if options.rank is not None and options.inventory:
         raise ConfigError("--rank is for a single mixture: leave it out with --inventory")
+    check_run_task(options.run, options.task)
     from mttl.assembly.model import load_run
     from mttl.inference.model_card import scores_of
     from mttl.inference.prompt_export import Asking
@@ -165,13 +167,13 @@ def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[
         what = f"an adapter of PEFT's {peft}" if peft else "an adapter of AdapterHub"
         if adapter.factors:
             what = f"a LoRA adapter of rank {adapter.config['r']}"
-        told = accuracy(adapter.factors)
+        error = accuracy(adapter.factors)
         what = f"{name}: {what}" if options.all else what[0].upper() + what[1:]
-        console.print(f"{what}, {told}", markup=False)
+        console.print(f"{what}, {error}", markup=False)
         folder = name or "" if options.all else ""
         if adapter.note:
             console.print(adapter.note.strip(), markup=False)
-        answers, exact = {}, told == EXACT
+        answers, exact = {}, error == EXACT
         if exact and not options.no_probe:
             answers = {tasks[0]: mixture_answer(model, mixing)}
         elif not options.no_probe:  # what is left of it
@@ -183,11 +185,11 @@ def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[
 
 
 def check_names(tasks: Sequence[str]) -> None:
-    """See that every task can have a folder of its name beside that of the base."""
+    """Check that every task can have a folder of its name, besides that of the base."""
     for task in tasks:
         if task in (BASE, "..") or Path(task).name != task:
             raise ConfigError(
-                f"the task '{task}' cannot have a folder of its name beside '{BASE}'; export the "
+                f"the task '{task}' cannot have a folder of its name besides '{BASE}'; export the "
                 "tasks one by one (--task)"
             )
 

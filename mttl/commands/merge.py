@@ -20,7 +20,6 @@ def main(arguments: list[str] | None = None) -> int:
     """Read the recipe, merge, and say where the result is."""
     options = parse(arguments)
     from mttl.merging.recipe import read_recipe
-    from mttl.merging.run import merge_models
 
     recipe = read_recipe(options.recipe)
     out = options.out or recipe.out
@@ -28,6 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
         raise ConfigError(
             f"{options.recipe}: has no out; give one there, or --out DIR on the command line"
         )
+    from mttl.merging.run import merge_models
+
     status = make_console(stderr=True)
     with counting_bar(status) as progress:
         bar = progress.add_task("merging", total=None)

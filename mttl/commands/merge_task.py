@@ -12,6 +12,7 @@ used; the error of quantisation is reported.
 import argparse
 from typing import TYPE_CHECKING
 
+from mttl.commands.name_checks import check_run_task
 from mttl.commands.options import (
     WRITTEN,
     add_backbone,
@@ -32,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Merge and save; return the exit status."""
     options = parse(arguments)
     out = new_path(options.out)
+    check_run_task(options.run, options.task)
     from mttl.assembly.model import load_run
     from mttl.inference.model_card import scores_of
     from mttl.inference.prompt_export import Asking

@@ -14,7 +14,7 @@ were adapted from the run next to its own, and which of these have similar routi
 rows, and shows their cosines: gradients.csv, a figure and a table.
 
 Where tokens choose experts, it also shows the loads of experts over layers and training, what
-tells most about a token's expert (its task, itself, or the token before), and the tokens that each
+determines most a token's expert (its task, itself, or the token before), and the tokens that each
 expert is chosen for. In a run that routes tokens only, "skills" are experts, and weights are how
 the tokens of a task are shared among them.
 
@@ -33,6 +33,8 @@ import argparse
 from itertools import chain
 from pathlib import Path
 
+from mttl.checkpoints.inventory_folder import inventory_folder
+from mttl.commands.name_checks import check_routing
 from mttl.commands.options import (
     READ,
     WORK,
@@ -49,6 +51,11 @@ from mttl.runtime.command import make_console
 def main(arguments: list[str] | None = None) -> int:
     """Print and draw; return the exit status."""
     options = parse(arguments)
+    if not options.count:  # else they are made
+        check_routing(options.run)
+    check_routing(*filter(None, [options.compare]))
+    for folder in options.adapted:
+        inventory_folder(folder)
 
     # They need matplotlib.
     from mttl.analysis.figures import drawings, save_figure, token_drawings

@@ -20,14 +20,16 @@ def main(arguments: list[str] | None = None) -> int:
     """Search, write what was found and print a table; return the exit status."""
     given = sys.argv[1:] if arguments is None else arguments
     options = vars(parse(given))
-    from mttl.checkpoints.inventory_folder import inventory_folder
+    from mttl.commands.name_checks import check_adaptation
     from mttl.config.load import load_any_config
     from mttl.config.worlds import world_of
 
     overrides = options.pop("override")
     config = load_any_config(options.pop("config") or "", overrides, run=options["source"])
     if options["source"] is not None:
-        inventory_folder(options["source"])
+        allow_seen = options["allow_seen"]
+        names = (options["source"], options["tasks"], options["samples"])
+        check_adaptation(config, *names, allow_seen=allow_seen)
         from mttl.assembly.saved_settings import check_overrides
 
         check_overrides(options["source"], config, overrides)

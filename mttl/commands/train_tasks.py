@@ -131,7 +131,7 @@ def train(config: Config, *, resume: bool = False) -> None:
         weights_only=True,
     )
 
-    # What came out: scores beside the baselines, answers, and the inventory.
+    # Results: scores, baselines, answers, and the inventory.
     if folder.best.is_file():  # there is none where nothing was validated
         scored = module.load_weights(folder.best)
         if trainer.is_global_zero:

@@ -105,8 +105,10 @@ def own_methods(texts: Sequence[str], modes: Sequence[str]) -> dict[str, Method]
         modes: Further ways to adapt them.
 
     Raises:
-        MttlError: If a text has another form, or its name is taken.
+        MttlError: If a text has another form, its name is taken, or a file does not exist.
     """
+    from mttl.config.load import find_file  # slow to import
+
     found: dict[str, Method] = {}
     for text in texts:
         name, _, fragment = text.partition("=")
@@ -117,6 +119,8 @@ def own_methods(texts: Sequence[str], modes: Sequence[str]) -> dict[str, Method]
             )
         if name in METHODS or name in found:
             raise MttlError(f"--method {name}: there is a method of this name; choose another")
+        for file in fragment.split("+"):
+            find_file(file, suffix=".yaml")
         ways = (MODE_WAYS[0], *(way for way in MODE_WAYS[1:] if way.name in modes))
         found[name] = Method(fragment, ways=ways, adapts_by_fragment=True)
     return found

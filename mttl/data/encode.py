@@ -179,13 +179,6 @@ def check_positions(
 ) -> None:
     """Refuse lengths that a model has no positions for.
 
-    Args:
-        n_positions: Of the model; None where it has no limit, as T5.
-        decoder_only: Whether input and answer are one sequence.
-        max_input_length: The most ids of a prompt.
-        max_output_length: The most ids of an answer.
-        prompt_length: Vectors in front of the text.
-
     Raises:
         ConfigError: If they are longer.
     """
@@ -226,7 +219,7 @@ def tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a hash of all that decides how the tokenizer encodes.
 
     Its class, vocabulary, special tokens and settings; for the fast ones their whole pipeline,
-    without padding and truncation (every call sets these anew); and the ids of a probe text.
+    without padding and truncation (each call sets these); and the ids of a probe text.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     pipeline = json.loads(backend.to_str()) if backend is not None else {}

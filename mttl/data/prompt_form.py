@@ -51,8 +51,7 @@ class PromptForm(Section):
         description = self.task_descriptions.get(task) if self.descriptions else None
         if self.descriptions and description is None:
             raise TaskError(
-                f"the model was trained with descriptions of tasks, and its folder holds none of "
-                f"'{task}'. Repeat the training command with --resume"
+                f"the model was trained with descriptions of tasks, and has none of '{task}'"
             )
         if self.template == "plain":
             return Opening(opening(task, self.prefix, description))

@@ -30,7 +30,7 @@ def opening(task: str, prefix: Prefix, description: str | None = None) -> str:
 
 
 def task_code(task: str) -> str:
-    """Return six letters that stand for a task and tell nothing of its name.
+    """Return six letters that identify a task and reveal nothing of its name.
 
     They are drawn by a hash of the name alone, so that training, adaptation and later calls show
     the same ones. Names that differ in one letter have unrelated codes. Two of 160 tasks have the

@@ -150,19 +150,19 @@ class Card:
             return f"Its tasks: {', '.join(f'`{task}`' for task in self.tasks)}."
         openings = self.template.openings
         if self.template.exact:
-            told = "The chat template of the tokenizer asks as in training"
-            told += "; `task` names one of the tasks below." if len(openings) > 1 else "."
+            text = "The chat template of the tokenizer asks as in training"
+            text += "; `task` names one of the tasks below." if len(openings) > 1 else "."
         else:
-            told = (
+            text = (
                 "The tokenizer joins the line break after a question with what stands before it, "
                 "and the model was trained with the break alone: no template can say that, so the "
                 "ids are put together."
             )
         if len(openings) == 1:
-            return told
+            return text
         rows = [f"| {self.tasks.index(t)} | `{t}` | `{o}` |" for t, o in openings.items()]
         head = ["| id | task | before its questions |", "|---:|---|---|"]
-        return "\n".join([told, "", *head, *rows])
+        return "\n".join([text, "", *head, *rows])
 
     def _scores(self) -> str:
         if not self.scores:

@@ -1,4 +1,4 @@
-r"""Two losses over the options of a task, beside that of the right answer.
+r"""Two losses over the options of a task, added to that of the right answer.
 
 With :math:`x` the prompt, :math:`y` the right option, :math:`\hat y^{(n)}` the wrong ones of
 :math:`T^{(n)}` tokens, and :math:`\beta(x, y) = \frac1T \sum_t \log p(y_t \mid x, y_{<t})`:

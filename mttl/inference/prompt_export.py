@@ -1,4 +1,4 @@
-"""What is written beside exported weights, so that others can ask them: tokenizer, search, card."""
+"""Files that accompany exported weights: tokenizer with chat template, search, and card."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -92,10 +92,10 @@ def _template(frames: Mapping[str, Frame]) -> str:
     if len(tasks) == 1:
         lines.append(f"{{%- set frame = {_literal(next(iter(tasks.values())))} -%}}")
     else:
-        told = _literal(f"give the task (task=...), one of: {', '.join(tasks)}")
+        problem = _literal(f"give the task (task=...), one of: {', '.join(tasks)}")
         lines += [
             f"{{%- set frames = {_literal(tasks)} -%}}",
-            f"{{%- if task not in frames -%}}{{{{- raise_exception({told}) -}}}}{{%- endif -%}}",
+            f"{{%- if task not in frames -%}}{{{{- raise_exception({problem}) -}}}}{{%- endif -%}}",
             "{%- set frame = frames[task] -%}",
         ]
     lines += [

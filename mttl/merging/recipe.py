@@ -145,7 +145,7 @@ class Ingredient(Section):
 
 
 class Recipe(Section):
-    """All there is to say about a merge."""
+    """A whole recipe."""
 
     base: Base
     """What the result is made from, and looks like."""
@@ -167,7 +167,9 @@ class Recipe(Section):
                     f"{', '.join(roles)}"
                 )
             if any("weight" in model.model_fields_set for model in self.models):
-                problems.append(f"models: {kind} weighs them alike: set method.weight instead")
+                problems.append(
+                    f"models: {kind} gives both the same weight: set method.weight instead"
+                )
         if kind == "fisher_average" and "anti_expert" in roles:
             problems.append("models must all be experts for fisher_average: it cannot subtract")
         problems += self._about_fishers(kind)

@@ -88,7 +88,7 @@ def merge_models(
                 if not merged.isfinite().all():
                     kind = str(entry.dtype).removeprefix("torch.")
                     raise ValueError(
-                        f"'{tensor}' would hold values that are no numbers, or too large for {kind}"
+                        f"'{tensor}' would hold values that are NaN, or too large for {kind}"
                     )
             else:
                 merged = file.read(stored, start, stop)
@@ -136,10 +136,6 @@ def merged_asking(recipe: Recipe, parts: Parts) -> Asking | None:
     """Return how a merge of tasks of runs is asked; None where it adds none.
 
     Tokenizer and search are those of the first run, and so is the form of a task of two runs.
-
-    Args:
-        recipe: What is merged.
-        parts: The same, opened.
     """
     added = {
         str(model.task): change.settings

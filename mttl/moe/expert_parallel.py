@@ -44,11 +44,7 @@ def share_out(model: nn.Module) -> None:
 
 
 def make_whole(model: nn.Module) -> None:
-    """Give the first process all experts again, in place; the others keep their shares.
-
-    Args:
-        model: Of any kind; all processes call this together.
-    """
+    """Give the first process all experts again, in place; the others keep their shares."""
     for layer in _layers(model):
         if isinstance(layer.experts, ParallelExperts):
             whole = layer.experts.gather()
@@ -79,13 +75,7 @@ def shared_parameters(model: nn.Module) -> list[nn.Parameter]:
 def gather_checkpoint(
     model: nn.Module, checkpoint: dict[str, Any], parameters: Sequence[nn.Parameter]
 ) -> None:
-    """Turn a checkpoint of one process's share into that of all experts, in the first process.
-
-    Args:
-        model: All processes call this together.
-        checkpoint: With ``state_dict`` and maybe ``optimizer_states``; changed in place.
-        parameters: In the order of the optimizer.
-    """
+    """Turn a checkpoint of one process's share into that of all experts, in the first process."""
     names = shared_names(model)
     if names:
         state = checkpoint["state_dict"]
@@ -100,13 +90,7 @@ def gather_checkpoint(
 def share_checkpoint(
     model: nn.Module, checkpoint: dict[str, Any], parameters: Sequence[nn.Parameter]
 ) -> None:
-    """Leave of a checkpoint of all experts this process's share.
-
-    Args:
-        model: As for `gather_checkpoint`.
-        checkpoint: Changed in place.
-        parameters: In the order of the optimizer.
-    """
+    """Leave of a checkpoint of all experts this process's share."""
     own = {whole: name for name, whole in shared_names(model).items()}
     if own:
         state = checkpoint["state_dict"]
@@ -119,16 +103,7 @@ def share_checkpoint(
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], model: nn.Module, largest: float) -> Tensor:
-    """Scale gradients down to a norm over all processes, which is that of one with all experts.
-
-    Args:
-        parameters: Those of the optimizer.
-        model: Tells which of them are this process's own.
-        largest: The norm.
-
-    Returns:
-        The norm before.
-    """
+    """Scale gradients to a norm over all processes; return the norm before."""
     own = {id(parameter) for parameter in shared_parameters(model)}
     graded = [parameter for parameter in parameters if parameter.grad is not None]
     parts = [[p.grad for p in graded if (id(p) in own) is shared] for shared in (True, False)]

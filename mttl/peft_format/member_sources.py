@@ -88,11 +88,6 @@ def base_problems(
     """Return the members whose base model is the given one, and why others are not.
 
     Runs and libraries know the fingerprint of theirs; adapters of PEFT know its name alone.
-
-    Args:
-        members: As `gather` found them.
-        base: The model of the library.
-        trusted: Whether the user says that adapters are of this model, whatever they call it.
     """
     right, problems = [], []
     for member in members:

@@ -25,6 +25,7 @@ from mttl.io.files import DISK_REFUSES
 from mttl.io.reading import reason
 from mttl.plugins.classes import failed_in
 from mttl.runtime.child_process import end_process, follow_launcher
+from mttl.runtime.libraries import HARMLESS_LOGGERS, is_error
 from mttl.runtime.stop_signals import handling
 
 FILE_WIDTH = 120
@@ -40,10 +41,7 @@ UNWRITABLE = {
 # Libraries of which only warnings and errors are shown.
 CHATTY = ("httpx", "datasets", "fsspec", "filelock", "torch", "urllib3")
 CHATTY += ("pytorch_lightning", "lightning_fabric", "lightning")
-# Libraries of quantisation, which warn about missing kernels that nothing uses.
-HARMLESS_LOGGERS = ("torchao", "bitsandbytes.backends.cpu.ops", "bitsandbytes.backends.utils")
-HARMLESS_LOGGERS += ("torch.utils._pytree",)
-NO_TRITON = "Detected no triton"  # torchao again, by the root logger
+NO_TRITON = "Detected no triton"  # torchao, by the root logger
 # Messages of communication libraries about a lost process.
 _LOST_PROCESS = ("gloo", "Connection closed by peer", "NCCL communicator was aborted")
 
@@ -176,13 +174,9 @@ def _quiet(console: Console) -> None:
         logging.getLogger(library).handlers.clear()
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler], force=True)
     for name in HARMLESS_LOGGERS:
-        logging.getLogger(name).addFilter(_is_error)
+        logging.getLogger(name).addFilter(is_error)
     for message in HARMLESS:
         warnings.filterwarnings("ignore", message)
-
-
-def _is_error(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.ERROR
 
 
 def _is_wanted(record: logging.LogRecord) -> bool:

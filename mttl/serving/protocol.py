@@ -111,7 +111,7 @@ class CompletionRequest(_Request):
 
     @property
     def n_logprobs(self) -> int | None:
-        """Alternatives to name beside each token; None where tokens are not scored."""
+        """Number of alternatives to name with each token; None if tokens are not scored."""
         return self.logprobs
 
 
@@ -147,7 +147,7 @@ class ChatRequest(_Request):
 
     @property
     def n_logprobs(self) -> int | None:
-        """Alternatives to name beside each token; None where tokens are not scored."""
+        """Number of alternatives to name with each token; None if tokens are not scored."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
@@ -189,11 +189,11 @@ def parse_request(kind: type[Kind], values: dict[str, Any]) -> Kind:
 def _problem(kind: type[BaseModel], problem: Any) -> str:
     place = ".".join(map(str, problem["loc"]))
     if problem["type"] == "extra_forbidden":
-        told = f"'{place}' ({shown(problem['input'])}) is not supported: leave it out"
+        text = f"'{place}' ({shown(problem['input'])}) is not supported: leave it out"
         known = sorted(kind.model_fields)
         if len(problem["loc"]) > 1 or place in NEUTRAL:
-            return told
-        return f"{told}.{nearest(place, known)} Supported are {', '.join(known)}"
+            return text
+        return f"{text}.{nearest(place, known)} Supported are {', '.join(known)}"
     if problem["type"] == "missing":
         return f"'{place}' is missing"
     return f"'{place}' ({shown(problem['input'])}): {problem['msg']}"

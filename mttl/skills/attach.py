@@ -202,7 +202,7 @@ def attach_kinds(
 def _chosen(
     backbone: nn.Module, placement: Placement, blocks: list[str]
 ) -> dict[str, tuple[int, ...]]:
-    """Return what the site tells of the places that a kind goes to, by path."""
+    """Return the site's description of each place that a kind goes to, by path."""
     where = SITES[placement.site]
     # A layer may stand at several paths (tied weights): it gets one inventory, under the first.
     places = where.find(backbone)

@@ -67,7 +67,7 @@ class GatedInventory(Inventory):
         nn.init.zeros_(self.bias)
 
     def reset_parameters(self) -> None:
-        """Draw the skills anew, and open the gates half."""
+        """Re-initialise the skills, and open the gates half."""
         self.skills.reset_parameters()
         self._open_half()
 
@@ -103,7 +103,7 @@ class GatedInventory(Inventory):
         return self.skills.penalties()
 
     def facts(self) -> dict[str, Tensor]:
-        """Return what the skills tell of themselves."""
+        """Return the facts of the skills."""
         return self.skills.facts()
 
     def changes(self) -> Float[Tensor, "K O *rest"]:

@@ -107,17 +107,17 @@ class Inventory(nn.Module, ABC):
 
     @abstractmethod
     def reset_parameters(self) -> None:
-        """Draw the skills anew, as they began."""
+        """Re-initialise the skills."""
 
     def draw_anew(self) -> None:
-        """Draw all skills anew, alike where they began so."""
+        """Re-initialise all skills, identically if they were identical at the start."""
         self.reset_parameters()
         if self.alike:
             self.begin_alike()
 
     @torch.no_grad()
     def renew(self, skills: Int[Tensor, "N"]) -> None:
-        """Draw some skills anew; the others stay."""
+        """Re-initialise some skills; the others stay."""
         before = [(value, value.clone()) for value in self.parameters()]
         self.draw_anew()
         for value, kept in before:
@@ -363,10 +363,6 @@ class Inventory(nn.Module, ABC):
 
 def require_divisible(n_heads: int, **features: int) -> None:
     """Refuse a number of heads that does not divide a number of features.
-
-    Args:
-        n_heads: Heads H.
-        **features: Names and sizes of the axes that are cut into H blocks.
 
     Raises:
         ValueError: If one of them is not a multiple of ``n_heads``.

@@ -56,6 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
             "take a configuration with backbone.train: true, such as "
             "crossfit.yaml+backbone/small_t5.yaml"
         )
+    gyms = {Path(name).name: Gym(resolve_folder(name)) for name in options.gyms}
     import torch
 
     from mttl.assembly.build_backbone import build_backbone
@@ -63,7 +64,6 @@ def main(arguments: list[str] | None = None) -> int:
     resume = (work / "run" / "checkpoints" / "last.ckpt").is_file()
     if not resume:
         shutil.rmtree(work, ignore_errors=True)
-    gyms = {Path(name).name: Gym(resolve_folder(name)) for name in options.gyms}
     write_rows(work, gyms, options.copies, random.Random(options.seed))
     backbone = build_backbone(config.backbone)
     settings = [

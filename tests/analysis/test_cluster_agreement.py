@@ -9,7 +9,7 @@ CATEGORIES = ["a", "a", "a", "b", "b", "b", "c", "c", "c"]
 
 
 def similarity_of(labels: list[str]) -> np.ndarray:
-    """Tasks of one label are alike (0.9), others are not (0.1)."""
+    """Tasks of one label are similar (0.9), others are not (0.1)."""
     names = np.array(labels)
     return np.where(names[:, None] == names, 0.9, 0.1) + 0.1 * np.eye(len(names))
 

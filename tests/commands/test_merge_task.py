@@ -94,7 +94,7 @@ def test_mistakes_end_in_a_message_and_no_folder(
     assert run_command(lambda: SCRIPT.main(given)) == USER_MISTAKE
     assert "holds its own backbone: name no other" in " ".join(capsys.readouterr().err.split())
     for given, message in (
-        ([str(run), "--task", "revers", "--out", "x"], "knows no task 'revers'. Did you mean"),
+        ([str(run), "--task", "revers", "--out", "x"], "has no task 'revers'. Did you mean"),
         ([str(tmp_path / "policies"), "--average", "--out", "x"], "holds policies, which have no"),
         ([str(tmp_path), "--average", "--out", "x"], "holds no trained inventory"),
         ([str(run), "--average", "--out", "there"], "exists already; name a new one"),

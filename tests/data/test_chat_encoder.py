@@ -112,7 +112,7 @@ def test_descriptions_are_system_text() -> None:
     assert form.opening("a") == Opening("[a] ", "Be brief.\n\nDo a.")
     assert form.model_copy(update={"system": None}).opening("a").system == "Do a."
     assert form.text("a", " x ") == "[a] x"
-    with pytest.raises(TaskError, match="its folder holds none of 'b'"):
+    with pytest.raises(TaskError, match="has none of 'b'"):
         form.opening("b")
 
 

@@ -127,7 +127,7 @@ def test_generation(family: str, kind: str) -> None:
         given = {"input_ids": ids, "attention_mask": mask}
         slow = model.generate(TASK_IDS, **given, use_cache=False, **settings)
         assert torch.equal(slow, together)
-        if family == "llama":  # others answer most tasks alike
+        if family == "llama":  # others give most tasks the same answers
             other = model.generate(TASK_IDS.roll(1), **given, **settings)
             assert not torch.equal(other, together)
 

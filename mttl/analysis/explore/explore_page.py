@@ -42,12 +42,7 @@ LIVE_PARTS = ("live.html", "live.js")
 
 @dataclass(frozen=True)
 class Explored:
-    """A run as the page shows it.
-
-    Attributes:
-        view: Its routing.
-        tokens: What its tokens chose, if they do.
-    """
+    """A run as the page shows it."""
 
     view: RoutingView
     tokens: TokenRoutingRecord | None = None
@@ -58,10 +53,6 @@ def explore_page(runs: Sequence[Explored], live: Mapping[str, Any] | None = None
 
     Skills are numbered in an order that is common to all groups of layers; those of a further run
     are matched to the first one's, where both have the same tasks, layers and number of skills.
-
-    Args:
-        runs: What is shown side by side.
-        live: What a page that is served has to know of what it can ask the first run.
 
     Raises:
         CheckpointError: If a file of a run is damaged.

@@ -1,17 +1,16 @@
 """What a run left behind besides its routing: scores, curves, answers, adapted tasks."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from mttl.analysis.routing_record import read_arrays, read_course
-from mttl.errors import CheckpointError, MttlError
-from mttl.io.reading import MOST_LINE, parse_json, read_table, require_file, to_number
+from mttl.errors import CheckpointError
+from mttl.io.reading import parse_json, read_table, to_number
 
 # What would make the page large is thinned out.
 MOST_POINTS, MOST_ANSWERS, MOST_TEXT, MOST_ADAPTED = 120, 12, 240, 60
@@ -51,16 +50,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Adapted:
-    """A task that was adapted from a run, and how that went.
-
-    Attributes:
-        name: The task, with its sample.
-        scores: Of the adapted task.
-        steps: When its row was recorded.
-        rows: What it was.
-        curve: The score on development rows over steps.
-        answers: Some of them.
-    """
+    """A task that was adapted from a run, and how that went."""
 
     name: str
     scores: list[Score]
@@ -164,29 +154,15 @@ def read_answers(folder: Path, task: str) -> Answers | None:
         return None
     counts = {True: 0, False: 0}
     shown: list[tuple[str, str, list[str], bool]] = []
-    for row in _lines(path):
-        right = row["prediction"] in row["references"]
-        counts[right] += 1
-        if counts[right] <= MOST_ANSWERS:
-            accepted = [_short(text) for text in row["references"][:3]]
-            shown.append((_short(row["input"]), _short(row["prediction"]), accepted, right))
-    return Answers(split, counts[True], sum(counts.values()), shown)
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    require_file(path, CheckpointError)
     with path.open("rb") as file:
-        number = 0
-        while line := file.readline(MOST_LINE):
-            number += 1
-            try:
-                row = parse_json(line, f"line {number}", CheckpointError, dict)
-            except MttlError as error:
-                raise CheckpointError(
-                    f"'{path}', line {number} is damaged ({error}). Copy the file again from where "
-                    "it was written, or remove it"
-                ) from error
-            yield row
+        for number, line in enumerate(file, 1):
+            row = parse_json(line, f"'{path}', line {number}", CheckpointError, dict)
+            right = row["prediction"] in row["references"]
+            counts[right] += 1
+            if counts[right] <= MOST_ANSWERS:
+                accepted = [_short(text) for text in row["references"][:3]]
+                shown.append((_short(row["input"]), _short(row["prediction"]), accepted, right))
+    return Answers(split, counts[True], sum(counts.values()), shown)
 
 
 def _short(text: str) -> str:

@@ -102,7 +102,7 @@ def expert_table(tokens: TokenRoutingRecord) -> Table:
 def comparison_table(
     view: RoutingView, other: RoutingView | None, factors: Mapping[str, Sequence[str]]
 ) -> Table:
-    """Return how routing fits categories, known factors and another run, beside chance."""
+    """Return how routing fits categories, known factors and another run, compared with chance."""
     table = Table(title="Beside chance", title_justify="left")
     table.add_column("", overflow="fold")
     for name in ("value", "chance", "95 %", "p"):

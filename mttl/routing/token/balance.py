@@ -17,7 +17,7 @@ SMALLEST = 1e-20
 
 
 def switch_loss(sums: LoadSums) -> Float[Tensor, ""]:
-    r"""Return :math:`E \sum_e f_e P_e`: 1 where experts are used alike, E where one has all.
+    r"""Return :math:`E \sum_e f_e P_e`: 1 for equally used experts, E if one has all.
 
     f is the share of pairs of each expert (for one expert per token: of the tokens), P its mean
     probability. Some libraries count k pairs per token as k, which makes the loss k times this.
@@ -65,7 +65,7 @@ def z_loss(sums: LoadSums) -> Float[Tensor, ""]:
 
 
 def entropy_loss(sums: LoadSums) -> Float[Tensor, ""]:
-    r"""Return :math:`\log E - H(P)` of the mean probabilities P: 0 where experts are used alike."""
+    r"""Return :math:`\log E - H(P)` of the mean probabilities P: 0 for equally used experts."""
     mean = sums.probabilities / sums.tokens.clamp(min=1)
     nothing = (sums.tokens == 0).to(mean)  # no tokens: no loss
     return (1 - nothing) * mean.new_tensor(len(mean)).log() + torch.xlogy(

@@ -24,7 +24,7 @@ class MemberRouter(TokenRouter):
         in_features: Features I of a token.
         n_experts: Members E.
         top_k: Members per token.
-        temperature: Small ones leave the best member alone, large ones weigh the kept ones alike.
+        temperature: Small ones choose the best member, large ones give kept ones equal weights.
 
     Raises:
         ValueError: If ``top_k`` is not between 1 and E, or the temperature is not positive.
@@ -45,12 +45,7 @@ class MemberRouter(TokenRouter):
 
     @abstractmethod
     def read(self, down: Float[Tensor, "E I r"], up: Float[Tensor, "E O r"]) -> None:
-        """Take from the members' factors what their scores depend on.
-
-        Args:
-            down: Input-side factors.
-            up: Output-side factors, scales included.
-        """
+        """Take from the members' factors what their scores depend on."""
 
     @abstractmethod
     def scores(self, states: Float[Tensor, "N I"]) -> Float[Tensor, "N E"]:

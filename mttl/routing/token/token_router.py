@@ -56,7 +56,7 @@ class TokenRouter(nn.Module, ABC):
 
     @abstractmethod
     def reset_parameters(self) -> None:
-        """Draw the router's parameters anew."""
+        """Re-initialise the router's parameters."""
 
     @abstractmethod
     def choose(self, tokens: Tokens) -> Choice:

@@ -67,7 +67,7 @@ class TopKRouter(LinearRouter):
         self.bias = bias
 
     def reset_parameters(self) -> None:
-        """Draw the weight anew and forget the bias."""
+        """Re-initialise the weight and set the bias to 0."""
         super().reset_parameters()
         if self.bias is not None:
             self.bias.reset_parameters()

@@ -78,12 +78,12 @@ class ModuleInventory(nn.Module):
         return len(self.groups)
 
     def reset_parameters(self) -> None:
-        """Draw all skills anew, as they began."""
+        """Re-initialise all skills."""
         for name in self._group_of:
             self._of(name).reset_parameters()
 
     def renew(self, skills: Int[Tensor, "N"]) -> None:
-        """Draw some skills anew; the others stay."""
+        """Re-initialise some skills; the others stay."""
         for name in self._group_of:
             self._of(name).renew(skills)
 
@@ -91,10 +91,6 @@ class ModuleInventory(nn.Module):
         self, base: Mapping[str, Tensor], weights: Float[Tensor, "G T 1 K"]
     ) -> dict[str, Tensor]:
         """Return the parameters of every task.
-
-        Args:
-            base: The parameters of the base by name.
-            weights: Mixing weights of the tasks in every group, for the one head there is.
 
         Returns:
             For a parameter of shape (…), a tensor of shape (T, …).

@@ -69,9 +69,6 @@ class Prefix:
             alone: Attends to a prefix that has a softmax of its own, without sinks or caps; by
                 default ``plain``.
             **settings: What else ``plain`` takes.
-
-        Returns:
-            What ``plain`` returns.
         """
         keys, values = self._heads(self.keys, key), self._heads(self.values, value)
         if self.gates is not None:
@@ -110,10 +107,6 @@ class SkilledAttention(SkilledLayer):
     def forward(self, *args: Any, **settings: Any) -> Any:
         """Return what the module returns, having seen the prefixes of the current routing.
 
-        Args:
-            *args: What the module takes.
-            **settings: What the module takes.
-
         Raises:
             RuntimeError: If no routing is in use.
             ValueError: If the rows do not fit the examples of the routing.
@@ -121,7 +114,7 @@ class SkilledAttention(SkilledLayer):
         routing, merged = self.merge()
         if routing.segments:
             raise ValueError(
-                "prefixes of several examples cannot be told apart in a packed sequence; leave "
+                "prefixes of several examples cannot be separated in a packed sequence; leave "
                 "data.packed_length out"
             )
         keys, values, *gates = merged

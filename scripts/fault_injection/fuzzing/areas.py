@@ -67,7 +67,7 @@ class Area:
         read: Reads them; gets the folder.
         checked: What checksums detect: ``"all"`` other content, or ``"bytes"`` that were damaged by
             accident: a rewritten archive has new checksums.
-        weight: How many of the cases, beside the others.
+        weight: Relative number of cases.
     """
 
     sample: str

@@ -41,7 +41,7 @@ class Changes:
     Args:
         fault: The fault.
         roots: Changes elsewhere do not count.
-        report: File whose name tells afterwards that the fault struck.
+        report: File whose existence shows that the fault occurred.
     """
 
     def __init__(self, fault: Fault, roots: tuple[str, ...], report: Path) -> None:

@@ -57,7 +57,7 @@ _PARTS = {"adj": "adjective"}
 
 
 def _inflect(role: str, part: str, given: str, wanted: str, name: str | None = None) -> Task:
-    """Make one row of the table; its name tells the two forms."""
+    """Make one row of the table; its name contains the two forms."""
     word = _PARTS.get(part, part)
     first = part if given == "lemma" else _SHORT.get(given, given)
     return Task(

@@ -332,7 +332,7 @@ def test_packed_rows_are_refused() -> None:
     model = skilled(tiny_llama(), inventory="prefix", targets=["attention"])
     inputs = {"input_ids": batch(1)["input_ids"]}
     routing = model.route(torch.tensor([0, 1]), inputs={**inputs, "segments": (2, 3)})
-    message = "cannot be told apart in a packed sequence"
+    message = "cannot be separated in a packed sequence"
     with model.slot.use(routing), pytest.raises(ValueError, match=message):
         model.backbone(**inputs)
 

@@ -136,6 +136,6 @@ def test_a_disk_that_fails_while_it_is_read(tmp_path, monkeypatch):
             raise OSError(5, "Input/output error")
 
     path = write(tmp_path / "x.jsonl.gz", "")
-    monkeypatch.setattr(module.gzip, "GzipFile", lambda **_: io.BufferedReader(Failing()))
+    monkeypatch.setattr(module.gzip, "GzipFile", lambda *_: io.BufferedReader(Failing()))
     with pytest.raises(TaskError, match=r"cannot read '.*x.jsonl.gz': Input/output error"):
         list(read_records(path))
