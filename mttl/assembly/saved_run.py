@@ -106,10 +106,6 @@ class SavedRun(Predictor):
             config, results = (source.parent / name for name in ("config.yaml", "results.csv"))
             if config.is_file():
                 settings = read_yaml(config, CheckpointError)
-                if not isinstance(settings, dict):
-                    raise CheckpointError(
-                        f"'{config}' holds no sections with settings; copy it again, or remove it"
-                    )
                 write_text(new / config.name, dump(settings | section))
             if results.is_file():
                 shutil.copyfile(results, new / results.name)

@@ -113,7 +113,7 @@ def test_settings_have_types_and_defaults() -> None:
         ("loss: {kind: 'mine_parts:MyLoss', powr: 1}", "loss.powr: .*Did you mean 'power'"),
         (
             "loss: {kind: 'mine_parts:MyLoss'}\noptim: {label_smoothing: 0.1}",
-            r"optim\.label_smoothing must be 0 with a loss",
+            r"optim\.label_smoothing must be 0 with a custom loss",
         ),
         (
             "trainer: {callbacks: [{kind: 'mine_parts:MyCallback', ever: 1}]}",

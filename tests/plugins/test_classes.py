@@ -115,7 +115,7 @@ def test_an_installed_package_offers_short_names(
     ("name", "text", "message"),
     [
         ("gone_f:MyRouter", None, r"no module 'gone_f'.*PYTHONPATH=FOLDER.*\./my_router\.py"),
-        ("./gone_f.py:MyRouter", None, r"no file './gone_f\.py'"),
+        ("./gone_f.py:MyRouter", None, r"'./gone_f\.py' does not exist"),
         ("mine_f:MyRuter", ROUTER, "'mine_f' has no 'MyRuter'. Did you mean 'MyRouter'"),
         ("mine_f:Other", ROUTER, "is a class, and no TaskRouter: a task router is a subclass"),
         ("mine_f:number", ROUTER, "is int, and no TaskRouter"),
