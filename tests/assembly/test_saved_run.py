@@ -168,6 +168,18 @@ def test_a_run_that_was_loaded_with_a_name_of_the_hub_keeps_it(
     assert again.predict("copy", QUESTIONS) == run.predict("copy", QUESTIONS)
 
 
+def test_the_card_asks_as_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = mttl.load(train_asked(tmp_path, "t5"))
+    monkeypatch.chdir(tmp_path)
+    run.save_pretrained("given")
+    assert run_card(Path("given"), QUESTIONS[:2]) == run.predict("copy", QUESTIONS[:2])
+    card = Path("given/README.md").read_text()
+    assert "| mean | test |" in card
+    assert "Its tasks: `copy`, `reverse`, `number`." in card
+    with pytest.raises(FileExistsError):
+        run.save_pretrained("given")
+
+
 def test_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeRepositories.used(monkeypatch, tmp_path / "hub")
     run = mttl.load(train_asked(tmp_path, "llama"))
