@@ -37,9 +37,11 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(target)
     temporary.touch()
+    mode = temporary.stat().st_mode
     try:
         yield temporary
         _flush(temporary)
+        temporary.chmod(mode)  # safetensors makes private files
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
