@@ -119,7 +119,7 @@ def test_a_newcomer_comes_from_the_first_page_to_every_other() -> None:
             found = re.findall(r"\]\((?!https?:)([^)#\s]+)", page.read_text(encoding="utf-8"))
             waiting += [(page.parent / target).resolve() for target in found]
     assert pages - seen - {ROOT / "docs" / "files.md"} == set()
-    assert "(tutorials/4_own_router.ipynb)" in first.read_text(encoding="utf-8")
+    assert "(tutorials/4_custom_router.ipynb)" in first.read_text(encoding="utf-8")
 
 
 def headings(path: Path) -> set[str]:

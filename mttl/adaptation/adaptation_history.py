@@ -16,7 +16,7 @@ from mttl.training.routing_monitor import routing_weights
 N_RECORDS = 20
 
 
-class Course:
+class AdaptationHistory:
     """Records the routing weights of a new task from time to time, and at every score.
 
     ``rows`` are the routing weights by step, as `routing_weights` returns them; ``scores`` are the

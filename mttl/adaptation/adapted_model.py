@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from mttl.adaptation.adaptation_history import Course
+from mttl.adaptation.adaptation_history import AdaptationHistory
 from mttl.adaptation.few_shot import FewShotResult
 from mttl.adaptation.save_adapted import Answers, save_adapted
 from mttl.config.schema import Config
@@ -27,7 +27,7 @@ class AdaptedModel:
         result: Score on the development rows, and the step whose weights were kept.
         form: Prompt form of training.
         answers: Answers to the development rows.
-        course: History of the adaptation.
+        history: History of the adaptation.
         skills: The folder ``skills/`` of the run that was adapted.
         inventory: Digest of that inventory.
     """
@@ -37,7 +37,7 @@ class AdaptedModel:
     result: FewShotResult
     form: PromptForm
     answers: Answers
-    course: Course
+    history: AdaptationHistory
     skills: Path
     inventory: str
 
@@ -47,9 +47,9 @@ class AdaptedModel:
         return self.module.model
 
     @property
-    def opening(self) -> str:
+    def prompt_prefix(self) -> str:
         """What stands before every input, as in training."""
-        return self.form.opening(self.result.task).text
+        return self.form.prompt_prefix(self.result.task).text
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -83,7 +83,7 @@ class AdaptedModel:
             *(folder, self.model, self.result, self.answers, self.config, self.form),
             skills=self.skills,
             inventory=self.inventory,
-            course=self.course,
+            history=self.history,
         )
 
     def __call__(self, inputs: Sequence[str]) -> list[str]:

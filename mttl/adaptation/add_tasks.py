@@ -135,8 +135,8 @@ def _require_skills(new: SavedInventory, settings: ModelSettings) -> None:
         raise refuse("its skills changed, and all tasks choose among the same ones")
     if getattr(settings.skills, "shared_down", False):
         raise refuse("its skills changed, and share a factor with those of the run")
-    if any(getattr(one, "stacked", None) for one in kinds_of(settings.skills)):
-        raise refuse("its skills changed, and those of a stack have their storeys")
+    if any(getattr(one, "stages", None) for one in kinds_of(settings.skills)):
+        raise refuse("its skills changed, and those of a stack have their stages")
     if all(place.unused is None for place in router_class(router).rows_of_tasks().values()):
         raise refuse(f"its skills changed, and '{router.kind}' cannot leave skills unused")
     if router.kind == "polytropon" and (router.shared_skill or router.normalise != "sum"):
@@ -150,7 +150,7 @@ def _refusal(new: SavedInventory) -> Callable[[str], CheckpointError]:
     def refuse(reason: str) -> CheckpointError:
         return CheckpointError(
             f"'{new.folder}' cannot be added to the run: {reason}. Adapt with "
-            "adapt.mode=router_only adapt.init=best_row, which change nothing but a row of the "
+            "adapt.mode=router_only adapt.init=nearest_task, which change nothing but a row of the "
             "run's own router, or keep the task in its folder, which mttl predict takes with "
             "--adapted"
         )

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from mttl.adaptation.adaptation_history import Course
+from mttl.adaptation.adaptation_history import AdaptationHistory
 from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.fine_tune import fine_tune, rank, score_batches
 from mttl.adaptation.gradient_free import compose
@@ -31,7 +31,7 @@ from mttl.models.backbone import is_decoder_only
 from mttl.skills.skilled_model import SkilledModel
 from mttl.tasks.folder import Gym
 from mttl.training.precision import precision_plugin
-from mttl.training.task_embeddings import show_tasks
+from mttl.training.task_embeddings import embed_tasks
 from mttl.training.text_to_text import Prediction, TextToTextModule
 
 # Few, so that trained tasks unlike the new one are given up early.
@@ -49,7 +49,7 @@ def run_job(
     tasks: Sequence[str] = (),
     score_test: bool = True,
     on_step: Callable[[], object] = lambda: None,
-    keep: Callable[[FewShotResult, Mapping[str, Sequence[Prediction]], Course], object]
+    keep: Callable[[FewShotResult, Mapping[str, Sequence[Prediction]], AdaptationHistory], object]
     | None = None,
     stay: bool = False,
 ) -> FewShotResult:
@@ -73,12 +73,12 @@ def run_job(
         stay: Whether the model stays adapted.
     """
     mode = config.adapt.mode
-    best: tuple[FewShotResult, Mapping[str, Sequence[Prediction]], Course] | None = None
+    best: tuple[FewShotResult, Mapping[str, Sequence[Prediction]], AdaptationHistory] | None = None
     bring_back = None
     for init in row_starts(model.router, config.adapt):
         begun_as = None
         if init in AS_TRAINED:
-            row = best_row(model, tokenizer, job, gym, config)
+            row = nearest_task(model, tokenizer, job, gym, config)
             begun_as = tasks[int(row)] if tasks else None
         with (
             seeded(job.seed, next(model.parameters()).device),
@@ -88,7 +88,7 @@ def run_job(
             fitted = fit(module, job, gym, config, on_step=on_step)
             if best is None or rank(fitted.dev) > rank(best[0].dev):
                 scored = score(module, job, config, fitted, begun_as, test=score_test)
-                best = (*scored, fitted.course)
+                best = (*scored, fitted.history)
                 if keep is not None or stay:
                     bring_back = kept_state(model, mode)
     assert best is not None  # there is at least one start
@@ -129,7 +129,7 @@ class Fitted:
     step: int
     dev: float
     answers: dict[str, Sequence[Prediction]]
-    course: Course
+    history: AdaptationHistory
     data: TextToTextDataModule
 
 
@@ -143,20 +143,20 @@ def fit(
 ) -> Fitted:
     """Train on a job's rows; the module keeps the weights that were best on development rows."""
     data = _rows_of(job, module, gym, config)
-    show_tasks(module.model, data)
+    embed_tasks(module.model, data)
     options = wanted_options(gym, [job.task], [job.sample], config.generation.mode)
     form = PromptForm.of(config.data)
-    module.offer(options, form, per_token=config.generation.per_token)
+    module.set_options(options, form, per_token=config.generation.per_token)
     if weights := config.adapt.option_weights:
         options = wanted_options(gym, [job.task], [job.sample], "rank")
         module.contrast(options, form, **weights)
     precision = precision_plugin(config.trainer.precision, module.device.type)
-    course = Course(module.model.router, config.adapt.max_steps)
+    history = AdaptationHistory(module.model.router, config.adapt.max_steps)
     if config.adapt.examples == 0:
-        return Fitted(0, math.nan, {}, course, data)
+        return Fitted(0, math.nan, {}, history, data)
 
     def stepped() -> None:
-        course.note_step()
+        history.note_step()
         on_step()
 
     if config.adapt.gradient_free:
@@ -178,9 +178,9 @@ def fit(
             gradient_clip_val=config.adapt.gradient_clip_val,
             precision=precision,
             on_step=stepped,
-            on_score=course.note_score,
+            on_score=history.note_score,
         )
-    return Fitted(step, dev, {"dev": answers}, course, data)
+    return Fitted(step, dev, {"dev": answers}, history, data)
 
 
 def score(
@@ -217,7 +217,7 @@ def score(
     return result, answers
 
 
-def best_row(
+def nearest_task(
     model: SkilledModel,
     tokenizer: PreTrainedTokenizerBase,
     job: FewShotJob,

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mttl.config.config_errors import explain
+from mttl.config.config_errors import format_errors
 from mttl.config.data_schema import Data
 from mttl.config.merge_tree import Tree, merge, nested
 from mttl.config.schema import Config
@@ -37,4 +37,4 @@ def with_settings(config: Config, values: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(explain(error, tree, {}, Config)) from None
+        raise ConfigError(format_errors(error, tree, {}, Config)) from None

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from mttl.analysis.cluster_agreement import adjusted_mutual_information
-from mttl.analysis.permutation_test import Comparison, against_chance
+from mttl.analysis.permutation_test import PermutationTest, permutation_test
 from mttl.analysis.similarity import task_similarity
 
 _CHANCE = 0.5  # the area under the curve without information
@@ -33,9 +33,9 @@ class FactorRecovery(NamedTuple):
             factor shows behind a stronger one, and without a skill of its own.
     """
 
-    agreement: Comparison
-    matching: Comparison
-    pairs: Comparison
+    agreement: PermutationTest
+    matching: PermutationTest
+    pairs: PermutationTest
 
 
 def factor_recovery(
@@ -85,7 +85,7 @@ def factor_recovery(
         generator = np.random.default_rng(seed)
         orders = (_within(blocks, generator) for _ in range(n_permutations))
         permuted = np.array([score(own[order]) for order in orders])  # (N, 3)
-        recovered[name] = FactorRecovery(*map(against_chance, score(own), permuted.T))
+        recovered[name] = FactorRecovery(*map(permutation_test, score(own), permuted.T))
     return recovered
 
 

@@ -7,7 +7,7 @@ from jaxtyping import Float
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PermutationTest:
     """A value and its permutation baseline."""
 
     value: float
@@ -16,7 +16,7 @@ class Comparison:
     p_value: float
 
 
-def against_chance(value: float, permuted: Float[np.ndarray, "N"]) -> Comparison:
+def permutation_test(value: float, permuted: Float[np.ndarray, "N"]) -> PermutationTest:
     r"""Compare a value with those of permuted data.
 
     The p-value is :math:`(1 + \#\{b \ge v\}) / (1 + N)`: what was found is one of the
@@ -25,7 +25,7 @@ def against_chance(value: float, permuted: Float[np.ndarray, "N"]) -> Comparison
     """
     # Equal values may differ by rounding.
     reached = int((permuted >= value - 1e-12).sum())
-    return Comparison(
+    return PermutationTest(
         value=float(value),
         mean=float(permuted.mean()),
         percentile_95=float(np.percentile(permuted, 95)),

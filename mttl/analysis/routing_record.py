@@ -93,7 +93,7 @@ def _read_history(path: Path) -> RoutingHistory | None:
     return RoutingHistory(steps, weights.astype(np.float64)) if len(steps) else None
 
 
-def read_course(folder: Path) -> RoutingHistory | None:
+def read_adaptation_history(folder: Path) -> RoutingHistory | None:
     """Read how the row of an adapted task came about, if it was written down."""
     return _read_history(folder / "plots" / "routing_history.npz")
 

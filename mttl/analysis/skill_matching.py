@@ -7,7 +7,7 @@ layers. They are matched before anything is averaged.
 import numpy as np
 from jaxtyping import Float, Int
 
-from mttl.analysis.permutation_test import Comparison, against_chance
+from mttl.analysis.permutation_test import PermutationTest, permutation_test
 
 MOST_ROUNDS = 20
 
@@ -59,7 +59,7 @@ def align_groups(weights: Float[np.ndarray, "G T K"]) -> Int[np.ndarray, "G K"]:
 
 def group_agreement(
     weights: Float[np.ndarray, "G T K"], *, n_permutations: int = 100, seed: int = 0
-) -> Comparison | None:
+) -> PermutationTest | None:
     """Return how much matched skills of different groups of layers correlate, beside chance.
 
     The baseline permutes the tasks of every group on its own, and matches again.
@@ -71,16 +71,16 @@ def group_agreement(
         _agreement(np.stack([generator.permutation(group) for group in weights]))
         for _ in range(n_permutations)
     ]
-    return against_chance(_agreement(weights), np.array(permuted))
+    return permutation_test(_agreement(weights), np.array(permuted))
 
 
-def skill_stability(
+def matched_correlation(
     first: Float[np.ndarray, "G T K"],
     second: Float[np.ndarray, "G T K"],
     *,
     n_permutations: int = 1000,
     seed: int = 0,
-) -> tuple[Float[np.ndarray, "G"], Comparison]:
+) -> tuple[Float[np.ndarray, "G"], PermutationTest]:
     """Return how much the matched skills of two runs correlate, beside chance.
 
     Matching finds correlation in noise too. The baseline permutes the tasks of the second run, the
@@ -100,7 +100,7 @@ def skill_stability(
         _assign(_correlations(one, other[:, generator.permutation(one.shape[1])]))[1].mean()
         for _ in range(n_permutations)
     ]
-    return by_group, against_chance(by_group.mean(), np.array(permuted))
+    return by_group, permutation_test(by_group.mean(), np.array(permuted))
 
 
 def _agreement(weights: Float[np.ndarray, "G T K"]) -> float:

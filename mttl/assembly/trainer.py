@@ -35,7 +35,7 @@ from mttl.training.stopping import GracefulStop
 from mttl.training.token_balance import BiasBalancing
 from mttl.training.token_monitor import TokenMonitor
 
-BOARDS = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+EXPERIMENT_LOGGERS = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 
 
 def build_trainer(
@@ -101,8 +101,13 @@ def _make_trainer(
     if section.loggers:
         check_libraries(*section.loggers)
         callbacks = [*callbacks, StepMonitor(section.log_every_n_steps)]
-    boards = [BOARDS[name](folder.path, resumed_step) for name in section.loggers]
-    loggers: list[Logger] = [MetricsFile(folder.metrics, keep_until=resumed_step), *boards]
+    experiment_loggers = [
+        EXPERIMENT_LOGGERS[name](folder.path, resumed_step) for name in section.loggers
+    ]
+    loggers: list[Logger] = [
+        MetricsFile(folder.metrics, keep_until=resumed_step),
+        *experiment_loggers,
+    ]
     settings = section.model_dump(exclude={"loggers", "early_stopping", "callbacks"})
     if settings["val_check_interval"] is None:
         settings.pop("val_check_interval")

@@ -50,7 +50,7 @@ NONE = -1
 ALL_LAYERS = "all layers"
 
 
-class Switch(NamedTuple):
+class DisabledSkill(NamedTuple):
     """A skill that is switched off, and where; the skill `NONE` is the model as it is."""
 
     layers: str
@@ -74,9 +74,9 @@ class SwitchedOff:
     scores: Mapping[str, float | None]
 
     @property
-    def job(self) -> Switch:
+    def job(self) -> DisabledSkill:
         """The switch."""
-        return Switch(self.layers, self.skill)
+        return DisabledSkill(self.layers, self.skill)
 
     def row(self) -> dict[str, Any]:
         """Return the row of `results.jsonl`; an undefined score is null."""
@@ -154,7 +154,7 @@ class _Study:
             max_output_length=built.form.max_output_length,
         )
         options = wanted_options(gym, tasks, config.data.samples, config.generation.mode)
-        module.offer(options, built.form, per_token=config.generation.per_token)
+        module.set_options(options, built.form, per_token=config.generation.per_token)
         module.to(device_of()).eval()
         rows = TextToTextDataModule(
             *(gym, tasks, built.tokenizer, data), decoder_only=is_decoder_only(model.backbone)
@@ -168,14 +168,14 @@ class _Study:
         """Names of the groups, each head one of its own."""
         return head_names(self.built.attachment.groups, len(self.weights))
 
-    def switches(self, *, per_group: bool) -> list[Switch]:
+    def switches(self, *, per_group: bool) -> list[DisabledSkill]:
         """Return every switch, beginning with none."""
         layers = self.groups if per_group else [ALL_LAYERS]
         n_skills = self.weights.shape[2]
-        off = [Switch(name, skill) for name in layers for skill in range(n_skills)]
-        return [Switch(ALL_LAYERS, NONE), *off]
+        off = [DisabledSkill(name, skill) for name in layers for skill in range(n_skills)]
+        return [DisabledSkill(ALL_LAYERS, NONE), *off]
 
-    def cells(self, switch: Switch) -> Float[np.ndarray, "GH K"]:
+    def cells(self, switch: DisabledSkill) -> Float[np.ndarray, "GH K"]:
         """Return what mixing weights are multiplied by: 0 where the skill is off.
 
         A skill's number is its place in the common order where it is switched off in all groups,
@@ -188,7 +188,7 @@ class _Study:
             mask[self.groups.index(switch.layers), switch.skill] = 0
         return mask
 
-    def users(self, switch: Switch) -> list[int]:
+    def users(self, switch: DisabledSkill) -> list[int]:
         """Return the tasks whose weights a switch changes; all that prompts route."""
         if switch.skill == NONE or "prompts" in self.module.model.router.seen:
             return list(range(self.weights.shape[1]))
@@ -204,7 +204,7 @@ class _Study:
                 results.add(self.measure(switch))
                 progress.advance(bar)
 
-    def measure(self, switch: Switch) -> SwitchedOff:
+    def measure(self, switch: DisabledSkill) -> SwitchedOff:
         """Compute losses, and scores if they are asked for, under a switch."""
         names, users = self.module.tasks, self.users(switch)
         losses: dict[int, list[float]] = {task: [] for task in users}
@@ -250,7 +250,7 @@ class _Study:
     def write(self, path: Path, results: ResultLines[SwitchedOff], *, per_group: bool) -> None:
         """Write the changes as arrays (P, T, K): of parts of the network, tasks and skills."""
         tasks, n_skills = self.module.tasks, self.weights.shape[2]
-        before = results.finished[Switch(ALL_LAYERS, NONE)]
+        before = results.finished[DisabledSkill(ALL_LAYERS, NONE)]
         layers = self.groups if per_group else [ALL_LAYERS]
         arrays: dict[str, np.ndarray] = {}
         for name in ("losses", "scores") if self.scored else ("losses",):
@@ -260,7 +260,11 @@ class _Study:
             arrays[name] = np.array(
                 [
                     [
-                        _changes(getattr(results.finished[Switch(part, skill)], name), tasks, start)
+                        _changes(
+                            getattr(results.finished[DisabledSkill(part, skill)], name),
+                            tasks,
+                            start,
+                        )
                         for skill in range(n_skills)
                     ]
                     for part in layers

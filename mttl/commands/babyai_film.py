@@ -98,7 +98,7 @@ def evaluation_seed(run: Path) -> int:
     path = read_inventory(run).folder.absolute().parent / "config.yaml"
     if not path.is_file():
         return Evaluation().seed
-    config = load_any_config([str(path)], own=None)
+    config = load_any_config([str(path)], plugins=None)
     evaluation = config.rl.evaluation if isinstance(config, BabyAIConfig) else Evaluation()
     return evaluation.seed
 

@@ -28,7 +28,7 @@ from mttl.commands.options import (
     make_parser,
     positive,
 )
-from mttl.comparison.methods import METHODS, REFERENCE, WAYS, check_modes, own_methods, plan
+from mttl.comparison.methods import METHODS, REFERENCE, VARIANTS, check_modes, custom_methods, plan
 from mttl.errors import ConfigError, MttlError
 from mttl.runtime.command import make_console
 
@@ -52,11 +52,11 @@ def main(arguments: list[str] | None = None) -> int:
     if options.seeds_of_one:
         make_console().print(summary(options.seeds_of_one), markup=False, soft_wrap=True)
         return 0
-    from mttl.comparison.comparison_folder import Comparison, carry_out
+    from mttl.comparison.comparison_folder import MethodComparison, carry_out
     from mttl.comparison.result_tables import write_tables
     from mttl.comparison.tables import check_rows
 
-    own = own_methods(options.method, options.modes or ())
+    own = custom_methods(options.method, options.modes or ())
     shipped = options.methods
     if shipped is None:
         shipped = [] if options.runs else list(METHODS)
@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
             f"--methods must contain {reference}: differences are taken to it. --reference names "
             "another"
         )
-    comparison = Comparison(
+    comparison = MethodComparison(
         out=Path(options.out),
         config=options.config,
         steps=options.steps,
@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
         methods=METHODS | own,
         reference=reference,
     )
-    modes = list(WAYS) if options.modes is None else options.modes
+    modes = list(VARIANTS) if options.modes is None else options.modes
     folds = (0,) if options.folds is None else range(1, options.folds + 1)
     plans = plan(names, modes, options.seeds, folds, comparison.methods)
     check_modes(options.modes or (), plans)
@@ -145,9 +145,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add(
         "--modes",
         nargs="*",
-        choices=WAYS,
+        choices=VARIANTS,
         metavar="MODE",
-        help=f"further ways to adapt, of {', '.join(WAYS)}, for methods that have them (all; none "
+        help=f"further adaptation variants, of {', '.join(VARIANTS)}, for methods that have them (all; none "
         "for custom methods)",
     )
     add = parser.group(READ).add_argument
@@ -157,7 +157,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="FILE[+FILE...]",
         help="the common configuration (%(default)s)",
     )
-    add_overrides(parser, "settings of all runs; ways to adapt keep the settings that define them")
+    add_overrides(
+        parser, "settings of all runs; adaptation variants keep the settings that define them"
+    )
     add("--tasks", default="test", help="as for mttl adapt (%(default)s)")
     add("--samples", metavar="N[,N...]", help="few-shot samples of every unseen task (all)")
     add(

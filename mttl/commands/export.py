@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
     check_run_task(options.run, options.task)
     from mttl.assembly.model import load_run
     from mttl.inference.model_card import scores_of
-    from mttl.inference.prompt_export import Asking
+    from mttl.inference.prompt_export import PromptExport
     from mttl.merging.check_written import check_written, logits
     from mttl.merging.fold import strip, unfold
     from mttl.peft_format.base_facts import lasting_name
@@ -99,9 +99,11 @@ def main(arguments: list[str] | None = None) -> int:
                 bare = strip(built.model)
                 check_written(folder, bare.backbone, export.answers, export.adapter.tensors)
                 unfold(bare)
-            asking, kind = Asking.of(built, export.tasks), export.kind
-            asking = replace(asking, search={**asking.search, **export.adapter.search})
-            asking.write(
+            prompt_export, kind = PromptExport.of(built, export.tasks), export.kind
+            prompt_export = replace(
+                prompt_export, search={**prompt_export.search, **export.adapter.search}
+            )
+            prompt_export.write(
                 folder,
                 kind,
                 place=str(Path(options.out) / export.folder),
@@ -110,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
                 scores=[row for row in scores if row["task"] in export.tasks],
             )
         if options.all:
-            Asking.of(built, built.tasks).write(
+            PromptExport.of(built, built.tasks).write(
                 temporary,
                 "loras" if kind == "lora" else "bottlenecks",
                 place=options.out,

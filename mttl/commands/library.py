@@ -59,10 +59,10 @@ def add(options: argparse.Namespace) -> None:
     from mttl.errors import CheckpointError, ConfigError, MttlError
     from mttl.library.library_folder import add_members, library_to_be, member_problems
     from mttl.peft_format.base_facts import describe_base
-    from mttl.peft_format.member_sources import Wanted, base_problems, gather
+    from mttl.peft_format.member_sources import MemberOptions, base_problems, gather
 
     library = library_to_be(options.library)
-    found = gather(options.sources, Wanted(options.rank, options.skills, options.backbone))
+    found = gather(options.sources, MemberOptions(options.rank, options.skills, options.backbone))
     if (options.rank or options.skills) and not found.runs:
         raise ConfigError("--rank and --skills are for runs, and no source is one: leave them out")
     members = [member.told(options.name, options.licence, options.data) for member in found.members]

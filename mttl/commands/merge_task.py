@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     check_run_task(options.run, options.task)
     from mttl.assembly.model import load_run
     from mttl.inference.model_card import scores_of
-    from mttl.inference.prompt_export import Asking
+    from mttl.inference.prompt_export import PromptExport
     from mttl.merging.check_written import check_written, mixture_answer
     from mttl.merging.dequantise import dequantise
     from mttl.merging.fold import average_mixing, fold, task_mixing
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         mixing, tasks = task_mixing(router, int(built.task_ids([options.task]))), [options.task]
         about = f"The task `{options.task}` of `{options.run}`, folded into plain weights."
-    asking = Asking.of(built, tasks)
+    prompt_export = PromptExport.of(built, tasks)
     lost = quantisation_told(built)
     try:
         answers = {} if options.no_probe else {tasks[0]: mixture_answer(built.model, mixing)}
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     with new_folder(out) as temporary:
         backbone.save_pretrained(temporary)  # type: ignore[operator]
         check_written(temporary, backbone, answers)
-        asking.write(
+        prompt_export.write(
             temporary,
             "model",
             place=options.out,

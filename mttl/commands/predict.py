@@ -47,9 +47,9 @@ def main(arguments: list[str] | None = None) -> int:
     if options.questions is not None:
         require_file(options.questions, TaskError)
     check_task(options.task, [options.source, *options.adapted])
-    from mttl.commands.prediction_table import answer_table
+    from mttl.commands.prediction_table import prediction_table
 
-    answer_table(options, {name: value for name, value in search.items() if value is not None})
+    prediction_table(options, {name: value for name, value in search.items() if value is not None})
     return 0
 
 

@@ -36,7 +36,7 @@ from mttl.io.files import locked, write_text
 from mttl.io.reading import read_text
 from mttl.metrics.crossfit import check_metric, score_answers
 from mttl.metrics.metric_names import TaskMetric
-from mttl.plugins import classes as own_classes
+from mttl.plugins import classes as plugins
 from mttl.runtime.command import make_console
 from mttl.runtime.progress_bar import counting_bar
 from mttl.tasks.md5_sums import published_sums
@@ -45,7 +45,7 @@ CHUNK = 8  # batches that are sorted by length together, and written together
 MOST_LABELS = 20  # of a confusion matrix that is printed
 
 
-def answer_table(options: Namespace, search: Mapping[str, Any]) -> None:
+def prediction_table(options: Namespace, search: Mapping[str, Any]) -> None:
     """Answer questions and write them with their answers; scores go to standard error.
 
     ``options`` are those of `mttl predict`; ``search`` replaces settings of the run's `generate`.
@@ -56,8 +56,8 @@ def answer_table(options: Namespace, search: Mapping[str, Any]) -> None:
     metric, out, questions = options.metric, options.out, options.questions
     if metric is not None:
         check_metric(metric, ConfigError, "--metric")
-        if own_classes.METRICS.is_own(metric):
-            own_classes.find_class(own_classes.METRICS, metric, trusted=True)
+        if plugins.METRICS.is_plugin(metric):
+            plugins.find_class(plugins.METRICS, metric, trusted=True)
     if out is not None and Path(out).is_dir():
         raise ConfigError(f"--out '{out}' is a folder: name a file")
     place = questions or "standard input"

@@ -40,7 +40,7 @@ from mttl.runtime.command import make_console
 from mttl.tasks.folder import Gym
 from mttl.tasks.partition import select_tasks
 from mttl.training.attention_report import attention_by_task, has_attention
-from mttl.training.loggers.show import close_boards, open_boards, show_answers
+from mttl.training.loggers.show import close_loggers, open_loggers, show_answers
 from mttl.training.meta.meta_module import MetaModule
 from mttl.training.packing_check import check_packing
 from mttl.training.predictions import predict, score, write_predictions, write_results
@@ -51,7 +51,7 @@ from mttl.training.report import (
     write_baselines,
     write_routing,
 )
-from mttl.training.task_embeddings import show_tasks
+from mttl.training.task_embeddings import embed_tasks
 from mttl.training.text_to_text import TextToTextModule
 from mttl.training.token_report import write_token_routing
 
@@ -114,13 +114,13 @@ def train(config: Config, *, resume: bool = False) -> None:
         max_output_length=config.data.max_output_length,
         loss=config.loss,
     )
-    module.offer(options, built.form, per_token=config.generation.per_token)
+    module.set_options(options, built.form, per_token=config.generation.per_token)
     trainer = build_trainer(config, folder, built, resumed_step=step)
 
     # Nothing but the cache is written before all of that is known to fit.
     data.prepare_data()
-    show_tasks(built.model, data)
-    open_boards(trainer, dotted_settings(text))
+    embed_tasks(built.model, data)
+    open_loggers(trainer, dotted_settings(text))
     if trainer.is_global_zero:
         write_text(folder.config, text)
         console.print(attachment_table(built.attachment, built.model, built.token_layers))
@@ -145,7 +145,7 @@ def train(config: Config, *, resume: bool = False) -> None:
             write_predictions(folder.predictions, rows, tasks, split)
         show_answers(trainer, split, tasks, rows)
     make_whole(built.model)
-    close_boards(trainer, results)
+    close_loggers(trainer, results)
     if trainer.is_global_zero:
         write_results(folder.results, results)
         write_baselines(folder.baselines, baselines)

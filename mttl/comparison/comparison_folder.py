@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from mttl.adaptation.plan import new_tasks, plan_jobs, read_samples
 from mttl.adaptation.results import Results, check_rows, keep_settings
-from mttl.comparison.folds import deal, partitions
-from mttl.comparison.methods import METHODS, REFERENCE, Method, Plan, Way
+from mttl.comparison.folds import partitions, split_folds
+from mttl.comparison.methods import METHODS, REFERENCE, AdaptationVariant, Method, Plan
 from mttl.comparison.stages import Cost, Processes
 from mttl.config.load import dump_config, join_files, load_config
 from mttl.config.schema import Adapt, Config
@@ -46,7 +46,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MethodComparison:
     """The folder of a comparison, and what all its runs share.
 
     Args:
@@ -122,7 +122,7 @@ class Comparison:
             *self.methods[item.name].training(),
         ]
 
-    def adaptation(self, item: Plan, way: Way) -> list[str]:
+    def adaptation(self, item: Plan, variant: AdaptationVariant) -> list[str]:
         """Return the settings of one adaptation."""
         shared = [
             x for x in self.shared(item) if not of_training(x.partition("=")[0].strip(), Adapt)
@@ -131,7 +131,7 @@ class Comparison:
             *(f"adapt.seeds=[{item.seed}]", f"adapt.max_steps={self.adapt_steps}"),
             f"adapt.eval_every={max(1, self.adapt_steps // 2)}",
             *([f"adapt.examples={self.examples}"] if self.examples is not None else []),
-            *(*shared, *way.settings),
+            *(*shared, *variant.settings),
         ]
         lr = load_config(self.adapt_files(item), common).adapt.lr
         return [*common, *self.methods[item.name].adaptation(lr)]
@@ -150,7 +150,9 @@ class Comparison:
             return [whole]
         tasks = [task for side in SIDES for task in getattr(whole, side)]
         held = select_tasks(tasks, self.gym, data.skip_missing)
-        folds = deal({task: self.gym.category(task) for task in held}, self.n_folds, FOLD_SEED)
+        folds = split_folds(
+            {task: self.gym.category(task) for task in held}, self.n_folds, FOLD_SEED
+        )
         return partitions(folds)
 
     @property
@@ -189,8 +191,8 @@ class Comparison:
                 from mttl.assembly.expert_matrix import read_expert_matrix  # it brings PyTorch
 
                 read_expert_matrix(training.router.matrix, [*seen, *unseen], n_skills)
-            for way in item.ways:
-                adapt = load_config(self.adapt_files(item), self.adaptation(item, way)).adapt
+            for variant in item.variants:
+                adapt = load_config(self.adapt_files(item), self.adaptation(item, variant)).adapt
                 most = max(most, adapt.examples or 0)
         samples = read_samples(self.samples)
         plan_jobs(self.gym, unseen, [0], samples=samples, n_examples=most or None)
@@ -247,13 +249,13 @@ class Comparison:
                 )
             write_text(path, text)
 
-    def stages(self, way: Way) -> list[str]:
-        """Return the names of the stages of a way of adaptation."""
-        return [f"adapt-{way.name}"]
+    def stages(self, variant: AdaptationVariant) -> list[str]:
+        """Return the names of the stages of an adaptation variant."""
+        return [f"adapt-{variant.name}"]
 
     def has_ended(self, item: Plan) -> bool:
         """Return whether nothing is left to do."""
-        adapting = (stage for way in item.ways for stage in self.stages(way))
+        adapting = (stage for variant in item.variants for stage in self.stages(variant))
         return all(self.cost(item, stage).ended for stage in ("train", *adapting))
 
     def run(self, item: Plan, processes: Processes) -> None:
@@ -265,22 +267,24 @@ class Comparison:
                 processes.run(command(), log, self.cost_file(item, stage))
 
         execute("train", lambda: self._train(item))
-        for way in item.ways:
-            for stage in self.stages(way):
-                execute(stage, lambda stage=stage, way=way: self.command(item, way, stage))
+        for variant in item.variants:
+            for stage in self.stages(variant):
+                execute(
+                    stage, lambda stage=stage, variant=variant: self.command(item, variant, stage)
+                )
 
     def _train(self, item: Plan) -> list[str]:
         command = ["-m", "mttl", "train", "-c", self.files(item)]
         resume = ["--resume"] if self.run_folder(item).is_dir() else []
         return [*command, *resume, "-k", *self.training(item)]
 
-    def command(self, item: Plan, way: Way, stage: str) -> list[str]:
+    def command(self, item: Plan, variant: AdaptationVariant, stage: str) -> list[str]:
         """Return the command of a stage of adaptation."""
         run = self.run_folder(item)
         command = ["-m", "mttl", "adapt", "-c", self.adapt_files(item), "--from", str(run)]
         command += ["--samples", self.samples] if self.samples else []
         command += ["--tasks", self.tasks, "--out", str(run / stage)]
-        return [*command, "-k", *self.adaptation(item, way)]
+        return [*command, "-k", *self.adaptation(item, variant)]
 
     def note(self, plans: list[Plan]) -> str:
         """Return further sentences for the caption of the tables."""
@@ -288,7 +292,7 @@ class Comparison:
 
 
 def carry_out(
-    comparison: Comparison, plans: list[Plan], n_workers: int, write: Callable[[], str]
+    comparison: MethodComparison, plans: list[Plan], n_workers: int, write: Callable[[], str]
 ) -> str:
     """Run what is missing, and write tables whenever something has ended.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from mttl.adaptation.few_shot import FewShotResult
 from mttl.adaptation.results import MAY_CHANGE, Results
 from mttl.checkpoints.run_folder import PLACE, RunFolder, differing_settings, seed_of
-from mttl.comparison.tables import Score, markdown, read_seen, spread
+from mttl.comparison.tables import TaskScore, markdown, read_seen, spread
 from mttl.errors import MttlError
 from mttl.io.reading import read_table, to_number
 from mttl.tasks.partition import MEAN
@@ -67,9 +67,9 @@ class ExistingRuns:
                     )
 
     @cached_property
-    def scores(self) -> list[Score]:
+    def scores(self) -> list[TaskScore]:
         """Test scores of the training tasks, and of others that the runs were adapted to."""
-        found: list[Score] = []
+        found: list[TaskScore] = []
         for folder, seed in zip(self.folders, self.seeds, strict=True):
             results = RunFolder(folder).results
             if results.is_file():
@@ -93,7 +93,7 @@ def seeds_of(runs: Sequence[Path]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def read_unseen(folder: Path, method: str, mode: str, seed: int, fold: int = 0) -> list[Score]:
+def read_unseen(folder: Path, method: str, mode: str, seed: int, fold: int = 0) -> list[TaskScore]:
     """Read the test scores of adapted tasks from a folder of an adaptation.
 
     The score of a few-shot sample is the mean over its seeds, see `mean_of_known`.
@@ -102,7 +102,7 @@ def read_unseen(folder: Path, method: str, mode: str, seed: int, fold: int = 0) 
     for job, result in Results(folder).finished.items():
         by_sample.setdefault((job.task, job.sample), []).append(result)
     return [
-        Score(
+        TaskScore(
             *(method, mode, seed, "unseen", *adapted),
             mean_of_known([100 * result.test for result in results]),
             fold,

@@ -19,7 +19,7 @@ from mttl.analysis.figures.canvas import (
     strip_frame,
     text_width,
 )
-from mttl.comparison.tables import Mean, Score, by_seed, mean_score
+from mttl.comparison.tables import Mean, TaskScore, by_seed, mean_score
 
 PANEL = 2.6  # inches
 ROW = 0.21
@@ -44,7 +44,7 @@ class Dots(NamedTuple):
 
     @classmethod
     def of(
-        cls, name: str, panels: Sequence[Sequence[Score]], differences: Sequence[Mean]
+        cls, name: str, panels: Sequence[Sequence[TaskScore]], differences: Sequence[Mean]
     ) -> "Dots":
         """Return the dots of scores, given for each panel."""
         means = [mean_score(scores) for scores in panels]

@@ -7,7 +7,7 @@ from mttl.errors import ConfigError
 from mttl.tasks.partition import Partition
 
 
-def deal(categories: Mapping[str, str], n_folds: int, seed: int) -> list[list[str]]:
+def split_folds(categories: Mapping[str, str], n_folds: int, seed: int) -> list[list[str]]:
     """Split tasks into folds, category after category, each in an order drawn from a seed.
 
     The sizes of folds differ by one task at most, in all and within every category.

@@ -11,8 +11,8 @@ REFERENCE = "polytropon"
 MODES = ("all", "zero_shot", "router_only", "skills_only", "average", "from_scratch", "full")
 
 
-class Way(NamedTuple):
-    """A way to adapt a trained inventory.
+class AdaptationVariant(NamedTuple):
+    """A variant of adaptation.
 
     Attributes:
         name: Its name in tables and folders; every method has the way ``"all"``.
@@ -24,15 +24,19 @@ class Way(NamedTuple):
 
 
 # Full fine-tuning diverges at the learning rate of the skills.
-MODE_WAYS = tuple(
-    Way(mode, (f"adapt.mode={mode}", *(("adapt.lr=1e-3",) if mode == "full" else ())))
+MODE_VARIANTS = tuple(
+    AdaptationVariant(mode, (f"adapt.mode={mode}", *(("adapt.lr=1e-3",) if mode == "full" else ())))
     for mode in MODES
 )
 # The routing weights of the trained task with the lowest loss on the new rows.
-BEST_ROW = Way("best_row", ("adapt.mode=zero_shot", "adapt.init=best_row"))
-ROW_WAYS = (MODE_WAYS[0], BEST_ROW)
+NEAREST_TASK = AdaptationVariant(
+    "nearest_task", ("adapt.mode=zero_shot", "adapt.init=nearest_task")
+)
+ROW_VARIANTS = (MODE_VARIANTS[0], NEAREST_TASK)
 # Routing weights of several heads may be trained without the skills (MHR-z).
-HEAD_WAYS = tuple(way for way in MODE_WAYS if way.name in ("all", "router_only"))
+HEAD_VARIANTS = tuple(
+    variant for variant in MODE_VARIANTS if variant.name in ("all", "router_only")
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Method:
         fragment: Configuration file merged onto the common one; several are joined by ``+``.
         settings: Overrides of training.
         one_speed: Give the router the learning rate of the skills, in adaptation too.
-        ways: How its inventory can be adapted; the first is the method's own.
+        variants: How its inventory can be adapted; the first is the method's own.
         adapts_by_fragment: Whether the file holds settings of adaptation too, or names classes.
         adapt_settings: Overrides of adaptation.
     """
@@ -51,7 +55,7 @@ class Method:
     fragment: str
     settings: tuple[str, ...] = ()
     one_speed: bool = False
-    ways: tuple[Way, ...] = MODE_WAYS[:1]
+    variants: tuple[AdaptationVariant, ...] = MODE_VARIANTS[:1]
     adapts_by_fragment: bool = False
     adapt_settings: tuple[str, ...] = ()
 
@@ -64,45 +68,54 @@ class Method:
         return [*([f"adapt.router_lr={lr}"] if self.one_speed else []), *self.adapt_settings]
 
 
-def _polytropon(*settings: str, ways: tuple[Way, ...] = MODE_WAYS[:1]) -> Method:
-    return Method("router/polytropon.yaml", settings, ways=ways)
+def _polytropon(
+    *settings: str, variants: tuple[AdaptationVariant, ...] = MODE_VARIANTS[:1]
+) -> Method:
+    return Method("router/polytropon.yaml", settings, variants=variants)
 
 
 METHODS: dict[str, Method] = {
-    "polytropon": _polytropon(ways=(*MODE_WAYS, BEST_ROW)),
+    "polytropon": _polytropon(variants=(*MODE_VARIANTS, NEAREST_TASK)),
     "shared": Method("router/shared.yaml"),
     # As published: a new task has a private skill …
     "private": Method(
         "router/private.yaml",
-        ways=(Way("all", ("adapt.mode=skills_only", "adapt.init=own")), BEST_ROW),
+        variants=(
+            AdaptationVariant("all", ("adapt.mode=skills_only", "adapt.init=private_skill")),
+            NEAREST_TASK,
+        ),
     ),
     # … or the skills that a matrix names.
     "expert": Method(
-        "router/expert.yaml", ways=(Way("all", ("adapt.mode=all", "adapt.init=matrix")), BEST_ROW)
+        "router/expert.yaml",
+        variants=(
+            AdaptationVariant("all", ("adapt.mode=all", "adapt.init=expert_row")),
+            NEAREST_TASK,
+        ),
     ),
     # A network generates its weights: it needs the learning rate of the skills.
-    "hyperformer": Method("router/hyperformer.yaml", one_speed=True, ways=ROW_WAYS),
-    "task_moe": Method("router/task_moe.yaml", ways=ROW_WAYS),
+    "hyperformer": Method("router/hyperformer.yaml", one_speed=True, variants=ROW_VARIANTS),
+    "task_moe": Method("router/task_moe.yaml", variants=ROW_VARIANTS),
     "c_poly": Method("router/c_poly.yaml"),
     "polytropon_ibp": Method("router/polytropon_ibp.yaml"),
     "one_speed": Method("router/polytropon.yaml", one_speed=True),
-    "multi_head_2": _polytropon("skills.n_heads=2", ways=HEAD_WAYS),
-    "multi_head_4": _polytropon("skills.n_heads=4", ways=HEAD_WAYS),
-    "multi_head_8": _polytropon("skills.n_heads=8", ways=HEAD_WAYS),
+    "multi_head_2": _polytropon("skills.n_heads=2", variants=HEAD_VARIANTS),
+    "multi_head_4": _polytropon("skills.n_heads=4", variants=HEAD_VARIANTS),
+    "multi_head_8": _polytropon("skills.n_heads=8", variants=HEAD_VARIANTS),
     "token_top2": Method("router/token_top2.yaml"),
     "token_switch": Method("router/token_switch.yaml"),
 }
 # Routers without parameters.
 FIXED_ROUTERS = ("shared", "private", "average", "random", "expert", "none")
-WAYS = (*MODES, "best_row")
+VARIANTS = (*MODES, "nearest_task")
 
 
-def own_methods(texts: Sequence[str], modes: Sequence[str]) -> dict[str, Method]:
+def custom_methods(texts: Sequence[str], modes: Sequence[str]) -> dict[str, Method]:
     """Return the methods that ``NAME=FRAGMENT`` texts define.
 
     Args:
         texts: Definitions from the command line.
-        modes: Further ways to adapt them.
+        modes: Further adaptation variants of them.
 
     Raises:
         MttlError: If a text has another form, its name is taken, or a file does not exist.
@@ -121,8 +134,11 @@ def own_methods(texts: Sequence[str], modes: Sequence[str]) -> dict[str, Method]
             raise MttlError(f"--method {name}: there is a method of this name; choose another")
         for file in fragment.split("+"):
             find_file(file, suffix=".yaml")
-        ways = (MODE_WAYS[0], *(way for way in MODE_WAYS[1:] if way.name in modes))
-        found[name] = Method(fragment, ways=ways, adapts_by_fragment=True)
+        variants = (
+            MODE_VARIANTS[0],
+            *(variant for variant in MODE_VARIANTS[1:] if variant.name in modes),
+        )
+        found[name] = Method(fragment, variants=variants, adapts_by_fragment=True)
     return found
 
 
@@ -132,13 +148,13 @@ class Plan(NamedTuple):
     Attributes:
         name: Name of the method.
         seed: Seed of training and of adaptation.
-        ways: How it is adapted.
+        variants: How it is adapted.
         fold: Which tasks are unseen, from 1; 0 takes those of the partition.
     """
 
     name: str
     seed: int
-    ways: tuple[Way, ...] = MODE_WAYS[:1]
+    variants: tuple[AdaptationVariant, ...] = MODE_VARIANTS[:1]
     fold: int = 0
 
     def __str__(self) -> str:
@@ -154,23 +170,23 @@ def plan(
     folds: Sequence[int] = (0,),
     methods: Mapping[str, Method] = METHODS,
 ) -> list[Plan]:
-    """Return what to run: every seed and fold of every method, with the ways that it has.
+    """Return what to run: every seed and fold of every method, with the variants that it has.
 
     The first seed of all methods comes first, so that a comparison that was stopped early compares.
 
     Args:
         names: Names of methods.
-        modes: Further ways to adapt the methods that have them.
+        modes: Further adaptation variants the methods that have them.
         seeds: Seeds of training and adaptation.
         folds: Numbers of folds; 0 takes the partition as it is.
         methods: Methods by name.
     """
-    ways = {
-        name: (own.ways[0], *(way for way in own.ways[1:] if way.name in modes))
+    variants = {
+        name: (own.variants[0], *(variant for variant in own.variants[1:] if variant.name in modes))
         for name, own in methods.items()
     }
     return [
-        Plan(name, seed, ways[name], fold)
+        Plan(name, seed, variants[name], fold)
         for seed in dict.fromkeys(seeds)
         for fold in folds
         for name in dict.fromkeys(names)
@@ -180,15 +196,17 @@ def plan(
 def check_modes(
     modes: Sequence[str], plans: Sequence[Plan], methods: Mapping[str, Method] = METHODS
 ) -> None:
-    """Refuse further ways to adapt that none of the planned methods has.
+    """Refuse further adaptation variants that none of the planned methods has.
 
     Raises:
         MttlError: If there is one; the message names the methods that have it.
     """
-    had = {way.name for item in plans for way in item.ways}
+    had = {variant.name for item in plans for variant in item.variants}
     for mode in modes:
         if mode not in had:
-            names = [x for x, method in methods.items() if mode in {w.name for w in method.ways}]
+            names = [
+                x for x, method in methods.items() if mode in {w.name for w in method.variants}
+            ]
             raise MttlError(
                 f"--modes {mode}: none of these methods is adapted so; leave it out, or add one of "
                 f"{', '.join(names)} with --methods"

@@ -13,7 +13,7 @@ FACTORS = (1.0, 0.3, 3.0)
 
 
 def search_points(adapt: Adapt) -> str:
-    """Return the points of a search: both rates of a way of adaptation, times each factor."""
+    """Return the points of a search: both rates of an adaptation variant, times each factor."""
     points = [
         {"adapt.lr": _short(factor * adapt.lr), "adapt.router_lr": _short(factor * adapt.router_lr)}
         for factor in FACTORS

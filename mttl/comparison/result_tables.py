@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from mttl.adaptation.results import Results
-from mttl.comparison.comparison_folder import Comparison
+from mttl.comparison.comparison_folder import MethodComparison
 from mttl.comparison.existing import ExistingRuns, other_settings, read_unseen
-from mttl.comparison.methods import FIXED_ROUTERS, Plan, Way
+from mttl.comparison.methods import FIXED_ROUTERS, AdaptationVariant, Plan
 from mttl.comparison.tables import (
-    Line,
-    Score,
+    TableRow,
+    TaskScore,
     by_seed,
     flat_row,
     label,
@@ -31,22 +31,22 @@ RUNS_CAPTION = (
 )
 
 
-def read_scores(comparison: Comparison, plans: list[Plan]) -> list[Score]:
+def read_scores(comparison: MethodComparison, plans: list[Plan]) -> list[TaskScore]:
     """Read the scores of all that has ended."""
-    found: list[Score] = []
+    found: list[TaskScore] = []
     for item in plans:
         run = comparison.run_folder(item)
         if comparison.cost(item, "train").ended:
             found += read_seen(run / "results.csv", item.name, item.seed, item.fold)
-        for way in item.ways:
-            if comparison.cost(item, f"adapt-{way.name}").ended:
-                place = run / f"adapt-{way.name}"
-                found += read_unseen(place, item.name, way.name, item.seed, item.fold)
+        for variant in item.variants:
+            if comparison.cost(item, f"adapt-{variant.name}").ended:
+                place = run / f"adapt-{variant.name}"
+                found += read_unseen(place, item.name, variant.name, item.seed, item.fold)
     return found
 
 
 def write_tables(
-    comparison: Comparison, plans: list[Plan], existing: Sequence[ExistingRuns] = ()
+    comparison: MethodComparison, plans: list[Plan], existing: Sequence[ExistingRuns] = ()
 ) -> str:
     """Write the tables of what has ended, and return them as Markdown.
 
@@ -62,8 +62,8 @@ def write_tables(
     if not scores:
         return ""
     ended = {(score.method, score.mode) for score in scores if score.mode}
-    # Methods, then the further ways to adapt them.
-    planned = {(item.name, way.name): way for item in plans for way in item.ways}
+    # Methods, then the further adaptation variants of them.
+    planned = {(item.name, variant.name): variant for item in plans for variant in item.variants}
     columns = [
         column
         for column in sorted(planned, key=lambda column: column[1] != "all")
@@ -114,18 +114,18 @@ def write_tables(
 def _line(
     method: str,
     mode: str,
-    scores: list[Score],
+    scores: list[TaskScore],
     reference: str,
     runs: Sequence[Path],
     *costs: float,
-) -> Line:
+) -> TableRow:
     """Return one row of the main table; the costs of finished runs are not known."""
     # A mode changes nothing about the training tasks.
     seen, unseen = _seen(scores, method, mode), _scores(scores, method, mode)
     compared = _scores(scores, reference, "all")
     if not compared and method != reference:
         compared = _scores(scores, reference, mode)
-    return Line(
+    return TableRow(
         label(method, mode),
         n_trained_in(runs, mode),
         len(by_seed(unseen or seen)),
@@ -138,23 +138,23 @@ def _line(
 
 
 def _costs(
-    comparison: Comparison, plans: list[Plan], method: str, way: Way
+    comparison: MethodComparison, plans: list[Plan], method: str, variant: AdaptationVariant
 ) -> tuple[list[Path], float, float, float]:
     """Return a run that was adapted, minutes of training and adaptation, and the peak of memory."""
     items = [item for item in plans if item.name == method]
     training = [cost for item in items if (cost := comparison.cost(item, "train")).ended]
-    adapted = [item for item in items if comparison.cost(item, f"adapt-{way.name}").ended]
-    adapting = [comparison.cost(x, stage) for x in adapted for stage in comparison.stages(way)]
+    adapted = [item for item in items if comparison.cost(item, f"adapt-{variant.name}").ended]
+    adapting = [comparison.cost(x, stage) for x in adapted for stage in comparison.stages(variant)]
     return (
         [comparison.run_folder(adapted[0])],
-        _mean(cost.cpu_minutes for cost in training if way.name == "all"),
+        _mean(cost.cpu_minutes for cost in training if variant.name == "all"),
         sum(cost.cpu_minutes for cost in adapting) / len(adapted),
         max(cost.peak_mib for cost in training + adapting),
     )
 
 
 def n_trained_in(runs: Sequence[Path], mode: str) -> int:
-    """Return how many parameters of skills and router a training, or a way to adapt, trains."""
+    """Return how many parameters a training, or an adaptation variant, trains."""
     if mode == "all":
         return n_trained(runs[0])
     places = (run / f"adapt-{mode}" for run in runs)
@@ -175,7 +175,7 @@ def n_trained(run: Path) -> int:
     return count_saved(skills / "skills.safetensors") + routers
 
 
-def _budget(comparison: Comparison, plans: list[Plan]) -> str:
+def _budget(comparison: MethodComparison, plans: list[Plan]) -> str:
     """Return the budget of every training and adaptation, and how much of it has ended."""
     seeds = sorted({item.seed for item in plans})
     ended = sum(comparison.has_ended(item) for item in plans)
@@ -202,7 +202,9 @@ def _budget(comparison: Comparison, plans: list[Plan]) -> str:
     return text
 
 
-def _caption(comparison: Comparison, plans: list[Plan], existing: Sequence[ExistingRuns]) -> str:
+def _caption(
+    comparison: MethodComparison, plans: list[Plan], existing: Sequence[ExistingRuns]
+) -> str:
     """Return the budget and what the columns mean."""
     known = [comparison.run_folder(item) for item in plans if item.name == comparison.reference]
     known += [runs.folders[0] for runs in existing if runs.name == comparison.reference]
@@ -227,12 +229,12 @@ def _caption(comparison: Comparison, plans: list[Plan], existing: Sequence[Exist
     )
 
 
-def _scores(scores: list[Score], method: str, mode: str) -> list[Score]:
-    """Return the scores of a way to adapt; with an empty mode, of the training tasks."""
+def _scores(scores: list[TaskScore], method: str, mode: str) -> list[TaskScore]:
+    """Return the scores of an adaptation variant; with an empty mode, of the training tasks."""
     return [score for score in scores if (score.method, score.mode) == (method, mode)]
 
 
-def _seen(scores: list[Score], method: str, mode: str) -> list[Score]:
+def _seen(scores: list[TaskScore], method: str, mode: str) -> list[TaskScore]:
     return _scores(scores, method, "") if mode == "all" else []
 
 

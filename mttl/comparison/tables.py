@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mttl.comparison.bootstrap import Key
 
 
-class Score(NamedTuple):
+class TaskScore(NamedTuple):
     """One score on test rows.
 
     Attributes:
@@ -47,7 +47,7 @@ class Mean(NamedTuple):
     high: float
 
 
-class Line(NamedTuple):
+class TableRow(NamedTuple):
     """One row of the main table; scores in %, costs as means over seeds.
 
     Attributes:
@@ -75,10 +75,10 @@ class Line(NamedTuple):
     peak_mib: float = math.nan
 
 
-def read_seen(path: Path, method: str, seed: int, fold: int = 0) -> list[Score]:
+def read_seen(path: Path, method: str, seed: int, fold: int = 0) -> list[TaskScore]:
     """Read the test scores of the training tasks from ``results.csv``."""
     return [
-        Score(
+        TaskScore(
             *(method, "", seed, "seen", row["task"]),
             sample=int(to_number(row["sample"], f"'{path}': a sample", MttlError)),
             score=100 * to_number(row["score"], f"'{path}': a score", MttlError),
@@ -89,7 +89,9 @@ def read_seen(path: Path, method: str, seed: int, fold: int = 0) -> list[Score]:
     ]
 
 
-def check_rows(scores: Iterable[Score], digest: Callable[[str, int], str] | None = None) -> None:
+def check_rows(
+    scores: Iterable[TaskScore], digest: Callable[[str, int], str] | None = None
+) -> None:
     """Refuse to compare scores of one sample that are of other rows, or by another metric.
 
     Args:
@@ -99,7 +101,7 @@ def check_rows(scores: Iterable[Score], digest: Callable[[str, int], str] | None
     Raises:
         MttlError: If two are, or one is of rows that no longer exist.
     """
-    first: dict[tuple[str, int], Score] = {}
+    first: dict[tuple[str, int], TaskScore] = {}
     other: dict[tuple[str, str], set[str]] = {}
     for score in (score for score in scores if score.rows):
         key = score.task, score.sample
@@ -117,7 +119,7 @@ def check_rows(scores: Iterable[Score], digest: Callable[[str, int], str] | None
         )
 
 
-def by_seed(scores: Iterable[Score]) -> dict[int, float]:
+def by_seed(scores: Iterable[TaskScore]) -> dict[int, float]:
     """Return the mean over tasks of every seed; samples and folds first, NaN counts as 0.
 
     A seed that lacks a task of others has not ended, and is left out.
@@ -133,7 +135,7 @@ def by_seed(scores: Iterable[Score]) -> dict[int, float]:
     }
 
 
-def mean_score(scores: Iterable[Score]) -> float:
+def mean_score(scores: Iterable[TaskScore]) -> float:
     """Return the mean over tasks of one method."""
     from mttl.comparison.bootstrap import mean_over_tasks, table  # it brings numpy
 
@@ -141,12 +143,12 @@ def mean_score(scores: Iterable[Score]) -> float:
     return mean_over_tasks(table(found)) if found else math.nan
 
 
-def keyed(scores: Iterable[Score]) -> "dict[Key, float]":
+def keyed(scores: Iterable[TaskScore]) -> "dict[Key, float]":
     """Return the scores of one method by what they are paired by; NaN counts as 0."""
     return {(x.task, x.fold, x.seed, x.sample): _known(x.score) for x in scores}
 
 
-def paired_difference(ours: Iterable[Score], reference: Iterable[Score]) -> Mean:
+def paired_difference(ours: Iterable[TaskScore], reference: Iterable[TaskScore]) -> Mean:
     """Return the mean difference of common scores, with its 95 % interval."""
     from mttl.comparison.bootstrap import mean_and_interval  # it brings numpy
 
@@ -154,7 +156,7 @@ def paired_difference(ours: Iterable[Score], reference: Iterable[Score]) -> Mean
     return Mean(*mean_and_interval({key: own[key] - other[key] for key in own if key in other}))
 
 
-def main_table(lines: Sequence[Line], reference: str) -> str:
+def main_table(lines: Sequence[TableRow], reference: str) -> str:
     """Return the main table as Markdown."""
     rows = [
         (
@@ -179,7 +181,7 @@ def main_table(lines: Sequence[Line], reference: str) -> str:
     return markdown(heads, rows)
 
 
-def task_table(scores: Iterable[Score], columns: Sequence[tuple[str, str]]) -> str:
+def task_table(scores: Iterable[TaskScore], columns: Sequence[tuple[str, str]]) -> str:
     """Return a row per unseen task and a column per method and mode, mean ± deviation."""
     cells: dict[str, dict[tuple[str, str], list[float]]] = {}
     for item in scores:
@@ -203,7 +205,7 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
-def flat_row(row: Score | Line) -> Mapping[str, object]:
+def flat_row(row: TaskScore | TableRow) -> Mapping[str, object]:
     """Return a row of a CSV file, with separate columns for intervals."""
     flat: dict[str, object] = {}
     for name, value in row._asdict().items():

@@ -12,7 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from mttl.config.plugin_section import own_class_of
+from mttl.config.plugin_section import plugin_name
 from mttl.config.section import Section, once
 from mttl.plugins.classes import METRICS
 
@@ -46,8 +46,8 @@ class Homogeneous(Section):
 Sampler = Annotated[Proportional | Uniform | Temperature | Homogeneous, Field(discriminator="kind")]
 
 
-Prefix = Literal["name", "code", "none"]
-_Prefix = Literal[Prefix, "auto"]
+TaskPrefix = Literal["name", "code", "none"]
+_TaskPrefix = Literal[TaskPrefix, "auto"]
 Truncate = Literal["start", "end"]
 Template = Literal["plain", "chat"]
 
@@ -106,7 +106,7 @@ class Data(Section):
     truncate: Truncate = "end"
     """Which side of an input is cut that is longer; what stands before it (`prefix`,
     `descriptions`) stays."""
-    prefix: _Prefix = "name"
+    prefix: _TaskPrefix = "name"
     """Task prefix of every input: `[name]` of the task, its `[code]` (six letters that do not
     reveal the name), or `none`. `auto` prepends the name only if the router cannot identify the
     task: shared, average, random, smear, retrieval, none; expert if two rows of its matrix have
@@ -121,7 +121,7 @@ class Data(Section):
     date: Annotated[str, AfterValidator(_day)] | None = None
     """The day, as YYYY-MM-DD, that chat templates show which show one: by default that on which
     training starts. A run keeps it."""
-    metrics: dict[TaskName, Annotated[str, AfterValidator(own_class_of(METRICS))]] = {}
+    metrics: dict[TaskName, Annotated[str, AfterValidator(plugin_name(METRICS))]] = {}
     """Metrics of tasks in the place of those in TASKS.csv: one of CrossFit's, or `module:Class`."""
     expert_matrix: str | None = None
     """CSV file of the skills that a person would give each task: the matrix of an expert router

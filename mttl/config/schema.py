@@ -9,7 +9,7 @@ from mttl.config.capabilities import missing_features
 from mttl.config.data_schema import Data
 from mttl.config.moe_schema import MoE
 from mttl.config.optim_schema import Optim
-from mttl.config.plugin_section import OwnKinds, OwnPart
+from mttl.config.plugin_section import PluginKinds, PluginSection
 from mttl.config.router_schema import Router
 from mttl.config.section import (
     AS_TRAINED,
@@ -89,15 +89,15 @@ class Adapt(Section):
 
     mode: AdaptMode = "all"
     """What to train; see `mttl.adaptation.modes`."""
-    init: RowInit | Literal["auto", "two_starts"] = "auto"
+    init: RowInit | Literal["auto", "best_of_two"] = "auto"
     """How the routing of a new task starts: at the mean of the trained tasks (`mean`), untrained
-    (`fresh`), at the trained task with the lowest loss on the new examples (`best_row`), at its row
+    (`fresh`), at the trained task with the lowest loss on the new examples (`nearest_task`), at its row
     of the Expert's matrix (`matrix`), with a fresh private skill (`own`), as Polytropon's row
     (`learned`), composed of its factors (`factors`), at equal weights (`average`), or as free
     coefficients of the skills: all 1 / K (`coefficients`, CAT), or those of the trained task with
-    the lowest loss (`best_coefficients`). `auto` is `best_row` in mode `all`, if there are examples
-    and trained tasks are routed differently, and else `mean`. `two_starts` is `auto`, but where
-    that is `best_row` it adapts from the mean as well, and keeps the start that scores higher on
+    the lowest loss (`best_coefficients`). `auto` is `nearest_task` in mode `all`, if there are examples
+    and trained tasks are routed differently, and else `mean`. `best_of_two` is `auto`, but where
+    that is `nearest_task` it adapts from the mean as well, and keeps the start that scores higher on
     the development rows: twice the work."""
     gradient_free: bool = False
     """Look for one coefficient per skill, the same in all layers, by evolution (LoraHub), trying
@@ -138,8 +138,9 @@ class Adapt(Section):
         told = f"mode '{mode}' takes no row over" if steps else "examples is 0"
         still = mode == "zero_shot" or self.gradient_free or not steps
         problems = {
-            f"init 'own' gives a new task a fresh skill, which mode '{mode}' does not train; use "
-            "'skills_only' or 'full', or another init, as 'mean'": init == "own"
+            f"init 'private_skill' gives a new task a fresh skill, which mode '{mode}' does not "
+            "train; use 'skills_only' or 'full', or another init, as 'mean'": init
+            == "private_skill"
             and mode in ("zero_shot", "router_only", "average"),
             "mode 'average' gives a new task equal weights of all skills, so init 'fresh' changes "
             "nothing; leave it out": init == "fresh" and mode == "average",
@@ -159,7 +160,7 @@ class Adapt(Section):
             and mode in ("zero_shot", "router_only"),
             f"mode 'average' has equal weights of all skills and takes no init '{init}'": mode
             == "average"
-            and init in ("matrix", "learned"),
+            and init in ("expert_row", "learned"),
             f"mode '{mode}' takes no row over from training, so init 'factors' composes none; use "
             "'zero_shot', 'router_only', 'skills_only', 'all' or 'full'": init == "factors"
             and no_row,
@@ -302,8 +303,8 @@ class Trainer(Section):
     deterministic: bool = False
     """Refuse operations without a deterministic implementation."""
     loggers: list[Literal["tensorboard", "wandb"]] = []
-    """Boards to compare runs on, beside metrics.csv."""
-    callbacks: list[Annotated[OwnPart, OwnKinds(CALLBACKS)]] = []
+    """Experiment loggers, beside metrics.csv."""
+    callbacks: list[Annotated[PluginSection, PluginKinds(CALLBACKS)]] = []
     """Custom callbacks of Lightning's trainer."""
     early_stopping: PositiveInt | None = None
     """Stop after so many validations without a better mean score."""
@@ -342,7 +343,7 @@ class Config(Section):
     """Experts that tokens choose, beside or instead of skills that tasks choose."""
     optim: Optim
     """Optimizer and learning rates."""
-    loss: Annotated[OwnPart, OwnKinds(LOSSES)] | None = None
+    loss: Annotated[PluginSection, PluginKinds(LOSSES)] | None = None
     """Custom training loss; cross-entropy by default."""
     generation: Generation = Generation()
     """How answers are generated."""
@@ -414,7 +415,7 @@ class Config(Section):
     def _is_low_rank(self) -> bool:
         """Return whether any skills or experts may have two factors; custom ones may."""
         kinds = [*kinds_of(self.skills), *([self.moe.experts] if self.moe else [])]
-        return any(one.kind == "lora" or isinstance(one, OwnPart) for one in kinds)
+        return any(one.kind == "lora" or isinstance(one, PluginSection) for one in kinds)
 
     def _task_problems(self) -> list[str]:
         """Return what does not fit between skills and the task router."""
@@ -466,8 +467,8 @@ class Config(Section):
                 ("skills.kind", skills.kind, fusable),
                 ("skills.n_heads", n_heads, 1),
                 ("skills.gate", getattr(skills, "gate", False), False),
-                ("skills.alike", getattr(skills, "alike", False), False),
-                ("skills.stacked", getattr(skills, "stacked", None), None),
+                ("skills.identical_init", getattr(skills, "identical_init", False), False),
+                ("skills.stages", getattr(skills, "stages", None), None),
                 ("router.kind", kind, "average"),  # attention takes the router's place
                 ("backbone.train", self.backbone.train, False),
                 ("moe", "given" if self.moe else None, None),

@@ -23,7 +23,7 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from mttl.config.data_schema import Truncate
-from mttl.data.prompt_prefix import Opening
+from mttl.data.prompt_prefix import PromptPrefix
 from mttl.data.user_text import UserText
 from mttl.errors import ConfigError
 
@@ -107,16 +107,19 @@ class TextEncoder:
         return []
 
     def prompts(
-        self, texts: Sequence[str], openings: Sequence[Opening] = (), lost: list[int] | None = None
+        self,
+        texts: Sequence[str],
+        prompt_prefixes: Sequence[PromptPrefix] = (),
+        lost: list[int] | None = None,
     ) -> list[list[int]]:
         """Return the ids of each input.
 
         Args:
             texts: The inputs, with what they begin with.
-            openings: What each begins with and keeps, where their beginnings are cut.
+            prompt_prefixes: What each begins with and keeps, where their beginnings are cut.
             lost: Gets the number of ids that are cut, for each text that is too long.
         """
-        kept = [*openings] or [Opening("")] * len(texts)
+        kept = [*prompt_prefixes] or [PromptPrefix("")] * len(texts)
         return self._encode(texts, self.prompt_ends, self._max_lengths[0], lost, kept)
 
     def answers(self, texts: Sequence[str], lost: list[int] | None = None) -> list[list[int]]:
@@ -147,7 +150,7 @@ class TextEncoder:
         ends: tuple[list[int], list[int]],
         max_length: int,
         lost: list[int] | None = None,
-        openings: Sequence[Opening] | None = None,
+        prompt_prefixes: Sequence[PromptPrefix] | None = None,
     ) -> list[list[int]]:
         before, after = ends
         room = max_length - len(before) - len(after)
@@ -158,15 +161,15 @@ class TextEncoder:
                     lost.append(len(ids) - room)
                 # How much stays at the beginning; the rest of the room is for the end.
                 n_kept = room
-                if openings is not None and self.truncate == "start":
-                    n_kept = min(room, self._n_ids(openings[place].text))
+                if prompt_prefixes is not None and self.truncate == "start":
+                    n_kept = min(room, self._n_ids(prompt_prefixes[place].text))
                 encoded[place] = ids[:n_kept] + ids[len(ids) - (room - n_kept) :]
         return [[*before, *ids, *after] for ids in encoded]
 
-    def _n_ids(self, opening: str) -> int:
+    def _n_ids(self, prompt_prefix: str) -> int:
         # The blank at its end may be part of the next word's token.
-        kept = self.leading_space + opening.rstrip()
-        return len(self.user_text.encode([kept])[0]) if opening else 0
+        kept = self.leading_space + prompt_prefix.rstrip()
+        return len(self.user_text.encode([kept])[0]) if prompt_prefix else 0
 
 
 def check_positions(

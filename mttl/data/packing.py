@@ -12,7 +12,7 @@ from mttl.data.collate import TrainCollator, checked_task_ids, pad
 from mttl.shapes import IGNORED
 
 
-class Sequences:
+class PackedSequences:
     """Sequences of limited length that rows are put into one by one."""
 
     def __init__(self, length: int, most: int | None = None) -> None:
@@ -60,7 +60,7 @@ class PackedCollator(TrainCollator):
             ValueError: If a task id is out of range.
         """
         tokens = [[*row["input_ids"], *row["labels"]] for row in rows]
-        packed = Sequences.of(map(len, tokens), self.packed_length)
+        packed = PackedSequences.of(map(len, tokens), self.packed_length)
         longest = max(sum(len(tokens[row]) for row in sequence) for sequence in packed)
         ids, labels, positions, segments = [], [], [], []
         for sequence in packed:

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from string import ascii_lowercase
 from typing import NamedTuple
 
-from mttl.config.data_schema import Prefix
+from mttl.config.data_schema import TaskPrefix
 from mttl.errors import TaskError
 
 _CODE_LETTERS = 6
 
 
-class Opening(NamedTuple):
+class PromptPrefix(NamedTuple):
     """What a model reads before the input itself.
 
     Attributes:
@@ -23,7 +23,7 @@ class Opening(NamedTuple):
     system: str | None = None
 
 
-def opening(task: str, prefix: Prefix, description: str | None = None) -> str:
+def prompt_prefix(task: str, prefix: TaskPrefix, description: str | None = None) -> str:
     """Return the text before the inputs of a task."""
     shown = {"name": f"[{task}] ", "code": f"[{task_code(task)}] ", "none": ""}[prefix]
     return shown if description is None else f"{shown}{description.strip()} "

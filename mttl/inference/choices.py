@@ -16,7 +16,7 @@ from mttl.errors import TaskError
 
 
 @dataclass(frozen=True)
-class Choice:
+class OptionChoice:
     """What was chosen for one text.
 
     Attributes:
@@ -28,7 +28,7 @@ class Choice:
     probabilities: Mapping[str, float]
 
     @classmethod
-    def among(cls, scores: Mapping[str, float]) -> "Choice":
+    def among(cls, scores: Mapping[str, float]) -> "OptionChoice":
         """Return the choice that scores lead to."""
         values = torch.tensor(list(scores.values()), dtype=torch.float64).softmax(0).tolist()
         probabilities = dict(zip(scores, values, strict=True))

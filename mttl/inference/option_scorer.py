@@ -15,7 +15,7 @@ from mttl.skills.skilled_model import SkilledModel
 
 
 @dataclass(frozen=True)
-class Ranker:
+class OptionScorer:
     """The options of tasks, as texts and as ids by task id, and how they are compared.
 
     With ``per_token``, likelihoods are means over tokens.

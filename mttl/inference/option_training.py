@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mttl.errors import TaskError
-from mttl.inference.option_scorer import Ranker
+from mttl.inference.option_scorer import OptionScorer
 from mttl.inference.option_scores import option_losses
 from mttl.models.backbone import is_decoder_only
 from mttl.shapes import IGNORED
@@ -40,7 +40,7 @@ CERTAIN = 1e-2
 class OptionTraining:
     """Further losses of a batch whose tasks all have options, with their weights."""
 
-    ranker: Ranker
+    option_scorer: OptionScorer
     unlikelihood: float
     length_normalised: float
 
@@ -54,19 +54,19 @@ class OptionTraining:
         if is_decoder_only(model.backbone):  # behind the prompt stands the answer
             read = read & (labels == IGNORED)
         prompts = [ids[real].tolist() for ids, real in zip(batch["input_ids"], read, strict=True)]
-        options = [self.ranker.ids[task_id] for task_id in batch["task_ids"].tolist()]
+        options = [self.option_scorer.ids[task_id] for task_id in batch["task_ids"].tolist()]
         right = []
         for task_id, own, row in zip(batch["task_ids"].tolist(), options, labels, strict=True):
             answer = row[row != IGNORED].tolist()
             if answer not in own:
                 raise TaskError(
                     "the answer of a training row is none of its task's options "
-                    f"({', '.join(self.ranker.texts[task_id])}), and adapt.unlikelihood and "
+                    f"({', '.join(self.option_scorer.texts[task_id])}), and adapt.unlikelihood and "
                     "adapt.length_normalised compare it with the others; complete the options"
                 )
             right.append(list(own).index(answer))
         losses, counted = option_losses(
-            model, batch["task_ids"], prompts, options, pad_id=self.ranker.pad_id
+            model, batch["task_ids"], prompts, options, pad_id=self.option_scorer.pad_id
         )
         places = torch.tensor(right, device=losses.device)
         return {

@@ -17,7 +17,7 @@ from mttl.models.generation import search_file
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asking:
+class PromptExport:
     """The prompt format of exported weights: tokenizer, prompt form by task, and search.
 
     ``generation`` is the model's own generation config; ``search`` the settings of
@@ -32,7 +32,7 @@ class Asking:
     dtype: str
 
     @classmethod
-    def of(cls, run: Predictor, tasks: Sequence[str]) -> "Asking":
+    def of(cls, run: Predictor, tasks: Sequence[str]) -> "PromptExport":
         """Return how a model is asked for some of its tasks."""
         backbone: Any = run.model.backbone
         return cls(

@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 
-def share_of(share: float, n: int) -> Fraction:
+def exact_fraction(share: float, n: int) -> Fraction:
     """Return the exact product of a fraction and a number.
 
     A float counts as the shortest decimal that it prints as, which is what the user wrote.

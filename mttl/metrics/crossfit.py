@@ -28,7 +28,7 @@ from mttl.metrics.answer_scores import (
 from mttl.metrics.metric_names import TaskMetric
 from mttl.metrics.rouge_l import rouge_l, rouge_l_or_same
 from mttl.metrics.text_metric import TextMetric, check_rows
-from mttl.plugins import classes as own_classes
+from mttl.plugins import classes as plugins
 from mttl.plugins.classes import find_class, make
 
 
@@ -209,7 +209,7 @@ def build_metric(name: str) -> Metric:
     metric = name if isinstance(name, TaskMetric) else TaskMetric(name)
     check_metric(name, ValueError)
     if name not in METRICS:
-        return make(find_class(own_classes.METRICS, name), {}, {})
+        return make(find_class(plugins.METRICS, name), {}, {})
     if name == "Matthew-Correlation":
         return MatthewsCorrelation(metric.options)
     return (METRICS if metric.published else {**METRICS, **OF_OTHER_TASKS})[name]()
@@ -221,7 +221,7 @@ def check_metric(name: str, error: type[Exception], what: str = "metric") -> Non
     Raises:
         Exception: Of the given kind, if it is neither.
     """
-    if name not in METRICS and not own_classes.METRICS.is_own(name):
+    if name not in METRICS and not plugins.METRICS.is_plugin(name):
         allowed = ", ".join(METRICS)
         raise error(f"{what} ('{name}') must be one of {allowed}.{nearest(name, METRICS)}")
 
@@ -255,7 +255,7 @@ def score_answers(
 ) -> float:
     """Return the score of a list of answers by the metric of `build_metric`."""
     metric = build_metric(name)
-    with own_classes.calling(metric):
+    with plugins.plugin_call(metric):
         metric.update(predictions, references)
     return computed(metric)
 
@@ -264,12 +264,12 @@ def computed(metric: Metric) -> float:
     """Return what a metric says of all rows.
 
     Raises:
-        OwnClassError: If a custom metric raises, or its score is out of range.
+        PluginError: If a custom metric raises, or its score is out of range.
     """
-    with own_classes.calling(metric):
+    with plugins.plugin_call(metric):
         score = float(metric.compute())
     if not (math.isnan(score) or -1 <= score <= 1):
-        raise own_classes.OwnClassError(
+        raise plugins.PluginError(
             f"the metric {type(metric).__name__} scored {score}; scores lie between -1 and 1, and "
             "are shown in %: divide in compute()"
         )

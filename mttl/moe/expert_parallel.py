@@ -16,7 +16,7 @@ from mttl.moe.parallel import ParallelExperts, gather_first
 from mttl.skills.inventory import Inventory
 
 
-def check_shares(experts: Inventory) -> None:
+def check_shardable(experts: Inventory) -> None:
     """Refuse experts that cannot be taken apart.
 
     Raises:
@@ -30,7 +30,7 @@ def check_shares(experts: Inventory) -> None:
             )
 
 
-def share_out(model: nn.Module) -> None:
+def shard_experts(model: nn.Module) -> None:
     """Let this process keep its share of the experts of every layer, in place.
 
     Args:
@@ -87,7 +87,7 @@ def gather_checkpoint(
             moments[name] = _gathered(value)
 
 
-def share_checkpoint(
+def shard_checkpoint(
     model: nn.Module, checkpoint: dict[str, Any], parameters: Sequence[nn.Parameter]
 ) -> None:
     """Leave of a checkpoint of all experts this process's share."""
@@ -95,11 +95,11 @@ def share_checkpoint(
     if own:
         state = checkpoint["state_dict"]
         checkpoint["state_dict"] = {
-            own.get(name, name): _share(value) if name in own else value
+            own.get(name, name): _shard(value) if name in own else value
             for name, value in state.items()
         }
         for moments, name, value in _moments(model, checkpoint, parameters):
-            moments[name] = _share(value)
+            moments[name] = _shard(value)
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], model: nn.Module, largest: float) -> Tensor:
@@ -140,5 +140,5 @@ def _gathered(value: Tensor) -> Tensor:
     return gather_first(value).cpu()
 
 
-def _share(value: Tensor) -> Tensor:
+def _shard(value: Tensor) -> Tensor:
     return value.chunk(dist.get_world_size())[dist.get_rank()].clone()

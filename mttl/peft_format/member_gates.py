@@ -25,7 +25,7 @@ from mttl.routing.token.phatgoose import PhatgooseRouter
 from mttl.runtime.gpus import device_of
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.loss import global_mean
-from mttl.training.task_embeddings import show_tasks
+from mttl.training.task_embeddings import embed_tasks
 from mttl.training.text_to_text import TextToTextModule
 
 
@@ -49,7 +49,7 @@ def prepare_members(config: Config, imported: Imported) -> None:
         decoder_only=is_decoder_only(model.backbone),
         seed=config.run.seed,
     )
-    show_tasks(model, data)
+    embed_tasks(model, data)
     if isinstance(model.router, RetrievalRouter):
         model.router.remember(model.router.get_buffer("shown_examples"))
     if isinstance(gates, Phatgoose):

@@ -30,7 +30,7 @@ TRAINING = ("lora_alpha", "r", "lora_dropout", "use_rslora", "init_lora_weights"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class MemberOptions:
     """What becomes a member of what is found.
 
     Attributes:
@@ -59,7 +59,7 @@ class Found:
     runs: int = 0
 
 
-def gather(sources: Sequence[str], wanted: Wanted) -> Found:
+def gather(sources: Sequence[str], wanted: MemberOptions) -> Found:
     """Read everything that sources name.
 
     Args:
@@ -139,7 +139,7 @@ def _folders(source: str) -> list[tuple[Path, str]]:
     return [(folder, folder.resolve().name) for folder in folders]
 
 
-def _read(folder: Path, name: str, wanted: Wanted, found: Found) -> None:
+def _read(folder: Path, name: str, wanted: MemberOptions, found: Found) -> None:
     if is_library(folder):
         found.members += _of_library(folder)
     elif not _is_adapter(folder) and find_inventory(folder):
@@ -202,7 +202,7 @@ def _told(value: Any) -> str | None:
     return ", ".join(str(word) for word in words if isinstance(word, str)) or None
 
 
-def _of_run(path: Path, wanted: Wanted, found: Found) -> None:
+def _of_run(path: Path, wanted: MemberOptions, found: Found) -> None:
     """Read each task, or each skill, of a run."""
     built = load_run(path, backbone=wanted.backbone)
     if built.meta["backbone"]["trained"]:

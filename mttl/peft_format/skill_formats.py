@@ -289,7 +289,7 @@ def _bottleneck(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing:
     for path, layer in layers.items():
         skills: Any = layer.inventory
         _require(skills.reads == "output", "AdapterHub's parallel adapters read before the norm")
-        _require(len(skills.storeys) == 1, "stacked adapters are several of AdapterHub's")
+        _require(len(skills.stages) == 1, "stacked adapters are several of AdapterHub's")
         _require(skills.out_features == width, f"'{path}' is not as wide as the model ({width})")
         weights = mixing[layer.group][None]
         if skills.mix == "factors":

@@ -23,7 +23,7 @@ from rich.logging import RichHandler
 from mttl.errors import MttlError, StopRequested
 from mttl.io.files import DISK_REFUSES
 from mttl.io.reading import reason
-from mttl.plugins.classes import failed_in
+from mttl.plugins.classes import raised_in_plugin
 from mttl.runtime.child_process import end_process, follow_launcher
 from mttl.runtime.libraries import HARMLESS_LOGGERS, is_error
 from mttl.runtime.stop_signals import handling
@@ -123,7 +123,7 @@ def _fault(console: Console, error: Exception) -> int:
         console.print(lines, markup=False)
         name = "above"
     kept = f"the traceback is in '{name}'"
-    own = failed_in(error)
+    own = raised_in_plugin(error)
     if own is not None:
         console.print(f"error: {own}; {kept}", markup=False)
         return USER_MISTAKE

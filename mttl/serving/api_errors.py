@@ -8,7 +8,7 @@ TRY_AGAIN = (429, 503)
 RETRY_AFTER = "1"  # seconds: a batch takes about that
 
 
-class Refusal(MttlError):
+class ApiError(MttlError):
     """A refused request, with an HTTP status, the wrong parameter and an error code."""
 
     def __init__(

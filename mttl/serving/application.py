@@ -18,9 +18,9 @@ from starlette.requests import ClientDisconnect
 
 from mttl.errors import MttlError, nearest
 from mttl.io.reading import parse_json
-from mttl.serving.api_errors import Refusal
-from mttl.serving.generation_request import Piece, WantedAnswer
-from mttl.serving.metrics import Measures
+from mttl.serving.api_errors import ApiError
+from mttl.serving.generation_request import GenerationRequest, Piece
+from mttl.serving.metrics import ServerMetrics
 from mttl.serving.protocol import ChatRequest, CompletionRequest, parse_request
 from mttl.serving.replies import Reply
 from mttl.serving.request_queue import RequestQueue
@@ -49,7 +49,7 @@ class Service:
         tasks: Tasks by name.
         queue: The queue of answers.
         limits: Limits of a request.
-        measures: Counters of the server.
+        server_metrics: Counters of the server.
         key: API key that every request has to name; None accepts all requests.
     """
 
@@ -58,10 +58,11 @@ class Service:
         tasks: Mapping[str, ServedTask],
         queue: RequestQueue,
         limits: Limits,
-        measures: Measures,
+        server_metrics: ServerMetrics,
         key: str | None = None,
     ) -> None:
-        self.tasks, self.queue, self.limits, self.measures = tasks, queue, limits, measures
+        self.tasks, self.queue, self.limits = tasks, queue, limits
+        self.server_metrics = server_metrics
         self._key = None if key is None else key.strip()  # files of keys end with a line break
         self._since = int(time.time())
 
@@ -93,7 +94,7 @@ class Service:
         """Return the counters as Prometheus reads them."""
         self._check_key(request)
         return PlainTextResponse(
-            self.measures.text(len(self.queue)), media_type="text/plain; version=0.0.4"
+            self.server_metrics.text(len(self.queue)), media_type="text/plain; version=0.0.4"
         )
 
     def _model(self, name: str) -> dict[str, Any]:
@@ -102,7 +103,7 @@ class Service:
     def task(self, name: str) -> ServedTask:
         """Return a task by its name."""
         if name not in self.tasks:
-            raise Refusal(
+            raise ApiError(
                 404,
                 f"there is no model '{name}'.{nearest(name, self.tasks)} Here a model is a task: "
                 f"{', '.join(self.tasks)}",
@@ -117,7 +118,7 @@ class Service:
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         right = hmac.compare_digest(given.strip().encode("latin-1"), self._key.encode())
         if kind.lower() != "bearer" or not right:
-            raise Refusal(
+            raise ApiError(
                 401,
                 "the API key is missing or wrong; send 'Authorization: Bearer KEY' with the "
                 "server's",
@@ -138,15 +139,15 @@ class Service:
             if isinstance(response, StreamingResponse):
                 response.body_iterator = self._counted(response.body_iterator, call, began)
             return response
-        except Refusal as refusal:
-            status = refusal.status
+        except ApiError as api_error:
+            status = api_error.status
             raise
         except (_ClientGoneError, ClientDisconnect):
             status = CLIENT_GONE
             return Response(status_code=CLIENT_GONE)
         finally:
             if not call.streams:
-                self.measures.add_request(call.model, status, time.perf_counter() - began)
+                self.server_metrics.add_request(call.model, status, time.perf_counter() - began)
 
     async def _counted(self, parts: Any, call: "Call", began: float) -> AsyncIterator[str]:
         """Pass the parts of a stream on, and count it."""
@@ -160,7 +161,7 @@ class Service:
             raise
         finally:
             await parts.aclose()
-            self.measures.add_request(call.model, status, time.perf_counter() - began)
+            self.server_metrics.add_request(call.model, status, time.perf_counter() - began)
 
     async def _answer(
         self, request: Request, call: "Call", kind: type[CompletionRequest] | type[ChatRequest]
@@ -185,7 +186,7 @@ class Service:
             scored=asked.n_logprobs is not None,
             n_prompt_tokens=sum(map(len, prompts)),
         )
-        self.measures.add_tokens(prompt=reply.n_prompt_tokens)
+        self.server_metrics.add_tokens(prompt=reply.n_prompt_tokens)
         headers = {TRUNCATED: str(n_lost)} if n_lost else {}
         if asked.stream:
             call.streams = True
@@ -209,16 +210,16 @@ class Service:
         n_tokens = 0
         try:
             for index in range(n_answers if reply.chat else 0):
-                yield _event(reply.opening(index))
+                yield _event(reply.first_event(index))
             async for place, piece in arriving:
                 n_tokens += piece.n_tokens
                 yield _event(reply.part(place, piece))
             if usage:
                 yield _event(reply.counts(n_tokens))
             yield "data: [DONE]\n\n"
-        except Refusal as refusal:  # too late for a status
-            call.status = refusal.status
-            yield _event(refusal.body)
+        except ApiError as api_error:  # too late for a status
+            call.status = api_error.status
+            yield _event(api_error.body)
         except _ClientGoneError:
             call.status = CLIENT_GONE
         finally:
@@ -228,7 +229,7 @@ class Service:
         self,
         request: Request,
         pieces: "asyncio.Queue[tuple[int, Piece]]",
-        wanted: Sequence[WantedAnswer],
+        wanted: Sequence[GenerationRequest],
         ends: float,
     ) -> AsyncIterator[tuple[int, Piece]]:
         """Return the pieces of answers until all have ended; drop them where nobody waits."""
@@ -244,7 +245,7 @@ class Service:
                 if not arrives.done():
                     if gone.done():
                         raise _ClientGoneError
-                    raise Refusal(
+                    raise ApiError(
                         504,
                         f"the answer took more than {self.limits.seconds:g} seconds; ask for fewer "
                         "tokens, or try again when the server has less to do",
@@ -252,9 +253,9 @@ class Service:
                     )
                 place, piece = arrives.result()
                 if piece.failed:
-                    raise Refusal(500, "the model failed; see the log of the server")
+                    raise ApiError(500, "the model failed; see the log of the server")
                 n_open -= piece.finish is not None
-                self.measures.add_tokens(answer=piece.n_tokens)
+                self.server_metrics.add_tokens(answer=piece.n_tokens)
                 yield place, piece
                 arrives = asyncio.ensure_future(pieces.get())
         finally:
@@ -267,7 +268,7 @@ class Service:
         """Return the parameters of a request."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
-            raise Refusal(
+            raise ApiError(
                 415, f"the content type is '{kind}'; it must be application/json: set the header"
             )
         body = bytearray()
@@ -276,17 +277,17 @@ class Service:
                 async for chunk in request.stream():
                     body += chunk
                     if len(body) > self.limits.body:
-                        raise Refusal(
+                        raise ApiError(
                             413,
                             f"the request has more than {self.limits.body:,} bytes, the most that "
                             "are allowed; send less at a time",
                         )
         except TimeoutError as error:
-            raise Refusal(408, "the request did not arrive in time; send it again") from error
+            raise ApiError(408, "the request did not arrive in time; send it again") from error
         try:
             return parse_json(bytes(body), "the request", MttlError, dict)
         except MttlError as error:
-            raise Refusal(400, str(error)) from error
+            raise ApiError(400, str(error)) from error
 
 
 @dataclass
@@ -323,22 +324,22 @@ def make_application(
     application.get("/metrics")(service.metrics)
     add_routes(application)
 
-    @application.exception_handler(Refusal)
-    async def refuse(request: Request, refusal: Refusal) -> Response:
-        return JSONResponse(refusal.body, refusal.status, headers=refusal.headers)
+    @application.exception_handler(ApiError)
+    async def refuse(request: Request, api_error: ApiError) -> Response:
+        return JSONResponse(api_error.body, api_error.status, headers=api_error.headers)
 
     @application.exception_handler(HTTPException)
     async def refuse_route(request: Request, error: HTTPException) -> Response:
         paths = [getattr(route, "path", "") for route in application.routes]
         routes = ", ".join(path for path in paths if "{" not in path)
         message = f"{request.method} {request.url.path}: {error.detail}. There are {routes}"
-        refusal = Refusal(error.status_code, message)
-        return JSONResponse(refusal.body, refusal.status, headers=error.headers)
+        api_error = ApiError(error.status_code, message)
+        return JSONResponse(api_error.body, api_error.status, headers=error.headers)
 
     @application.exception_handler(Exception)
     async def fail(request: Request, error: Exception) -> Response:
-        refusal = Refusal(500, "internal error; see the log of the server")
-        return JSONResponse(refusal.body, refusal.status)
+        api_error = ApiError(500, "internal error; see the log of the server")
+        return JSONResponse(api_error.body, api_error.status)
 
     return application
 

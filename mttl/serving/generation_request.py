@@ -41,7 +41,7 @@ class Piece:
 
 
 @dataclass(eq=False, kw_only=True)
-class WantedAnswer:
+class GenerationRequest:
     """One answer that a request wants: a row of some batch.
 
     Attributes:
@@ -77,7 +77,7 @@ class WantedAnswer:
     dropped: bool = False
 
 
-def fit_together(wanted: Sequence[WantedAnswer]) -> bool:
+def fit_together(wanted: Sequence[GenerationRequest]) -> bool:
     """Return whether a model has positions for a batch: its longest prompt and longest answer."""
     n_positions = wanted[0].n_positions
     longest = max(len(row.prompt) for row in wanted) + max(row.most_tokens for row in wanted)

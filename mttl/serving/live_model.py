@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mttl.inference.predictor import Predictor
 from mttl.routing.task.given_rows import GivenRows
-from mttl.serving.api_errors import Refusal
+from mttl.serving.api_errors import ApiError
 from mttl.serving.protocol import Part, Text
 from mttl.serving.served_task import ServedTask
 from mttl.serving.token_experts import token_experts
@@ -77,7 +77,7 @@ class LiveModel:
         own = None if rows is None else self._row(task, name)
         return {
             "name": name,
-            "opening": task.form.opening(name).text,
+            "prompt_prefix": task.form.prompt_prefix(name).text,
             "options": task.form.task_options.get(name, []),
             "unmixed": self._unmixed(predictor),
             "row": [] if own is None else self._shown(own).tolist(),
@@ -91,17 +91,17 @@ class LiveModel:
         if request.tasks is None and request.skills is None:
             return None
         if reason := self._unmixed(task.predictor):
-            raise Refusal(400, f"{reason} Let the task's own skills answer")
+            raise ApiError(400, f"{reason} Let the task's own skills answer")
         if request.tasks is not None:
             total = sum(request.tasks.values())
             if not total:
-                raise Refusal(400, "all shares of tasks are 0; one of them must be above it")
+                raise ApiError(400, "all shares of tasks are 0; one of them must be above it")
             rows = [share / total * self._row(task, x) for x, share in request.tasks.items()]
             return torch.stack(rows).sum(0)
         weights = request.skills or []
         n_skills = self._pairs.shape[1]
         if len(weights) != n_skills:
-            raise Refusal(
+            raise ApiError(
                 400,
                 f"{len(weights)} weights are given; the run has {n_skills} skills, so give as many",
             )
@@ -116,7 +116,7 @@ class LiveModel:
     def _row(self, task: ServedTask, other: str) -> Float[Tensor, "G H K"]:
         predictor = task.predictor
         if other not in predictor.tasks:
-            raise Refusal(
+            raise ApiError(
                 400,
                 f"'{other}' cannot be mixed into '{task.name}': rows of one model can be, and this "
                 f"one has {', '.join(predictor.tasks)}",

@@ -12,7 +12,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from mttl.assembly.load_tasks import load_tasks
 from mttl.errors import MttlError
 from mttl.serving.application import Call, Limits, Service, arrivals
-from mttl.serving.generation_request import WantedAnswer
+from mttl.serving.generation_request import GenerationRequest
 from mttl.serving.live_model import LiveModel, LiveRequest
 from mttl.serving.protocol import parse_part
 from mttl.serving.run_server import LOCAL, answer_requests, listen, served_tasks
@@ -53,7 +53,7 @@ class LivePage:
         answer = partial(self.model.answer, task, asked.text, row)
         found: dict[str, Any] = {}
         pieces, send = arrivals()
-        wanted = WantedAnswer(
+        wanted = GenerationRequest(
             task_id=0,
             prompt=(),
             most_tokens=0,

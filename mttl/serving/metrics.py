@@ -32,7 +32,7 @@ class Histogram:
         yield f"{name}_count {below}"
 
 
-class Measures:
+class ServerMetrics:
     """Counters of a server; any thread may add to them."""
 
     def __init__(self) -> None:

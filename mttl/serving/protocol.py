@@ -19,7 +19,7 @@ from pydantic import (
 
 from mttl.errors import nearest
 from mttl.io.reading import shown
-from mttl.serving.api_errors import Refusal
+from mttl.serving.api_errors import ApiError
 
 MOST_ANSWERS = 128  # of one request
 
@@ -162,25 +162,25 @@ def parse_part(kind: type[SomePart], values: dict[str, Any]) -> SomePart:
     except ValidationError as error:
         problems = [_problem(kind, problem) for problem in error.errors(include_url=False)]
         first = ".".join(map(str, error.errors()[0]["loc"])) or None
-        raise Refusal(400, "; ".join(problems), param=first) from error
+        raise ApiError(400, "; ".join(problems), param=first) from error
 
 
 def parse_request(kind: type[Kind], values: dict[str, Any]) -> Kind:
     """Return a request of a protocol; arguments and errors are those of `parse_part`."""
     request = parse_part(kind, values)
     if request.stream_options is not None and not request.stream:
-        raise Refusal(
+        raise ApiError(
             400,
             "stream_options is for streams: set stream, or leave it out",
             param="stream_options",
         )
     if isinstance(request, ChatRequest):
         if request.max_tokens not in (None, request.max_completion_tokens or request.max_tokens):
-            raise Refusal(
+            raise ApiError(
                 400, "max_completion_tokens is another name of max_tokens: give one of them"
             )
         if request.top_logprobs and not request.logprobs:
-            raise Refusal(
+            raise ApiError(
                 400, "top_logprobs needs logprobs: set it, or leave both out", param="top_logprobs"
             )
     return request

@@ -32,7 +32,7 @@ class Reply:
         usage = self.usage(sum(answer.n_tokens for answer in answers))
         return self._object(choices, stream=False) | {"usage": usage}
 
-    def opening(self, index: int) -> dict[str, Any]:
+    def first_event(self, index: int) -> dict[str, Any]:
         """Return the first part of an answer in a stream of a chat."""
         delta = {"delta": {"role": "assistant", "content": ""}}
         return self._object([self._choice(index, delta, Piece(), None)], stream=True)

@@ -17,10 +17,10 @@ from mttl.inference.predictor import Predictor
 from mttl.runtime.command import make_console
 from mttl.runtime.stop_signals import StopRequest, handling
 from mttl.serving.application import Limits, Service, allow_origins, make_application
-from mttl.serving.metrics import Measures
+from mttl.serving.metrics import ServerMetrics
 from mttl.serving.request_queue import RequestQueue
 from mttl.serving.served_task import ServedTask
-from mttl.serving.shared_backbone import join_rows
+from mttl.serving.shared_backbone import share_backbone
 
 KEY_VARIABLE = "MTTL_API_KEY"
 LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -76,14 +76,14 @@ def answer_requests(
     Raises:
         KeyboardInterrupt: If it was asked twice to end, and some requests were not answered.
     """
-    measures = Measures()
+    server_metrics = ServerMetrics()
     queue = RequestQueue(
         batch_size=batch_size,
         wait=wait,
         most=most_waiting,
-        on_batch=lambda batch: measures.add_batch(len(batch)),
+        on_batch=lambda batch: server_metrics.add_batch(len(batch)),
     )
-    service = Service(tasks, queue, limits, measures, key)
+    service = Service(tasks, queue, limits, server_metrics, key)
     server = Server(uvicorn_settings(service, partial(add_routes, service)), queue)
     host, port = listener.getsockname()[:2]
     first, *others = notices(f"http://{f'[{host}]' if ':' in host else host}:{port}/")
@@ -103,7 +103,7 @@ def served_tasks(
     models: Mapping[str, Predictor], *, most_tokens: int, truncate: bool
 ) -> dict[str, ServedTask]:
     """Return the tasks of models; models that differ only in routing weights become one."""
-    models = join_rows(models)
+    models = share_backbone(models)
     encoders = {
         id(predictor): predictor.form.encoder(
             predictor.tokenizer, decoder_only=predictor.decoder_only
@@ -111,7 +111,7 @@ def served_tasks(
         for predictor in models.values()
     }
     for name, predictor in models.items():
-        predictor.form.opening(name)  # raises where a description is missing
+        predictor.form.prompt_prefix(name)  # raises where a description is missing
     return {
         name: ServedTask(name, predictor, encoders[id(predictor)], most_tokens, truncate)
         for name, predictor in models.items()

@@ -11,7 +11,7 @@ from mttl.routing.task.given_rows import GivenRows
 from mttl.skills.skilled_model import SkilledModel
 
 
-def join_rows(predictors: Mapping[str, Predictor]) -> dict[str, Predictor]:
+def share_backbone(predictors: Mapping[str, Predictor]) -> dict[str, Predictor]:
     """Return the model of every task, with as few different models as possible.
 
     Equal tensors of the models share memory already (`mttl.assembly.share_weights`).

@@ -11,19 +11,19 @@ from collections.abc import Sequence, Set
 
 from transformers import PreTrainedTokenizerBase
 
-from mttl.serving.generation_request import Piece, ScoredToken, WantedAnswer
+from mttl.serving.generation_request import GenerationRequest, Piece, ScoredToken
 
 # A token's log-probability, and ids with theirs that might have stood in its place.
-Score = tuple[float, Sequence[tuple[int, float]]]
+TokenScore = tuple[float, Sequence[tuple[int, float]]]
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a decoder makes of some bytes of a character
 BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")  # what byte fallback splits characters into
 
 
-class GrowingAnswer:
+class StreamDecoder:
     """Collects the tokens of an answer, of which ``ends`` end it, and sends its settled text."""
 
     def __init__(
-        self, wanted: WantedAnswer, tokenizer: PreTrainedTokenizerBase, ends: Set[int]
+        self, wanted: GenerationRequest, tokenizer: PreTrainedTokenizerBase, ends: Set[int]
     ) -> None:
         self.wanted = wanted
         self.ended = False
@@ -31,14 +31,14 @@ class GrowingAnswer:
         self._ends = ends
         self._ids: list[int] = []
         self._n_whole = 0  # tokens whose text no further byte changes
-        self._scores: list[Score] = []
+        self._scores: list[TokenScore] = []
         self._offsets = [0]  # where the text of each token begins, and the next one's
         self._sent = 0
         self._n_sent_tokens = 0
         self._streams = wanted.stream
         self._reads = wanted.stream or bool(wanted.stop) or wanted.n_logprobs is not None
 
-    def add(self, token: int, score: Score | None = None) -> None:
+    def add(self, token: int, score: TokenScore | None = None) -> None:
         """Take the next token; send what is settled, or the rest if it is the last."""
         if token in self._ends:
             self._end("stop", self._text())

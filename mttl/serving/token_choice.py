@@ -14,8 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from mttl.serving.generation_request import WantedAnswer
-from mttl.serving.stream_decoder import Score
+from mttl.serving.generation_request import GenerationRequest
+from mttl.serving.stream_decoder import TokenScore
 
 
 class TokenChoice(LogitsProcessor):
@@ -27,7 +27,7 @@ class TokenChoice(LogitsProcessor):
 
     def __init__(
         self,
-        wanted: Sequence[WantedAnswer],
+        wanted: Sequence[GenerationRequest],
         device: torch.device,
         forced: Collection[int] = (),
     ) -> None:
@@ -43,7 +43,7 @@ class TokenChoice(LogitsProcessor):
         self._n_logprobs = {
             place: row.n_logprobs for place, row in enumerate(wanted) if row.n_logprobs is not None
         }
-        self.scores: dict[int, Score] = {}
+        self.scores: dict[int, TokenScore] = {}
         self._own: Tensor | None = None
 
     def read(self, model: Any, given: Any, output: Any) -> None:

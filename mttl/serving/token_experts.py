@@ -26,7 +26,7 @@ def token_experts(
         where the router has one, for every token of the prompt and then of the answer.
     """
     form, model = predictor.form, predictor.model
-    (prompt,) = encoder.prompts([form.text(task, text)], [form.opening(task)])
+    (prompt,) = encoder.prompts([form.text(task, text)], [form.prompt_prefix(task)])
     read = encoder.answers([answer])[0][:-1]
     tokenizer: Any = predictor.tokenizer
     if predictor.decoder_only:

@@ -12,8 +12,8 @@ from mttl.skills.inventory import Inventory, Merged
 class SkilledLayer(nn.Module):
     """A module of the backbone, its inventory, and its place in the routing.
 
-    It takes the module's place; a class per site says in ``forward`` what the skills read and
-    where they act.
+    It takes the module's place; a class per attachment point says in ``forward`` what the
+    skills read and where they act.
 
     Args:
         base: The module of the backbone.

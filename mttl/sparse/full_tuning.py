@@ -70,7 +70,7 @@ class FullTuning:
                 value.grad.add_((value - self._starts[name]).sign(), alpha=coefficient)
 
     @torch.no_grad()
-    def drop_outside(self) -> None:
+    def mask_gradients(self) -> None:
         """Drop the gradients of what an earlier turn left out."""
         for name, value in self._parameters.items():
             if self._support is not None and value.grad is not None:
@@ -82,20 +82,20 @@ class FullTuning:
             self._movement.add(lr)
 
     @torch.no_grad()
-    def thin(self, settings: LotterySettings, step: int) -> None:
-        """Set all but the best entries to 0 for a pass of gradual pruning; `thicken` ends it."""
+    def apply_mask(self, settings: LotterySettings, step: int) -> None:
+        """Set all but the best entries to 0 for a pass of gradual pruning; `unmask` ends it."""
         self._kept = {name: x.detach().clone() for name, x in self._parameters.items()}
         self._support = self._best(settings, settings.density_at(step))
         for name, value in self._parameters.items():
             value.mul_(self._inside(name))
 
     @torch.no_grad()
-    def thicken(self, lr: float) -> None:
-        """Restore what `thin` set to 0, score all gradients, and drop those of what it left out."""
+    def unmask(self, lr: float) -> None:
+        """Restore what `apply_mask` set to 0, score all gradients, and drop those of what it left out."""
         for name, value in self._parameters.items():
             value.copy_(self._kept[name])
         self.before_step(lr)
-        self.drop_outside()
+        self.mask_gradients()
         self._support, self._kept = None, {}
 
     def add_example(self) -> None:

@@ -40,7 +40,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from mttl.errors import require_at_least
-from mttl.io.exact_fraction import share_of
+from mttl.io.exact_fraction import exact_fraction
 from mttl.skills.weights.supports import random_support
 from mttl.sparse.full_tuning import FullTuning
 from mttl.sparse.lottery_settings import LotterySettings
@@ -280,7 +280,7 @@ class LotteryTicket:
         n_steps = self.settings.steps[self.phase]
         self._optimizer = AdamW(self._tuning.parameters(), lr=lr, weight_decay=0.0)
         factor = learning_rate_factor(
-            "linear", int(share_of(self.settings.warmup, n_steps)), n_steps
+            "linear", int(exact_fraction(self.settings.warmup, n_steps)), n_steps
         )
         self._schedule = LambdaLR(self._optimizer, factor)
 
@@ -288,15 +288,15 @@ class LotteryTicket:
         rate = self._optimizer.param_groups[0]["lr"]
         gradual = self.settings.schedule == "cubic"
         if isinstance(tuning, FullTuning) and gradual:
-            tuning.thin(self.settings, self.step)
+            tuning.apply_mask(self.settings, self.step)
         loss = self.objective.loss(self.model, self._rows(), self._seed())
         loss.backward()
         if isinstance(tuning, FullTuning) and gradual:
-            tuning.thicken(rate)
+            tuning.unmask(rate)
         if self.settings.l1:
             tuning.add_l1(self.settings.l1 / self.n_maskable)
         if isinstance(tuning, FullTuning):
-            tuning.drop_outside()
+            tuning.mask_gradients()
         if self.settings.gradient_clip_val is not None:
             nn.utils.clip_grad_norm_(tuning.parameters(), self.settings.gradient_clip_val)
         if isinstance(tuning, FullTuning) and not gradual:

@@ -142,7 +142,7 @@ class Gym:
         """
         given = self.metrics.get(task)
         name = given or self._table.get(task, {}).get("metric") or metric_of(task)
-        if name not in METRIC_NAMES and not METRICS.is_own(name):
+        if name not in METRIC_NAMES and not METRICS.is_plugin(name):
             place = "data.metrics" if given else f"'{self.directory / 'TASKS.csv'}'"
             raise TaskError(
                 f"{place} gives the task '{task}' the metric '{name}'; there are "

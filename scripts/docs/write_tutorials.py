@@ -1,7 +1,7 @@
 """Run the tutorials as a reader does, and keep what they print in the notebooks.
 
 python scripts/docs/write_tutorials.py
-python scripts/docs/write_tutorials.py --only 3_own_tasks
+python scripts/docs/write_tutorials.py --only 3_custom_tasks
 
 They run one after the other in an empty folder, with `mttl` as it is installed; twenty minutes
 on two idle cores. Progress bars and what libraries say are left out of what is kept. It needs

@@ -1,34 +1,40 @@
-"""Methods and ways to adapt that only the studies compare, besides those of `mttl compare`."""
+"""Methods and adaptation variants that only the studies compare, besides those of `mttl compare`."""
 
 from dataclasses import replace
 
-from mttl.comparison.methods import METHODS, Method, Way
+from mttl.comparison.methods import METHODS, AdaptationVariant, Method
 
-MEAN_ROW = Way("mean_row", ("adapt.mode=all", "adapt.init=mean"))
+MEAN_ROW = AdaptationVariant("mean_row", ("adapt.mode=all", "adapt.init=mean"))
 # Full fine-tuning of the backbone, without the inventory.
-BARE_FULL = Way("bare_full", ("adapt.mode=full", "adapt.init=own", "adapt.lr=1e-3"))
-FRESH_ROW = Way("fresh_row", ("adapt.mode=all", "adapt.init=fresh"))
-FROM_BEST_ROW = Way("from_best_row", ("adapt.mode=all", "adapt.init=best_row"))
+BARE_FULL = AdaptationVariant(
+    "bare_full", ("adapt.mode=full", "adapt.init=private_skill", "adapt.lr=1e-3")
+)
+FRESH_ROW = AdaptationVariant("fresh_row", ("adapt.mode=all", "adapt.init=fresh"))
+FROM_NEAREST_TASK = AdaptationVariant(
+    "from_nearest_task", ("adapt.mode=all", "adapt.init=nearest_task")
+)
 # Adapted twice, from the best row and from the mean; the better one on development rows is kept.
-TWO_STARTS = Way("two_starts", ("adapt.mode=all", "adapt.init=two_starts"))
-GIVEN_ROW = Way("given_row", ("adapt.mode=zero_shot", "adapt.init=matrix"))
+BEST_OF_TWO = AdaptationVariant("best_of_two", ("adapt.mode=all", "adapt.init=best_of_two"))
+GIVEN_ROW = AdaptationVariant("given_row", ("adapt.mode=zero_shot", "adapt.init=expert_row"))
 # Polytropon's routing weights, learned over skills that another router has trained.
-LEARNED_ROW = Way("learned_row", ("adapt.mode=router_only", "adapt.init=learned"))
+LEARNED_ROW = AdaptationVariant("learned_row", ("adapt.mode=router_only", "adapt.init=learned"))
 # Unconstrained coefficients, from 1 / K or from the nearest task.
-FREE_WAYS = tuple(
-    Way(init, ("adapt.mode=router_only", f"adapt.init={init}", "adapt.router_lr=2e-2"))
+FREE_VARIANTS = tuple(
+    AdaptationVariant(
+        init, ("adapt.mode=router_only", f"adapt.init={init}", "adapt.router_lr=2e-2")
+    )
     for init in ("coefficients", "best_coefficients")
 )
-PRIVATE_WAYS = (FROM_BEST_ROW, LEARNED_ROW, *FREE_WAYS, MEAN_ROW)
+PRIVATE_VARIANTS = (FROM_NEAREST_TASK, LEARNED_ROW, *FREE_VARIANTS, MEAN_ROW)
 FURTHER_WAYS = {
-    "polytropon": (MEAN_ROW, TWO_STARTS, *FREE_WAYS, FRESH_ROW, BARE_FULL),
-    "private": PRIVATE_WAYS,
-    "expert": (GIVEN_ROW, *PRIVATE_WAYS),
-    "hyperformer": (MEAN_ROW, TWO_STARTS),
-    "task_moe": (MEAN_ROW, TWO_STARTS),
-    "multi_head_2": FREE_WAYS,
-    "multi_head_4": FREE_WAYS,
-    "multi_head_8": FREE_WAYS,
+    "polytropon": (MEAN_ROW, BEST_OF_TWO, *FREE_VARIANTS, FRESH_ROW, BARE_FULL),
+    "private": PRIVATE_VARIANTS,
+    "expert": (GIVEN_ROW, *PRIVATE_VARIANTS),
+    "hyperformer": (MEAN_ROW, BEST_OF_TWO),
+    "task_moe": (MEAN_ROW, BEST_OF_TWO),
+    "multi_head_2": FREE_VARIANTS,
+    "multi_head_4": FREE_VARIANTS,
+    "multi_head_8": FREE_VARIANTS,
 }
 UNBALANCED = ("moe.balance.switch=0", "moe.balance.z=0")
 
@@ -57,6 +63,6 @@ ABLATIONS = {
     "token_hybrid": Method("router/token_hybrid.yaml"),
 }
 ALL = {
-    name: replace(method, ways=(*method.ways, *FURTHER_WAYS.get(name, ())))
+    name: replace(method, variants=(*method.variants, *FURTHER_WAYS.get(name, ())))
     for name, method in (METHODS | ABLATIONS).items()
 }

@@ -16,8 +16,15 @@ from methods import ALL
 from pydantic import Field, PositiveInt, ValidationError
 from searched_rates import SearchedRates
 
-from mttl.comparison.comparison_folder import Comparison, carry_out
-from mttl.comparison.methods import MODE_WAYS, Method, Plan, Way, check_modes, plan
+from mttl.comparison.comparison_folder import MethodComparison, carry_out
+from mttl.comparison.methods import (
+    MODE_VARIANTS,
+    AdaptationVariant,
+    Method,
+    Plan,
+    check_modes,
+    plan,
+)
 from mttl.comparison.result_tables import write_tables
 from mttl.config.section import Section, Seeds
 from mttl.errors import ConfigError
@@ -46,7 +53,7 @@ class StudyMethod(Section):
             raise ConfigError(
                 f"methods.{name}.file must name a configuration: no method ships with this name"
             )
-        base = ALL[name] if self.file is None else Method(self.file, ways=MODE_WAYS)
+        base = ALL[name] if self.file is None else Method(self.file, variants=MODE_VARIANTS)
         return replace(
             base,
             settings=(*base.settings, *self.training),
@@ -67,9 +74,9 @@ class Study(Section):
     reference: str
     """The method that the others are compared with."""
     modes: list[str] = []
-    """Further ways to adapt."""
+    """Further adaptation variants."""
     curve: list[int] = []
-    """Numbers of training rows: every way to adapt is repeated with each."""
+    """Numbers of training rows: every adaptation variant is repeated with each."""
     seeds: Seeds = [13, 14, 15]
     """Seeds of training and adaptation."""
     folds: PositiveInt | None = None
@@ -109,22 +116,24 @@ def read_study(path: Path) -> Study:
     return study
 
 
-def prepare(study: Study, out: Path, only_folds: list[int] | None) -> tuple[Comparison, list[Plan]]:
+def prepare(
+    study: Study, out: Path, only_folds: list[int] | None
+) -> tuple[MethodComparison, list[Plan]]:
     """Return the comparison of a study, and its trainings."""
     methods = {name: given.method(name) for name, given in study.methods.items()}
     if study.curve:
         for name, method in methods.items():
-            kept = [way for way in method.ways if way.name in ("all", *study.modes)]
-            ways = tuple(
-                Way(f"{way.name}-{n}", (*way.settings, f"adapt.examples={n}"))
-                for way in kept
+            kept = [variant for variant in method.variants if variant.name in ("all", *study.modes)]
+            variants = tuple(
+                AdaptationVariant(f"{variant.name}-{n}", (*variant.settings, f"adapt.examples={n}"))
+                for variant in kept
                 for n in study.curve
             )
-            methods[name] = replace(method, ways=ways)
+            methods[name] = replace(method, variants=variants)
         study = study.model_copy(
             update={"modes": [f"{m}-{n}" for m in ("all", *study.modes) for n in study.curve]}
         )
-    kind = SearchedRates if study.rates == "search" else Comparison
+    kind = SearchedRates if study.rates == "search" else MethodComparison
     comparison = kind(
         out=out,
         config=study.config,

@@ -9,8 +9,8 @@ from collections import Counter
 from dataclasses import replace
 from functools import cached_property
 
-from mttl.comparison.comparison_folder import FOLD_SEED, Comparison
-from mttl.comparison.methods import Plan, Way
+from mttl.comparison.comparison_folder import FOLD_SEED, MethodComparison
+from mttl.comparison.methods import AdaptationVariant, Plan
 from mttl.config.load import load_config
 from mttl.errors import ConfigError, MttlError
 from mttl.io import yaml12
@@ -22,8 +22,8 @@ FACTORS = (1.0, 0.3, 3.0)
 N_DEV = 4  # development tasks of a fold
 
 
-class SearchedRates(Comparison):
-    """A comparison with a search for the rates of every way to adapt that trains."""
+class SearchedRates(MethodComparison):
+    """A comparison with a search for the rates of every adaptation variant that trains."""
 
     @cached_property
     def partitions(self) -> list[Partition]:
@@ -58,18 +58,18 @@ class SearchedRates(Comparison):
         """Return what all runs share."""
         return {**super().shared_settings(), "search_rates": True}
 
-    def stages(self, way: Way) -> list[str]:
-        """Return the names of the stages of a way of adaptation."""
-        trains = "adapt.mode=zero_shot" not in way.settings
-        return [*([f"search-{way.name}"] if trains else []), *super().stages(way)]
+    def stages(self, variant: AdaptationVariant) -> list[str]:
+        """Return the names of the stages of an adaptation variant."""
+        trains = "adapt.mode=zero_shot" not in variant.settings
+        return [*([f"search-{variant.name}"] if trains else []), *super().stages(variant)]
 
-    def command(self, item: Plan, way: Way, stage: str) -> list[str]:
+    def command(self, item: Plan, variant: AdaptationVariant, stage: str) -> list[str]:
         """Return the command of a stage of adaptation."""
         if stage.startswith("adapt-"):
-            return [*super().command(item, way, stage), *self.rates(item, way)]
+            return [*super().command(item, variant, stage), *self.rates(item, variant)]
         run, given, files = (
             self.run_folder(item),
-            self.adaptation(item, way),
+            self.adaptation(item, variant),
             self.adapt_files(item),
         )
         config = load_config(files, given)
@@ -85,11 +85,11 @@ class SearchedRates(Comparison):
         command += ["--samples", str(config.data.samples[0]), "--out", str(run / stage)]
         return [*command, "-k", *given, f"search.points={json.dumps(points)}"]
 
-    def rates(self, item: Plan, way: Way) -> list[str]:
-        """Return the settings that the search of a way to adapt has found."""
-        if f"search-{way.name}" not in self.stages(way):
+    def rates(self, item: Plan, variant: AdaptationVariant) -> list[str]:
+        """Return the settings that the search of an adaptation variant has found."""
+        if f"search-{variant.name}" not in self.stages(variant):
             return []
-        path = self.run_folder(item) / f"search-{way.name}" / "best.yaml"
+        path = self.run_folder(item) / f"search-{variant.name}" / "best.yaml"
         found = yaml12.parse(read_text(path, MttlError))["adapt"]
         return [f"adapt.{name}={float(found[name])}" for name in ("lr", "router_lr")]
 
@@ -97,11 +97,11 @@ class SearchedRates(Comparison):
         """Return the rates of skills and router that were chosen, with how often."""
         found: dict[str, Counter[str]] = {}
         for item in plans:
-            for way in item.ways:
-                if self.cost(item, f"adapt-{way.name}").ended:
-                    rates = self.rates(item, way)
+            for variant in item.variants:
+                if self.cost(item, f"adapt-{variant.name}").ended:
+                    rates = self.rates(item, variant)
                     text = " / ".join(f"{float(rate.partition('=')[2]):g}" for rate in rates)
-                    found.setdefault(f"{item.name}: {way.name}", Counter())[text or "none"] += 1
+                    found.setdefault(f"{item.name}: {variant.name}", Counter())[text or "none"] += 1
         named = "; ".join(
             f"`{name}` " + ", ".join(f"{text} ({n})" for text, n in counts.most_common())
             for name, counts in found.items()

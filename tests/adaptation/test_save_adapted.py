@@ -61,7 +61,7 @@ def logits(predictor: Predictor) -> torch.Tensor:
         ("router_only", {"init": "coefficients", "gradient_free": True}, []),
         ("all", {}, ["skills"]),
         ("average", {}, ["skills"]),
-        ("skills_only", {"init": "own"}, ["skills"]),
+        ("skills_only", {"init": "private_skill"}, ["skills"]),
         ("full", {}, ["backbone", "skills"]),
     ],
 )

@@ -17,7 +17,7 @@ from mttl.commands import ablate as SCRIPT
 from mttl.commands.ablate_skills import switched_off
 from mttl.config.load import load_any_config
 from mttl.config.skills_schema import Fusion, NoSkills
-from mttl.data.prompt_prefix import opening
+from mttl.data.prompt_prefix import prompt_prefix
 from mttl.routing import PolytroponRouter
 from mttl.routing.task.fixed import FixedRouter
 from mttl.routing.task.given_rows import GivenRows
@@ -50,7 +50,7 @@ def loss_with(run: Path, task: str, rows: torch.Tensor) -> float:
     losses = []
     for line in path.read_text().splitlines():
         question, answer = line.split("\t")
-        encoded = built.tokenizer(opening(task, "name") + question, return_tensors="pt")
+        encoded = built.tokenizer(prompt_prefix(task, "name") + question, return_tensors="pt")
         labels = built.tokenizer(answer, return_tensors="pt").input_ids
         ids = torch.tensor([list(TASKS).index(task)])
         with torch.no_grad():

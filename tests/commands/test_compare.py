@@ -213,9 +213,9 @@ def test_rows_that_changed_are_refused(
 def test_every_method_is_a_configuration(name: str) -> None:
     method = METHODS.METHODS[name]
     config = load_config(f"crossfit.yaml+{method.fragment}", method.training())
-    assert method.ways[0].name == "all"
-    for way in method.ways:
-        adapting = load_config("crossfit.yaml", [*way.settings, *method.adaptation(0.5)])
+    assert method.variants[0].name == "all"
+    for variant in method.variants:
+        adapting = load_config("crossfit.yaml", [*variant.settings, *method.adaptation(0.5)])
         if method.one_speed:
             assert adapting.adapt.router_lr == 0.5
     assert (config.optim.router_lr is None) == method.one_speed
@@ -223,12 +223,12 @@ def test_every_method_is_a_configuration(name: str) -> None:
 
 def test_a_way_to_adapt_is_that_of_the_methods_that_have_it() -> None:
     names = ["polytropon", "private", "expert", "shared"]
-    plans = METHODS.plan(names, ["best_row", "full"], [13])
-    found = {item.name: [way.name for way in item.ways] for item in plans}
+    plans = METHODS.plan(names, ["nearest_task", "full"], [13])
+    found = {item.name: [variant.name for variant in item.variants] for item in plans}
     assert found == {
-        "polytropon": ["all", "full", "best_row"],
-        "private": ["all", "best_row"],
-        "expert": ["all", "best_row"],
+        "polytropon": ["all", "full", "nearest_task"],
+        "private": ["all", "nearest_task"],
+        "expert": ["all", "nearest_task"],
         "shared": ["all"],
     }
 
@@ -245,7 +245,7 @@ def test_a_method_overrules_the_files_of_all_runs(
         f"{config}+router/private.yaml",
     ]
     run = tmp_path / "out" / "private" / "seed13"
-    assert load_config(str(run / "adapt-all" / "config.yaml")).adapt.init == "own"
+    assert load_config(str(run / "adapt-all" / "config.yaml")).adapt.init == "private_skill"
 
 
 def test_settings_of_all_runs_leave_those_that_a_way_is_known_by(
@@ -256,7 +256,8 @@ def test_settings_of_all_runs_leave_those_that_a_way_is_known_by(
     assert compare(config, tmp_path / "out", *given) == 0
     run = tmp_path / "out" / "polytropon" / "seed13"
     kept = {
-        way: load_config(str(run / f"adapt-{way}" / "config.yaml")).adapt for way in ("all", "full")
+        variant: load_config(str(run / f"adapt-{variant}" / "config.yaml")).adapt
+        for variant in ("all", "full")
     }
     assert (kept["all"].lr, kept["all"].router_lr) == (0.02, 0.3)
     assert kept["full"].lr == 1e-3
@@ -271,23 +272,32 @@ def test_baselines_treat_new_tasks_as_published(
     fragment.write_text(
         f"# By hand.\nskills: {{n_skills: 2}}\nrouter: {{kind: expert, matrix: {matrix}}}\n"
     )
-    expert = METHODS.Method(str(fragment), ways=METHODS.METHODS["expert"].ways)
-    given = ("--methods", "polytropon", "private", "expert", "--modes", "best_row", "--seeds", "13")
+    expert = METHODS.Method(str(fragment), variants=METHODS.METHODS["expert"].variants)
+    given = (
+        "--methods",
+        "polytropon",
+        "private",
+        "expert",
+        "--modes",
+        "nearest_task",
+        "--seeds",
+        "13",
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(METHODS.METHODS, "expert", expert)
         assert compare(config, tmp_path / "out", *given) == 0
     with (tmp_path / "out" / "table.csv").open() as file:
         lines = {row["method"]: row for row in csv.DictReader(file)}
     methods = ("polytropon", "private", "expert")
-    assert list(lines) == [*methods, *(f"{method}: best_row" for method in methods)]
+    assert list(lines) == [*methods, *(f"{method}: nearest_task" for method in methods)]
 
-    def n_trained(run: str, way: str) -> int:
-        path = tmp_path / "out" / run / "seed13" / f"adapt-{way}" / "results.jsonl"
+    def n_trained(run: str, variant: str) -> int:
+        path = tmp_path / "out" / run / "seed13" / f"adapt-{variant}" / "results.jsonl"
         return json.loads(path.read_text())["n_trained"]
 
     one_skill = int(lines["expert"]["trained"]) // 2
     assert n_trained("private", "all") == n_trained("expert", "all") == one_skill
-    assert n_trained("expert", "best_row") == 0
+    assert n_trained("expert", "nearest_task") == 0
 
 
 def test_every_task_is_unseen_once(
@@ -456,7 +466,7 @@ def test_what_waits_for_its_turn_leaves_no_trace_when_the_others_are_stopped(
 
 def test_differences_are_paired_by_task_fold_seed_and_sample() -> None:
     def score(method: str, task: str, seed: int, sample: int, value: float) -> object:
-        return TABLES.Score(method, "all", seed, "unseen", task, sample, value)
+        return TABLES.TaskScore(method, "all", seed, "unseen", task, sample, value)
 
     ours = [score("m", "a", 1, 1, 10.0), score("m", "a", 2, 1, 14.0), score("m", "b", 1, 1, 5.0)]
     reference = [
@@ -476,7 +486,7 @@ def test_differences_are_paired_by_task_fold_seed_and_sample() -> None:
 
 def test_samples_are_averaged_before_tasks_and_undefined_scores_count_as_zero() -> None:
     def score(task: str, sample: int, value: float) -> object:
-        return TABLES.Score("m", "all", 13, "unseen", task, sample, value)
+        return TABLES.TaskScore("m", "all", 13, "unseen", task, sample, value)
 
     scores = [
         score("a", 1, 10.0),
@@ -486,10 +496,10 @@ def test_samples_are_averaged_before_tasks_and_undefined_scores_count_as_zero() 
     ]
     assert TABLES.by_seed(scores) == {13: pytest.approx((20 + 60 + 0) / 3)}
     # A seed that has one of the tasks so far is no mean of all.
-    begun = TABLES.Score("m", "all", 14, "unseen", "a", 1, 90.0)
+    begun = TABLES.TaskScore("m", "all", 14, "unseen", "a", 1, 90.0)
     assert TABLES.by_seed([*scores, begun]) == TABLES.by_seed(scores)
     # Where no seed has all, there is a mean of all nevertheless: that of the table and the figure.
-    parts = [TABLES.Score("m", "all", 13, "unseen", "b", 1, 30.0), begun]
+    parts = [TABLES.TaskScore("m", "all", 13, "unseen", "b", 1, 30.0), begun]
     assert TABLES.by_seed(parts) == {}
     assert TABLES.mean_score(parts) == 60.0
 

@@ -117,7 +117,7 @@ def test_the_expert_matrix_is_the_tasks_families() -> None:
 def test_the_expert_of_crossfit_knows_the_ontology_of_all_tasks() -> None:
     """The paper's baseline starts: all its tasks have a row, new ones that of their category."""
     config = load_config("crossfit_paper.yaml+router/expert.yaml")
-    assert config.adapt.init == "matrix"
+    assert config.adapt.init == "expert_row"
     rows = _rows(resolve_path(config.router.matrix, "router.matrix"))
     tops = sorted({task.category.split("/")[0] for task in crossfit().values()})
     assert list(rows[0]) == ["task", *tops]
@@ -187,8 +187,8 @@ def test_the_papers_setting_adapts_as_the_paper_does() -> None:
 @pytest.mark.parametrize("files", ["crossfit.yaml", "crossfit_paper.yaml"])
 def test_baselines_adapt_as_published(files: str) -> None:
     private = load_config(f"{files}+router/private.yaml").adapt
-    assert (private.mode, private.init) == ("skills_only", "own")
-    assert load_config(f"{files}+router/expert.yaml").adapt.init == "matrix"
+    assert (private.mode, private.init) == ("skills_only", "private_skill")
+    assert load_config(f"{files}+router/expert.yaml").adapt.init == "expert_row"
     fused = load_config(f"{files}+router/private.yaml+aggregation/fusion.yaml").adapt
     assert (fused.mode, fused.init) == ("all", "auto")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from mttl.analysis.routing_record import read_arrays, read_course
+from mttl.analysis.routing_record import read_adaptation_history, read_arrays
 from mttl.errors import CheckpointError
 from mttl.io.reading import parse_json, read_table, to_number
 
@@ -22,7 +22,7 @@ Curve = tuple[list[int], list[float]]
 
 
 @dataclass(frozen=True)
-class Score:
+class SplitScore:
     """The score of a task on a split, a mean over samples, beside the baselines."""
 
     split: str
@@ -32,7 +32,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Answers:
+class ShownAnswers:
     """Some answers to a task's rows.
 
     Attributes:
@@ -49,15 +49,15 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Adapted:
+class AdaptedTask:
     """A task that was adapted from a run, and how that went."""
 
     name: str
-    scores: list[Score]
+    scores: list[SplitScore]
     steps: Int[np.ndarray, "S"]
     rows: Float[np.ndarray, "S G K"]
     curve: Curve
-    answers: Answers | None
+    answers: ShownAnswers | None
 
     @property
     def kept(self) -> int:
@@ -68,11 +68,11 @@ class Adapted:
         return int(np.searchsorted(self.steps, min(best, self.steps[-1])))
 
 
-def read_scores(folder: Path) -> dict[str, list[Score]]:
+def read_scores(folder: Path) -> dict[str, list[SplitScore]]:
     """Return the scores of every task, test rows before others; nothing without ``results.csv``."""
     found = _means(folder / "results.csv", ())
     baselines = _means(folder / "baselines.csv", ("baseline",))
-    scores: dict[str, list[Score]] = {}
+    scores: dict[str, list[SplitScore]] = {}
     ranked = sorted(found, key=lambda key: SPLITS.index(key[1]) if key[1] in SPLITS else -1)
     for task, split, metric in ranked:
         beside = {
@@ -81,7 +81,7 @@ def read_scores(folder: Path) -> dict[str, list[Score]]:
             if (other, part) == (task, split)
         }
         value = found[task, split, metric]
-        scores.setdefault(task, []).append(Score(split, metric, value, beside))
+        scores.setdefault(task, []).append(SplitScore(split, metric, value, beside))
     return scores
 
 
@@ -136,7 +136,7 @@ def read_run_curves(
     return whole, own
 
 
-def read_answers(folder: Path, task: str) -> Answers | None:
+def read_answers(folder: Path, task: str) -> ShownAnswers | None:
     """Return some answers to a task's rows, of the test rows if they were answered.
 
     Raises:
@@ -162,14 +162,14 @@ def read_answers(folder: Path, task: str) -> Answers | None:
             if counts[right] <= MOST_ANSWERS:
                 accepted = [_short(text) for text in row["references"][:3]]
                 shown.append((_short(row["input"]), _short(row["prediction"]), accepted, right))
-    return Answers(split, counts[True], sum(counts.values()), shown)
+    return ShownAnswers(split, counts[True], sum(counts.values()), shown)
 
 
 def _short(text: str) -> str:
     return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
 
 
-def read_adapted(folder: Path) -> list[Adapted]:
+def read_adapted(folder: Path) -> list[AdaptedTask]:
     """Return the tasks that were adapted from a run and kept, if they say how their rows moved."""
     if not (folder / "plots" / "routing.npz").is_file():
         return []  # tokens alone are routed, and rows of tasks are none
@@ -178,21 +178,21 @@ def read_adapted(folder: Path) -> list[Adapted]:
     return [_adapted(place.parents[1], several_modes=len(modes) > 1) for place in places]
 
 
-def _adapted(place: Path, *, several_modes: bool) -> Adapted:
-    course = read_course(place)
+def _adapted(place: Path, *, several_modes: bool) -> AdaptedTask:
+    history = read_adaptation_history(place)
     path = place / "plots" / "routing_history.npz"
     arrays = read_arrays(path, ("score_steps", "scores"))
     steps, scores = arrays["score_steps"], arrays["scores"]
-    if course is None:
+    if history is None:
         raise CheckpointError(f"'{path}' has no record; adapt to the task again, or remove it")
     by_task = read_scores(place)
     task = next((name for name in by_task if name != "mean"), place.name)
     mode = f", {place.parents[1].name.removeprefix('adapt-')}" if several_modes else ""
-    return Adapted(
+    return AdaptedTask(
         name=f"{place.name}{mode}",
         scores=by_task.get(task, []),
-        steps=course.steps,
-        rows=course.weights[:, :, 0],
+        steps=history.steps,
+        rows=history.weights[:, :, 0],
         curve=(steps.tolist(), [round(float(score), 5) for score in np.nan_to_num(scores)]),
         answers=read_answers(place, task),
     )

@@ -18,7 +18,7 @@ from mttl.training.text_to_text import TextToTextModule
 def text_config(run: Path, advice: str) -> Config:
     """Return the configuration of a training on text."""
     path = run / "config.yaml"
-    config = load_any_config([str(path)], own=LEAVE) if path.is_file() else None
+    config = load_any_config([str(path)], plugins=LEAVE) if path.is_file() else None
     if not isinstance(config, Config):
         raise CheckpointError(
             f"'{run}' has no config.yaml of a training on text, so its rows are not known: {advice}"

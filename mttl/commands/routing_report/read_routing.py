@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from mttl.analysis.palette import UNKNOWN
-from mttl.analysis.routing_record import RoutingRecord, read_course, read_record
+from mttl.analysis.routing_record import RoutingRecord, read_adaptation_history, read_record
 from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.tokens.token_record import (
     TokenRoutingRecord,
@@ -69,8 +69,8 @@ def read_view(
     if adapted:
         record, probabilities = with_adapted(record, probabilities, adapted, backbone)
         for name, place in zip(record.tasks[-len(adapted) :], adapted, strict=True):
-            if (course := read_course(Path(place))) is not None:
-                trails[name] = course.weights[:, :, 0]
+            if (history := read_adaptation_history(Path(place))) is not None:
+                trails[name] = history.weights[:, :, 0]
     categories, members = task_categories(folder, record.tasks), member_names(folder, record)
     return RoutingView(record, probabilities, categories, trails, members)
 
@@ -158,7 +158,7 @@ def task_factors(folder: Path, tasks: Sequence[str]) -> dict[str, list[str]]:
 def read_settings(folder: Path) -> Section | None:
     """Return the configuration of a run, if its folder has one."""
     config = folder / "config.yaml"
-    return load_any_config([str(config)], own=LEAVE) if config.is_file() else None
+    return load_any_config([str(config)], plugins=LEAVE) if config.is_file() else None
 
 
 def gym_column(settings: Section | None, column: str) -> dict[str, str]:

@@ -10,9 +10,9 @@ from mttl.analysis.cluster_agreement import category_agreement
 from mttl.analysis.factor_recovery import factor_recovery
 from mttl.analysis.layers import ALL, STATISTICS, stack_means
 from mttl.analysis.palette import UNKNOWN
-from mttl.analysis.permutation_test import Comparison
+from mttl.analysis.permutation_test import PermutationTest
 from mttl.analysis.routing_view import RoutingView
-from mttl.analysis.skill_matching import skill_stability
+from mttl.analysis.skill_matching import matched_correlation
 from mttl.analysis.tokens.token_page import expert_tokens
 from mttl.analysis.tokens.token_record import (
     TokenRoutingRecord,
@@ -108,7 +108,7 @@ def comparison_table(
     for name in ("value", "chance", "95 %", "p"):
         table.add_column(name, justify="right", no_wrap=True)
 
-    def add(name: str, found: Comparison) -> None:
+    def add(name: str, found: PermutationTest) -> None:
         values = (found.value, found.mean, found.percentile_95, found.p_value)
         table.add_row(name, *(f"{value:.3f}" for value in values))
 
@@ -135,7 +135,7 @@ def comparison_table(
         add(f"matched skills tell {escape(name)} (AUC)", found.matching)
         add(f"pairs of one {escape(name)} have similar routing (AUC)", found.pairs)
     if other is not None:
-        stability = skill_stability(view.record.weights, other.record.weights)[1]
-        add(f"matched skills of {escape(other.name)} (correlation)", stability)
+        correlation = matched_correlation(view.record.weights, other.record.weights)[1]
+        add(f"matched skills of {escape(other.name)} (correlation)", correlation)
     table.caption_justify = "left"
     return table

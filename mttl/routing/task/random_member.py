@@ -20,7 +20,7 @@ class RandomRouter(FixedRouter):
     with draws of their own; the first one alone learns from the labels.
 
     AdaMix draws the ways down and up of an adapter apart; here a skill is drawn whole. Its members
-    begin as copies of one, without which their average is no member: set ``skills.alike``.
+    begin as copies of one, without which their average is no member: set ``skills.identical_init``.
 
     Args:
         n_groups: Routed groups G.

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mttl.errors import require_at_least, require_positive
-from mttl.routing.token.choice import Choice
+from mttl.routing.token.choice import RoutingDecision
 from mttl.routing.token.load_sums import LoadSums, load_sums
 
 # Keeps the logarithm of an expert that nothing was sent to finite.
@@ -119,7 +119,7 @@ class Balance(nn.Module):
         self.load = load
         self.global_statistics = global_statistics
 
-    def forward(self, choice: Choice) -> dict[str, Float[Tensor, ""]]:
+    def forward(self, choice: RoutingDecision) -> dict[str, Float[Tensor, ""]]:
         """Return the losses of one forward pass by name, coefficients included."""
         if not any(self.coefficients.values()):
             return {}

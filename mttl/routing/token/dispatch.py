@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mttl.io.exact_fraction import share_of
+from mttl.io.exact_fraction import exact_fraction
 from mttl.routing.token.choice import Assignment
 
 
@@ -53,7 +53,7 @@ def keep_pairs(assignment: Assignment, kept: Bool[Tensor, "P"]) -> Assignment:
 
 def capacity_of(n_pairs: int, n_experts: int, factor: float) -> int:
     """Return the room of an expert: ``factor`` times an even share of the pairs, rounded up."""
-    return math.ceil(share_of(factor, n_pairs) / n_experts)
+    return math.ceil(exact_fraction(factor, n_pairs) / n_experts)
 
 
 def gate_matrix(assignment: Assignment) -> Float[Tensor, "N E"]:

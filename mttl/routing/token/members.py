@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mttl.errors import require_positive
-from mttl.routing.token.choice import Choice
+from mttl.routing.token.choice import RoutingDecision
 from mttl.routing.token.token_router import TokenRouter, check_prior
 from mttl.routing.token.tokens import Tokens
 from mttl.routing.token.top_k import top_choice
@@ -54,7 +54,7 @@ class MemberRouter(TokenRouter):
     def reset_parameters(self) -> None:
         """Do nothing: there are no parameters."""
 
-    def choose(self, tokens: Tokens) -> Choice:
+    def choose(self, tokens: Tokens) -> RoutingDecision:
         """Choose the members of the highest scores."""
         logits = self.scores(tokens.states) / self.temperature
         logits = logits.masked_fill(~self.present, -torch.inf)

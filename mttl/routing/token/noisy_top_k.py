@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mttl.errors import require_positive
 from mttl.routing.token.balance import Balance
-from mttl.routing.token.choice import Choice
+from mttl.routing.token.choice import RoutingDecision
 from mttl.routing.token.token_router import TokenRouter
 from mttl.routing.token.tokens import Tokens
 from mttl.routing.token.top_k import top_choice
@@ -68,7 +68,7 @@ class NoisyTopKRouter(TokenRouter):
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.noise_weight)
 
-    def choose(self, tokens: Tokens) -> Choice:
+    def choose(self, tokens: Tokens) -> RoutingDecision:
         """Choose the best experts of each token by noisy logits."""
         clean = tokens.logits(self.weight)
         noisy, load = clean, None

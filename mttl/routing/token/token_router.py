@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mttl.errors import require_at_least
 from mttl.routing.token.balance import Balance
-from mttl.routing.token.choice import Assignment, Choice
+from mttl.routing.token.choice import Assignment, RoutingDecision
 from mttl.routing.token.tokens import Tokens
 
 
@@ -59,7 +59,7 @@ class TokenRouter(nn.Module, ABC):
         """Re-initialise the router's parameters."""
 
     @abstractmethod
-    def choose(self, tokens: Tokens) -> Choice:
+    def choose(self, tokens: Tokens) -> RoutingDecision:
         """Choose experts for tokens in float32 without padding; autocast is off."""
 
     def forward(self, tokens: Tokens) -> Assignment:

@@ -58,7 +58,7 @@ class ModuleInventory(nn.Module):
             if parameter.ndim < make.smallest_ndim:
                 continue
             skills = make.of_tensor(parameter.shape, n_skills, **settings)
-            skills.place(name)
+            skills.set_path(name)
             if not decays(base, name):  # a change of a bias is one
                 skills.undecayed = tuple(dict(skills.named_parameters()))
             _put(self.skills, name, skills.to(parameter.device, parameter.dtype))
@@ -82,10 +82,10 @@ class ModuleInventory(nn.Module):
         for name in self._group_of:
             self._of(name).reset_parameters()
 
-    def renew(self, skills: Int[Tensor, "N"]) -> None:
+    def reset_skills(self, skills: Int[Tensor, "N"]) -> None:
         """Re-initialise some skills; the others stay."""
         for name in self._group_of:
-            self._of(name).renew(skills)
+            self._of(name).reset_skills(skills)
 
     def merge(
         self, base: Mapping[str, Tensor], weights: Float[Tensor, "G T 1 K"]

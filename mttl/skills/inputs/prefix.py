@@ -49,7 +49,7 @@ class PrefixInventory(Inventory):
     """
 
     uses = ("task",)
-    site = "attention"
+    attachment_point = "attention"
     undecayed = ("gate", "inner_bias", "outer_bias")
     keys: nn.Parameter
     values: nn.Parameter

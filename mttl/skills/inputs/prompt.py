@@ -33,7 +33,7 @@ class PromptInventory(Inventory):
     """
 
     uses = ("task",)
-    site = "embedding"
+    attachment_point = "embedding"
     neutral = False
 
     def __init__(

@@ -18,7 +18,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class GymRecipe:
     """How a gym is built.
 
     Attributes:
@@ -37,7 +37,7 @@ class Recipe:
 
 
 def run(
-    argv: list[str] | None, name: str, extra: str, recipe: Callable[[], Recipe], about: str
+    argv: list[str] | None, name: str, extra: str, recipe: Callable[[], GymRecipe], about: str
 ) -> int:
     """Build the gym `data/<name>` and return the exit code.
 
@@ -90,7 +90,7 @@ def run(
     return 0
 
 
-def main(name: str, extra: str, recipe: Callable[[], Recipe], about: str) -> None:
+def main(name: str, extra: str, recipe: Callable[[], GymRecipe], about: str) -> None:
     """Run and end the program."""
     sys.exit(run(None, name, extra, recipe, about))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from mttl.config.load import load_config
-from mttl.data.prompt_prefix import check_codes, opening
+from mttl.data.prompt_prefix import check_codes, prompt_prefix
 from mttl.errors import TaskError
 from mttl.io.reading import check_name
 from mttl.tasks.folder import Gym
@@ -281,7 +281,7 @@ def test_no_row_is_cut_off(files, table, prefix):
     assert tuple(config.data.samples) == SAMPLES
     check_codes(list(table))
     for (task, _, _), rows in files.items():
-        start = len(opening(task, prefix))
+        start = len(prompt_prefix(task, prefix))
         assert all(start + len(row[0].encode()) < config.data.max_input_length for row in rows)
         assert all(len(row[1].encode()) < config.data.max_output_length for row in rows)
 

@@ -35,9 +35,9 @@ def test_rates_are_searched_on_tasks_that_are_set_aside(tmp_path: Path) -> None:
     for fold in comparison.partitions:
         assert len(fold.dev) == 4
         assert len({*fold.train, *fold.dev, *fold.test}) == 45
-    (way,) = first.ways
-    assert comparison.stages(way) == ["search-all", "adapt-all"]
-    command = comparison.command(first, way, "search-all")
+    (variant,) = first.variants
+    assert comparison.stages(variant) == ["search-all", "adapt-all"]
+    command = comparison.command(first, variant, "search-all")
     assert command[2] == "search"
     points = json.loads(command[-1].partition("=")[2])
     rates = [point["adapt.lr"] for point in points]
@@ -45,7 +45,7 @@ def test_rates_are_searched_on_tasks_that_are_set_aside(tmp_path: Path) -> None:
     folder = comparison.run_folder(first) / "search-all"
     folder.mkdir(parents=True)
     (folder / "best.yaml").write_text("adapt: {lr: 0.25, router_lr: 0.5}\n")
-    assert comparison.command(first, way, "adapt-all")[-2:] == [
+    assert comparison.command(first, variant, "adapt-all")[-2:] == [
         "adapt.lr=0.25",
         "adapt.router_lr=0.5",
     ]

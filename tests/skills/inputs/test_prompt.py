@@ -34,7 +34,7 @@ def one_task(backbone: nn.Module, length: int = 3) -> SkilledModel:
         lambda i, o: PromptInventory(i, o, 1, length=length),
         targets=["input"],
         slot=slot,
-        site="embedding",
+        attachment_point="embedding",
     )
     return SkilledModel(backbone, average_router(1, 1, 1), slot).eval()
 

@@ -20,7 +20,7 @@ from mttl.adaptation.few_shot import FewShotResult
 from mttl.assembly.model import load_run
 from mttl.commands import compare
 from mttl.comparison import stages
-from mttl.comparison.methods import own_methods
+from mttl.comparison.methods import custom_methods
 from mttl.config.load import load_config
 from mttl.errors import CheckpointError, MttlError
 from mttl.peft_format.poly import poly_checkpoint
@@ -66,7 +66,7 @@ def test_the_example_is_short() -> None:
     assert len((ROOT / "examples" / "nearby_router.py").read_text().splitlines()) <= 40
 
 
-PAGE = (ROOT / "docs" / "own_parts.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "plugins.md").read_text("utf-8")
 COMMANDS = [
     line.removeprefix("mttl ").split()
     for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
@@ -82,7 +82,7 @@ def test_the_commands_of_the_page_are_understood(words: list[str]) -> None:
         config = load_config(options.config, options.override)
         assert type(config.router).__name__ == "NearbyRouter"
     if words[0] == "compare" and options.method:
-        for method in own_methods(options.method, []).values():
+        for method in custom_methods(options.method, []).values():
             load_config(f"crossfit.yaml+{method.fragment}")
 
 
