@@ -184,8 +184,8 @@ def adapted_router(
 def row_starts(known: TaskRouter, adapt: Adapt) -> tuple[RowInit, ...]:
     """Return how the routing of a new task may start; of several, all are tried.
 
-    ``"auto"`` is ``"nearest_task"`` in the mode ``"all"``, if there are rows of the new task and the
-    routing weights of trained tasks differ; else ``"mean"``. (Routing weights that are trained
+    ``"auto"`` is ``"nearest_task"`` in the mode ``"all"``, if there are rows of the new task and
+    the routing weights of trained tasks differ; else ``"mean"``. (Routing weights that are trained
     alone scored higher from the mean.) A new task of C-Poly starts at the mean, too, since its
     private skills are not another task's. ``"best_of_two"`` tries ``"mean"`` in addition to
     ``"nearest_task"``.
@@ -307,9 +307,9 @@ def _check_mode(
     if init == "fresh" and rows_stay and _differ(model.router):
         raise ConfigError(
             "init 'fresh' begins with a row that is then learned, and rows of this run are fixed: "
-            "a new task would keep equal weights of all skills. Use 'private_skill' (a skill of its "
-            "own), 'expert_row' (its row of the Expert's matrix), 'auto' (as the trained task that "
-            "fits best), or 'average' where that mixture is meant"
+            "a new task would keep equal weights of all skills. Use 'private_skill' (a skill of "
+            "its own), 'expert_row' (its row of the Expert's matrix), 'auto' (as the trained task "
+            "that fits best), or 'average' where that mixture is meant"
         )
     require_trainable(mode, router, *parts_by_role(model)["router"][1:])
     attention = [attention_parts(layer.inventory) for layer in model.skilled_layers().values()]

@@ -147,8 +147,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         nargs="*",
         choices=VARIANTS,
         metavar="MODE",
-        help=f"further adaptation variants, of {', '.join(VARIANTS)}, for methods that have them (all; none "
-        "for custom methods)",
+        help=f"further adaptation variants, of {', '.join(VARIANTS)}, for methods that have them "
+        "(all; none for custom methods)",
     )
     add = parser.group(READ).add_argument
     add(

@@ -45,7 +45,7 @@ def load_config(
             given, then under ``configs/`` here, then among those that are shipped, with or
             without ``.yaml``.
         overrides: ``"section.key=value"``; the value is YAML, the later wins.
-        own: Treatment of custom classes: import them, because the user names them;
+        plugins: Treatment of custom classes: import them, because the user names them;
             `mttl.config.plugin_section.LEAVE` them out; or None: import those that are trusted.
         as_written: Keep `data.prefix: auto`; otherwise it is replaced according to the router.
 

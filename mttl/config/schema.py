@@ -91,14 +91,14 @@ class Adapt(Section):
     """What to train; see `mttl.adaptation.modes`."""
     init: RowInit | Literal["auto", "best_of_two"] = "auto"
     """How the routing of a new task starts: at the mean of the trained tasks (`mean`), untrained
-    (`fresh`), at the trained task with the lowest loss on the new examples (`nearest_task`), at its row
-    of the Expert's matrix (`matrix`), with a fresh private skill (`own`), as Polytropon's row
-    (`learned`), composed of its factors (`factors`), at equal weights (`average`), or as free
+    (`fresh`), at the trained task with the lowest loss on the new examples (`nearest_task`), at its
+    row of the Expert's matrix (`expert_row`), with a fresh skill (`private_skill`), as Polytropon's
+    row (`learned`), composed of its factors (`factors`), at equal weights (`average`), or as free
     coefficients of the skills: all 1 / K (`coefficients`, CAT), or those of the trained task with
-    the lowest loss (`best_coefficients`). `auto` is `nearest_task` in mode `all`, if there are examples
-    and trained tasks are routed differently, and else `mean`. `best_of_two` is `auto`, but where
-    that is `nearest_task` it adapts from the mean as well, and keeps the start that scores higher on
-    the development rows: twice the work."""
+    the lowest loss (`best_coefficients`). `auto` is `nearest_task` in mode `all`, if there are
+    examples and trained tasks are routed differently, and else `mean`. `best_of_two` is `auto`, but
+    where that is `nearest_task` it adapts from the mean as well, and keeps the start that scores
+    higher on the development rows: twice the work."""
     gradient_free: bool = False
     """Look for one coefficient per skill, the same in all layers, by evolution (LoraHub), trying
     `max_steps` of them. Needs mode `router_only` and init `coefficients`."""

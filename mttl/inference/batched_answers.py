@@ -38,7 +38,7 @@ def answer_texts(
         generate: Gets the places of a batch's rows, and the arguments of a model's ``generate``.
         encoder: Encodes texts for the model.
         texts: Texts as the model reads them.
-        prompt_prefixes: The beginning of each text, which is kept when long texts are cut at their start.
+        prompt_prefixes: The beginning of each text, kept when long texts are cut at their start.
         decoder_only: Whether the model is decoder-only.
         device: Device of the model.
         batch_size: Number of texts at a time.

@@ -61,8 +61,12 @@ class Service:
         server_metrics: ServerMetrics,
         key: str | None = None,
     ) -> None:
-        self.tasks, self.queue, self.limits = tasks, queue, limits
-        self.server_metrics = server_metrics
+        self.tasks, self.queue, self.limits, self.server_metrics = (
+            tasks,
+            queue,
+            limits,
+            server_metrics,
+        )
         self._key = None if key is None else key.strip()  # files of keys end with a line break
         self._since = int(time.time())
 

@@ -91,7 +91,7 @@ class FullTuning:
 
     @torch.no_grad()
     def unmask(self, lr: float) -> None:
-        """Restore what `apply_mask` set to 0, score all gradients, and drop those of what it left out."""
+        """Undo `apply_mask`, score all gradients, and drop those outside the mask."""
         for name, value in self._parameters.items():
             value.copy_(self._kept[name])
         self.before_step(lr)

@@ -1,4 +1,4 @@
-"""Methods and adaptation variants that only the studies compare, besides those of `mttl compare`."""
+"""Methods and adaptation variants that only the studies compare, beside those of `mttl compare`."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ FREE_VARIANTS = tuple(
     for init in ("coefficients", "best_coefficients")
 )
 PRIVATE_VARIANTS = (FROM_NEAREST_TASK, LEARNED_ROW, *FREE_VARIANTS, MEAN_ROW)
-FURTHER_WAYS = {
+FURTHER_VARIANTS = {
     "polytropon": (MEAN_ROW, BEST_OF_TWO, *FREE_VARIANTS, FRESH_ROW, BARE_FULL),
     "private": PRIVATE_VARIANTS,
     "expert": (GIVEN_ROW, *PRIVATE_VARIANTS),
@@ -63,6 +63,6 @@ ABLATIONS = {
     "token_hybrid": Method("router/token_hybrid.yaml"),
 }
 ALL = {
-    name: replace(method, variants=(*method.variants, *FURTHER_WAYS.get(name, ())))
+    name: replace(method, variants=(*method.variants, *FURTHER_VARIANTS.get(name, ())))
     for name, method in (METHODS | ABLATIONS).items()
 }
