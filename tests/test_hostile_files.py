@@ -196,7 +196,13 @@ def test_a_page_with_a_task_that_is_a_program(tmp_path: Path, name: str) -> None
     (tmp_path / "plots").mkdir()
     weights = np.array([[[0.9, 0.1], [0.2, 0.8]]])
     tasks, groups = np.array([name, "b"]), np.array([f"{name}/0"])
-    np.savez(tmp_path / "plots" / "routing.npz", weights=weights, tasks=tasks, groups=groups)
+    np.savez(
+        tmp_path / "plots" / "routing.npz",
+        weights=weights,
+        probabilities=weights,
+        tasks=tasks,
+        groups=groups,
+    )
     record = read_record(tmp_path)
     page = explore_page([Explored(RoutingView(record, weights, (name, "b")))])
     # In the page's data it is text, whose brackets are escaped; elsewhere it does not stand.

@@ -47,7 +47,7 @@ class RoutingRecord:
         weights: Mixing weights of the weights that the run kept.
         history: How they came about, if the run recorded it.
         curves: The statistics over training, by name (``discreteness``, ``encoder/usage`` …).
-        probabilities: How likely each task is to use each skill, if the run wrote it down.
+        probabilities: How likely each task is to use each skill; None for a table of tokens.
     """
 
     folder: Path
@@ -72,8 +72,8 @@ def read_record(folder: str | Path) -> RoutingRecord:
             f"'{path}' does not exist. Give the folder of a run that has ended: training writes "
             "this file last. An interrupted run is finished with --resume"
         )
-    arrays = read_arrays(path, ("weights", "tasks", "groups"), optional=("probabilities",))
-    weights, probabilities = arrays["weights"], arrays.get("probabilities")
+    arrays = read_arrays(path, ("weights", "probabilities", "tasks", "groups"))
+    weights, probabilities = arrays["weights"], arrays["probabilities"]
     return RoutingRecord(
         folder=folder,
         tasks=tuple(arrays["tasks"].tolist()),
@@ -81,7 +81,7 @@ def read_record(folder: str | Path) -> RoutingRecord:
         weights=weights.astype(np.float64),
         history=_read_history(path.with_name("routing_history.npz")),
         curves=_read_curves(folder / "metrics.csv"),
-        probabilities=None if probabilities is None else probabilities.astype(np.float64),
+        probabilities=probabilities.astype(np.float64),
     )
 
 

@@ -183,7 +183,12 @@ def differing_settings(one: Path, other: Path, ignore: tuple[str, ...]) -> list[
     Raises:
         CheckpointError: If one has no configuration.
     """
-    texts = [read_text(RunFolder(run).config, CheckpointError) for run in (one, other)]
+    texts = []
+    for run in (one, other):
+        path = RunFolder(run).config
+        if not path.is_file():
+            raise CheckpointError(f"'{path}' is missing, and with it the settings of the run")
+        texts.append(read_text(path, CheckpointError))
     return [
         f"{name} ({first} and {second})"
         for name, first, second in _differences(*texts)
@@ -200,7 +205,10 @@ def seed_of(run: Path) -> int:
     path = RunFolder(run).config
     if not path.is_file():
         raise CheckpointError(f"'{run}' is no run: it has no config.yaml")
-    return int(dotted_settings(read_text(path, CheckpointError))["run.seed"])
+    seed = dotted_settings(read_text(path, CheckpointError)).get("run.seed")
+    if type(seed) is not int:
+        raise CheckpointError(f"'{path}' is damaged: run.seed ({seed}) must be a whole number")
+    return seed
 
 
 def _differences(one: str, other: str) -> Iterator[tuple[str, Any, Any]]:

@@ -39,17 +39,12 @@ def main(arguments: list[str] | None = None) -> int:
         serve(options)
         return 0
     path = Path(options.html or Path(options.runs[0]) / "plots" / "explore.html")
-    write_page([Path(run) for run in options.runs], path)
-    make_console().print(f"The page is {path}: open it in a browser", markup=False, soft_wrap=True)
-    return 0
-
-
-def write_page(runs: list[Path], path: Path) -> None:
-    """Write the page of some runs."""
     from mttl.analysis.explore.explore_page import explore_page
     from mttl.io.files import write_text
 
-    write_text(path, explore_page([read(run) for run in runs]))
+    write_text(path, explore_page([read(Path(run)) for run in options.runs]))
+    make_console().print(f"The page is {path}: open it in a browser", markup=False, soft_wrap=True)
+    return 0
 
 
 def serve(options: argparse.Namespace) -> None:

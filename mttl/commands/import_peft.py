@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
         raise ConfigError("--system is a part of chats: give --template chat, or leave it out")
     for name in options.adapters:
         if not Path(name).is_dir():
-            raise CheckpointError(f"'{name}' is no folder of PEFT: there is no folder of this name")
+            raise CheckpointError(f"'{name}' is not a folder of PEFT: it does not exist")
     from mttl.assembly.build_imported import build_imported, save_imported
     from mttl.assembly.saved_settings import ModelSettings
     from mttl.config.backbone_schema import Pretrained

@@ -64,7 +64,7 @@ def add_source(
     *,
     dest: str = "source",
     required: bool = True,
-    help: str = "the folder of a run that has ended",
+    help: str = "the folder of a finished run",
 ) -> None:
     """Let a command line name a run: as the first argument, or with ``--from``."""
     group = parser.group(READ)

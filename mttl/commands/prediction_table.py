@@ -53,7 +53,8 @@ def prediction_table(options: Namespace, search: Mapping[str, Any]) -> None:
     are named. A file of answers is continued where an earlier start left it. Without a format, the
     names of the files decide, else whether the questions begin with ``{`` (JSONL) or not (TSV).
     """
-    metric, out, questions = options.metric, options.out, options.questions
+    metric: str | None = options.metric
+    out, questions = options.out, options.questions
     if metric is not None:
         check_metric(metric, ConfigError, "--metric")
         if plugins.METRICS.is_plugin(metric):

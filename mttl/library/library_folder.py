@@ -151,11 +151,14 @@ def open_library(folder: str | Path) -> Library:
         raise CheckpointError(
             f"'{path}' has format version {shown(written)}; this mttl reads {FORMAT_VERSION}"
         )
-    for name in facts["members"]:
-        check_member_name(name, f"'{path}'")  # it is part of a path
-    layers = {name: (n_in, n_out) for name, (n_in, n_out) in facts["base"]["layers"].items()}
-    base = BaseModel(**{**facts["base"], "layers": layers})
-    return Library(Path(folder), base, facts["version"], dict(sorted(facts["members"].items())))
+    try:
+        for name in facts["members"]:
+            check_member_name(name, f"'{path}'")  # it is part of a path
+        layers = {name: (n_in, n_out) for name, (n_in, n_out) in facts["base"]["layers"].items()}
+        base = BaseModel(**{**facts["base"], "layers": layers})
+        return Library(Path(folder), base, facts["version"], dict(sorted(facts["members"].items())))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"'{path}' is damaged ({error}). Copy it again") from error
 
 
 def is_library(folder: str | Path) -> bool:

@@ -122,7 +122,10 @@ def _factors(folder: PeftFolder, path: str, down: Tensor, up: Tensor, scaled: bo
     if rank < 1:
         raise CheckpointError(f"'{folder.path}': the factors of '{path}' have rank 0")
     patterns = config.get("alpha_pattern") or {}
-    found = (a for pattern, a in patterns.items() if re.match(rf"(.*\.)?({pattern})$", path))
-    alpha = next(found, config["lora_alpha"])
-    scale = alpha / (rank**0.5 if config.get("use_rslora") else rank)
+    try:
+        found = (a for pattern, a in patterns.items() if re.match(rf"(.*\.)?({pattern})$", path))
+        alpha = next(found, config["lora_alpha"])
+        scale = alpha / (rank**0.5 if config.get("use_rslora") else rank)
+    except (AttributeError, TypeError, re.error) as error:
+        raise CheckpointError(f"'{folder.path}': lora_alpha or alpha_pattern: {error}") from error
     return LowRank(down.t().float(), (scale if scaled else 1) * up.float())

@@ -142,22 +142,14 @@ def attach_kinds(
     counted: set[nn.Parameter] = set()
     skilled: dict[str, dict[str, SkilledLayer]] = {point: {} for point in ATTACHMENT_POINTS}
     for placement in placements:
-        where, found = (
-            ATTACHMENT_POINTS[placement.attachment_point],
-            skilled[placement.attachment_point],
-        )
+        point = placement.attachment_point
+        where, found = ATTACHMENT_POINTS[point], skilled[point]
         first = None
         for path, sizes in _chosen(backbone, placement, blocks).items():
-            same = [
-                point
-                for point in ATTACHMENT_POINTS
-                if ATTACHMENT_POINTS[point].layer is where.layer
-            ]
+            same = [name for name, kind in ATTACHMENT_POINTS.items() if kind.layer is where.layer]
             if any(path in skilled[name] for name in same):
                 # Where output projections meet linear layers, the former's advice fits.
-                apart = ATTACHMENT_POINTS[
-                    same[-1] if path in skilled[same[-1]] else placement.attachment_point
-                ].apart
+                apart = ATTACHMENT_POINTS[same[-1] if path in skilled[same[-1]] else point].apart
                 advice = f"give every kind targets of its own, such as {apart}"
                 raise ValueError(
                     f"'{path}' would get two kinds of skills, and there "

@@ -387,7 +387,7 @@ def test_a_tokenizer_with_more_tokens_than_embeddings(tmp_path: Path) -> None:
 
 
 def test_a_backbone_that_is_missing_is_not_blamed_on_the_tokenizer() -> None:
-    message = r"^backbone\.name \('\./nowhere'\) is not a folder.* Name the folder where it is now"
+    message = r"^backbone\.name \('\./nowhere'\) is not a folder.* Give the folder where it is now"
     with pytest.raises(ConfigError, match=message):
         build("", "backbone.kind=pretrained", "backbone.name=./nowhere")
 

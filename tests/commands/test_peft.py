@@ -348,7 +348,7 @@ def test_mistakes_end_in_a_message_and_no_folder(
         (EXPORT, [str(run), "--inventory", "--rank", "2", *out], "--rank is for a single mixture"),
         (EXPORT, [str(run), "--average", "--out", str(there)], "exists already"),
         (EXPORT, [str(there), "--average", *out], "holds no trained inventory"),
-        (IMPORT, [str(there), *out], "folder of PEFT"),
+        (IMPORT, [str(there), *out], "is not a folder of PEFT"),
         (IMPORT, [str(adapter), "--out", str(there)], "exists already"),
         (IMPORT, [str(adapter), str(tmp_path / "other"), *out], "name different base models"),
         (IMPORT, [str(tmp_path / "nameless"), *out], "does not name its base model"),
