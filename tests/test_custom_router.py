@@ -285,7 +285,7 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
         (("--method", "shared=x.yaml"), "--method shared: there is a method of this name"),
         (
             ("-c", str(config), "--methods", "polytropon", "--method", "mine=gone.yaml"),
-            "there is no file 'gone.yaml'",
+            "the file 'gone.yaml' does not exist",
         ),
         (("--runs", "mine"), "--runs 'mine' must have the form NAME=RUN"),
         (("--runs", f"mine={tmp_path / 'gone'}"), "is no run: it has no config"),

@@ -57,8 +57,7 @@ def factor_rows(
             if name not in names:
                 raise ConfigError(
                     f"the task '{task}' has the factor '{name}', which no task of training "
-                    f"has.{nearest(name, names)} Learn its row anew, with adapt.init 'mean' or "
-                    "'fresh'"
+                    f"has.{nearest(name, names)} Learn it, with adapt.init 'mean' or 'fresh'"
                 )
             row[names.index(name)] = 1
     return rows

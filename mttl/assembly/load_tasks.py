@@ -19,7 +19,7 @@ def load_tasks(
 ) -> tuple[dict[str, Built], dict[str, str]]:
     """Return the model of every task, and its metric; adapted tasks come before the run's own.
 
-    What is alike in the models is held once, so they are only to be read.
+    Models share equal tensors in memory, so they must not be changed.
 
     Args:
         source: The folder of a run.

@@ -66,7 +66,7 @@ def adapt_run(
             raise ConfigError(f"--{name} is for text-to-text tasks: leave it out")
     levels = None if tasks == "test" else tasks.split(",")
     results = adapt_babyai(config, source, levels=levels, out=out, allow_seen=allow_seen)
-    title = f"Adaptation to new levels, mode {config.adapt.mode} (success in per cent)"
+    title = f"Adaptation to new levels, mode {config.adapt.mode} (success, %)"
     make_console().print(level_table(results, title))
 
 

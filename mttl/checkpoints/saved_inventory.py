@@ -200,7 +200,7 @@ def read_inventory(folder: str | Path, source: str | Path | None = None) -> Save
     folder = inventory_folder(folder)
     meta = read_facts(folder)
     if source is not None and SOURCE not in meta:
-        raise CheckpointError(f"'{folder}' is no adapted task, and needs no run beside it")
+        raise CheckpointError(f"'{folder}' is a run, not an adapted task: leave the other run out")
     base = _read_source(folder, meta[SOURCE], source) if SOURCE in meta else None
     trained = meta["backbone"]["trained"]
     return SavedInventory(

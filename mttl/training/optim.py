@@ -146,12 +146,7 @@ def learning_rate_factor(
 
     It rises linearly from 0 to 1 over ``warmup_steps``; after that it stays (``"constant"``), falls
     linearly to 0 at ``total_steps``, or falls along half a cosine.
-
-    Raises:
-        ValueError: If the schedule is unknown.
     """
-    if schedule not in ("constant", "linear", "cosine"):
-        raise ValueError(f"schedule ('{schedule}') must be 'constant', 'linear' or 'cosine'")
 
     def factor(step: int) -> float:
         if step < warmup_steps:

@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     backbone = build_backbone(config.backbone)
     settings = [
         *(f"data.dir={work / 'gym'}", f"data.partition={work / 'partition.json'}"),
-        *("data.samples=[100]", "data.prefix=false", "data.validation=none"),
+        *("data.samples=[100]", "data.prefix=none", "data.validation=none"),
         *("data.evaluate=[test]", f"data.batch_size={options.batch_size}"),
         f"data.max_input_length={options.max_length}",
         f"data.max_output_length={options.max_length}",

@@ -171,7 +171,7 @@ def test_another_inventory_is_refused(run: Path, kept: Path, tmp_path: Path) -> 
     with pytest.raises(CheckpointError, match="has changed since it was loaded"):
         before.save(tmp_path / "new")
     assert not (tmp_path / "new").exists()
-    with pytest.raises(CheckpointError, match="is no adapted task, and needs no run"):
+    with pytest.raises(CheckpointError, match="is a run, not an adapted task"):
         mttl.load(run, run=other)
 
 

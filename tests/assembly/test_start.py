@@ -18,7 +18,7 @@ SHORT = ("trainer.val_check_interval=2", "data.evaluate=[]")
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with a router that learned, whose backbone was trained along."""
+    """A run with a router that learned, whose backbone was trained jointly."""
     folder = tmp_path_factory.mktemp("first")
     config = write_config(folder / "tiny.yaml", write_gym(folder / "gym"))
     return train(config, "first", "trainer.max_steps=2", *SHORT).path

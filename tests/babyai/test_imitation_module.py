@@ -184,9 +184,9 @@ def test_lines_come_at_times_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> 
     console = Lines()
     fit(console, 5)  # type: ignore[arg-type]
     assert [line.split(";")[0] for line in console.lines] == ["pass 1", "pass 4", "pass 5"]
-    assert console.lines[0].startswith("pass 1; actions as demonstrated, per cent: one ")
+    assert console.lines[0].startswith("pass 1; actions as demonstrated (%): one ")
 
 
 def test_a_line() -> None:
     line = accuracy_line(7, {"accuracy/one": 0.5, "accuracy/two": 0.987}, NAMES)
-    assert line == "pass 7; actions as demonstrated, per cent: one 50  two 99"
+    assert line == "pass 7; actions as demonstrated (%): one 50  two 99"

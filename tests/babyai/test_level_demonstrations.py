@@ -77,7 +77,7 @@ def test_levels_that_are_missing_are_told_with_those_that_are_there(path: Path) 
 
 
 def test_a_missing_file_is_told_with_what_is_there_instead(path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no file '.*recrd.npz'. Did you mean 'record.npz'"):
+    with pytest.raises(ConfigError, match=r"recrd.npz' does not exist. Did you mean 'record.npz'"):
         read_demonstrations(path.with_name("recrd.npz"), LEVELS)
 
 

@@ -106,7 +106,7 @@ def check_round_trip(names: str, overrides: Sequence[str], folder: Path) -> Path
     parts = parts_by_role(built.model)["skills"]
     own = {parameter for part in parts for parameter in part.parameters()}  # shared ones once
     assert count_saved(skills / "skills.safetensors") == sum(value.numel() for value in own)
-    torch.manual_seed(1234)  # weights that are drawn anew are others
+    torch.manual_seed(1234)  # other random weights
     loaded = load_run(folder)
     assert loaded.tasks == TASKS
     assert loaded.attachment == built.attachment

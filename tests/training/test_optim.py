@@ -155,11 +155,6 @@ def test_the_warmup_is_the_fraction_that_was_written():
     assert scheduler.lr_lambdas[0](28) == 28 / 29
 
 
-def test_an_unknown_schedule_is_an_error():
-    with pytest.raises(ValueError, match=r"schedule \('zigzag'\) must be"):
-        learning_rate_factor("zigzag", 0, 1)
-
-
 def test_second_factors_move_as_under_pefts_lora_plus():
     optimizers = pytest.importorskip("peft.optimizers")
     peft = pytest.importorskip("peft")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from safetensors import safe_open
 
-WEIGHTS = (".safetensors", ".ckpt", ".state", ".part")
+WEIGHTS = (".safetensors", ".ckpt", ".state")
 # Times, and what depends on them.
 VARIES = (".log", ".journal", "table.md", "table.csv")
 # What a command cost, and a digest of absolute paths.
@@ -18,8 +18,9 @@ _PLACE = re.compile(rb"/[^\s\"']*/(chains|undisturbed)/[^/\s\"']+")
 
 
 def listed(folder: Path) -> set[str]:
-    """Return all files and folders below one."""
-    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+    """Return all files and folders below one, without temporary files."""
+    paths = (path.relative_to(folder) for path in folder.rglob("*"))
+    return {str(path) for path in paths if not any(p.endswith(".part") for p in path.parts)}
 
 
 def differences(found: Path, expected: Path) -> tuple[list[str], list[str], list[str]]:

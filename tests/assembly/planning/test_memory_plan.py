@@ -41,7 +41,7 @@ def config_of(folder: Path, backbone: dict, *overrides: str):
 def test_passes_without_weights_keep_what_real_ones_keep(
     folder: Path, backbone: dict, settings: list[str]
 ) -> None:
-    """The same passes, counted alike, on the model that `pl_train.py` builds."""
+    """The same passes, counted in the same way, on the model that `pl_train.py` builds."""
     config = config_of(folder, backbone, *settings)
     real, fake = build_model(config, TASKS).model, fake_model(config, TASKS)
     # In mixed precision real tensors keep some casts of a block a little longer: 0.7 % here.
@@ -146,7 +146,7 @@ def test_a_pretrained_backbone_is_planned_from_its_configuration(folder: Path) -
     random = needs_of(config_of(folder, TINY_T5), TASKS).weights
     assert 2 * found["backbone (bfloat16)"] == random["backbone (float32)"]
     missing = config_of(folder, TINY_T5, *settings, f"backbone.name={folder / 'nothing'}")
-    with pytest.raises(ConfigError, match=r"backbone.name .* is no folder"):
+    with pytest.raises(ConfigError, match=r"backbone.name .* is not a folder"):
         needs_of(missing, TASKS)
 
 
