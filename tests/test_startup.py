@@ -237,7 +237,7 @@ NAMES = {
 MISTAKEN = """
 import importlib.abc, json, sys
 from mttl.__main__ import main
-from mttl.errors import MttlError
+from mttl.io.errors import MttlError
 
 class Watch(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from mttl.errors import MttlError
+from mttl.io.errors import MttlError
 from mttl.io.files import append_line, drop_cut_line, locked
 from mttl.io.reading import parse_json, read_bytes
 

@@ -7,7 +7,7 @@ from mttl.adaptation.few_shot import FewShotJob, FewShotResult
 from mttl.adaptation.result_lines import ResultLines
 from mttl.adaptation.shard import Shard
 from mttl.checkpoints.run_folder import changed_settings
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.io.files import write_text
 from mttl.io.reading import read_text
 

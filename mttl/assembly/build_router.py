@@ -9,7 +9,7 @@ from mttl.assembly.expert_matrix import read_expert_matrix
 from mttl.assembly.factor_table import factor_rows
 from mttl.config.plugin_section import PluginSection
 from mttl.config.router_schema import CPoly, Metadata, Polytropon, Router
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.plugins.classes import PluginError, describe_error
 from mttl.routing.task.c_poly import CPolyRouter
 from mttl.routing.task.categorical import CategoricalRouter

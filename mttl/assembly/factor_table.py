@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mttl.config.router_schema import Metadata
 from mttl.config.schema import Config
-from mttl.errors import ConfigError, nearest
+from mttl.io.errors import ConfigError, nearest
 from mttl.tasks.folder import Gym
 
 Table = Mapping[str, Sequence[str]]

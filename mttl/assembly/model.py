@@ -29,7 +29,7 @@ from mttl.config.plugin_section import PluginSection
 from mttl.config.schema import Config
 from mttl.config.skills_schema import Aggregation, Skills, kinds_of
 from mttl.data.prompt_form import PromptForm
-from mttl.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import end_also_at, not_applied, search_settings
 from mttl.models.prefixed_attention import read_prefixes

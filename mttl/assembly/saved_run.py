@@ -23,9 +23,9 @@ from mttl.checkpoints.model_hub import make_repository, upload
 from mttl.checkpoints.saved_inventory import save_inventory
 from mttl.config.backbone_schema import Backbone
 from mttl.config.capabilities import require_features
-from mttl.errors import CheckpointError
 from mttl.inference.model_card import Card, scores_of
 from mttl.inference.predictor import Predictor
+from mttl.io.errors import CheckpointError
 from mttl.io.files import new_folder, write_text
 from mttl.io.yaml12 import dump, read_yaml
 from mttl.models.backbone import BYTE_TOKENIZER, is_decoder_only

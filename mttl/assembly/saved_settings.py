@@ -17,7 +17,7 @@ from mttl.config.section import Section
 from mttl.config.skills_schema import Aggregation, Mixture, Skills
 from mttl.config.train_only_keys import of_training, read_instead
 from mttl.data.prompt_form import PromptForm
-from mttl.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.plugins.classes import PluginError
 
 S = TypeVar("S", bound=Section)

@@ -19,7 +19,7 @@ from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.router_schema import Categorical, Polytropon, Router
 from mttl.config.schema import Config
 from mttl.config.schema import Trainer as TrainerSection
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.runtime.child_process import note_launcher
 from mttl.runtime.libraries import check_libraries
 from mttl.training.annealing import TemperatureAnnealing

@@ -14,7 +14,7 @@ from envs.bot import Demonstration
 from envs.demonstration_file import load_demonstrations
 from envs.vocabulary import encode
 from mttl.babyai.rl.missions import without_padding
-from mttl.errors import ConfigError, nearest
+from mttl.io.errors import ConfigError, nearest
 
 RECORD = "`mttl babyai record`"
 

@@ -37,7 +37,7 @@ from mttl.checkpoints.run_folder import (
 from mttl.checkpoints.saved_inventory import save_inventory
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import dump_config
-from mttl.errors import ConfigError, TrainingError
+from mttl.io.errors import ConfigError, TrainingError
 from mttl.io.files import write_text
 from mttl.runtime.child_process import forget_launcher
 from mttl.runtime.command import make_console

@@ -8,7 +8,7 @@ import torch
 from lightning_fabric.plugins import TorchCheckpointIO
 
 from mttl.checkpoints.whole_tensors import whole
-from mttl.errors import DivergedError
+from mttl.io.errors import DivergedError
 from mttl.io.files import write_atomic
 
 USELESS = "the weights are useless from here on"

@@ -11,10 +11,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.io.files import write_text
 from mttl.io.reading import check_name, file_sha256, read_json, reason, require_file
-from mttl.version import VERSION
+from mttl.runtime.version import VERSION
 
 FORMAT_VERSION = 1
 # Version of folders that hold only the differences from another.

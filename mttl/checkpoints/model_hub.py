@@ -6,7 +6,7 @@ from pathlib import Path
 
 from huggingface_hub import HfApi, snapshot_download
 
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.io.reading import reason
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")

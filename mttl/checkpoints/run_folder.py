@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mttl.errors import CheckpointError, ConfigError, TrainingError
 from mttl.io import yaml12
+from mttl.io.errors import CheckpointError, ConfigError, TrainingError
 from mttl.io.reading import read_text
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 
 from mttl.checkpoints.run_folder import RunFolder
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.io.files import locked
 from mttl.io.reading import read_text
 from mttl.runtime.processes import gathered

@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
 
 from mttl.checkpoints.checkpoint_file import check_weights
-from mttl.errors import TrainingError
+from mttl.io.errors import TrainingError
 
 # The first checkpoint comes after this fraction of the interval; distances then double up to it.
 FIRST = 1 / 20

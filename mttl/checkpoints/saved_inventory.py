@@ -49,7 +49,7 @@ from mttl.checkpoints.model_tensors import (
     skill_tensors,
 )
 from mttl.checkpoints.whole_tensors import for_first, is_first
-from mttl.errors import CheckpointError, grouped
+from mttl.io.errors import CheckpointError, grouped
 from mttl.io.files import new_folder
 from mttl.io.safetensors_file import write_tensors
 from mttl.skills.attention import AttendedInventory

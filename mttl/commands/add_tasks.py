@@ -18,7 +18,7 @@ from mttl.commands.options import (
     make_parser,
     new_path,
 )
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.io.files import new_folder, write_table, write_text
 from mttl.io.reading import read_table, read_text
 from mttl.runtime.command import make_console

@@ -14,7 +14,6 @@ from rich.table import Table
 
 from mttl.assembly.load_tasks import load_tasks
 from mttl.assembly.model import Built
-from mttl.errors import ConfigError, MttlError, TaskError, nearest
 from mttl.inference.choices import check_choices
 from mttl.inference.input_table import (
     ANSWER,
@@ -32,6 +31,7 @@ from mttl.inference.input_table import (
     references_of,
     text_of,
 )
+from mttl.io.errors import ConfigError, MttlError, TaskError, nearest
 from mttl.io.files import locked, write_text
 from mttl.io.reading import read_text
 from mttl.metrics.crossfit import check_metric, score_answers

@@ -29,8 +29,8 @@ from mttl.config.skills_schema import kinds_of
 from mttl.data.chosen_tasks import open_gym, partition_of
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.encode import check_positions
-from mttl.errors import CheckpointError
 from mttl.inference.task_options import wanted_options
+from mttl.io.errors import CheckpointError
 from mttl.io.files import write_text
 from mttl.io.reading import read_text
 from mttl.models.backbone import is_decoder_only

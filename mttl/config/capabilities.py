@@ -27,7 +27,7 @@ A section of settings names the features that it lacks, each with the reason and
 from collections.abc import Iterator, Mapping
 
 from mttl.config.section import Section
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 
 
 def missing_features(config: Section, asked: Mapping[str, str] | None = None) -> list[str]:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from mttl.config.merge_tree import Sources
 from mttl.config.plugin_section import PluginKinds, plugin_kinds_in
 from mttl.config.section import kind_of, models_in
-from mttl.errors import nearest
+from mttl.io.errors import nearest
 
 TYPES = {
     "int_type": "a whole number",

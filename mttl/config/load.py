@@ -17,8 +17,8 @@ from mttl.config.router_schema import BLIND_TO_TASKS
 from mttl.config.schema import Config
 from mttl.config.section import Section
 from mttl.config.worlds import WORLDS, world_of
-from mttl.errors import ConfigError, nearest
 from mttl.io import yaml12
+from mttl.io.errors import ConfigError, nearest
 from mttl.io.reading import read_text
 from mttl.io.shipped_files import shipped_folder
 

@@ -24,7 +24,7 @@ from mttl.config.section import (
     once,
 )
 from mttl.config.skills_schema import Aggregation, Mixture, Skills, kinds_of
-from mttl.errors import nearest
+from mttl.io.errors import nearest
 from mttl.plugins.classes import CALLBACKS, LOSSES
 
 

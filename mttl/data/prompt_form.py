@@ -10,7 +10,7 @@ from mttl.config.section import Section
 from mttl.data.chat_encoder import ChatEncoder
 from mttl.data.encode import TextEncoder
 from mttl.data.prompt_prefix import PromptPrefix, prompt_prefix
-from mttl.errors import ConfigError, TaskError
+from mttl.io.errors import ConfigError, TaskError
 
 
 class PromptForm(Section):

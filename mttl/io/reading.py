@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mttl.errors import MttlError
+from mttl.io.errors import MttlError
 
 # Bytes of a line of a table or of JSON Lines; the limit of the csv module is far below.
 MOST_LINE = 1 << 24

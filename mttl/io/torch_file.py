@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.io.reading import reason, require_file
 
 

@@ -11,7 +11,7 @@ from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import SafeRepresenter
 from ruamel.yaml.resolver import VersionedResolver
 
-from mttl.errors import MttlError
+from mttl.io.errors import MttlError
 from mttl.io.reading import read_text, reason
 
 __all__ = ["YAMLError", "dump", "parse", "problem", "read_yaml"]

@@ -9,8 +9,8 @@ from typing import Any
 from mttl.assembly.model import Built, load_run
 from mttl.checkpoints.inventory_folder import find_inventory
 from mttl.checkpoints.model_hub import download
-from mttl.errors import CheckpointError, ConfigError, MttlError
 from mttl.inference.model_card import scores_of
+from mttl.io.errors import CheckpointError, ConfigError, MttlError
 from mttl.io.reading import read_bytes, read_text
 from mttl.io.yaml12 import YAMLError, parse, read_yaml
 from mttl.library.library_folder import CARD, LIBRARY, Member, is_library, open_library

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mttl.errors import ConfigError, MttlError, nearest
+from mttl.io.errors import ConfigError, MttlError, nearest
 
 # Trusted modules, packages and files, joined by commas.
 TRUST = "MTTL_TRUST"

@@ -20,7 +20,7 @@ from types import FrameType
 from rich.console import Console
 from rich.logging import RichHandler
 
-from mttl.errors import MttlError, StopRequested
+from mttl.io.errors import MttlError, StopRequested
 from mttl.io.files import DISK_REFUSES
 from mttl.io.reading import reason
 from mttl.plugins.classes import raised_in_plugin

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mttl.errors import MttlError
+from mttl.io.errors import MttlError
 
 # transformers imports libraries of quantisation where it finds them, and these warn of kernels that
 # a machine has no use for. What fails raises an error as well.

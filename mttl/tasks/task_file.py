@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mttl.errors import TaskError
 from mttl.io import yaml12
+from mttl.io.errors import TaskError
 from mttl.io.reading import read_text
 from mttl.tasks.md5_sums import published_sums
 from mttl.tasks.task import FILE_ENDINGS, Holdout, Source, Task

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mttl.shapes import IGNORED
+from mttl.routing.token.masks import IGNORED
 
 
 class TokenLoss(nn.Module, ABC):

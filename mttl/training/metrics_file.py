@@ -7,7 +7,7 @@ from typing import Any
 from lightning_fabric.utilities.rank_zero import rank_zero_only
 from pytorch_lightning.loggers.logger import Logger
 
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.io.files import write_table
 from mttl.io.reading import read_table
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mttl.aggregation.packed_weights import packed_layers
 from mttl.checkpoints.whole_tensors import load_whole
 from mttl.config.optim_schema import Optim
-from mttl.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.io.torch_file import load_torch
 from mttl.runtime.processes import gathered
 from mttl.training.optim import build_optimizer, build_schedule

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from mttl.config.optim_schema import Optim
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.io.exact_fraction import exact_fraction
 from mttl.skills.weight_decay import decays
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.skills.skilled_model import SkilledModel
 
 # What rounding may change, as a share of the largest logit.

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.io.files import new_folder, write_text
 from mttl.runtime.command import exit_with, make_console
 from mttl.tasks.folder import SPLITS, Gym

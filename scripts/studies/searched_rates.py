@@ -9,11 +9,11 @@ from collections import Counter
 from dataclasses import replace
 from functools import cached_property
 
-from mttl.comparison.comparison_folder import FOLD_SEED, MethodComparison
-from mttl.comparison.methods import AdaptationVariant, Plan
+from mttl.commands.comparison.comparison_folder import FOLD_SEED, MethodComparison
+from mttl.commands.comparison.methods import AdaptationVariant, Plan
 from mttl.config.load import load_config
-from mttl.errors import ConfigError, MttlError
 from mttl.io import yaml12
+from mttl.io.errors import ConfigError, MttlError
 from mttl.io.reading import read_text
 from mttl.tasks.partition import Partition, select_tasks
 

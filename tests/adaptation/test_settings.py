@@ -6,7 +6,7 @@ import pytest
 
 from mttl.adaptation.settings import job_config, with_settings
 from mttl.config.load import load_config
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 
 
 def test_rates_come_from_adapt_and_the_optimizer_from_optim() -> None:

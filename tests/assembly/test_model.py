@@ -15,7 +15,7 @@ from mttl.assembly.expert_matrix import read_expert_matrix
 from mttl.assembly.model import Built, build_model
 from mttl.config.load import configs_dir, load_config, resolve_path
 from mttl.config.router_schema import Retrieval, Router, Smear
-from mttl.errors import ConfigError, TaskError
+from mttl.io.errors import ConfigError, TaskError
 from mttl.models.backbone import build_random, is_decoder_only
 from mttl.routing import (
     CategoricalRouter,

@@ -19,8 +19,8 @@ from mttl.assembly.model import build_model
 from mttl.commands import add_tasks as ADD
 from mttl.commands import merge_task as MERGE
 from mttl.config.load import load_config
-from mttl.errors import CheckpointError, ConfigError
 from mttl.io import yaml12
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.models.backbone import load_tokenizer
 
 PAIRS = [("ab", "aba"), ("c", "cc"), ("b", "bb"), ("ca", "cac")]

@@ -10,7 +10,7 @@ pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
 from mttl.babyai.demonstration_loader import DemonstrationDataModule, DemonstrationLoader
 from mttl.babyai.level_demonstrations import LevelDemonstrations
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 
 
 def make_level(n_episodes: int, longest: int = 9) -> LevelDemonstrations:

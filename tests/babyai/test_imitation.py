@@ -19,7 +19,7 @@ from helpers.interruption import assert_same_run, interrupted
 from mttl.babyai.build_policy import load_policies
 from mttl.babyai.evaluate import play_episode, play_levels
 from mttl.checkpoints.run_folder import RunFolder
-from mttl.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.runtime.command import USER_MISTAKE, run_command
 
 SEED = 5  # of evaluation

@@ -19,7 +19,7 @@ from mttl.babyai.imitation_monitor import ImitationMonitor, accuracy_line
 from mttl.babyai.level_demonstrations import DemonstrationBatch, LevelDemonstrations, pad_episodes
 from mttl.babyai.policy import Policy
 from mttl.config.optim_schema import Adam
-from mttl.errors import CheckpointError, TrainingError
+from mttl.io.errors import CheckpointError, TrainingError
 from mttl.routing.task.polytropon import PolytroponRouter
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.composed.module_inventory import ModuleInventory

@@ -15,7 +15,7 @@ from envs.demonstration_file import save_demonstrations
 from envs.demonstrations import record_demonstrations
 from envs.vocabulary import encode
 from mttl.babyai.level_demonstrations import pad_episodes, read_demonstrations
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 
 LEVELS = ["PickupLoc", "GoToObjS4"]
 

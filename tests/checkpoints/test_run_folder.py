@@ -10,7 +10,7 @@ from mttl.checkpoints.run_folder import (
     check_still_there,
     step_to_start_from,
 )
-from mttl.errors import CheckpointError, ConfigError, TrainingError
+from mttl.io.errors import CheckpointError, ConfigError, TrainingError
 
 CONFIG = "optim: {lr: 0.1, betas: [0.9, 0.98]}\ntrainer: {max_steps: 10}\n"
 

@@ -9,7 +9,7 @@ import pytest
 from mttl.checkpoints import run_lock
 from mttl.checkpoints.run_folder import RunFolder
 from mttl.checkpoints.run_lock import RunLock
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 
 
 def test_a_folder_that_not_all_machines_see_is_refused(

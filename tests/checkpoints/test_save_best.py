@@ -14,7 +14,7 @@ from mttl.checkpoints.save_best import SaveBest
 from mttl.checkpoints.save_last import SaveLast
 from mttl.data.loader import ResumableLoader
 from mttl.data.samplers import build_sampler
-from mttl.errors import TrainingError
+from mttl.io.errors import TrainingError
 
 
 class Scored(pl.LightningModule):

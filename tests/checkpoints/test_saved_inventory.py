@@ -32,8 +32,8 @@ from mttl.checkpoints.saved_inventory import (
 from mttl.config.load import load_config
 from mttl.config.moe_schema import MEMBERS
 from mttl.config.schema import Config
-from mttl.errors import CheckpointError, ConfigError
 from mttl.io import safetensors_file
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.models.backbone import build_random
 
 LLAMA = {

@@ -17,7 +17,7 @@ from mttl.config.load import (
     resolve_path,
 )
 from mttl.config.merge_tree import merge
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 
 Writer = Callable[[str], str]
 

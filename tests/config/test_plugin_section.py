@@ -7,7 +7,7 @@ import pytest
 
 from mttl.config.load import dump_config, load_config
 from mttl.config.plugin_section import LEAVE, PluginSection
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 
 ROUTER = """
 from typing import Literal

@@ -18,7 +18,7 @@ from mttl.config.load import (
     resolve_path,
 )
 from mttl.config.moe_schema import TokenExperts
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.skills import KINDS
 from mttl.tasks.table import crossfit
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mttl.errors import ConfigError, TaskError
+from mttl.io.errors import ConfigError, TaskError
 from mttl.io.reading import (
     MOST_LINE,
     check_name,

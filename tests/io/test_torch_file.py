@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mttl.errors import CheckpointError
+from mttl.io.errors import CheckpointError
 from mttl.io.torch_file import load_torch
 
 STATE = {"step": 3, "weights": {"a": torch.arange(1000.0)}, "names": ["x"], "data": b"y"}

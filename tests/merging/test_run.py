@@ -15,7 +15,7 @@ from mttl.aggregation.arithmetic import add_task_vectors, contrast
 from mttl.aggregation.dare import drop_and_rescale, mask_generator
 from mttl.aggregation.elastic import elastic_contrast, elastic_removal, fisher_average
 from mttl.aggregation.ties import merge_agreeing, trim
-from mttl.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.merging import tensor_file
 from mttl.merging.recipe import Ingredient, Recipe
 from mttl.merging.run import merge_models

@@ -11,7 +11,7 @@ import pytest
 from pytorch_lightning import Callback
 
 from mttl.__main__ import ALL, listing
-from mttl.errors import CheckpointError, ConfigError, MttlError, TaskError
+from mttl.io.errors import CheckpointError, ConfigError, MttlError, TaskError
 from mttl.runtime.command import (
     FAULT,
     HARMLESS,

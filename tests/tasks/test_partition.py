@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.tasks.partition import Partition, load_partition, select_tasks
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.tasks.rows import Row, line_of, parse_rows, read_rows
 
 PATH = Path("task_16_100_train.tsv")

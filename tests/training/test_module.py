@@ -17,7 +17,7 @@ from helpers.run_processes import run_processes
 from helpers.skills import skilled
 from mttl.babyai.policy_module import PolicyModule
 from mttl.config.optim_schema import AdamW
-from mttl.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.routing import PolytroponRouter
 from mttl.runtime.processes import gathered
 from mttl.skills.composed.composed_model import ComposedModel

@@ -4,7 +4,7 @@ from torch import nn
 from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
 from mttl.config.optim_schema import Adafactor, Adam, AdamW
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.routing import PolytroponRouter, RoutingSlot
 from mttl.skills import IA3Inventory, LoRAInventory, SkilledModel, attach_skills
 from mttl.training.optim import (

@@ -12,7 +12,7 @@ from mttl.assembly.planning.fake_model import fake_model
 from mttl.assembly.planning.fake_passes import generation_bytes, training_bytes
 from mttl.assembly.planning.memory_plan import GIB, MemoryPlan, Needs, needs_of, optimizer_bytes
 from mttl.config.load import load_config
-from mttl.errors import ConfigError
+from mttl.io.errors import ConfigError
 from mttl.training.optim import build_optimizer
 
 TASKS = ["a", "b", "c"]

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from mttl.errors import TaskError
+from mttl.io.errors import TaskError
 from mttl.tasks.building.read_records import read_records
 
 

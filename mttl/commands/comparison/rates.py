@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from mttl.config.schema import Adapt
-from mttl.errors import MttlError
 from mttl.io import yaml12
+from mttl.io.errors import MttlError
 from mttl.io.reading import read_text
 
 # Of the configured rates; the first is taken where others are no better.

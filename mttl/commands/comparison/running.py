@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
-from mttl.comparison.stages import Processes
-from mttl.errors import ConfigError
+from mttl.commands.comparison.stages import Processes
+from mttl.io.errors import ConfigError
 from mttl.io.files import locked, write_text
 from mttl.io.reading import read_text
 from mttl.runtime.command import make_console
